@@ -16,7 +16,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.event_time.duration import Instant, instant_us
 from millpond.executor.event_time.late_data_horizon import LateDataHorizon
-from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key
+from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key, settled_key
 from millpond.statestore.rows.envelope import PlainObject, is_envelope
 
 __all__ = ["ElementWise", "PaneKey", "TimestampShift"]
@@ -32,7 +32,7 @@ class PaneKey:
         'red'
     """
 
-    extractor: Callable[[Any], str] | str
+    extractor: KeyExtractor
 
     def __call__(self, value: Any) -> str:
         """
@@ -46,7 +46,7 @@ class PaneKey:
         """
         Wrap an extractor; ``None``, the record's own key, stays ``None``.
         """
-        return extractor if extractor is None else cls(extractor)
+        return extractor if extractor is None else cls(settled_key(extractor))
 
 
 class ElementWise(Computation):

@@ -18,6 +18,7 @@ from millpond.executor.computation.timer import Timer
 from millpond.executor.event_time.clocks import EXACT, Clocks
 from millpond.executor.event_time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.keys.key_text import KeyValue, decode_key, encode_key
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
@@ -67,7 +68,7 @@ class Context:
     ``datetime`` objects with an offset.
 
     Attributes:
-        key: the key that the hook runs for.
+        key: the key that the hook runs for, as text; of a typed key, `key_values` has the values.
         state: the key's persistent state.
         watermark: the computation's input low watermark; a record before it is late. With ``time_sorted`` it
             is the time of the record or timer: all that is before it has been given.
@@ -267,7 +268,23 @@ class Context:
         """
         self._timers.delete(tag, _DOMAINS.get(domain) or self._unknown(domain))
 
-    def produce(self, stream: str, value: Any, key: str | None = None, at: Moment | None = None) -> None:
+    @property
+    def key_values(self) -> tuple[Any, ...]:
+        """
+        The values of the key; of a plain key, a tuple of its text.
+
+        Example:
+            ``country, card = context.key_values``
+        """
+        return decode_key(self.key)
+
+    def produce(
+        self,
+        stream: str,
+        value: Any,
+        key: str | tuple[KeyValue, ...] | None = None,
+        at: Moment | None = None,
+    ) -> None:
         """
         Produce a record to all consumers of ``stream``; it is delivered once, when this bundle is durable.
 
@@ -276,19 +293,23 @@ class Context:
         Args:
             stream: one of the streams in the computation's ``produces``.
             value: a JSON-compatible value, or ``bytes``.
-            key: the record's key; the current key unless given.
+            key: the record's key; the current key unless given. A tuple makes a typed key, the same as columns
+                with these values: a whole number is no decimal, and no float.
             at: its event time; the time of the current record or timer unless given.
 
         Raises:
-            InvalidError: the stream is not declared, which stops the run, or ``at`` is before `oldest_at`
-                (MillWheel §4.5).
+            InvalidError: the stream is not declared, which stops the run, ``at`` is before `oldest_at`
+                (MillWheel §4.5), or no key is made of the tuple's values.
         """
         whole_name = self._produces.get(stream)
         if whole_name is None:
             self._refuse("stream", "produces", stream, self._produces)
         input_time = self._input
         moment = input_time.at if at is None else self._not_below(input_time.floor_at, to_micros(at), "at")
-        own_key = self.key if key is None else _text(key, "production key")
+        if key is None:
+            own_key = self.key
+        else:
+            own_key = encode_key(key) if isinstance(key, tuple) else _text(key, "production key")
         self._productions.append(whole_name, own_key, value, moment)
 
     def count(self, counter: str, amount: int = 1) -> None:

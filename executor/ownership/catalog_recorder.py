@@ -239,5 +239,7 @@ def _text(extractor: object) -> str:
         return "the record's own key"
     if isinstance(extractor, str):
         return extractor
+    if isinstance(extractor, tuple):
+        return ", ".join(extractor)
     # The text of an object may have its address, which differs from process to process.
     return str(getattr(extractor, "__qualname__", type(extractor).__qualname__))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from types import NoneType
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -26,9 +25,10 @@ from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.pipeline.changes import change_errors, change_signs, images, signed_ids
-from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_column, extract_keys
+from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_column, extract_keys, key_names
 from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.keys.key_text import encode_key
 from millpond.statestore.rows.envelope import PlainObject, has_envelope_fields
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
@@ -114,19 +114,23 @@ def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequenc
         rows: at least one row that is no part of a table.
 
     Raises:
-        InvalidError: a field is in none of the rows, or the keys are all of a type that is not text.
+        InvalidError: a field is in none of the rows, or the keys are all of a type that no key is made of.
     """
     mappings = [row for row in rows[:_FIRST_ROWS] if isinstance(row, Mapping)]
     if not mappings:
         return
-    own_keys = {node.key if key is None else key for key in keys}
-    uses = [*(("key", key) for key in own_keys), ("time", node.at), ("id", node.id)]
-    for use, name in uses:
-        if isinstance(name, str):
-            _check_field(node.stream, use, name, mappings)
+    for extractor in {node.key if key is None else key for key in keys}:
+        for name in key_names(extractor):
+            _check_key_cells(node.stream, name, _check_field(node.stream, "key", name, mappings))
+    for use, field_of in (("time", node.at), ("id", node.id)):
+        if isinstance(field_of, str):
+            _check_field(node.stream, use, field_of, mappings)
 
 
-def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """
+    The cells of a field that at least one row has.
+    """
     cells = [row[name] for row in rows if name in row]
     if not cells:
         fields = [field for field in rows[0] if isinstance(field, str)]
@@ -135,14 +139,31 @@ def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, A
         raise InvalidError(
             f"no row has the field of the {use}{hint}", stream=stream, field=name, fields=fields
         )
-    kinds = {type(cell) for cell in cells}
-    if use == "key" and not any(issubclass(kind, str | NoneType) for kind in kinds):
+    return cells
+
+
+def _check_key_cells(stream: str, name: str, cells: Sequence[Any]) -> None:
+    """
+    Refuse cells of which no key can be made, each for its type.
+    """
+    one_of_each = {type(cell): cell for cell in cells}
+    reasons = {kind.__name__: reason for kind, cell in one_of_each.items() if (reason := _why_no_key(cell))}
+    if len(reasons) == len(one_of_each):
+        kind = min(reasons)
         raise InvalidError(
-            f"the key is not text: convert it, for example with key=lambda row: str(row[{name!r}])",
+            f"{reasons[kind]}; or convert it, for example with key=lambda row: str(row[{name!r}])",
             stream=stream,
             field=name,
-            type=min(kind.__name__ for kind in kinds),
+            type=kind,
         )
+
+
+def _why_no_key(cell: Any) -> str | None:
+    try:
+        encode_key((cell,))
+    except InvalidError as error:
+        return error.message
+    return None
 
 
 def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from millpond.executor.event_time.duration import Duration, duration_us
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
+from millpond.executor.pipeline.key_extractor import check_key_extractor
 from millpond.executor.pipeline.nodes import FieldExtractor
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["check_field", "check_ingress", "check_members", "positive_us"]
+__all__ = ["check_field", "check_ingress", "check_key_field", "check_members", "positive_us"]
 
 
 def check_field(argument: str, field: object, stream: str) -> None:
@@ -30,6 +31,19 @@ def check_field(argument: str, field: object, stream: str) -> None:
             argument=argument,
             type=field.__qualname__ if inspect.isclass(field) else type(field).__qualname__,
         )
+
+
+def check_key_field(key: object, stream: str) -> None:
+    """
+    Refuse what names no key of a row.
+
+    Raises:
+        InvalidError: it is neither a column's name, nor a list of names, nor a function.
+    """
+    if isinstance(key, list | tuple):
+        check_key_extractor(key, stream=stream, argument="key")
+    else:
+        check_field("key", key, stream)
 
 
 def positive_us(stream: str, argument: str, duration: Duration) -> int:

@@ -1,14 +1,18 @@
 """
 Key extractors: how a consumer derives a record's key (MillWheel §4.2).
 
-Each *consumer* of a stream names a field of the value, gives a function of the value, or keeps the key that
-the record was produced with (``None``). A key is text. If an extractor raises or returns anything else, that
-record becomes a dead letter.
+Each *consumer* of a stream names a field of the value, or several, gives a function of the value, or keeps the key
+that the record was produced with (``None``).
+
+A field with text is the key as it is. One of another type, and a list of fields, makes a typed key: a text that is
+ordered as the values are (`millpond.statestore.keys.key_text`). Within a list any of them may be null; a single null
+is no key. A function returns text, or a tuple of such values. If an extractor raises, or gives what no key is made of,
+that record becomes a dead letter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -16,20 +20,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.keys.key_arrays import check_key_type, encode_key_columns
+from millpond.statestore.keys.key_text import encode_key
 from millpond.statestore.types import Key
 
 __all__ = [
     "ExtractedKeys",
     "KeyExtractor",
+    "KeyField",
     "ValueSequence",
     "check_key_extractor",
     "extract_key",
     "extract_key_column",
     "extract_keys",
+    "key_names",
+    "settled_key",
 ]
 
-KeyExtractor: TypeAlias = str | Callable[[Any], str] | None
-"""A field's name, a function of the value, or ``None`` for the record's own key."""
+KeyExtractor: TypeAlias = str | Sequence[str] | Callable[[Any], Any] | None
+"""
+A field's name, a list of names, a function of the value that returns text or a tuple, or ``None`` for the record's
+own key.
+"""
+
+KeyField: TypeAlias = str | Sequence[str] | Callable[[Any], Any]
+"""
+How an injector reads a key: a column's name, a list of names, or a function of the row as a ``dict``, which returns
+text or a tuple.
+"""
 
 
 class ValueSequence(Protocol):
@@ -73,18 +91,45 @@ def check_key_extractor(extractor: object, **subject: object) -> None:
         subject: the computation and stream that it belongs to, for the error.
 
     Raises:
-        InvalidError: it is neither a field's name, nor callable, nor ``None``.
+        InvalidError: it is neither a field's name, nor a list of names, nor callable, nor ``None``.
     """
     if extractor is None or callable(extractor):
         return
-    if not isinstance(extractor, str):
+    if isinstance(extractor, list | tuple):
+        _check_names(extractor, subject)
+    elif not isinstance(extractor, str):
         raise InvalidError(
-            "a key extractor is a column's name, a function of the value or None",
+            "a key extractor is a column's name, a list of names, a function of the value or None",
             **subject,
             type=type(extractor).__name__,
         )
-    if not extractor:
+    elif not extractor:
         raise InvalidError("a key extractor names no column", **subject)
+
+
+def _check_names(names: Sequence[object], subject: Mapping[str, object]) -> None:
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidError(
+            "a list of key columns has at least one name, and only names", **subject, key=names
+        )
+    if len(set(names)) < len(names):
+        raise InvalidError("a list of key columns has one of them twice", **subject, key=names)
+
+
+def settled_key(extractor: KeyExtractor) -> KeyExtractor:
+    """
+    The same extractor, a list of names as a tuple, which the caller can no longer change.
+    """
+    return tuple(extractor) if isinstance(extractor, list) else extractor
+
+
+def key_names(extractor: KeyExtractor) -> tuple[str, ...]:
+    """
+    The fields that a key is made of; none for a function, or for the record's own key.
+    """
+    if isinstance(extractor, str):
+        return (extractor,)
+    return () if extractor is None or callable(extractor) else tuple(extractor)
 
 
 def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key:
@@ -101,17 +146,20 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
         'Bergen'
 
     Raises:
-        InvalidError: the extractor failed, or its result is not text.
+        InvalidError: the extractor failed, or no key is made of its result.
     """
     if extractor is None:
         return _checked_key(own_key)
     if isinstance(extractor, str):
-        return _checked_key(_field_of(value, extractor))
+        cell = _field_of(value, extractor)
+        return _checked_key(cell) if cell is None or isinstance(cell, str) else Key(encode_key((cell,)))
+    if not callable(extractor):
+        return Key(encode_key([_field_of(value, name) for name in extractor]))
     try:
         key = extractor(value)
     except Exception as cause:
         raise InvalidError(f"the key extractor raised {type(cause).__name__}: {cause}") from cause
-    return _checked_key(key)
+    return Key(encode_key(key)) if isinstance(key, tuple) else _checked_key(key)
 
 
 def _field_of(value: Any, name: str) -> Any:
@@ -129,7 +177,9 @@ def _checked_key(key: object) -> Key:
         return Key(key) if key.isascii() else _encodable(key)
     if key is None:
         raise InvalidError("the key is null")
-    raise InvalidError("the key is not text", type=type(key).__name__)
+    raise InvalidError(
+        "the key is not text: return text, or a tuple for a key of other types", type=type(key).__name__
+    )
 
 
 def _encodable(key: str) -> Key:
@@ -162,22 +212,28 @@ def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, values: ValueSeque
     return ExtractedKeys(keys=pa.array(keys, pa.string()), errors=errors)
 
 
-def extract_key_column(extractor: str | Callable[[Any], str], rows: pa.Table) -> ExtractedKeys:
+def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:
     """
-    The keys of outside records that stand in Arrow columns; a column's name costs no decoding.
+    The keys of outside records that stand in Arrow columns; columns' names cost no decoding.
 
     Args:
-        extractor: a column's name, or a function of a row given as a ``dict``.
+        extractor: a column's name, a list of names, or a function of a row given as a ``dict``.
         rows: the records, a column per field.
 
     Raises:
-        InvalidError: there is no such column, or its type can never hold text.
+        InvalidError: there is no such column, or no key is made of its type.
     """
-    if not isinstance(extractor, str):
+    if callable(extractor):
         return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), _RowValues(rows.to_pylist()))
-    if extractor not in rows.column_names:
-        raise InvalidError("the input has no such key column", column=extractor, columns=rows.column_names)
-    return _text_column(_decoded_column(rows.column(extractor), extractor))
+    for name in key_names(extractor):
+        if name not in rows.column_names:
+            raise InvalidError("the input has no such key column", column=name, columns=rows.column_names)
+        check_key_type(rows.schema.field(name).type, name)
+    if isinstance(extractor, str):
+        column = rows.column(extractor)
+        return _text_column(_text_of(column)) if _is_text(column.type) else _without_nulls(column)
+    keys = encode_key_columns([rows.column(name) for name in extractor])
+    return ExtractedKeys(keys=keys.texts, errors=keys.errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +247,30 @@ class _RowValues:
         return self.rows[index]
 
 
-def _decoded_column(column: pa.ChunkedArray, name: str) -> pa.Array:
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    if not text and not pa.types.is_null(kind):
-        raise InvalidError("the key column is not text", column=name, type=column.type)
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(test(kind) for test in tests)
+
+
+def _text_of(column: pa.ChunkedArray) -> pa.Array:
     text = column.cast(pa.string())
     return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
 
 
-def _text_column(keys: pa.Array) -> ExtractedKeys:
+def _without_nulls(column: pa.ChunkedArray) -> ExtractedKeys:
+    """
+    Typed keys of a single column, whose nulls are no keys.
+    """
+    keys = encode_key_columns([column])
+    if not column.null_count:
+        return ExtractedKeys(keys=keys.texts, errors=keys.errors)
+    valid = pa.chunked_array(column.is_valid()).combine_chunks()
+    return _text_column(pc.if_else(valid, keys.texts, pa.scalar(None, pa.string())), keys.errors)
+
+
+def _text_column(keys: pa.Array, errors: Mapping[int, str] | None = None) -> ExtractedKeys:
     if not keys.null_count:
         return ExtractedKeys(keys=keys)
     nulls = pc.indices_nonzero(keys.is_null()).to_pylist()
-    return ExtractedKeys(keys=keys, errors=dict.fromkeys(nulls, "the key is null"))
+    return ExtractedKeys(keys=keys, errors={**dict.fromkeys(nulls, "the key is null"), **(errors or {})})

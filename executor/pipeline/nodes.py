@@ -15,7 +15,7 @@ from millpond.executor.event_time.late_data_horizon import horizon_us
 from millpond.executor.event_time.time_reading import DEFAULT_READING, TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
-from millpond.executor.pipeline.key_extractor import KeyExtractor
+from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField
 from millpond.executor.pipeline.weak import (
     ProductionMode,
     addressed,
@@ -54,7 +54,7 @@ class InjectorNode:
 
     Attributes:
         stream: the stream that it feeds, which also names its input for the runners.
-        key: where a record's key is, which must be text.
+        key: where a record's key is: a column, a tuple of columns, or a function.
         at: where its event time is (microseconds, a time with a zone, or ISO text), or the time of arrival.
         id: where the publisher's id is; ``None`` without ids.
         watermark: how the low watermark follows from the records.
@@ -71,7 +71,7 @@ class InjectorNode:
     """
 
     stream: str
-    key: FieldExtractor
+    key: KeyField
     at: FieldExtractor | IngressTime
     id: FieldExtractor | None
     watermark: WatermarkPolicy

@@ -31,10 +31,11 @@ from millpond.executor.pipeline.hooks import check_hooks
 from millpond.executor.pipeline.injector_checks import (
     check_field,
     check_ingress,
+    check_key_field,
     check_members,
     positive_us,
 )
-from millpond.executor.pipeline.key_extractor import KeyExtractor, check_key_extractor
+from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, check_key_extractor, settled_key
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import (
     ComputationNode,
@@ -119,7 +120,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         self,
         name: str,
         *,
-        key: FieldExtractor,
+        key: KeyField,
         at: FieldExtractor | IngressTime,
         id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
         watermark: WatermarkPolicy | None = None,
@@ -137,8 +138,10 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
 
         Args:
             name: the stream's name; the runner takes its input under the same name.
-            key: where a row's key is: a column's name, or a function of the row as a ``dict``. The
-                key must be a ``str``.
+            key: where a row's key is: a column's name, a list of names, or a function of the row as a
+                ``dict``, which returns text or a tuple. A column of text is the key as it is; one of another type,
+                and a list, makes a typed key, of which `decode_key` gives the values. In a list any column may
+                be null; without one, a null is no key, and the row becomes a dead letter.
             at: where a row's event time is, likewise: an ``int`` since 1970 UTC, a ``datetime``, or
                 ISO 8601 text; see ``at_unit`` and ``at_zone``. ``IngressTime()`` uses the time of
                 arrival instead and brings its own watermark.
@@ -188,7 +191,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         name = self._named("stream", name)
         if name in self._injectors:
             raise InvalidError("two injectors feed one stream", stream=name)
-        check_field("key", key, name)
+        check_key_field(key, name)
         is_assumed = watermark is None
         if isinstance(at, IngressTime):
             check_ingress(name, watermark, idle_after, members, skew_limit)
@@ -206,7 +209,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         check_members(name, members, member)
         self._injectors[name] = InjectorNode(
             stream=name,
-            key=key,
+            key=tuple(key) if isinstance(key, list) else key,
             at=at,
             id=id,
             watermark=watermark,
@@ -237,7 +240,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
             computation: an instance of the user's `Computation`.
             name: the computation's name, which is also its table in SQL.
             subscribes: the input streams by name, each with the way its records' keys are extracted:
-                a field of the value, a function of the value, or ``None`` for the record's own key.
+                a field of the value, a list of fields, a function of the value, or ``None`` for the record's own key.
             produces: the names of the streams that the computation may produce to.
             options: further settings; see `ComputationOptions`.
 
@@ -405,7 +408,7 @@ def _subscriptions(
             "feedback names streams that the computation does not consume", computation=name, streams=unknown
         )
     return tuple(
-        Subscription(stream=stream, key=key, feedback=stream in returning)
+        Subscription(stream=stream, key=settled_key(key), feedback=stream in returning)
         for stream, key in subscribes.items()
     )
 

@@ -176,8 +176,8 @@ class Stream:
         Args:
             computation: an instance of the user's `Computation`.
             name: the computation's name, which is also its table in SQL.
-            key: how a record's key is extracted: a field of the value, a function of the value, or
-                ``None`` for the key that the record was produced with.
+            key: how a record's key is extracted: a field of the value, a list of fields, a function of the value
+                that returns text or a tuple, or ``None`` for the key that the record was produced with.
             produces: the stream or streams that the computation produces to; ``None`` for a single
                 stream with the computation's name.
             options: further settings; see `ComputationOptions`.

@@ -7,7 +7,8 @@ a column of the input, the task reads that column.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow.compute as pc
@@ -103,6 +104,8 @@ class RoutedColumns:
         sign: column that says whether a row is new or taken back; ``None`` if the rows are no changes.
         raw_at: the column that the event time was made of, to say why it is unreadable; ``None`` if ``error``
             says so, or if records are stamped on arrival.
+        key_parts: what typed keys were made of, by the position of their consumer's first interval, to say why one is
+            null.
     """
 
     key: str
@@ -112,3 +115,4 @@ class RoutedColumns:
     own: tuple[str, ...]
     raw_at: str | None = None
     sign: str | None = None
+    key_parts: Mapping[int, str | tuple[str, ...]] = field(default_factory=dict)

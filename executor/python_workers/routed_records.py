@@ -19,6 +19,7 @@ from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.executor.injectors.observation import InputObservation, observe_times
 from millpond.executor.pipeline.changes import change_signs, in_commit_order, signed_ids
 from millpond.executor.pipeline.extract_rows import member_names, scoped_ids, with_marks
+from millpond.executor.pipeline.key_extractor import extract_key_column
 from millpond.executor.python_workers.routed_columns import (
     ID,
     TARGET,
@@ -119,10 +120,13 @@ class RoutedRecords:
                     allowed=_DEAD_LETTERS_MAX,
                     error=next(self._letters(table.slice(0, 1), computation)).error,
                 )
-            yield from self._letters(table, computation)
+            yield from self._letters(table, computation, self._columns.key_parts.get(position_of(target)))
 
-    def _letters(self, table: pa.Table, computation: str) -> Iterator[DeadLetter]:
+    def _letters(
+        self, table: pa.Table, computation: str, key_parts: str | tuple[str, ...] | None = None
+    ) -> Iterator[DeadLetter]:
         columns = self._columns
+        key_errors = {} if key_parts is None else extract_key_column(key_parts, table).errors
         keys = _column(table, columns.key).to_pylist()
         times = _times(table, columns.at).to_pylist()
         errors = (
@@ -131,14 +135,20 @@ class RoutedRecords:
         values = table.select(columns.own).to_pylist()
         ids = self._own_ids(table)
         record_ids = [None] * table.num_rows if ids is None else ids.to_pylist()
-        for key, at, error, value, record_id in zip(keys, times, errors, values, record_ids, strict=True):
+        cells = zip(keys, times, errors, values, record_ids, strict=True)
+        for row, (key, at, error, value, record_id) in enumerate(cells):
             untimed = self._time_error(at, value) if error is None else None
             is_timed = at is not None and untimed is None and INSTANT_MIN_US <= at <= INSTANT_MAX_US
             yield DeadLetter.of_unreadable(
                 computation,
                 self._source.stream,
                 partial(_same, value),
-                error or ("the key is null" if key is None else untimed or "the time is unreadable"),
+                error
+                or (
+                    key_errors.get(row, "the key is null")
+                    if key is None
+                    else untimed or "the time is unreadable"
+                ),
                 key=key,
                 at=at if is_timed else None,
                 record_id=record_id,

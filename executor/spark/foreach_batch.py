@@ -18,6 +18,7 @@ from millpond.executor.event_time.time_reading import TimeUnit
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
 from millpond.executor.pipeline.backfill import Backfill
+from millpond.executor.pipeline.key_extractor import KeyField
 from millpond.executor.pipeline.nodes import FieldExtractor, OnError, OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.stream import ComputationOptions
@@ -154,7 +155,7 @@ def foreach_batch(
     store: Store | str | Path,
     computation: Computation,
     *,
-    key: FieldExtractor,
+    key: KeyField,
     at: FieldExtractor | IngressTime,
     id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
     watermark: WatermarkPolicy | None = None,
@@ -173,7 +174,7 @@ def foreach_batch(
     Args:
         store: path of the store, or an open one.
         computation: what to run for each key.
-        key: column (or function of the row) with the key.
+        key: column, list of columns (or function of the row) with the key; see `Pipeline.inject`.
         at: column (or function of the row) with the event time, or `IngressTime`.
         id: column (or function of the row) with the record's id; records with the same id count once.
         watermark: how the low watermark follows from the records; by default the delay of the query's own

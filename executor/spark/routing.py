@@ -10,7 +10,7 @@ batch, and each call into the JVM costs a millisecond.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ from millpond.executor.event_time.time_reading import MILLISECONDS_MAX, MILLISEC
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.pipeline.changes import CHANGE_ERROR, CHANGE_SIGN, image_names
 from millpond.executor.pipeline.extract_rows import read_injected
-from millpond.executor.pipeline.key_extractor import KeyExtractor
+from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, key_names
 from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.python_workers.routed_columns import (
@@ -38,6 +38,8 @@ from millpond.executor.python_workers.routed_columns import (
     readable_target,
     unreadable_target,
 )
+from millpond.executor.spark.key_sql import check_key_type, key_sql
+from millpond.executor.spark.position_sql import position_sql
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import locate
 
@@ -55,7 +57,6 @@ _ADDED_FIELDS = (
     T.StructField(ID, T.BinaryType()),
     T.StructField(ERROR, T.StringType()),
 )
-_CUTS_IN_TREE_MAX = 128
 _CHOICE = "__millpond_choice"
 _UNSTAMPED = "CAST(0 AS BIGINT)"
 
@@ -96,12 +97,24 @@ class Routed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Selection:
     """
-    What to select, in Spark SQL: in one pass, or in two if the input has several consumers.
+    What to select, in Spark SQL, pass by pass: typed keys, which each are used several times; rows with their
+    targets, for all consumers; and these apart, if there are several.
     """
 
     columns: RoutedColumns
-    first: tuple[str, ...]
-    second: tuple[str, ...] = ()
+    passes: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RoutedKey:
+    """
+    A consumer's key: an expression for it, what it is made of, and the input's own column if that is the key.
+    """
+
+    sql: str
+    parts: str | tuple[str, ...]
+    column: str | None = None
+    made_by: str | None = None
 
 
 def routes_of(
@@ -152,7 +165,7 @@ def check_frame(topology: Topology, stream: str, schema: T.StructType) -> None:
     _carried(schema.names)
     for consumer in topology.consumers_of(stream):
         key = node.key if consumer.subscription.key is None else consumer.subscription.key
-        if isinstance(key, str):
+        if not callable(key):
             _key(schema, key)
     if isinstance(node.at, str):
         _time(schema, node.at, node.times)
@@ -218,7 +231,7 @@ def _is_named(node: InjectorNode, routes: Iterable[Route]) -> bool:
         node.id,
         *(route.key for route in routes),
     ]
-    return all(part is None or isinstance(part, str) for part in parts)
+    return not any(map(callable, parts))
 
 
 def _spread(
@@ -229,10 +242,9 @@ def _spread(
     """
     if selection is None:
         return _spread_in_python(frame, node, routes)
-    spread = frame.selectExpr(*selection.first)
-    if selection.second:
-        spread = spread.selectExpr(*selection.second)
-    return Routed(frame=spread, columns=selection.columns)
+    for expressions in selection.passes:
+        frame = frame.selectExpr(*expressions)
+    return Routed(frame=frame, columns=selection.columns)
 
 
 def _carried(names: Sequence[str]) -> tuple[str, ...]:
@@ -259,29 +271,41 @@ def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -
     at, at_column = (_UNSTAMPED, None) if is_stamped else _time(schema, str(node.at), node.times)
     raw_at = None if is_stamped else str(node.at)
     record_id = None if node.id is None else _id(schema, str(node.id))
-    keys = [_key(schema, str(node.key) if route.key is None else str(route.key)) for route in routes]
-    targets = [_target(key, at, error, route) for key, route in zip(keys, routes, strict=True)]
-    added_at = () if at_column is not None else (f"{at} AS {AT}",)
+    keys = [_key(schema, node.key if route.key is None else route.key) for route in routes]
     quoted = tuple(map(_quoted, carried))
-    if len(routes) == 1:
-        key_column = str(node.key) if routes[0].key is None else str(routes[0].key)
-        columns = RoutedColumns(
-            key=key_column, at=at_column or AT, id=record_id, error=error, own=own, raw_at=raw_at, sign=sign
-        )
-        return _Selection(columns=columns, first=(f"{targets[0]} AS {TARGET}", *added_at, *quoted))
-    choices = ", ".join(
-        f"named_struct('t', {target}, 'k', {key})" for target, key in zip(targets, keys, strict=True)
-    )
+    # A typed key has a column of its own, since Spark would make it again wherever it is named.
+    made = [
+        replace(key, sql=f"{KEY}_{place}", made_by=key.sql) if key.column is None else key
+        for place, key in enumerate(keys)
+    ]
+    typed = tuple(f"{key.made_by} AS {key.sql}" for key in made if key.made_by is not None)
+    passes = ((*typed, *quoted),) if typed else ()
+    targets = [_target(key.sql, at, error, route) for key, route in zip(made, routes, strict=True)]
+    added_at = () if at_column is not None else (f"{at} AS {AT}",)
     columns = RoutedColumns(
-        key=KEY, at=at_column or AT, id=record_id, error=error, own=own, raw_at=raw_at, sign=sign
+        key=KEY,
+        at=at_column or AT,
+        id=record_id,
+        error=error,
+        own=own,
+        raw_at=raw_at,
+        sign=sign,
+        key_parts={
+            route.first: key.parts for key, route in zip(keys, routes, strict=True) if key.column is None
+        },
+    )
+    if len(routes) == 1:
+        (key,) = made
+        added_key = () if key.column is not None else (f"{key.sql} AS {KEY}",)
+        first = (f"{targets[0]} AS {TARGET}", *added_key, *added_at, *quoted)
+        return _Selection(columns=replace(columns, key=key.column or KEY), passes=(*passes, first))
+    choices = ", ".join(
+        f"named_struct('t', {target}, 'k', {key.sql})" for target, key in zip(targets, made, strict=True)
     )
     spread = f"explode(array({choices})) AS {_CHOICE}"
     kept_at = () if at_column is not None else (AT,)
-    return _Selection(
-        columns=columns,
-        first=(spread, *added_at, *quoted),
-        second=(f"{_CHOICE}.t AS {TARGET}", f"{_CHOICE}.k AS {KEY}", *kept_at, *quoted),
-    )
+    second = (f"{_CHOICE}.t AS {TARGET}", f"{_CHOICE}.k AS {KEY}", *kept_at, *quoted)
+    return _Selection(columns=columns, passes=(*passes, (spread, *added_at, *quoted), second))
 
 
 def _parts_of_change(
@@ -298,53 +322,7 @@ def _target(key: str, at: str, error: str | None, route: Route) -> str:
     taken = "" if error is None else f" AND {error} IS NULL"
     readable = f"{key} IS NOT NULL AND {at} BETWEEN {INSTANT_MIN_US} AND {INSTANT_MAX_US}{taken}"
     unreadable = unreadable_target(route.first)
-    return f"CAST(CASE WHEN {readable} THEN {_position(key, route)} ELSE {unreadable} END AS INT)"
-
-
-def _position(key: str, route: Route) -> str:
-    passed = _passed(key, route.lows[1:])
-    if route.positions == tuple(range(route.first, route.first + len(route.positions))):
-        return f"{route.first} + {passed}"
-    return f"{_integers(route.positions)}[{passed}]"
-
-
-def _passed(key: str, cuts: Sequence[str]) -> str:
-    """
-    How many of the rising cuts a key has reached: found by halves, since a record may meet thousands of them.
-    """
-    if len(cuts) <= _CUTS_IN_TREE_MAX:
-        return _tree(key, cuts, 0)
-    steps = [1 << bit for bit in reversed(range(len(cuts).bit_length()))]
-    reached = f"passed + step <= {len(cuts)} AND {_texts(cuts)}[passed + step - 1] <= {key}"
-    return f"aggregate({_integers(steps)}, 0, (passed, step) -> if({reached}, passed + step, passed))"
-
-
-def _tree(key: str, cuts: Sequence[str], passed: int) -> str:
-    if not cuts:
-        return str(passed)
-    half = len(cuts) // 2
-    above = _tree(key, cuts[half + 1 :], passed + half + 1)
-    return f"if({key} >= {_literal(cuts[half])}, {above}, {_tree(key, cuts[:half], passed)})"
-
-
-def _texts(texts: Sequence[str]) -> str:
-    """
-    An array of texts, from one literal where a character is in none of them: thousands of literals take long to plan.
-    """
-    used = set().union(*texts)
-    free = next((character for character in map(chr, range(1, 32)) if character not in used), None)
-    if free is None:
-        return f"array({', '.join(map(_literal, texts))})"
-    return f"split({_literal(free.join(texts))}, {_literal(free)}, -1)"
-
-
-def _integers(numbers: Sequence[int]) -> str:
-    return f"CAST(split('{','.join(map(str, numbers))}', ',') AS ARRAY<INT>)"
-
-
-def _literal(text: str) -> str:
-    # In hexadecimal no key needs escaping, whatever is in it; Spark evaluates the cast when it plans.
-    return f"CAST(X'{text.encode().hex()}' AS STRING)"
+    return f"CAST(CASE WHEN {readable} THEN {position_sql(key, route.lows, route.positions)} ELSE {unreadable} END AS INT)"
 
 
 def _quoted(name: str) -> str:
@@ -357,11 +335,19 @@ def _type_of(schema: T.StructType, name: str, use: str) -> T.DataType:
     return schema[name].dataType
 
 
-def _key(schema: T.StructType, name: str) -> str:
-    kind = _type_of(schema, name, "key")
-    if not isinstance(kind, T.StringType):
-        raise InvalidError("the key column is not text", column=name, type=kind.simpleString())
-    return _quoted(name)
+def _key(schema: T.StructType, key: KeyField) -> _RoutedKey:
+    parts = key_names(key)
+    kinds = [_type_of(schema, name, "key") for name in parts]
+    for name, kind in zip(parts, kinds, strict=True):
+        check_key_type(kind, name)
+    columns = [(_quoted(name), kind) for name, kind in zip(parts, kinds, strict=True)]
+    if not isinstance(key, str):
+        return _RoutedKey(sql=key_sql(columns), parts=tuple(key_names(key)))
+    ((column, kind),) = columns
+    if isinstance(kind, T.StringType):
+        return _RoutedKey(sql=column, parts=key, column=key)
+    # Outside of a list a null is no key.
+    return _RoutedKey(sql=f"if({column} IS NULL, NULL, {key_sql(columns)})", parts=key)
 
 
 def _time(schema: T.StructType, name: str, reading: TimeReading) -> tuple[str, str | None]:

@@ -113,7 +113,7 @@ class TestUnreadable:
         assert injected.keys.to_pylist()[6] == "g"
 
     @pytest.mark.parametrize(
-        ("column", "kind"), [("city", pa.int64()), ("time", pa.float64()), ("id", pa.float64())]
+        ("column", "kind"), [("city", pa.list_(pa.int64())), ("time", pa.float64()), ("id", pa.float64())]
     )
     def test_a_column_of_the_wrong_type_is_a_mistake_in_the_call(self, column, kind):
         """
@@ -159,14 +159,14 @@ class TestUnreadable:
         ),
         ([{"query": "cat"}], "no row has the field of the time.*field=`t`"),
         (
-            [{"query": 7, "t": 1}, {"query": 8, "t": 1}],
-            r"the key is not text.*str\(row\['query'\]\).*type=`int`",
+            [{"query": [7], "t": 1}, {"query": [8], "t": 1}],
+            r"no values of this type.*str\(row\['query'\]\).*type=`list`",
         ),
     ],
 )
 def test_rows_of_which_none_can_be_read_are_the_programs_mistake(rows: list[Any], words: str) -> None:
     """
-    A misspelt or numeric key in rows that are dicts is one sentence, as it is for a table.
+    A misspelt key, or one of a type that no key has, in rows that are dicts is one sentence, as it is for a table.
     """
     queries = node(key="query", at="t", id=None)
 

@@ -14,6 +14,7 @@ from millpond.executor.pipeline.key_extractor import (
     extract_keys,
 )
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.keys.key_text import encode_key
 
 
 class Decoded:
@@ -54,16 +55,19 @@ class TestOne:
             (None, None, {}, "null"),
             ("city", "own", {}, "no such field"),
             ("city", "own", {"city": None}, "null"),
-            ("city", "own", {"city": 5}, "not text"),
+            ("city", "own", {"city": [5]}, "no values of this type"),
+            (["city", "n"], "own", {"city": 5}, "no such field.*field=`n`"),
+            (["city"], "own", {"city": {}}, "at least one field"),
+            (lambda _: 5, "own", 1, "return text, or a tuple"),
             ("city", "own", [1], "no fields"),
             (broken, "own", 1, "KeyError"),
             (lambda _: b"bytes", "own", 1, "not text"),
             (lambda _: "\ud800", "own", 1, "UTF-8"),
         ],
     )
-    def test_what_is_not_text_is_refused_with_a_reason(self, extractor, own, value, text):
+    def test_what_is_no_key_is_refused_with_a_reason(self, extractor, own, value, text):
         """
-        A key that is missing, not text or not encodable, and a failing function, are errors.
+        A key that is missing or that no text is made of, and a failing function, are errors.
         """
         with pytest.raises(InvalidError, match=text):
             extract_key(extractor, own, value)
@@ -74,6 +78,17 @@ class TestOne:
         """
         assert extract_key("k", None, {"k": ""}) == ""
         assert extract_key("k", None, {"k": "blåbær 🫐"}) == "blåbær 🫐"
+
+    def test_typed_keys(self):
+        """
+        Fields of other types, lists of fields, and functions that return a tuple make typed keys.
+        """
+        value = {"city": "Bergen", "card": 4711, "none": None}
+
+        assert extract_key("card", "own", value) == encode_key((4711,))
+        assert extract_key(("city",), "own", value) == encode_key(("Bergen",))
+        assert extract_key(["city", "card", "none"], "own", value) == encode_key(("Bergen", 4711, None))
+        assert extract_key(lambda v: (v["card"], v["city"]), "own", value) == encode_key((4711, "Bergen"))
 
 
 class TestMany:
@@ -92,7 +107,7 @@ class TestMany:
         """
         Keys are null exactly where there is an error.
         """
-        extracted = extract_keys("k", pa.array(["a", "b", "c"]), Decoded({"k": "x"}, {"k": 1}, {"k": "z"}))
+        extracted = extract_keys("k", pa.array(["a", "b", "c"]), Decoded({"k": "x"}, {"k": []}, {"k": "z"}))
 
         assert extracted.keys.to_pylist() == ["x", None, "z"]
         assert list(extracted.errors) == [1]
@@ -134,23 +149,49 @@ class TestColumn:
 
     def test_a_missing_or_wrong_column_is_a_mistake_in_the_call(self):
         """
-        Columns that cannot hold text are refused as a whole, by name.
+        Columns of which no key can be made are refused as a whole, by name.
         """
         with pytest.raises(InvalidError, match="column=`q`"):
             extract_key_column("q", pa.table({"k": ["a"]}))
-        with pytest.raises(InvalidError, match="not text"):
-            extract_key_column("k", pa.table({"k": [1]}))
+        with pytest.raises(InvalidError, match=r"single values.*column=`k`"):
+            extract_key_column("k", pa.table({"k": [[1]]}))
+        with pytest.raises(InvalidError, match="column=`q`"):
+            extract_key_column(("k", "q"), pa.table({"k": [1]}))
+
+    def test_typed_columns(self):
+        """
+        Columns have the keys that their rows have one by one; without a list a null is no key, and in one it is.
+        """
+        rows = pa.table({"k": [1, None, 3], "t": ["a", None, "c"]})
+
+        for extractor in ("k", "t", ("k", "t"), ("t",)):
+            by_column = extract_key_column(extractor, rows)
+            by_row = extract_keys(extractor, pa.nulls(3, pa.string()), Decoded(*rows.to_pylist()))
+
+            assert by_column.keys.to_pylist() == by_row.keys.to_pylist()
+            assert by_column.errors == dict.fromkeys(by_row.errors, "the key is null")
+            assert list(by_column.errors) == ([1] if isinstance(extractor, str) else [])
+
+    def test_an_unreadable_part(self):
+        """
+        A row whose date no key can hold says so, and not that it is null.
+        """
+        days = pa.array([0, 2_932_897, None], pa.int32()).cast(pa.date32())
+
+        errors = extract_key_column("d", pa.table({"d": days})).errors
+
+        assert errors == {1: "a date or time in the key is not in the years 1 to 9999", 2: "the key is null"}
 
 
 class TestCheck:
     def test_names_functions_and_none_pass(self):
         """
-        The three forms are accepted.
+        All forms are accepted.
         """
-        for extractor in ("city", str, None):
+        for extractor in ("city", ["city", "card"], ("city",), str, None):
             check_key_extractor(extractor)
 
-    @pytest.mark.parametrize("extractor", [5, "", ["city"]])
+    @pytest.mark.parametrize("extractor", [5, "", [], ["city", 5], ["city", ""], ["city", "city"]])
     def test_anything_else_names_computation_and_stream(self, extractor):
         """
         The error says whose extractor it is.

@@ -216,7 +216,7 @@ class TestDeclarations:
         with pytest.raises(InvalidError, match="computation=`counter`"):
             a_pipeline().stream("queries").apply(computation, name="counter")
 
-    @pytest.mark.parametrize("key", [5, "", ["city"]])
+    @pytest.mark.parametrize("key", [5, "", [], ["city", None]])
     def test_a_key_extractor_of_the_wrong_type_is_refused(self, key):
         """
         The error names computation and stream.

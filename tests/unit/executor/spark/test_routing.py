@@ -29,6 +29,7 @@ from millpond.executor.spark.homes import OneMachine
 from millpond.executor.spark.routing import Route, Routed, Router, check_frame, slot_of_row
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import locate
+from millpond.statestore.keys.key_text import encode_key
 from millpond.testing.fixtures.determinism import SeededRng
 
 if TYPE_CHECKING:
@@ -145,13 +146,21 @@ THREE = (
     Route(positions=(4, 2, 3), lows=("", "m'\"\\", "z"), key="odd 'name"),
     Route(positions=(5,), lows=("",), key="k"),
 )
+TYPED = (
+    Route(positions=(0, 1), lows=("", encode_key((0,))), key="seq"),
+    Route(positions=(2, 4, 3), lows=("", encode_key(("", 0)), encode_key(("m", None))), key=("k", "number")),
+    Route(positions=(5,), lows=("",), key="k"),
+)
+TYPED_ONE = (Route(positions=(1, 2), lows=("", encode_key((None, "m"))), key=("number", "odd 'name")),)
 CUTS = ("", *(f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(100)))
 MANY = (Route(positions=tuple(range(101)), lows=CUTS, key=None),)
 MOVED = (Route(positions=(7, *range(100)), lows=CUTS, key=None),)
 
 
 @pytest.mark.parametrize(
-    "routes", [ONE, CUT, THREE, MANY, MOVED], ids=["one", "cut", "three", "many", "moved"]
+    "routes",
+    [ONE, CUT, THREE, MANY, MOVED, TYPED, TYPED_ONE],
+    ids=["one", "cut", "three", "many", "moved", "typed", "typed one"],
 )
 @pytest.mark.parametrize("at", ["text", "number", "moment"])
 def test_both_ways_lead_to_the_same_interval(
@@ -298,7 +307,11 @@ def test_records_come_to_the_slot_of_their_interval(frame: DataFrame) -> None:
         assert row["slot"] == position % 3
 
 
-@pytest.mark.parametrize("key", [None, "odd 'name", lambda row: row["k"]], ids=["own", "column", "function"])
+@pytest.mark.parametrize(
+    "key",
+    [None, "odd 'name", lambda row: row["k"], "seq", ("k", "moment")],
+    ids=["own", "column", "function", "number", "typed"],
+)
 def test_only_readable_keys_are_sampled(frame: DataFrame, table: pa.Table, key: KeyExtractor) -> None:
     """
     Keys are cut by those records that will be processed.
@@ -315,7 +328,7 @@ def test_only_readable_keys_are_sampled(frame: DataFrame, table: pa.Table, key: 
     ("node", "words"),
     [
         (injector(key="absent"), "no such key column column=`absent`"),
-        (injector(key="n"), "key column is not text column=`n`"),
+        (injector(key=("k", "list")), "single values.*column=`list`"),
         (injector(at="absent"), "no such time column column=`absent`"),
         (injector(at="naive"), "no time zone.*column=`naive`"),
         (injector(at="real"), "time column is no time column=`real`"),
@@ -331,7 +344,11 @@ def test_columns_that_can_never_do_are_refused(
     A missing column, or one of a type that holds no key, time or id, is named before anything runs.
     """
     odd = frame.selectExpr(
-        "*", "timestamp_ntz'2013-02-08 10:00:00' AS naive", "1.5D AS real", "date'2013-02-08' AS day"
+        "*",
+        "timestamp_ntz'2013-02-08 10:00:00' AS naive",
+        "1.5D AS real",
+        "date'2013-02-08' AS day",
+        "array(1) AS list",
     )
 
     with pytest.raises(InvalidError, match=words):
@@ -340,13 +357,13 @@ def test_columns_that_can_never_do_are_refused(
 
 def test_a_frame_is_checked_before_the_run(frame: DataFrame) -> None:
     """
-    A consumer's misspelt or numeric key is one error of the call, also where others are functions.
+    A consumer's key of a type that no key has is one error of the call, also where others are functions.
     """
     pipeline = EnginePipeline("p")
-    pipeline.inject("in", key=lambda row: row["k"], at="text").apply(Computation(), name="c", key="n")
+    pipeline.inject("in", key=lambda row: row["k"], at="text").apply(Computation(), name="c", key="list")
 
-    with pytest.raises(InvalidError, match="key column is not text column=`n`"):
-        check_frame(pipeline.check(), "in", frame.schema)
+    with pytest.raises(InvalidError, match=r"single values.*column=`list`"):
+        check_frame(pipeline.check(), "in", frame.selectExpr("*", "array(1) AS list").schema)
 
 
 @pytest.mark.parametrize("name", ["user.name", "back`tick"])
