@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING, Unpack
 
 from millpond.dataflow.step.element_wise import PaneKey
 from millpond.dataflow.step.windowed_computation import WindowedComputation
@@ -14,6 +15,12 @@ from millpond.executor.pipeline.nodes import Subscription
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.signals import with_signals
 from millpond.executor.pipeline.topology import Topology
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from millpond.executor.spark.foreach_batch import ForeachBatch, PipelineBatchOptions
+    from millpond.statestore.store import Store
 
 __all__ = ["Pipeline"]
 
@@ -55,6 +62,41 @@ class Pipeline(EnginePipeline[DataflowStream]):
             if isinstance(node.computation, WindowedComputation) and node.computation.signals
         }
         return with_signals(replace(topology, computations=computations), waiting)
+
+    def foreach_batch(
+        self, store: Store | str | Path, *, into: str, **options: Unpack[PipelineBatchOptions]
+    ) -> ForeachBatch:
+        """
+        The ``foreachBatch`` function of your own streaming query that feeds an injected stream.
+
+        A pipeline with several injected streams has one such function for each, and a query for each. Those of this
+        object and of one store share one run: the leases, the supersteps, the options. Streams that take other rows,
+        or none, may do without a function; one that says nothing of its time holds back the steps that it leads to.
+
+        Where `inject` names no watermark, the stream takes the delay of the query's own ``withWatermark`` on the
+        column ``at``; on another column it says nothing of the event time, and a warning says so.
+
+        Args:
+            store: path of the store, created if it does not exist, or an open one, which stays open.
+            into: the injected stream.
+            options: those of `SparkRunner`, ``tick_ms`` among them. Say each once, or the same in each call.
+
+        Returns:
+            The function; close it, or any of those that share the run, when the queries have ended.
+
+        Raises:
+            InvalidError: the pipeline is invalid or has no such stream, an option is wrong, or another call for the
+                same run has said it otherwise.
+
+        Example::
+
+            with pipeline.foreach_batch("pond", into="payments") as payments:
+                frame.writeStream.foreachBatch(payments).trigger(availableNow=True).start().awaitTermination()
+        """
+        # What runs on Spark imports PySpark.
+        from millpond.executor.spark.foreach_batch import stream_function
+
+        return stream_function(self, store, into, options)
 
 
 def _of_rows(topology: Topology, subscription: Subscription) -> Subscription:

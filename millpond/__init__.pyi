@@ -126,6 +126,7 @@ from .executor.sinks.sink import Sink as Sink
 from .executor.sinks.sink import SinkWriter as SinkWriter
 from .executor.spark.foreach_batch import ForeachBatch as ForeachBatch
 from .executor.spark.foreach_batch import ForeachBatchOptions as ForeachBatchOptions
+from .executor.spark.foreach_batch import PipelineBatchOptions as PipelineBatchOptions
 from .executor.spark.foreach_batch import foreach_batch as foreach_batch
 from .executor.spark.run import SparkRun as SparkRun
 from .executor.spark.runner import SparkRunner as SparkRunner

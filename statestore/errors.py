@@ -8,10 +8,12 @@ The one tree of errors, grouped by what the handler should do.
     │   └── ObjectExistsError  put-if-absent found that the object exists
     ├── FencedError            stop: another owner has taken the interval
     ├── UnavailableError       try again later: a service is unavailable
+    │   └── QueryStoppedError  a streaming query was stopped in the middle of a batch
     ├── OutcomeUnknownError    read back, then decide: a commit may or may not have landed
     ├── DataError              stop: bytes are missing, wrong or older than they must be
     │   └── ObjectMissingError an object that must be there is not
     ├── InvalidError           fix the call, the pipeline, the input or the configuration
+    │   └── UnpicklableError   what works only in its process was to be sent to another one
     └── InternalError          a bug in Millpond
 
 Every class carries a ``kind``, a stable code; codes are added, never changed.
@@ -22,6 +24,7 @@ longer diagnostics are attached as notes (PEP 678).
 from __future__ import annotations
 
 from enum import StrEnum
+from pickle import PickleError
 
 __all__ = [
     "ConflictError",
@@ -34,7 +37,9 @@ __all__ = [
     "ObjectExistsError",
     "ObjectMissingError",
     "OutcomeUnknownError",
+    "QueryStoppedError",
     "UnavailableError",
+    "UnpicklableError",
 ]
 
 
@@ -117,6 +122,12 @@ class UnavailableError(MillpondError):
     kind = ErrorKind.UNAVAILABLE
 
 
+class QueryStoppedError(UnavailableError):
+    """
+    A streaming query was stopped in the middle of a batch, which it brings again once it is started again.
+    """
+
+
 class OutcomeUnknownError(MillpondError):
     """
     A commit may or may not have landed: read back before deciding.
@@ -145,6 +156,12 @@ class InvalidError(MillpondError):
     """
 
     kind = ErrorKind.INVALID
+
+
+class UnpicklableError(InvalidError, PickleError):
+    """
+    An object that works only in its process was to be sent to another one.
+    """
 
 
 class InternalError(MillpondError):

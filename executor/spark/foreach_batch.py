@@ -1,16 +1,16 @@
 """
-Embedding: one computation as the ``foreachBatch`` of the user's own streaming query.
+Embedding: a pipeline, or one computation, in the ``foreachBatch`` of the user's own streaming queries.
 """
 
 from __future__ import annotations
 
-import atexit
-import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, Unpack
+from weakref import WeakValueDictionary
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.event_time.duration import Duration
@@ -19,110 +19,170 @@ from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
 from millpond.executor.pipeline.backfill import Backfill
 from millpond.executor.pipeline.key_extractor import KeyField
+from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.nodes import FieldExtractor, OnError, OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.stream import ComputationOptions
 from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.sinks.sink import Sink
+from millpond.executor.spark.connect import refuse_connect, refuse_pickle
+from millpond.executor.spark.embedded_run import EmbeddedRun, OpenRun
+from millpond.executor.spark.micro_batches import QueryStart
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.identity.location import place_of
 from millpond.statestore.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ForeachBatch", "ForeachBatchOptions", "foreach_batch"]
-
-_LOG = logging.getLogger("millpond")
+__all__ = ["ForeachBatch", "ForeachBatchOptions", "PipelineBatchOptions", "foreach_batch", "stream_function"]
 
 INPUT = "input"
 """Name of the injected stream of an embedded computation."""
 
 
+_RUNS: Final[WeakValueDictionary[tuple[str, int], EmbeddedRun]] = WeakValueDictionary()
+"""The run of each pipeline object on a store, by its place, for as long as a function of it is known."""
+
+_MAKING: Final = threading.Lock()
+"""Held while a function is made, so that those of one pipeline and store find the same run."""
+
+
 class ForeachBatch:
     """
-    A function for ``writeStream.foreachBatch`` that keeps a computation's state in a store.
+    A function for ``writeStream.foreachBatch`` that feeds an injected stream of a pipeline.
 
-    The first batch takes the leases; `close`, a failure or the end of the process gives them back.
-    After a failure the next batch, of a query that was started again, takes them again. `close` also
-    does the work that is due by then; the end of the process is too late for that.
+    The functions of one `Pipeline` object and store share one run, each in a query of its own. The first batch of any
+    of them takes the leases; `close`, a failure or the end of the process gives them back. `close` also does the work
+    that is due by then; the end of the process is too late for that.
+
+    - A failure ends the run, and its query. The other queries fail with the same error at their next batch. A query
+      that was started again takes the leases again.
+    - A query that you stop ends nothing: the others go on, and so does it once you start it again.
+    - A stream whose query has not had a batch yet keeps event time where it was before the run: windows of other
+      streams that are joined with it wait.
+
+    At the end of a ``with`` it is closed; after an exception the leases are given back, and no work is done.
+
+    Args:
+        embedded: the run.
+        stream: the injected stream.
+
+    Example::
+
+        with pipeline.foreach_batch("pond", into="payments") as function:
+            frame.writeStream.foreachBatch(function).trigger(availableNow=True).start().awaitTermination()
     """
 
-    def __init__(self, runner: SparkRunner, pipeline: EnginePipeline, *, tick_ms: float) -> None:
-        self._runner = runner
-        self._pipeline = pipeline
-        self._tick_ms = tick_ms
-        self._lock = threading.Lock()
-        self._run: SparkRun | None = None
+    def __init__(self, embedded: EmbeddedRun, stream: str) -> None:
+        self._embedded = embedded
+        self._stream = stream
+        self._joined: tuple[QueryStart, OpenRun] | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """
         Consume one micro-batch in exactly one superstep and one commit.
 
         Raises:
-            MillpondError: the error that ended the superstep; Spark stops the query.
+            InvalidError: this is no batch of a streaming query, or it does not fit the stream.
+            MillpondError: the error that ended the superstep, or the run since the query's last batch; Spark stops
+                the query.
         """
-        run = self._opened(frame)
-        try:
-            run.on_batch(INPUT)(frame, batch)
-        except BaseException:
-            self._forget(run)
-            run.abandon()
-            raise
+        refuse_connect(frame, input=self._stream)
+        begun = QueryStart.of(frame, self._stream)
+        if self._joined is not None and self._joined[0] == begun:
+            self._joined[1].raise_failure()
+        self._joined = begun, self._embedded.consume(self._stream, frame, batch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._embedded.abandon()
+
+    def __reduce__(self) -> NoReturn:
+        """
+        Refuse to be sent to the server of Spark Connect.
+
+        Raises:
+            InvalidError: always.
+        """
+        refuse_pickle("a foreachBatch function of Millpond")
+
+    @property
+    def run(self) -> SparkRun:
+        """
+        The run that is open: for its watermarks, signals, counts, and rows of streams without a query.
+
+        Raises:
+            InvalidError: none is: no batch has come yet, or it has ended.
+        """
+        return self._embedded.run
 
     def close(self) -> None:
         """
         Do all the work that the batches so far have made due, and give the leases back.
 
-        Call it when the query has ended: after an ``availableNow`` query all productions are then
-        delivered, all timers that the watermark has passed have fired, and the sink is written.
+        Call it when the queries have ended, on any of the functions that share the run: after ``availableNow`` queries
+        all productions are then delivered, all timers that the watermark has passed have fired, and the sinks are
+        written. A query that still runs takes the leases again with its next batch. A second call does nothing.
 
         Raises:
             MillpondError: what that work has failed with; the leases are released anyway.
         """
-        run = self._released()
-        if run is None:
-            return
-        try:
-            run.run_until_quiet()
-        except BaseException:
-            run.abandon()
-            raise
-        run.stop()
+        self._embedded.close()
 
-    def _close_at_exit(self) -> None:
-        """
-        Give the leases back at the end of the process, which is too late for any work.
-        """
-        run = self._released()
-        if run is None:
-            return
-        if run.has_work():
-            _LOG.warning("work is due that the next run will do: call close() when the query has ended")
-        run.stop()
 
-    def _released(self) -> SparkRun | None:
-        with self._lock:
-            run = self._run
-        if run is not None:
-            self._forget(run)
-        return run
+class PipelineBatchOptions(SparkRunnerOptions, total=False):
+    """
+    The options of `Pipeline.foreach_batch`: those of `SparkRunner`, which explains each, and ``tick_ms``.
+    """
 
-    def _forget(self, run: SparkRun) -> None:
-        with self._lock:
-            if self._run is run:
-                self._run = None
-                atexit.unregister(self._close_at_exit)
+    tick_ms: float
 
-    def _opened(self, frame: DataFrame) -> SparkRun:
-        with self._lock:
-            if self._run is None:
-                # The columns of a batch carry the query's own watermark.
-                self._run = self._runner.open(self._pipeline, {INPUT: frame})
-                self._run.start_ticker(self._tick_ms)
-                atexit.register(self._close_at_exit)
-            return self._run
+
+def stream_function(
+    pipeline: EnginePipeline,
+    store: Store | str | Path,
+    stream: str,
+    options: Mapping[str, Any],
+) -> ForeachBatch:
+    """
+    The function of one injected stream of a pipeline; see `Pipeline.foreach_batch`.
+
+    Args:
+        pipeline: the pipeline.
+        store: path of the store, or an open one.
+        stream: the injected stream.
+        options: some of `PipelineBatchOptions`.
+
+    Raises:
+        InvalidError: the pipeline is invalid or has no such stream, or an option is wrong.
+    """
+    streams = sorted(pipeline.check().injectors.keys() - {SIGNALS})
+    if stream not in streams:
+        raise InvalidError(
+            "the pipeline injects no such stream", pipeline=pipeline.name, into=stream, injected=streams
+        )
+    known = PipelineBatchOptions.__annotations__.keys()
+    for option in sorted(options.keys() - known):
+        raise InvalidError("no such option", option=option, options=sorted(known))
+    place = store.path if isinstance(store, Store) else place_of(store)
+    with _MAKING:
+        embedded = _RUNS.get((place, id(pipeline)))
+        if embedded is None:
+            # It keeps the pipeline, so that no other one gets its id.
+            embedded = _RUNS[place, id(pipeline)] = EmbeddedRun(pipeline, place)
+        said = {"store": store if isinstance(store, Store) else place, **options}
+        embedded.join(stream, said, lambda known: SparkRunner(**known))
+    return ForeachBatch(embedded, stream)
 
 
 class ForeachBatchOptions(SparkRunnerOptions, total=False):
@@ -171,6 +231,8 @@ def foreach_batch(
     """
     Embed a computation in the user's own streaming query.
 
+    For several computations, streams or windows see `Pipeline.foreach_batch`, of which this is the short form.
+
     Args:
         store: path of the store, or an open one.
         computation: what to run for each key.
@@ -214,8 +276,7 @@ def foreach_batch(
     for produced, target in sinks.items():
         # A store knows the sink of the first stream by the computation's name.
         graph.add_sink(first if produced == output.name else f"{first}.{produced}", produced, target)
-    graph.check()
-    return ForeachBatch(SparkRunner(store, **of_runner), graph, tick_ms=tick_ms)
+    return stream_function(graph, store, INPUT, {**of_runner, "tick_ms": tick_ms})
 
 
 _STREAM_OPTIONS: Final = frozenset(signature(EnginePipeline.inject).parameters)

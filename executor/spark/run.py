@@ -27,11 +27,12 @@ from millpond.executor.run.pipeline_update import PipelineUpdate, update_between
 from millpond.executor.run.run import Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate, input_watermarks
 from millpond.executor.spark.backfill import backfill_frames
-from millpond.executor.spark.engine import SparkEngine, plan_once
+from millpond.executor.spark.engine import SparkEngine
+from millpond.executor.spark.input_frames import InputFrames
 from millpond.executor.spark.jvm import spark_calls
+from millpond.executor.spark.micro_batches import batch_function, unless_stopped
 from millpond.executor.spark.queries import Queries, StartQuery
 from millpond.executor.spark.rows import table_of
-from millpond.executor.spark.source_offsets import end_offsets, query_of
 from millpond.executor.spark.ticker import Ticker
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
@@ -58,7 +59,7 @@ class SparkRun(Run[None]):
         clock: measures times.
         progress: reports supersteps.
         release: closes the store if the run owns it; called once by `stop`.
-        adapt: checks a changed pipeline against the session and the frames that feed the run, and completes it.
+        frames: complete the pipeline by what they tell of the streams; ``None`` where a program gives all rows itself.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class SparkRun(Run[None]):
         clock: Clock,
         progress: Progress,
         release: Callable[[], None],
-        adapt: Callable[[Topology], Topology] = lambda topology: topology,
+        frames: InputFrames | None = None,
     ) -> None:
         lifecycle = Lifecycle()
         first = RunStatus.of(coordinator)
         super().__init__(coordinator.topology, lifecycle, clock, first=first, release=release)
         self._engine = engine
-        self._adapt = adapt
+        self._frames = frames
         self._coordinator = coordinator
         coordinator.sinks.on_failure = lifecycle.fail
         self._progress = progress
@@ -97,26 +98,24 @@ class SparkRun(Run[None]):
         Args:
             stream: an injected stream.
         """
-        is_planned = False
+        return batch_function(stream, meet=self._meet, wait=self._wait_for_slower, consume=self.consume)
 
-        def consume(frame: DataFrame, batch: int) -> None:
-            nonlocal is_planned
-            if not is_planned:
-                # This is the query's own clone of the user's session.
-                plan_once(frame.sparkSession)
-                is_planned = True
-            source = query_of(frame, stream)
-            self._wait_for_slower(stream)
-            offsets = end_offsets(frame, source, batch)
-            self.consume(frame, InputPosition(stream=stream, source=source, batch=batch, offsets=offsets))
+    def _meet(self, stream: str, frame: DataFrame) -> None:
+        if self._frames is None:
+            return
+        with self._guarded(stream):
+            topology = self._frames.meet(self._topology, stream, frame)
+            if topology is not self._topology:
+                self._coordinator.follow(topology)
+                self._topology = topology
 
-        return consume
-
-    def _wait_for_slower(self, stream: str) -> None:
+    def _wait_for_slower(self, stream: str, go_on: Callable[[], None] = lambda: None) -> None:
         """
         Wait while the stream is further ahead than its skew limit, if a ticker keeps time going.
 
-        Queries that end by themselves know no limit: a slower stream may have ended already.
+        Args:
+            stream: an injected stream.
+            go_on: called now and then; what it raises ends the wait.
 
         Raises:
             UnavailableError: the run was stopped meanwhile; the next run gets the batch again.
@@ -129,6 +128,7 @@ class SparkRun(Run[None]):
                 raise UnavailableError(
                     "the run was stopped while the stream waited for slower ones", input=stream
                 )
+            go_on()
 
     def consume(self, frame: DataFrame, position: InputPosition) -> SuperstepReport | None:
         """
@@ -144,7 +144,7 @@ class SparkRun(Run[None]):
         Raises:
             MillpondError: the error that ended the run.
         """
-        with self._guarded(position.stream):
+        with self._guarded(position.stream), unless_stopped(frame, position.source, position.stream):
             report = self._reported(self._engine.consume(frame, position))
             if report is not None:
                 self._fed.add(position.stream)
@@ -378,7 +378,7 @@ class SparkRun(Run[None]):
         is_stopping = self._lifecycle.phase is not Phase.RUNNING
         has_ended = is_stopping or self.run_until_quiet(timeout_ms=deadline.left_ms)
         if has_ended and self._is_bounded:
-            self._note_unfed()
+            self.note_unfed(self._queries.streams)
         return has_ended
 
     def _await_queries(self, deadline: Deadline) -> bool:
@@ -400,11 +400,11 @@ class SparkRun(Run[None]):
         self._coordinator.check_leases()
         return have_ended
 
-    def _note_unfed(self) -> None:
+    def note_unfed(self, streams: Iterable[str]) -> None:
         """
-        Note which streams have brought nothing, once all their queries have read what there is.
+        Note which of these streams have brought nothing, once all their queries have read what there is.
         """
-        for stream in self._queries.streams:
+        for stream in streams:
             if stream not in self._fed:
                 known = self._coordinator.inputs.consumed(stream)
                 reason = "all that is there was consumed before" if known else "nothing is there"
@@ -413,7 +413,7 @@ class SparkRun(Run[None]):
 
     def _change(self, topology: Topology) -> PipelineUpdate:
         with spark_calls():
-            topology = self._adapt(topology)
+            topology = topology if self._frames is None else self._frames.fit(topology)
         with self._lock:
             self._lifecycle.check_phase(Phase.RUNNING)
             former, began_us = self._topology, self._clock.monotonic_us()

@@ -16,16 +16,15 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.maintenance.workers import CompactionWorkers
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.python_workers.importable import check_importable
 from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker
+from millpond.executor.spark.connect import refuse_connect
 from millpond.executor.spark.engine import SparkEngine
-from millpond.executor.spark.frame_watermark import with_frame_watermarks
+from millpond.executor.spark.input_frames import InputFrames
 from millpond.executor.spark.jvm import spark_calls
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import is_one_machine, spark_session
-from millpond.statestore.errors import InvalidError
 from millpond.statestore.identity.location import place_of
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
@@ -162,6 +161,7 @@ class SparkRunner:
             clock=clock or SystemClock(),
             rng=rng or SystemRng(),
         )
+        refuse_connect(spark)
         self._spark = spark
         self._tick_ms = tick_ms
         self._accept_checkpoint = accept_checkpoint
@@ -258,10 +258,10 @@ class SparkRunner:
         with spark_calls():
             topology = pipeline.check(inputs)
             spark = self._spark or spark_session(pipeline.name)
-            adapt = partial(_adapted, spark, inputs or {})
-            topology = adapt(topology)
+            frames = InputFrames(spark, inputs or {})
+            topology = frames.fit(topology)
             run = self._options.open_run(
-                lambda store, release: self._open_run(topology, spark, store, release, adapt)
+                lambda store, release: self._open_run(topology, spark, store, release, frames)
             )
         try:
             run.backfill(inputs or {})
@@ -287,7 +287,7 @@ class SparkRunner:
         spark: SparkSession,
         store: Store,
         release: Callable[[], None],
-        adapt: Callable[[Topology], Topology],
+        frames: InputFrames,
     ) -> SparkRun:
         options = self._options
         intervals = options.intervals or max(1, spark.sparkContext.defaultParallelism)
@@ -313,7 +313,7 @@ class SparkRunner:
             clock=options.clock,
             progress=options.progress_of(topology.title),
             release=release,
-            adapt=adapt,
+            frames=frames,
         )
 
     def _compaction_workers(self, context: SparkContext) -> CompactionWorkers | None:
@@ -356,27 +356,3 @@ def _consume_bounded(run: SparkRun, inputs: Mapping[str, DataFrame], *, finish: 
     for stream, frame in inputs.items():
         if not frame.isStreaming:
             run.consume_bounded(stream, frame, finish=finish)
-
-
-def _adapted(spark: SparkSession, inputs: Mapping[str, DataFrame], topology: Topology) -> Topology:
-    """
-    A pipeline that these frames feed: it can read them, and has their watermarks where it declares none.
-
-    Frames of streams that it does not have are left alone.
-    """
-    frames = {stream: frame for stream, frame in inputs.items() if stream in topology.injectors}
-    _check_frames(topology, frames)
-    check_importable(spark, topology)
-    return with_frame_watermarks(topology, frames)
-
-
-def _check_frames(topology: Topology, inputs: Mapping[str, object]) -> None:
-    from pyspark.sql import DataFrame
-
-    from millpond.executor.spark.change_frames import flat_frame
-    from millpond.executor.spark.routing import check_frame
-
-    for stream, frame in inputs.items():
-        if not isinstance(frame, DataFrame):
-            raise InvalidError("the input is no Spark DataFrame", input=stream, type=type(frame).__name__)
-        check_frame(topology, stream, flat_frame(topology.injectors[stream].change, frame).schema)

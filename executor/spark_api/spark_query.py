@@ -18,7 +18,7 @@ from millpond.executor.pipeline.nodes import FieldExtractor, OnError
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.columns import TYPED_FIELD
 from millpond.executor.sinks.sink import DeltaSink, Sink
-from millpond.executor.spark.frame_watermark import watermark_column
+from millpond.executor.spark.input_frames import watermark_column
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
 from millpond.executor.spark_api.schema import parse_schema

@@ -213,6 +213,14 @@ class Coordinator(PartsInUse):
         reach("update.done")
         return version
 
+    def follow(self, topology: Topology) -> None:
+        """
+        Go on with a topology that differs only in how streams without a record so far make their watermarks.
+
+        Nothing is written: a restart would have begun with it.
+        """
+        self._parts.follow(topology)
+
     def give_up(self) -> None:
         """
         Stop waiting for services, so that the run can end; may be called from any thread.

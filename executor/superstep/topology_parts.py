@@ -160,6 +160,14 @@ class TopologyParts:
             self.sinks.on_failure = former.sinks.on_failure
             self.balancer.follow_update(former.balancer)
 
+    def follow(self, topology: Topology) -> None:
+        """
+        Go on with a topology that differs only in how streams without a record so far make their watermarks.
+        """
+        self.watermarks.follow(topology)
+        self.forgotten = ForgottenWatermarks(topology, self.watermarks)
+        self.topology = topology
+
     def wait_for(self, pending: PendingProductions) -> None:
         """
         Replace the productions that wait, which hold watermarks.

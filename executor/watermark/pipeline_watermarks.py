@@ -90,6 +90,21 @@ class PipelineWatermarks:
             self._go_on_from(former)
         self._settle()
 
+    def follow(self, topology: Topology) -> None:
+        """
+        Go on with a topology that differs only in how streams without a record so far make their watermarks.
+
+        Args:
+            topology: the checked pipeline.
+        """
+        now, former = self._clock.monotonic_us(), self._topology
+        for name, node in topology.injectors.items():
+            if node != former.injectors[name]:
+                known = self._injectors[name]
+                marks = {percentile: known.mark(percentile) for percentile in self._percentiles}
+                self._injectors[name] = InjectorTime(node, known.watermark, now, marks, known.standings())
+        self._topology = topology
+
     def _go_on_from(self, former: PipelineWatermarks) -> None:
         # What this run has ended takes late records until its end.
         self._ended_before -= former._injectors.keys() - former._ended_before

@@ -28,7 +28,7 @@ def embedded(tmp_path: Path, **options: Any) -> Topology:
     The pipeline that is embedded.
     """
     arguments: dict[str, Any] = {"key": "k", "at": "t", "name": "c", **options}
-    return foreach_batch(tmp_path / "pond", Computation(), **arguments)._pipeline.check()
+    return foreach_batch(tmp_path / "pond", Computation(), **arguments)._embedded.pipeline.check()
 
 
 def test_every_option_is_there() -> None:

@@ -4,6 +4,8 @@ The time of a pipeline: percentiles next to the low watermark, and what a restar
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from millpond.executor.bundle.bundle import ProductionSummary
@@ -211,3 +213,32 @@ def test_time_of_arrival_passes_except_for_what_is_on_its_way():
     restored = PipelineWatermarks(pipeline.check(), clock)
     restored.restore(time.positions())
     assert restored.watch("s").stamp_at == 2_000
+
+
+def test_a_stream_may_get_another_policy_before_its_first_record():
+    """
+    Its watermark stays, and what was declared of it; from then on its records count by the new policy.
+    """
+    time = keeper(keeper_at(5_000).positions())
+    topology = time._topology
+    injector = replace(topology.injectors["s"], watermark=BoundedDisorder(3_000))
+    time.declare("s", "gone")
+
+    time.follow(replace(topology, injectors={"s": injector}))
+    assert time.injector_watermark("s") == 5_000
+    assert "s" in time.conditions().idle
+    time.declare("s", "expected")
+    see(time, 7_000)
+    assert time.injector_watermark("s") == 5_000
+    see(time, 10_000)
+
+    assert (time.injector_watermark("s"), time.input_watermark("a")) == (7_000, 7_000)
+
+
+def keeper_at(watermark: int) -> PipelineWatermarks:
+    """
+    A keeper whose stream has come to this watermark.
+    """
+    time = keeper()
+    see(time, watermark + 1_000)
+    return time

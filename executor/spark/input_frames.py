@@ -1,0 +1,130 @@
+"""
+The frames that feed a run: whether they fit their streams, and the watermarks that they bring along.
+
+A frame's own watermark, the delay of ``withWatermark``, is the policy of a stream that declares no other. Spark's
+analyser notes the delay at the column that it holds for, in the analysed plan's output, from where it goes on through
+``select``, ``withColumn`` and renamings of that column; so the frame's schema tells it, and that of each batch, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from millpond.executor.event_time.duration import duration_text
+from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.pipeline.nodes import InjectorNode
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.python_workers.importable import check_importable
+from millpond.executor.spark.connect import refuse_connect
+from millpond.statestore.errors import InvalidError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["InputFrames", "watermark_column"]
+
+_LOG: Final = logging.getLogger("millpond")
+_DELAY_KEY: Final = "spark.watermarkDelayMs"
+_MILLISECOND_US: Final = 1_000
+
+
+class InputFrames:
+    """
+    The frames of a run, by stream: those that it is opened with, and the first batch of each other stream.
+
+    Args:
+        spark: the session of the run.
+        frames: those that are known when it is opened.
+    """
+
+    def __init__(self, spark: SparkSession, frames: Mapping[str, DataFrame]) -> None:
+        self._spark = spark
+        self._frames = dict(frames)
+
+    def fit(self, topology: Topology) -> Topology:
+        """
+        A pipeline that the frames feed: it can read them, and has their watermarks where it declares none.
+
+        Frames of streams that it does not have are left alone.
+
+        Args:
+            topology: the checked pipeline.
+
+        Raises:
+            InvalidError: a frame is none of Spark's or lacks a column, or the workers cannot import a module of the code.
+        """
+        frames = {stream: frame for stream, frame in self._frames.items() if stream in topology.injectors}
+        _check_frames(topology, frames)
+        check_importable(self._spark, topology)
+        return _with_frame_watermarks(topology, frames)
+
+    def meet(self, topology: Topology, stream: str, frame: DataFrame) -> Topology:
+        """
+        The pipeline that runs, once the first batch of a stream shows its columns.
+
+        Args:
+            topology: the pipeline that runs.
+            stream: an injected stream of it.
+            frame: a batch; it tells something only if no frame of the stream is known.
+
+        Raises:
+            InvalidError: the batch lacks a column.
+        """
+        if stream in self._frames:
+            return topology
+        _check_frames(topology, {stream: frame})
+        self._frames[stream] = frame
+        return _with_frame_watermarks(topology, {stream: frame})
+
+
+def watermark_column(schema: StructType) -> str | None:
+    """
+    The column of a frame's ``withWatermark``; ``None`` without one.
+    """
+    return next((field.name for field in schema.fields if _DELAY_KEY in field.metadata), None)
+
+
+def _check_frames(topology: Topology, inputs: Mapping[str, Any]) -> None:
+    from pyspark.sql import DataFrame
+
+    from millpond.executor.spark.change_frames import flat_frame
+    from millpond.executor.spark.routing import check_frame
+
+    for stream, frame in inputs.items():
+        refuse_connect(frame, input=stream)
+        if not isinstance(frame, DataFrame):
+            raise InvalidError("the input is no Spark DataFrame", input=stream, type=type(frame).__name__)
+        check_frame(topology, stream, flat_frame(topology.injectors[stream].change, frame).schema)
+
+
+def _with_frame_watermarks(topology: Topology, inputs: Mapping[str, DataFrame]) -> Topology:
+    injectors = {
+        stream: _with_delay(node, inputs[stream].schema) if stream in inputs and node.is_assumed else node
+        for stream, node in topology.injectors.items()
+    }
+    return replace(topology, injectors=injectors)
+
+
+def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:
+    delays_us = {
+        field.name: int(field.metadata[_DELAY_KEY]) * _MILLISECOND_US
+        for field in schema.fields
+        if _DELAY_KEY in field.metadata
+    }
+    delay_us = delays_us.get(node.at) if isinstance(node.at, str) else None
+    if delay_us is None:
+        if delays_us:
+            _LOG.warning(
+                "withWatermark is on another column than the event time, and is not taken: stream=`%s` at=`%s` "
+                "withWatermark=`%s`",
+                node.stream,
+                node.at,
+                sorted(delays_us),
+            )
+        return node
+    _LOG.info("watermark from withWatermark stream=`%s` delay=`%s`", node.stream, duration_text(delay_us))
+    return replace(node, watermark=BoundedDisorder(delay_us), is_assumed=False)

@@ -1,0 +1,198 @@
+"""
+Micro-batches: from which streaming query one is, where it ends in its source, and how a run consumes it.
+
+Where it ends is what Spark writes into ``offsets/<batch>`` of the query's checkpoint before the batch begins: the offsets
+of all sources of the query, the watermark, and settings. With it a query can go on from a batch without the checkpoint
+that it had.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from millpond.executor.spark.engine import plan_once
+from millpond.executor.superstep.plan import InputPosition
+from millpond.statestore.errors import InvalidError, QueryStoppedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["QueryStart", "batch_function", "unless_stopped"]
+
+_LOG = logging.getLogger("millpond")
+_QUERY_ID: Final = "sql.streaming.queryId"
+_RUN_ID: Final = "spark.jobGroup.id"
+"""Spark cancels the jobs of a query by this group, which it names after the start of the query."""
+
+_ENDING: Final = ("AvailableNow", "OneTime")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryStart:
+    """
+    A start of a streaming query.
+
+    Attributes:
+        query: the query's id, which its checkpoint keeps.
+        start: the id of this start of it.
+    """
+
+    query: str
+    start: str
+
+    @classmethod
+    def of(cls, frame: DataFrame, stream: str) -> QueryStart:
+        """
+        That of a batch.
+
+        Args:
+            frame: the batch.
+            stream: the injected stream that it is for.
+
+        Raises:
+            InvalidError: it is no batch of a query.
+        """
+        context: Any = frame.sparkSession._jsparkSession.sparkContext()  # noqa: SLF001
+        query = context.getLocalProperty(_QUERY_ID)
+        if query is None:
+            raise InvalidError(
+                "this function runs only as the foreachBatch of a streaming query", input=stream
+            )
+        return cls(query=str(query), start=str(context.getLocalProperty(_RUN_ID)))
+
+    def end_offsets(self, frame: DataFrame, batch: int) -> str | None:
+        """
+        The entry of Spark's offset log for a batch; ``None`` where Spark does not tell it.
+
+        Args:
+            frame: the batch.
+            batch: its number.
+        """
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+        try:
+            # Spark has no public way from a batch to its offsets; its progress reports come after the batch.
+            log = _running(frame, self.query).offsetLog()
+            gateway: Any = frame.sparkSession._jvm  # noqa: SLF001
+            written = gateway.java.io.ByteArrayOutputStream()
+            log.serialize(log.get(batch).get(), written)
+            return str(written.toString("UTF-8"))
+        except (Py4JError, AttributeError, TypeError) as error:
+            _LOG.info("spark does not tell the offsets of batch %s: %s", batch, error)
+            return None
+
+    def ends_by_itself(self, frame: DataFrame) -> bool:
+        """
+        Whether the query ends once it has read what was there when it began, as with ``availableNow``.
+
+        Args:
+            frame: a batch of it.
+        """
+        from py4j.protocol import Py4JError
+
+        try:
+            return str(_running(frame, self.query).trigger().toString()).startswith(_ENDING)
+        except (Py4JError, AttributeError, TypeError) as error:
+            _LOG.info("spark does not tell the trigger of a query: %s", error)
+            return False
+
+    def check_running(self, frame: DataFrame, stream: str) -> None:
+        """
+        Refuse to go on with a batch whose query is being stopped.
+
+        Args:
+            frame: the batch.
+            stream: the injected stream that it is for.
+
+        Raises:
+            QueryStoppedError: it is, and its jobs are cancelled.
+        """
+        if _is_being_stopped(frame, self.query):
+            raise _stopped(stream)
+
+
+def batch_function(
+    stream: str,
+    *,
+    meet: Callable[[str, DataFrame], None],
+    wait: Callable[[str, Callable[[], None]], None],
+    consume: Callable[[DataFrame, InputPosition], object],
+) -> Callable[[DataFrame, int], None]:
+    """
+    The ``foreachBatch`` function of an injected stream.
+
+    Args:
+        stream: the stream.
+        meet: is given the first batch of each start of a query.
+        wait: waits while the stream is too far ahead, and calls a function that may end that; a query that ends by
+            itself does not wait, for a slower one may have ended already.
+        consume: consumes a batch.
+    """
+    known: QueryStart | None = None
+    ends = False
+
+    def function(frame: DataFrame, batch: int) -> None:
+        nonlocal known, ends
+        begun = QueryStart.of(frame, stream)
+        if begun != known:
+            # Each start of a query has its own clone of the user's session.
+            plan_once(frame.sparkSession)
+            meet(stream, frame)
+            known, ends = begun, begun.ends_by_itself(frame)
+        if not ends:
+            wait(stream, lambda: begun.check_running(frame, stream))
+        offsets = begun.end_offsets(frame, batch)
+        consume(frame, InputPosition(stream=stream, source=begun.query, batch=batch, offsets=offsets))
+
+    return function
+
+
+@contextmanager
+def unless_stopped(frame: DataFrame, query: str, stream: str) -> Iterator[None]:
+    """
+    Let what a batch fails with because its query is being stopped say so.
+
+    Args:
+        frame: the batch.
+        query: the id of its query.
+        stream: the injected stream that it is for.
+
+    Raises:
+        QueryStoppedError: the query is being stopped, which cancels its jobs.
+    """
+    try:
+        yield
+    except Exception as failure:
+        if not _is_being_stopped(frame, query):
+            raise
+        raise _stopped(stream) from failure
+
+
+def _stopped(stream: str) -> QueryStoppedError:
+    return QueryStoppedError(
+        "the query was stopped in the middle of a batch, which it brings again once it is started again",
+        input=stream,
+    )
+
+
+def _is_being_stopped(frame: DataFrame, query: str) -> bool:
+    from py4j.protocol import Py4JError
+
+    try:
+        return not _running(frame, query).isActive()
+    except (Py4JError, AttributeError, TypeError, OSError) as error:
+        _LOG.info("spark does not tell the state of a query: %s", error)
+        return False
+
+
+def _running(frame: DataFrame, query: str) -> Any:
+    """
+    Spark's own object of a query that has a batch under way.
+    """
+    session: Any = frame.sparkSession
+    running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
+    return running.get(session._jvm.java.util.UUID.fromString(query))  # noqa: SLF001
