@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.replay.beginning import begin_replay, with_own_sinks
 from millpond.executor.replay.replay import Replayed
+from millpond.executor.spark.connect import refuse_connect
 from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
@@ -68,6 +69,9 @@ def replay_on_spark(
         with mp.Store.open("pond", read_only=True) as store:
             mp.replay_on_spark(store, "what_if", pipeline, {"payments": stream}, version=120)
     """
+    refuse_connect(spark)
+    for stream, frame in inputs.items():
+        refuse_connect(frame, input=stream)
     clock, rng = clock or SystemClock(), rng or SystemRng()
     plan = begin_replay(store, path, pipeline, version, None, recorded=False, clock=clock, rng=rng)
     with Store.open(

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from millpond.executor.pipeline.backfill import INPUT, Backfill
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE
+from millpond.executor.spark.connect import refuse_connect
 from millpond.executor.spark.routing import check_frame
 from millpond.executor.spark.rows import table_of
 from millpond.executor.superstep.backfills import backfill_position
@@ -102,6 +103,7 @@ def _frame(
     given: Backfill = topology.backfills[computation][stream]
     if isinstance(given, str) and given == INPUT:
         return _of_input(coordinator, engine, stream, inputs)
+    refuse_connect(given, computation=computation, stream=stream)
     if isinstance(given, DataFrame):
         if given.isStreaming:
             raise InvalidError("a backfill is a bounded DataFrame", computation=computation, stream=stream)

@@ -6,19 +6,19 @@ They are told by the module of their class, so that what Spark Connect needs nee
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from millpond.statestore.errors import InvalidError, UnpicklableError
 
-__all__ = ["asks_for_connect", "refuse_connect", "refuse_pickle"]
+__all__ = ["INSTEAD", "asks_for_connect", "refuse_connect", "refuse_pickle"]
 
 _MODULE: Final = "pyspark.sql.connect"
-_INSTEAD: Final = (
+INSTEAD: Final = (
     "run the job where Spark's driver is, with a classic session such as SparkSession.builder.master(…) makes, or give "
     "the rows to a LocalRunner, which takes frames of Spark Connect"
 )
+"""What to do in its place, for an error."""
 
 
 def refuse_connect(given: object, **details: object) -> None:
@@ -35,7 +35,7 @@ def refuse_connect(given: object, **details: object) -> None:
     module = type(given).__module__
     if module == _MODULE or module.startswith(f"{_MODULE}."):
         raise InvalidError(
-            f"this does not run on Spark Connect: {_INSTEAD}",
+            f"this does not run on Spark Connect: {INSTEAD}",
             type=f"{module}.{type(given).__name__}",
             **details,
         )
@@ -52,11 +52,11 @@ def refuse_pickle(what: str) -> NoReturn:
         UnpicklableError: always.
     """
     raise UnpicklableError(
-        f"{what} stays in its process, and Spark Connect would send it to the server: {_INSTEAD}"
+        f"{what} stays in its process, and Spark Connect would send it to the server: {INSTEAD}"
     )
 
 
-def asks_for_connect(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> str | None:
+def asks_for_connect(options: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
     """
     The setting that has a new session be one of Spark Connect; ``None`` if there is none.
 
@@ -67,6 +67,7 @@ def asks_for_connect(options: Mapping[str, str], environment: Mapping[str, str] 
     wanted = {
         "spark.remote": options.get("spark.remote"),
         "SPARK_REMOTE": environment.get("SPARK_REMOTE"),
+        "SPARK_CONNECT_MODE_ENABLED": environment.get("SPARK_CONNECT_MODE_ENABLED"),
     }
     mode = options.get("spark.api.mode", environment.get("SPARK_API_MODE", ""))
     if mode.lower() == "connect":

@@ -4,12 +4,17 @@ The Spark session: the one that is running, or one made with what Millpond and D
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from millpond.executor.spark.connect import INSTEAD, asks_for_connect, refuse_connect
+from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,6 +24,7 @@ __all__ = [
     "DAEMON",
     "daemon_settings",
     "is_one_machine",
+    "session_builder",
     "spark_has_delta",
     "spark_session",
 ]
@@ -31,12 +37,27 @@ Checkpoint manager for local paths: without Hadoop's native library the default 
 process for each file's permissions, 170 ms a micro-batch. Object stores keep Spark's default.
 """
 
+_LOG: Final = logging.getLogger("millpond")
+
 DAEMON: Final = "millpond.executor.python_workers.daemon"
 """The module that forks the Python workers of a local session; it has imported what they need."""
 
+_PACKAGES: Final = "spark.jars.packages"
+_JARS: Final = "spark.jars"
+_EXTENSIONS: Final = "spark.sql.extensions"
+_CATALOG: Final = "spark.sql.catalog.spark_catalog"
+_LISTS: Final = frozenset({_PACKAGES, _JARS, _EXTENSIONS})
+_DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
+_DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+_DELTA: Final = re.compile(
+    r"(?:^io\.delta:|/|^)delta-spark(?:_[\d.]+)*[-:](?P<version>\d[\w.-]*?)(?:\.jar)?$"
+)
+"""Delta's jar, as a package or a file."""
+
 
 def spark_session(
-    application: str = "millpond", *, master: str | None = None, options: dict[str, str] | None = None
+    application: str = "millpond", *, master: str | None = None, options: Mapping[str, str] | None = None
 ) -> SparkSession:
     """
     The active Spark session, else a new one with Delta Lake's jars and local checkpoints that are fast.
@@ -47,37 +68,116 @@ def spark_session(
     Args:
         application: the new session's name.
         master: where it runs; ``None`` leaves it to Spark's own configuration, else ``local[*]``.
-        options: further Spark settings, which win over Millpond's.
+        options: further Spark settings. ``spark.jars.packages`` and ``spark.sql.extensions`` are added to Delta's, of
+            the others yours win. Delta's own jar, as a package or in ``spark.jars``, takes the place of the one that
+            belongs to the Python package; a warning names both versions if they differ. So does your
+            ``spark.sql.catalog.spark_catalog``, without which SQL does not find Delta's tables by their names.
 
     Returns:
-        A session; an active one is returned as it is, whatever its settings.
+        A session; an active one is returned as it is, and a warning names the ``options`` that it does not have.
+
+    Raises:
+        InvalidError: the session is, or would be, one of Spark Connect, which Millpond's engine does not run on.
+
+    Example::
+
+        mp.spark_session(options={"spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"})
     """
     # Workers would otherwise start whatever `python3` is first on the path, without our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    given = dict(options or {})
+    active = SparkSession.getActiveSession()
+    refuse_connect(active)
+    if (setting := asks_for_connect(given, os.environ if active is None else {})) is not None:
+        raise InvalidError(f"this does not run on Spark Connect: {INSTEAD}", setting=setting)
+    if active is not None:
+        _tell_of_missing(active, given)
+        return active
+    return session_builder(application, master, given).getOrCreate()
+
+
+def session_builder(
+    application: str, master: str | None, options: Mapping[str, str], *, has_delta: bool | None = None
+) -> SparkSession.Builder:
+    """
+    What makes a new session; see `spark_session`.
+
+    Args:
+        application: the session's name.
+        master: where it runs, or ``None``.
+        options: further Spark settings.
+        has_delta: whether Delta's jars are among Spark's own; ``None`` looks there.
+    """
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
-    builder = SparkSession.builder.appName(application)
-    if master is None and "SPARK_REMOTE" not in os.environ:
-        master = os.environ.get("MASTER", "local[*]")
-    if master is not None:
-        builder = builder.master(master)
+    master = master or os.environ.get("MASTER", "local[*]")
     settings = {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        _CATALOG: _DELTA_CATALOG,
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_MANAGER,
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
-        **daemon_settings((options or {}).get("spark.master", master), os.environ),
-        **(options or {}),
+        **daemon_settings(options.get("spark.master", master), os.environ),
+        **options,
     }
+    extensions = dict.fromkeys([_DELTA_EXTENSION, *_listed(options.get(_EXTENSIONS))])
+    settings[_EXTENSIONS] = ",".join(extensions)
+    if settings[_CATALOG] != _DELTA_CATALOG:
+        _LOG.warning(
+            "the session's catalog is not Delta's, as the options say: SQL does not find Delta's tables by their "
+            "names %s=`%s`",
+            _CATALOG,
+            settings[_CATALOG],
+        )
+    packages = _listed(settings.pop(_PACKAGES, None))
+    builder = SparkSession.builder.appName(application).master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return (builder if spark_has_delta() else configure_spark_with_delta_pip(builder)).getOrCreate()
+    if not _brings_delta([*packages, *_listed(options.get(_JARS))]) and not (
+        spark_has_delta() if has_delta is None else has_delta
+    ):
+        return configure_spark_with_delta_pip(builder, packages)
+    return builder.config(_PACKAGES, ",".join(packages)) if packages else builder
+
+
+def _brings_delta(jars: Iterable[str]) -> bool:
+    """
+    Whether Delta's jar is among these packages and files; warns if it is not of the version of the Python package.
+    """
+    for jar in jars:
+        if (found := _DELTA.search(jar)) is not None:
+            if found["version"] != version("delta-spark"):
+                _LOG.warning(
+                    "Delta's jar is taken from the options, in another version than that of its Python package "
+                    "jar=`%s` delta-spark=`%s`",
+                    jar,
+                    version("delta-spark"),
+                )
+            return True
+    return False
+
+
+def _listed(text: str | None) -> list[str]:
+    return [part for part in map(str.strip, (text or "").split(",")) if part]
+
+
+def _tell_of_missing(active: SparkSession, options: Mapping[str, str]) -> None:
+    missing = {}
+    for name, value in options.items():
+        known = active.conf.get(name, None)
+        if name in _LISTS and set(_listed(value)) <= set(_listed(known)):
+            continue
+        if known != value:
+            missing[name] = known
+    if missing:
+        _LOG.warning(
+            "a Spark session is active, and is taken as it is: it does not have these options; stop it, or give them "
+            "to the program that makes it missing=`%s`",
+            {name: options[name] for name in missing},
+        )
 
 
 def is_one_machine(master: str) -> bool:

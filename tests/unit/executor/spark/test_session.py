@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,13 +16,22 @@ import pyarrow as pa
 import pytest
 
 from millpond.executor.python_workers.daemon import MODULES
-from millpond.executor.spark.session import DAEMON, daemon_settings, spark_has_delta
+from millpond.executor.spark.session import (
+    DAEMON,
+    daemon_settings,
+    session_builder,
+    spark_has_delta,
+    spark_session,
+)
 from millpond.testing.processes.tree import command_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OWN: Final = {"PYSPARK_PYTHON": sys.executable}
+KAFKA: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+DELTA: Final = f"io.delta:delta-spark_4.2_2.13:{version('delta-spark')}"
+EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 LOOKS: Final = "process long, command string, modules array<string>, threads long, frozen long, drawn double"
 
 
@@ -42,6 +52,129 @@ def test_a_spark_that_has_deltas_jars_is_known(tmp_path: Path, monkeypatch: pyte
     assert not spark_has_delta()
 
 
+def _settings(*, has_delta: bool = False, **options: str) -> dict[str, str]:
+    """
+    The settings of a new session, of which ``__`` in a name stands for a dot.
+    """
+    given = {name.replace("__", "."): value for name, value in options.items()}
+    return dict(session_builder("a", "local[1]", given, has_delta=has_delta)._options)
+
+
+@pytest.mark.parametrize(
+    ("given", "has_delta", "packages"),
+    [
+        (None, False, [DELTA]),
+        (None, True, None),
+        (KAFKA, False, [DELTA, KAFKA]),
+        (KAFKA, True, [KAFKA]),
+        (f" {KAFKA} , a:b:1,", False, [DELTA, KAFKA, "a:b:1"]),
+        (f"{KAFKA},{DELTA}", False, [KAFKA, DELTA]),
+    ],
+)
+def test_packages_are_added_to_those_of_delta(
+    given: str | None, has_delta: bool, packages: list[str] | None
+) -> None:
+    """
+    A user's package does not cost Delta's, which is named once, and not at all where its jars are there.
+    """
+    options = {} if given is None else {"spark__jars__packages": given}
+    found = _settings(has_delta=has_delta, **options).get("spark.jars.packages")
+
+    assert (None if found is None else found.split(",")) == packages
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("spark__jars__packages", "io.delta:delta-spark_4.2_2.13:9.9.9"),
+        ("spark__jars__packages", f"{KAFKA},io.delta:delta-spark_2.13:9.9.9"),
+        ("spark__jars", "/opt/other.jar,/opt/delta-spark_4.2_2.13-9.9.9.jar"),
+    ],
+)
+def test_delta_of_the_users_own_takes_the_place_of_ours(
+    name: str, given: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    As a package or as a file, which needs no network; that it is another version than the Python package is told.
+    """
+    settings = _settings(**{name: given})
+
+    assert settings[name.replace("__", ".")] == given
+    assert DELTA not in settings.get("spark.jars.packages", "")
+    [warning] = caplog.messages
+    assert "9.9.9" in warning
+    assert f"delta-spark=`{version('delta-spark')}`" in warning
+
+
+def test_jars_of_the_users_own_leave_delta_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """
+    Files are given to Spark as they are; Delta's of the right version needs no word.
+    """
+    own = f"/opt/delta-spark_4.2_2.13-{version('delta-spark')}.jar"
+
+    assert _settings(spark__jars="/opt/other.jar")["spark.jars.packages"] == DELTA
+    assert "spark.jars.packages" not in _settings(spark__jars=own)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("given", "extensions"),
+    [
+        (None, [EXTENSION]),
+        ("a.B", [EXTENSION, "a.B"]),
+        (f"a.B,{EXTENSION}", [EXTENSION, "a.B"]),
+    ],
+)
+def test_extensions_are_added_to_that_of_delta(given: str | None, extensions: list[str]) -> None:
+    """
+    Spark takes several, each once.
+    """
+    options = {} if given is None else {"spark__sql__extensions": given}
+
+    assert _settings(**options)["spark.sql.extensions"].split(",") == extensions
+
+
+def test_a_catalog_of_the_users_own_is_taken_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    """
+    There can be one only, so the user's word counts.
+    """
+    assert _settings()["spark.sql.catalog.spark_catalog"].endswith("DeltaCatalog")
+    assert not caplog.messages
+
+    assert (
+        _settings(spark__sql__catalog__spark_catalog="a.Catalog")["spark.sql.catalog.spark_catalog"]
+        == "a.Catalog"
+    )
+    assert "names spark.sql.catalog.spark_catalog=`a.Catalog`" in caplog.text
+
+
+def test_other_settings_of_the_user_win() -> None:
+    """
+    Those that Millpond has an opinion about among them.
+    """
+    settings = _settings(spark__sql__session__timeZone="Europe/Oslo", spark__master="local[7]")
+
+    assert (settings["spark.sql.session.timeZone"], settings["spark.master"]) == ("Europe/Oslo", "local[7]")
+
+
+@pytest.mark.spark
+def test_an_active_session_is_taken_and_lacks_what_is_asked_of_it(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    What it has is not told, so that a program may ask for its session twice.
+    """
+    assert (
+        spark_session(options={"spark.sql.shuffle.partitions": "2", "spark.sql.extensions": EXTENSION})
+        is spark
+    )
+    assert not caplog.messages
+
+    assert spark_session(options={"spark.jars.packages": KAFKA}) is spark
+    [warning] = caplog.messages
+    assert f"missing=`{{'spark.jars.packages': '{KAFKA}'}}`" in warning
+
+
 @pytest.mark.parametrize(
     ("master", "environment", "platform"),
     [
@@ -58,7 +191,7 @@ def test_workers_elsewhere_have_the_daemon_of_pyspark(
     master: str | None, environment: dict[str, str], platform: str
 ) -> None:
     """
-    On a cluster, with Spark Connect, another interpreter, ``spark-submit`` and other systems nothing is set.
+    On a cluster, where the master is not known, with another interpreter, ``spark-submit`` and other systems nothing is set.
     """
     assert daemon_settings(master, environment, platform) == {}
 

@@ -1,0 +1,159 @@
+"""
+Sessions and frames of Spark Connect are refused with a sentence, wherever the engine on Spark takes one.
+
+What Spark Connect needs (gRPC) is not among the locked packages, so its classes cannot be imported here. Stand-ins
+whose classes are said to be of its modules take their place, by which they are told. With the classes themselves, and
+a server, the same calls were tried by hand, and what works there: `LocalRunner`, `Store.load` and `to_spark`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+
+from millpond.dataflow.pipeline import Pipeline
+from millpond.executor.computation.computation import Computation
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.replay.spark_replay import replay_on_spark
+from millpond.executor.spark.connect import asks_for_connect, refuse_connect
+from millpond.executor.spark.foreach_batch import foreach_batch
+from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.spark.session import spark_session
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS: Final = pa.table({"k": ["a", "b"], "t": [1_800_000_000_000_000, 1_800_000_001_000_000]})
+
+
+def _stand_in(module: str, name: str) -> Any:
+    """
+    An object of a class that is said to be of one of Spark Connect's modules.
+    """
+    fields = {
+        "__module__": module,
+        "__arrow_c_stream__": lambda _, schema=None: ROWS.__arrow_c_stream__(schema),
+    }
+    return type(name, (), {**fields, "isStreaming": False})()
+
+
+FRAME: Final = _stand_in("pyspark.sql.connect.dataframe", "DataFrame")
+SESSION: Final = _stand_in("pyspark.sql.connect.session", "SparkSession")
+
+
+def _pipeline(**options: Any) -> Pipeline:
+    pipeline = Pipeline("p")
+    pipeline.inject("s", key="k", at="t").apply(Computation(), name="c", **options)
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: SparkRunner(path, spark=SESSION),
+        lambda path: foreach_batch(path, Computation(), key="k", at="t", spark=SESSION),
+        lambda path: _pipeline().foreach_batch(path, into="s", spark=SESSION),
+        lambda path: _pipeline().foreach_batch(path, into="s")(FRAME, 0),
+        lambda path: replay_on_spark(None, path, _pipeline(), {}, version=0, spark=SESSION),
+        lambda path: replay_on_spark(None, path, _pipeline(), {"s": FRAME}, version=0),
+        lambda path: spark_session(options={"spark.remote": "sc://host"}),
+    ],
+)
+def test_it_is_refused_at_the_call(tmp_path: Path, call: Callable[[Path], Any]) -> None:
+    """
+    With what to do instead, and before a store is made; shown with stand-ins for the classes of Spark Connect.
+    """
+    with pytest.raises(InvalidError, match=r"not run on Spark Connect: run the job where .* LocalRunner"):
+        call(tmp_path / "pond")
+
+    assert not (tmp_path / "pond").exists()
+
+
+@pytest.mark.spark
+def test_frames_are_refused_by_a_run(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    As an input, with its stream, and as a backfill; shown with stand-ins for the classes of Spark Connect.
+    """
+    runner = SparkRunner(tmp_path / "pond", spark=spark, progress=False)
+    with pytest.raises(InvalidError, match=r"not run on Spark Connect.*DataFrame` input=`s`"):
+        runner.run(_pipeline(), {"s": FRAME})
+    assert not (tmp_path / "pond").exists()
+
+    frame = spark.createDataFrame([("a", 1_800_000_000_000_000)], "k string, t long")
+    with pytest.raises(InvalidError, match=r"not run on Spark Connect.*computation=`c` stream=`s`"):
+        runner.run(_pipeline(backfill=FRAME), {"s": frame})
+
+
+def test_a_function_is_not_sent_to_a_server(tmp_path: Path) -> None:
+    """
+    Spark Connect pickles what it is given: the error of that says why it cannot be, with a closure around it as well.
+    """
+    function = _pipeline().foreach_batch(tmp_path / "pond", into="s")
+
+    def wrapped(frame: Any, batch: int) -> None:
+        function(frame, batch)
+
+    for given in (function, wrapped):
+        with pytest.raises(InvalidError, match=r"Spark Connect would send it to the server") as refused:
+            cloudpickle.dumps(given)
+        # What PySpark lets through as it is, and what it would say another thing in place of.
+        assert isinstance(refused.value, pickle.PickleError)
+        assert not isinstance(refused.value, pickle.PicklingError)
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "setting"),
+    [
+        ({}, {}, None),
+        ({"spark.remote": "local"}, {}, "spark.remote"),
+        ({}, {"SPARK_REMOTE": "sc://host"}, "SPARK_REMOTE"),
+        ({}, {"SPARK_CONNECT_MODE_ENABLED": "1"}, "SPARK_CONNECT_MODE_ENABLED"),
+        ({"spark.api.mode": "Connect"}, {}, "spark.api.mode"),
+        ({"spark.api.mode": "classic"}, {"SPARK_API_MODE": "connect"}, None),
+        ({}, {"SPARK_API_MODE": "connect"}, "SPARK_API_MODE"),
+    ],
+)
+def test_settings_that_ask_for_it_are_known(
+    options: dict[str, str], environment: dict[str, str], setting: str | None
+) -> None:
+    """
+    A session would otherwise be made that nothing runs on.
+    """
+    assert asks_for_connect(options, environment) == setting
+
+
+def test_others_are_none_of_it() -> None:
+    """
+    A classic session, and what only has a name like it.
+    """
+    for given in (None, ROWS, SimpleNamespace(), _stand_in("pyspark.sql.connected", "DataFrame")):
+        refuse_connect(given)
+
+
+def test_the_local_runner_takes_its_frames(tmp_path: Path) -> None:
+    """
+    As anything with Arrow's C stream interface, which frames of Spark Connect have; shown with a stand-in.
+    """
+    LocalRunner(tmp_path / "pond", progress=False).run(_counting(), {"s": FRAME})
+    with Store.open(tmp_path / "pond", read_only=True) as store:
+        assert store.rows_view("c").to_arrow()["key"].to_pylist() == ["a", "b"]
+
+
+class _Counting(Computation):
+    def process_record(self, context: Any, record: Any) -> None:
+        context.state.set(context.state.get(0) + 1)
+
+
+def _counting() -> Pipeline:
+    pipeline = Pipeline("p")
+    pipeline.inject("s", key="k", at="t").apply(_Counting(), name="c")
+    return pipeline
