@@ -17,7 +17,7 @@ class MicroBatchExecutor(KeyExecutor):
     """
     Runs a key's records as one call, and after it the timers that are due then; what these set waits for the next turn.
 
-    As in Spark the timers that are due are looked up first: one that another deletes fires all the same. Each is
+    As in Spark the timers that are due are looked up first: one that another deletes fires anyway. Each is
     pending until its hook has returned, so one that is set again as it was is gone afterwards.
     """
 
@@ -38,9 +38,10 @@ class MicroBatchExecutor(KeyExecutor):
             failure = self._attempt(
                 lambda: process_records(self._context, self._records), partial(self._values, start, stop)
             )
-            # Which of the records it was, only the code could tell: none of them has had an effect.
-            for index in range(start, stop) if failure is not None else ():
-                self._fail_record(self._columns, index, failure)
+            if failure is not None:
+                # Which of the records it was, only the code could tell: none of them has had an effect.
+                for index in range(start, stop):
+                    self._fail_record(self._columns, index, failure)
         for timer in self.timers.take_due():
             self._count_firing()
             self._try_timer(timer)

@@ -109,7 +109,7 @@ class _TimeSortedTimers(KeyTimers):
         due = self.event_due
         while due and due[0][0] <= limit:
             timer = heappop(due)[2]
-            if self._take(timer):
+            if self.take(timer):
                 return timer
         return None
 

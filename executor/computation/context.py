@@ -228,7 +228,9 @@ class Context:
                 self._refuse_in_cycle(tag, moment, output)
             timers.set(Timer(_text(tag, "timer tag"), known, to_micros(moment), output, percentile, holds))
 
-    def timer_at(self, tag: str = "", domain: DomainName = "event") -> EventTimeMicros | WallTimeMicros | None:
+    def timer_at(
+        self, tag: str = "", domain: DomainName = "event"
+    ) -> EventTimeMicros | WallTimeMicros | None:
         """
         When a pending timer fires, in microseconds; ``None`` if none of this name is pending.
 

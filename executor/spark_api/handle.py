@@ -35,7 +35,11 @@ _VariableT = TypeVar("_VariableT", bound=Variable)
 TimeMode: TypeAlias = Literal["none", "processingtime", "eventtime"]
 """Spark's time modes, in lower case: Spark takes them in any."""
 
-TIME_MODES: Final[dict[str, DomainName | None]] = {"none": None, "processingtime": "wall", "eventtime": "event"}
+TIME_MODES: Final[dict[str, DomainName | None]] = {
+    "none": None,
+    "processingtime": "wall",
+    "eventtime": "event",
+}
 """The time domain of the timers in each time mode."""
 
 
@@ -65,38 +69,53 @@ class ProcessorHandle(StatefulProcessorHandle):
 
     # -- variables ---------------------------------------------------------------------------
 
-    def getValueState(  # noqa: N802 - Spark's name
+    def getValueState(
         self,
-        stateName: str,  # noqa: N803 - Spark's name
+        stateName: str,
         schema: StructType | str,
-        ttlDurationMs: int | None = None,  # noqa: N803 - Spark's name
+        ttlDurationMs: int | None = None,
     ) -> ValueState:
+        """
+        Declare a variable of one value.
+
+        Raises:
+            InvalidError: it is too late for that, the name is taken, or the schema or the time to live is wrong.
+        """
         ttl_ms = self._checked(stateName, ttlDurationMs)
         return self._declared(ValueVariable(stateName, self.turn, _codec(stateName, schema), ttl_ms))
 
-    def getListState(  # noqa: N802 - Spark's name
+    def getListState(
         self,
-        stateName: str,  # noqa: N803 - Spark's name
+        stateName: str,
         schema: StructType | str,
-        ttlDurationMs: int | None = None,  # noqa: N803 - Spark's name
+        ttlDurationMs: int | None = None,
     ) -> ListState:
+        """
+        Declare a variable of a list of values; see `getValueState`.
+        """
         ttl_ms = self._checked(stateName, ttlDurationMs)
         return self._declared(ListVariable(stateName, self.turn, _codec(stateName, schema), ttl_ms))
 
-    def getMapState(  # noqa: N802 - Spark's name
+    def getMapState(
         self,
-        stateName: str,  # noqa: N803 - Spark's name
-        userKeySchema: StructType | str,  # noqa: N803 - Spark's name
-        valueSchema: StructType | str,  # noqa: N803 - Spark's name
-        ttlDurationMs: int | None = None,  # noqa: N803 - Spark's name
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
     ) -> MapState:
+        """
+        Declare a variable of values by keys; see `getValueState`.
+        """
         ttl_ms = self._checked(stateName, ttlDurationMs)
         key_codec = _codec(f"{stateName}' (keys of the map) '", userKeySchema)
         return self._declared(
             MapVariable(stateName, self.turn, key_codec, _codec(stateName, valueSchema), ttl_ms)
         )
 
-    def deleteIfExists(self, stateName: str) -> None:  # noqa: N802, N803 - Spark's names
+    def deleteIfExists(self, stateName: str) -> None:
+        """
+        Delete a variable of earlier code, key by key as keys have their turns.
+        """
         if not self._is_open:
             raise InvalidError("deleteIfExists is called in init", state=stateName)
         self.variables.pop(stateName, None)
@@ -123,13 +142,25 @@ class ProcessorHandle(StatefulProcessorHandle):
 
     # -- timers ------------------------------------------------------------------------------
 
-    def registerTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802, N803 - Spark's names
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """
+        Have ``handleExpiredTimer`` called once the watermark, or the wall time, has reached this millisecond.
+
+        Raises:
+            InvalidError: the time mode has no timers, or no key's hook runs.
+        """
         self.turn.context.set_timer(expiryTimestampMs * 1_000, str(expiryTimestampMs), self._domain())
 
-    def deleteTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802, N803 - Spark's names
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """
+        Delete a timer of the key, if it is pending.
+        """
         self.turn.context.delete_timer(str(expiryTimestampMs), self._domain())
 
-    def listTimers(self) -> Iterator[int]:  # noqa: N802 - Spark's name
+    def listTimers(self) -> Iterator[int]:
+        """
+        The pending timers of the key in milliseconds, in their order, with the one that is being handled.
+        """
         timers = self.turn.context.timers(self._domain())
         return iter([timer.at // 1_000 for timer in timers if timer.tag != EXPIRY_TAG])
 

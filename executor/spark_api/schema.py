@@ -7,7 +7,6 @@ Spark parses the text in its JVM, which neither the local runner nor a Python wo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final
 
 import sqlglot
@@ -37,8 +36,8 @@ from millpond.statestore.errors import InvalidError
 
 __all__ = ["parse_schema"]
 
-_Kind = tree.DataType.Type
-_ATOMS: Final[Mapping[_Kind, Callable[[], DataType]]] = {
+_Kind: Final = tree.DType
+_ATOMS: Final[Mapping[tree.DType, Callable[[], DataType]]] = {
     _Kind.BIGINT: LongType,
     _Kind.BINARY: BinaryType,
     _Kind.BOOLEAN: BooleanType,
@@ -78,7 +77,9 @@ def parse_schema(schema: StructType | str) -> StructType:
     if isinstance(schema, StructType):
         return schema
     if not isinstance(schema, str):
-        raise InvalidError("a schema is a StructType, or text such as 'count int'", type=type(schema).__name__)
+        raise InvalidError(
+            "a schema is a StructType, or text such as 'count int'", type=type(schema).__name__
+        )
     # With colons, as within a struct, is another way to write columns.
     fields = _columns(f"value {schema}") or (_columns(f"value struct<{schema}>") if ":" in schema else None)
     is_type = fields is not None and len(fields) == 1
@@ -117,8 +118,8 @@ def _data_type(node: tree.Expression | None, schema: str) -> DataType:
         return StructType([_field(part, schema) for part in parts])
     if node.this is _Kind.ARRAY and len(parts) == 1:
         return ArrayType(_data_type(parts[0], schema))
-    if node.this is _Kind.MAP and len(parts) == 2:  # noqa: PLR2004 - a key and a value
-        return MapType(*map(partial(_data_type, schema=schema), parts))
+    if node.this is _Kind.MAP and len(parts) == 2:
+        return MapType(_data_type(parts[0], schema), _data_type(parts[1], schema))
     if node.this is _Kind.DECIMAL:
         return DecimalType(*([int(part.name) for part in parts] or _DECIMAL_DEFAULT))
     if node.this not in _ATOMS:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -34,6 +34,7 @@ __all__ = ["INPUT", "transform_with_state"]
 INPUT: Final = "input"
 """Name of the injected stream of the frame."""
 
+_TICK_MS: Final = 250
 _NO_TICK_MS: Final = 86_400_000
 _OUTPUT_MODES: Final = ("append", "update")
 
@@ -54,6 +55,7 @@ def transform_with_state(
     name: str | None = None,
     id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
     on_error: OnError = "stop",
+    tick_ms: float | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
     """
@@ -80,7 +82,9 @@ def transform_with_state(
         id: column with the record's id; records with the same id count once.
         on_error: what happens to rows whose code fails: ``"stop"`` ends the run as it ends a query of Spark,
             ``"dead_letter"`` puts all rows of the key in the micro-batch aside.
-        options: all options of `SparkRunner`.
+        tick_ms: how long the input must be silent before due timers fire without it: 250 unless given, and not at all
+            between the micro-batches of ``availableNow``, as in Spark.
+        options: all other options of `SparkRunner`.
 
     Returns:
         The running pipeline, also with ``trigger={"availableNow": True}``: call ``await_termination`` and ``stop``.
@@ -104,7 +108,9 @@ def transform_with_state(
         raise InvalidError("an output mode is Append or Update", output_mode=output_mode)
     for column in columns:
         if column not in frame.columns:
-            raise InvalidError("keys names a column that the frame has not", key=column, columns=frame.columns)
+            raise InvalidError(
+                "keys names a column that the frame has not", key=column, columns=frame.columns
+            )
     event_time = watermark_column(frame.schema)
     if str(time_mode).lower() == "eventtime" and event_time is None:
         raise InvalidError("the time mode EventTime needs the frame's withWatermark")
@@ -130,10 +136,9 @@ def transform_with_state(
     )
     if sink is not None:
         graph.add_sink(chosen, chosen, sink if isinstance(sink, Sink) else _table(str(sink), schema))
-    if trigger is not None and {"availableNow", "once"} & trigger.keys():
-        # Between the micro-batches of such a query Spark runs none without data.
-        options.setdefault("tick_ms", _NO_TICK_MS)
-    return SparkRunner(store, **options).start(graph, inputs, trigger=trigger)
+    ends = trigger is not None and bool({"availableNow", "once"} & trigger.keys())
+    wanted_ms = (_NO_TICK_MS if ends else _TICK_MS) if tick_ms is None else tick_ms
+    return SparkRunner(store, tick_ms=wanted_ms, **options).start(graph, inputs, trigger=trigger)
 
 
 def _table(path: str, schema: StructType) -> DeltaSink:
@@ -143,7 +148,7 @@ def _table(path: str, schema: StructType) -> DeltaSink:
 
 def _frame_of(initial_state: DataFrame | GroupedData) -> DataFrame:
     # What Spark wants grouped is grouped here by the key of the stream.
-    frame: DataFrame = getattr(initial_state, "_df", initial_state)
+    frame = cast("DataFrame", getattr(initial_state, "_df", initial_state))
     if frame.isStreaming:
         raise InvalidError("the initial state is a bounded frame")
     return frame

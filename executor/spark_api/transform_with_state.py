@@ -201,7 +201,9 @@ class TransformWithState(Computation):
             return
         for row in yielded:
             if not isinstance(row, Row):
-                raise InvalidError("the processor yields Rows with the output's fields", type=type(row).__name__)
+                raise InvalidError(
+                    "the processor yields Rows with the output's fields", type=type(row).__name__
+                )
             context.produce(stream, output.row_to_json(row.asDict(recursive=True)))
 
 

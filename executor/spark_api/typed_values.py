@@ -132,7 +132,9 @@ def _writer(kind: DataType, what: str) -> _Convert:
         return lambda value: list(map(write, _of(value, (list, tuple, np.ndarray), kind, what)))
     if isinstance(kind, MapType):
         write_key, write = _writer(kind.keyType, what), _nullable(_writer(kind.valueType, what))
-        return lambda value: [[write_key(key), write(part)] for key, part in _of(value, dict, kind, what).items()]
+        return lambda value: [
+            [write_key(key), write(part)] for key, part in _of(value, dict, kind, what).items()
+        ]
     if isinstance(kind, ByteType | ShortType | IntegerType | LongType):
         return _int_writer(kind, what)
     if isinstance(kind, DecimalType):
@@ -152,7 +154,10 @@ def _reader(kind: DataType) -> _Convert | None:
         return lambda stored: factory(*codec.from_json(stored))
     if isinstance(kind, ArrayType):
         read = _reader(kind.elementType)
-        return None if read is None else lambda stored: list(map(_nullable(read), stored))
+        if read is None:
+            return None
+        read_part = _nullable(read)
+        return lambda stored: list(map(read_part, stored))
     if isinstance(kind, MapType):
         read_key, read = _reader(kind.keyType) or _same, _nullable(_reader(kind.valueType) or _same)
         return lambda stored: {read_key(key): read(part) for key, part in stored}
@@ -175,7 +180,10 @@ def _of(value: Any, kinds: type | tuple[type, ...], kind: DataType, what: str) -
 
 def _misfit(value: Any, kind: DataType, what: str) -> InvalidError:
     return InvalidError(
-        f"{what} does not take this value", value=repr(value)[:100], type=type(value).__name__, wanted=kind.simpleString()
+        f"{what} does not take this value",
+        value=repr(value)[:100],
+        type=type(value).__name__,
+        wanted=kind.simpleString(),
     )
 
 

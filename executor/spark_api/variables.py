@@ -18,7 +18,15 @@ from millpond.executor.computation.context import Context
 from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["EXPIRY_TAG", "KeyTurn", "KeyVariables", "ListVariable", "MapVariable", "ValueVariable", "Variable"]
+__all__ = [
+    "EXPIRY_TAG",
+    "KeyTurn",
+    "KeyVariables",
+    "ListVariable",
+    "MapVariable",
+    "ValueVariable",
+    "Variable",
+]
 
 EXPIRY_TAG: Final = "expiry"
 """The wall timer that deletes what has expired of a key."""
@@ -225,14 +233,23 @@ class ValueVariable(Variable, ValueState):
     """
 
     def exists(self) -> bool:
+        """
+        Whether the key has a value.
+        """
         stored = self._turn.variables.stored.get(self.name)
         return stored is not None and self._is_alive(stored)
 
     def get(self) -> tuple[Any, ...] | None:
+        """
+        The value; ``None`` if there is none.
+        """
         stored = self._turn.variables.stored.get(self.name)
         return None if stored is None or not self._is_alive(stored) else self._read(stored)
 
-    def update(self, newValue: Any) -> None:  # noqa: N803 - Spark's name
+    def update(self, newValue: Any) -> None:
+        """
+        Replace the value.
+        """
         self._turn.variables.stored[self.name] = self._wrapped(newValue)
 
 
@@ -242,25 +259,42 @@ class ListVariable(Variable, ListState):
     """
 
     def exists(self) -> bool:
+        """
+        Whether the list has a value.
+        """
         return any(map(self._is_alive, self._turn.variables.stored.get(self.name, ())))
 
     def get(self) -> Iterator[tuple[Any, ...]]:
+        """
+        The values.
+        """
         stored = list(self._turn.variables.stored.get(self.name, ()))
         return map(self._read, filter(self._is_alive, stored))
 
-    def put(self, newState: Iterable[Any]) -> None:  # noqa: N803 - Spark's name
+    def put(self, newState: Iterable[Any]) -> None:
+        """
+        Replace all values.
+        """
         self._turn.variables.stored[self.name] = self._all(newState)
 
-    def appendValue(self, newState: Any) -> None:  # noqa: N802, N803 - Spark's names
+    def appendValue(self, newState: Any) -> None:
+        """
+        Append a value.
+        """
         self._turn.variables.stored.setdefault(self.name, []).append(self._wrapped(newState))
 
-    def appendList(self, newState: Iterable[Any]) -> None:  # noqa: N802, N803 - Spark's names
+    def appendList(self, newState: Iterable[Any]) -> None:
+        """
+        Append values.
+        """
         self._turn.variables.stored.setdefault(self.name, []).extend(self._all(newState))
 
     def _all(self, values: Iterable[Any]) -> list[dict[str, Any]]:
         encoded = list(map(self._wrapped, values))
         if not encoded:
-            raise InvalidError(f"the state {self.name!r} takes a list with at least one value; clear() empties it")
+            raise InvalidError(
+                f"the state {self.name!r} takes a list with at least one value; clear() empties it"
+            )
         return encoded
 
 
@@ -284,9 +318,15 @@ class MapVariable(Variable, MapState):
         self._row = Row(*codec.names)
 
     def exists(self) -> bool:
+        """
+        Whether the map has an entry.
+        """
         return any(map(self._is_alive, self._entries().values()))
 
-    def getValue(self, key: Any) -> tuple[Any, ...] | None:  # noqa: N802 - Spark's name
+    def getValue(self, key: Any) -> tuple[Any, ...] | None:
+        """
+        The value of a map key, as a Row; ``None`` if there is none.
+        """
         entry = self._entries().get(self._text(key))
         if entry is None or not self._is_alive(entry):
             return None
@@ -294,29 +334,50 @@ class MapVariable(Variable, MapState):
         value: tuple[Any, ...] = self._row(*self.codec.from_json(entry["value"]))
         return value
 
-    def containsKey(self, key: Any) -> bool:  # noqa: N802 - Spark's name
+    def containsKey(self, key: Any) -> bool:
+        """
+        Whether there is a value of a map key.
+        """
         entry = self._entries().get(self._text(key))
         return entry is not None and self._is_alive(entry)
 
-    def updateValue(self, key: Any, value: Any) -> None:  # noqa: N802 - Spark's name
+    def updateValue(self, key: Any, value: Any) -> None:
+        """
+        Set the value of a map key.
+        """
         encoded = self.key_codec.to_json(key)
         wrapped = self._wrapped(value)
         entry = wrapped if self.ttl_ms is not None else {"value": wrapped}
         self._entries()[orjson.dumps(encoded)] = {"key": encoded, **entry}
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """
+        All map keys with their values.
+        """
         return zip(self.keys(), self.values(), strict=True)
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
+        """
+        All map keys.
+        """
         return iter([self.key_codec.from_json(entry["key"]) for entry in self._alive()])
 
     def values(self) -> Iterator[tuple[Any, ...]]:
+        """
+        All values.
+        """
         return iter([self.codec.from_json(entry["value"]) for entry in self._alive()])
 
-    def removeKey(self, key: Any) -> None:  # noqa: N802 - Spark's name
+    def removeKey(self, key: Any) -> None:
+        """
+        Delete a map key with its value.
+        """
         self._entries().pop(self._text(key), None)
 
     def clear(self) -> None:
+        """
+        Delete all entries.
+        """
         variables = self._turn.variables
         variables.delete(self.name)
         variables.maps[self.name] = {}

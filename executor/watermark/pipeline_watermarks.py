@@ -80,7 +80,9 @@ class PipelineWatermarks:
                 for name in self._topology.computations
             }
             journaled = {
-                name: EventTimeMicros(positions[app_id]) for name, app_id in app_ids.items() if app_id in positions
+                name: EventTimeMicros(positions[app_id])
+                for name, app_id in app_ids.items()
+                if app_id in positions
             }
             authority.restore(journaled)
             if percentile == EXACT:

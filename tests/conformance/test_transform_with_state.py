@@ -162,7 +162,11 @@ def test_frames_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> Non
     A processor for ``transformWithStateInPandas`` gets and yields frames; a missing value is null.
     """
     batches = [
-        [{"k": key, "t": f"1970-01-01T00:00:{second:02d}Z", "n": second} for key in "ab" for second in seconds]
+        [
+            {"k": key, "t": f"1970-01-01T00:00:{second:02d}Z", "n": second}
+            for key in "ab"
+            for second in seconds
+        ]
         for seconds in ((1, 2, 3), (9, 4), (20,))
     ]
     job = Job(
@@ -182,7 +186,11 @@ def test_state_variables_are_those_of_spark(rocksdb: SparkSession, tmp_path: Pat
     """
     words = ("update", "append", "map", "put", "remove", "clear", "map", "append")
     batches = [
-        [{"k": key, "do": words[(number + step) % len(words)], "n": number + step} for step in range(3) for key in "ab"]
+        [
+            {"k": key, "do": words[(number + step) % len(words)], "n": number + step}
+            for step in range(3)
+            for key in "ab"
+        ]
         for number in range(8)
     ]
     job = Job(rocksdb, tmp_path, Remembering(), batches, "k string, do string, n long")
@@ -220,7 +228,10 @@ def test_a_failure_ends_the_run_and_leaves_no_trace(spark: SparkSession, tmp_pat
     """
     As in Spark nothing of the failing micro-batch is kept; here it can be a dead letter instead, with its key's rows.
     """
-    batches = [[{"k": key, "n": 1} for key in "ab"], [{"k": "a", "n": 1}, {"k": "a", "n": -1}, {"k": "b", "n": 1}]]
+    batches = [
+        [{"k": key, "n": 1} for key in "ab"],
+        [{"k": "a", "n": 1}, {"k": "a", "n": -1}, {"k": "b", "n": 1}],
+    ]
     job = Job(spark, tmp_path, Failing(), batches, "k string, n long")
 
     with pytest.raises(InvalidError, match="a negative number"):
