@@ -23,15 +23,16 @@ from benchmarks.engine_result import EngineResult, batch_times
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
-__all__ = ["ENGINE", "measure"]
+__all__ = ["ENGINE", "ROCKSDB", "measure", "settings"]
 
 ENGINE: Final = "spark-tws-python-row"
 
 _STATE: Final = "spark.sql.streaming.stateStore"
-_SETTINGS: Final = {
+ROCKSDB: Final[dict[str, str]] = {
     f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     f"{_STATE}.rocksdb.changelogCheckpointing.enabled": "true",
 }
+"""Settings of Spark's state in its best form."""
 
 
 class CountProcessor(StatefulProcessor):
@@ -76,7 +77,7 @@ def measure(spark: SparkSession, folder: Path, load: Load, inputs: Path) -> Engi
         inputs: the files that `write_batches` wrote.
     """
     cores = spark.sparkContext.defaultParallelism
-    with _settings(spark, _SETTINGS | {"spark.sql.shuffle.partitions": str(cores)}):
+    with settings(spark, ROCKSDB | {"spark.sql.shuffle.partitions": str(cores)}):
         stream = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(inputs))
         counted = (
             stream.select("key", "id")
@@ -97,7 +98,10 @@ def measure(spark: SparkSession, folder: Path, load: Load, inputs: Path) -> Engi
 
 
 @contextmanager
-def _settings(spark: SparkSession, wanted: dict[str, str]) -> Iterator[None]:
+def settings(spark: SparkSession, wanted: dict[str, str]) -> Iterator[None]:
+    """
+    Settings of the session for as long as the block runs.
+    """
     before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)

@@ -132,6 +132,8 @@ from .executor.spark.run import SparkRun as SparkRun
 from .executor.spark.runner import SparkRunner as SparkRunner
 from .executor.spark.runner import SparkRunnerOptions as SparkRunnerOptions
 from .executor.spark.session import spark_session as spark_session
+from .executor.spark_api.spark_query import transform_with_state as transform_with_state
+from .executor.spark_api.transform_with_state import TransformWithState as TransformWithState
 from .executor.superstep.plan import InputPosition as InputPosition
 from .executor.superstep.report import SuperstepReport as SuperstepReport
 from .executor.superstep.totals import Totals as Totals

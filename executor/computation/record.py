@@ -138,6 +138,13 @@ class Records(Sequence[Record]):
         """
         return self._columns
 
+    @property
+    def range(self) -> tuple[int, int]:
+        """
+        The first of them in `columns`, and one past the last, for the engine.
+        """
+        return self._start, self._stop
+
     def __len__(self) -> int:
         return self._stop - self._start
 

@@ -54,11 +54,22 @@ class RecordColumns:
         by_time: whether the records of a key are sorted by time.
 
     Attributes:
+        values: the values in order of arrival.
         values_are_wanted: user code has read a value and will probably read the others: from then
             on values are decoded when their record is made, which is cheaper than on demand.
     """
 
-    __slots__ = ("_ids", "at", "by_time", "read", "sources", "streams", "values_are_wanted", "watermark")
+    __slots__ = (
+        "_ids",
+        "at",
+        "by_time",
+        "read",
+        "sources",
+        "streams",
+        "values",
+        "values_are_wanted",
+        "watermark",
+    )
 
     def __init__(
         self,
@@ -76,6 +87,7 @@ class RecordColumns:
         self.streams: Sequence[str] = streams
         self.watermark: int = watermark
         self.sources: list[int] = sources.tolist()
+        self.values: Values = values
         self.read: Callable[[int], Any] = values.value
         self.values_are_wanted: bool = False
         self._ids = ids

@@ -106,6 +106,35 @@ class ArrowValues:
             value[name] = column[index].as_py()
         return value
 
+    @property
+    def columns(self) -> pa.StructArray:
+        """
+        The rows, as they are in Arrow.
+        """
+        return self._columns
+
+    @property
+    def names(self) -> list[str]:
+        """
+        The names of the columns.
+        """
+        return self._names
+
+    def row(self, index: int) -> tuple[Any, ...] | None:
+        """
+        The row's columns as a tuple, in the order of `names`; ``None`` where the struct itself is null.
+        """
+        rows = self._rows
+        if rows is None:
+            rows = self._decode()
+        row = rows[index]
+        if row is None or not self._nested:
+            return row
+        nested = {name: column[index].as_py() for name, column in self._nested}
+        return tuple(
+            nested[name] if name in nested else part for name, part in zip(self._names, row, strict=True)
+        )
+
     def _decode(self) -> list[tuple[Any, ...] | None]:
         columns = dict(zip(self._names, self._columns.flatten(), strict=True))
         # Nested values can be changed by user code, so each reader gets a copy.

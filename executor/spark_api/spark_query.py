@@ -118,7 +118,8 @@ def transform_with_state(
     computation = TransformWithState(processor, schema, time_mode, keys=columns, rows_as=rows_as)
     chosen = name or type(processor).__name__
     graph = EnginePipeline(chosen)
-    key = columns[0] if len(columns) == 1 else list(columns)
+    # A typed key, of one text column too: as in Spark, null is a key.
+    key = list(columns)
     graph.inject(INPUT, key=key, at=IngressTime() if event_time is None else event_time, id=id)
     streams = {INPUT: None}
     inputs = {INPUT: frame}

@@ -17,8 +17,10 @@ from pyspark.sql.types import Row, StructType
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record, Records
+from millpond.executor.computation.record import Records
+from millpond.executor.computation.record_columns import RecordColumns
 from millpond.executor.computation.timer import Timer
+from millpond.executor.spark_api.given_rows import GivenRows
 from millpond.executor.spark_api.handle import TIME_MODES, ProcessorHandle, TimeMode
 from millpond.executor.spark_api.schema import parse_schema
 from millpond.executor.spark_api.typed_values import StructCodec
@@ -47,8 +49,8 @@ class TransformWithState(Computation):
         processor: an instance of the user's class; it is pickled, as in Spark.
         output_schema: of what it yields: a ``StructType`` or text such as ``"id string, count long"``.
         time_mode: ``"None"``, ``"ProcessingTime"`` or ``"EventTime"``, in upper or lower case.
-        keys: the columns of the key; the key that the hooks get is a tuple of their values. The record's key as text
-            unless given.
+        keys: the names of the key's columns, for the Row that ``handleExpiredTimer`` gets as the key; the other hooks
+            get a tuple of the key's values.
         rows_as: ``"row"`` for a processor that is written for ``transformWithState``, ``"pandas"`` for one
             written for ``transformWithStateInPandas``.
         initial_state: the stream whose records go to ``handleInitialState``.
@@ -91,6 +93,7 @@ class TransformWithState(Computation):
         self._initial_state = initial_state
         self._output = StructCodec(parse_schema(output_schema), "the output")
         self._handle: ProcessorHandle | None = None
+        self._given: GivenRows | None = None
         self.variables: tuple[str, ...] = tuple(self._declared())
 
     def _declared(self) -> dict[str, Variable]:
@@ -107,7 +110,7 @@ class TransformWithState(Computation):
         """
         Travel without what belongs to a bundle.
         """
-        return {**self.__dict__, "_handle": None}
+        return {**self.__dict__, "_handle": None, "_given": None}
 
     def begin_bundle(self) -> None:
         """
@@ -122,23 +125,25 @@ class TransformWithState(Computation):
         Let the processor release what it holds.
         """
         self._processor.close()
-        self._handle = None
+        self._handle = self._given = None
 
     def process_records(self, context: Context, records: Records) -> None:
         """
         Give the key's rows to ``handleInputRows``; those of the initial state to ``handleInitialState`` before.
         """
         handle, times = self._bound(context), self._times(context)
-        initial = [record for record in records if record.stream == self._initial_state]
-        given: Iterable[Record] = records
-        if initial:
-            given = [record for record in records if record.stream != self._initial_state]
+        start, stop = records.range
+        given = self._given_in(records.columns)
+        rows = given.rows if self._rows_as == "row" else given.frames
+        initial = self._initial_of(records.columns, start, stop)
         try:
-            for row in self._rows(initial):
-                self._processor.handleInitialState(self._key(context, initial[0].value), row, times)
-            if len(initial) < len(records):
-                key = self._key(context, records[0].value if not initial else next(iter(given)).value)
-                self._produce(context, self._processor.handleInputRows(key, self._rows(given), times))
+            for index in initial:
+                for row in rows(index, index + 1):
+                    self._processor.handleInitialState(context.key_values, row, times)
+            if len(initial) < stop - start:
+                # Of a key that has both, the rows of the initial state arrived first.
+                some = rows(start + len(initial), stop)
+                self._produce(context, self._processor.handleInputRows(context.key_values, some, times))
         finally:
             handle.turn.release()
 
@@ -153,9 +158,8 @@ class TransformWithState(Computation):
                 if next_ms is not None:
                     handle.turn.expires(next_ms)
                 return
-            names = self._keys or ("key",)
             yielded = self._processor.handleExpiredTimer(
-                key=Row(*names)(*self._key(context)),
+                key=Row(*self._keys or ("key",))(*context.key_values),
                 timerValues=self._times(context),
                 expiredTimerInfo=ExpiredTimerInfo(timer.at // 1_000),
             )
@@ -177,54 +181,49 @@ class TransformWithState(Computation):
             return _NO_TIME
         return TimerValues(context.wall_time // 1_000, max(context.watermark // 1_000, 0))
 
-    def _key(self, context: Context, value: Any = None) -> tuple[Any, ...]:
-        if value is not None and self._keys:
-            return tuple([value.get(name) for name in self._keys])
-        return (context.key,)
+    def _given_in(self, columns: RecordColumns) -> GivenRows:
+        given = self._given
+        if given is None or given.columns is not columns:
+            given = self._given = GivenRows(columns)
+        return given
 
-    def _rows(self, records: Iterable[Record]) -> Iterator[Any]:
-        if self._rows_as == "pandas":
-            values = [_fields(record.value) for record in records]
-            return iter([pd.DataFrame(values)] if values else [])
-        return _as_rows(records)
+    def _initial_of(self, columns: RecordColumns, start: int, stop: int) -> Sequence[int]:
+        """
+        The records of the initial state among those of a key.
+        """
+        streams = columns.streams
+        return [index for index in range(start, stop) if streams[index] == self._initial_state]
 
     # -- what comes out ----------------------------------------------------------------------
 
     def _produce(self, context: Context, yielded: Iterable[Any]) -> None:
-        stream, output = context.streams[0], self._output
-        if self._rows_as == "pandas":
-            for frame in yielded:
-                if not isinstance(frame, pd.DataFrame):
-                    raise InvalidError("the processor yields pandas DataFrames", type=type(frame).__name__)
-                for values in _without_missing(frame):
-                    context.produce(stream, output.row_to_json(values))
-            return
-        for row in yielded:
-            if not isinstance(row, Row):
+        stream, produce = context.streams[0], context.produce
+        for value in map(self._output.row_to_json, self._yielded(yielded)):
+            produce(stream, value)
+
+    def _yielded(self, yielded: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
+        """
+        The fields of each row that the processor yields, by name.
+        """
+        kind: type = pd.DataFrame if self._rows_as == "pandas" else Row
+        for one in yielded:
+            if not isinstance(one, kind):
                 raise InvalidError(
-                    "the processor yields Rows with the output's fields", type=type(row).__name__
+                    "the processor yields rows of Spark, or frames if it is given frames",
+                    type=type(one).__name__,
+                    rows_as=self._rows_as,
                 )
-            context.produce(stream, output.row_to_json(row.asDict(recursive=True)))
+            if isinstance(one, pd.DataFrame):
+                names = list(map(str, one.columns))
+                for row in one.to_numpy(dtype=object).tolist():
+                    yield dict(zip(names, map(_or_none, row), strict=True))
+            else:
+                yield dict(zip(one.__fields__, one, strict=True))
 
 
-def _as_rows(records: Iterable[Record]) -> Iterator[Row]:
-    names: tuple[str, ...] = ()
-    factory = Row()
-    for record in records:
-        fields = _fields(record.value)
-        if tuple(fields) != names:
-            names = tuple(fields)
-            factory = Row(*names)
-        yield factory(*fields.values())
-
-
-def _fields(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {"value": value}
-
-
-def _without_missing(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    objects = frame.astype(object)
-    return [
-        {str(name): part for name, part in row.items()}
-        for row in objects.where(frame.notna(), None).to_dict("records")
-    ]
+def _or_none(value: Any) -> Any:
+    """
+    A value of a frame, with ``None`` for what pandas takes for missing.
+    """
+    # NaN is not equal to itself.
+    return None if value is pd.NaT or value is pd.NA or (type(value) is float and value != value) else value

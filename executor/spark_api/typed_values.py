@@ -112,6 +112,14 @@ class StructCodec:
             for name, write in zip(self.names, self._write, strict=True)
         }
 
+    def part_to_json(self, value: Any) -> dict[str, Any]:
+        """
+        The JSON object of a value inside another: a dict or a Row by its names, a tuple by its places.
+        """
+        if isinstance(value, Row) and hasattr(value, "__fields__"):
+            value = dict(zip(value.__fields__, value, strict=True))
+        return self.row_to_json(value) if isinstance(value, dict) else self.to_json(value)
+
     def from_json(self, stored: Mapping[str, Any]) -> tuple[Any, ...]:
         """
         The tuple that a JSON object stands for; a field that it has not, since it is new, is ``None``.
@@ -126,7 +134,7 @@ class StructCodec:
 def _writer(kind: DataType, what: str) -> _Convert:
     if isinstance(kind, StructType):
         codec = StructCodec(kind, what)
-        return lambda value: codec.row_to_json(value) if isinstance(value, dict) else codec.to_json(value)
+        return codec.part_to_json
     if isinstance(kind, ArrayType):
         write = _nullable(_writer(kind.elementType, what))
         return lambda value: list(map(write, _of(value, (list, tuple, np.ndarray), kind, what)))

@@ -21,6 +21,7 @@ from millpond.testing.fixtures.stateful_processors import (
     SEEN,
     AllTypes,
     Failing,
+    Keys,
     PandasCounter,
     Remembering,
     Seeded,
@@ -207,6 +208,32 @@ def test_values_of_all_types_are_those_of_spark(rocksdb: SparkSession, tmp_path:
     job = Job(
         *(rocksdb, tmp_path, AllTypes(), [[row], [row, row]]),
         "k string, t timestamp, c decimal(10,2), n long, x array<date>",
+    )
+
+    assert job.in_millpond() == job.in_spark()
+
+
+@pytest.mark.spark_all
+def test_keys_of_any_type_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    Several columns, nulls among them, in rows and in timers. A decimal comes without the zeros at its end.
+    """
+    rows = [
+        {"a": "x", "b": 1, "c": 1.25, "d": "2020-01-02", "e": True, "t": "2024-01-01T00:00:00Z"},
+        {"a": None, "b": None, "c": None, "d": None, "e": None, "t": "2024-01-01T00:00:00Z"},
+        {"a": "x\ty", "b": -(2**40), "c": -1.25, "d": "1969-12-31", "e": False, "t": "2024-01-01T00:00:00Z"},
+    ]
+    job = Job(
+        *(
+            rocksdb,
+            tmp_path,
+            Keys(),
+            [rows, rows],
+            "a string, b long, c decimal(9,2), d date, e boolean, t timestamp",
+        ),
+        keys=("a", "b", "c", "d", "e"),
+        time_mode="EventTime",
+        delay="1 second",
     )
 
     assert job.in_millpond() == job.in_spark()

@@ -1,0 +1,171 @@
+"""
+A processor written for Spark, on Spark's operator and on Millpond, over the same files in one session.
+
+    python -m benchmarks.drop_in --json build/bench/drop_in.json
+
+Each reads all rows of a key in a micro-batch, gets and updates one number, and yields one row. Spark's output is
+thrown away (``noop``); Millpond's is kept in the store, as all productions are. Spark's operator has RocksDB with
+a change log, and as many partitions as cores, as in `benchmarks.transform_with_state`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import pandas as pd
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from rich.console import Console
+from rich.table import Table
+
+import millpond as mp
+from benchmarks.batches import COLUMNS, Load, write_batches
+from benchmarks.engine_result import EngineResult, batch_times
+from benchmarks.transform_with_state import ROCKSDB, settings
+from examples.quiet_spark import quiet_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOAD: Final = Load(rows_per_batch=50_000, keys_per_batch=10_000, batches=8, warm_up=3)
+PANDAS_LOAD: Final = replace(LOAD, batches=3, warm_up=1)
+WARM_UP: Final = Load(rows_per_batch=20_000, keys_per_batch=4_000, batches=4, warm_up=0)
+GOALS: Final = {"row": 4, "pandas": 10}
+"""The required ratio of Millpond's rate to that of Spark's operator, by what rows are given as."""
+
+_OUTPUT: Final = "key string, count long"
+
+
+class RowCounter(StatefulProcessor):
+    """
+    Counts the rows of each key, row by row.
+    """
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """
+        One number per key.
+        """
+        self._count = handle.getValueState("count", "count long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        """
+        One get and one update for all rows of the key.
+        """
+        known = self._count.get()
+        count = 0 if known is None else known[0]
+        for row in rows:
+            count += row.id is not None
+        self._count.update((count,))
+        yield Row(key=key[0], count=count)
+
+
+class PandasCounter(RowCounter):
+    """
+    Counts the rows of each key, frame by frame.
+    """
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:  # type: ignore[override]
+        """
+        One get and one update for all rows of the key.
+        """
+        known = self._count.get()
+        count = 0 if known is None else known[0]
+        for frame in rows:
+            count += int(frame["id"].count())
+        self._count.update((count,))
+        yield pd.DataFrame({"key": [key[0]], "count": [count]})
+
+
+@click.command(help=__doc__)
+@click.option("--json", "path", type=click.Path(path_type=Path), default=Path("build/bench/drop_in.json"))
+@click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
+def main(path: Path, master: str) -> None:
+    """
+    Measure, write the JSON, print a table.
+    """
+    console = Console()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    options = {"spark.driver.memory": "3g"}
+    spark = quiet_spark("millpond-drop-in", master=master, log=path.parent / "spark.log", options=options)
+    report = {}
+    try:
+        for rows_as, load in (("row", LOAD), ("pandas", PANDAS_LOAD)):
+            _side_by_side(spark, rows_as, WARM_UP)
+            console.print(
+                f"rows as {rows_as}: {load.rows_per_batch:,} over {load.keys_per_batch:,} keys a batch …"
+            )
+            report[rows_as] = _side_by_side(spark, rows_as, load)
+    finally:
+        spark.stop()
+    table = Table("rows as", "Spark's operator, rows/s", "Millpond, rows/s", "ratio", "goal")
+    ratios = {}
+    for rows_as, (theirs, ours) in report.items():
+        ratio = round(ours.records_per_second / theirs.records_per_second, 2)
+        ratios[rows_as] = {"ratio": ratio, "goal": GOALS[rows_as]}
+        rates = [f"{one.records_per_second:,.0f}" for one in (theirs, ours)]
+        table.add_row(rows_as, *rates, str(ratio), str(GOALS[rows_as]))
+    results = [one.to_json() for pair in report.values() for one in pair]
+    path.write_text(f"{json.dumps({'results': results, 'ratios': ratios}, indent=2)}\n", encoding="utf-8")
+    console.print(table, f"Every raw time is in {path}.")
+
+
+def _side_by_side(spark: SparkSession, rows_as: str, load: Load) -> tuple[EngineResult, EngineResult]:
+    """
+    Run both engines over the same files.
+    """
+    with tempfile.TemporaryDirectory(prefix="millpond-drop-in-") as name:
+        inputs = write_batches(Path(name, "inputs"), load)
+        return (
+            _on_spark(spark, Path(name, "checkpoint"), rows_as, load, inputs),
+            _on_millpond(spark, Path(name, "pond"), rows_as, load, inputs),
+        )
+
+
+def _on_spark(spark: SparkSession, checkpoint: Path, rows_as: str, load: Load, inputs: Path) -> EngineResult:
+    cores = spark.sparkContext.defaultParallelism
+    with settings(spark, ROCKSDB | {"spark.sql.shuffle.partitions": str(cores)}):
+        frame = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(inputs))
+        grouped = frame.groupBy("key")
+        operator = grouped.transformWithState if rows_as == "row" else grouped.transformWithStateInPandas
+        processor = RowCounter() if rows_as == "row" else PandasCounter()
+        output = operator(processor, _OUTPUT, "Update", "None")
+        query = (
+            output.writeStream.format("noop")
+            .outputMode("update")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    return EngineResult(engine=f"spark-{rows_as}", load=load, times=batch_times(query))
+
+
+def _on_millpond(spark: SparkSession, store: Path, rows_as: str, load: Load, inputs: Path) -> EngineResult:
+    frame = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(inputs))
+    run = mp.transform_with_state(
+        frame,
+        keys="key",
+        processor=RowCounter() if rows_as == "row" else PandasCounter(),
+        output_schema=_OUTPUT,
+        rows_as="row" if rows_as == "row" else "pandas",
+        store=store,
+        trigger={"availableNow": True},
+        spark=spark,
+        progress=False,
+    )
+    run.await_termination()
+    times = batch_times(run.queries[0])
+    run.stop()
+    return EngineResult(engine=f"millpond-{rows_as}", load=load, times=times)
+
+
+if __name__ == "__main__":
+    main()
