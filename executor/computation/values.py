@@ -131,9 +131,7 @@ class ArrowValues:
         if row is None or not self._nested:
             return row
         nested = {name: column[index].as_py() for name, column in self._nested}
-        return tuple(
-            nested[name] if name in nested else part for name, part in zip(self._names, row, strict=True)
-        )
+        return tuple(nested.get(name, part) for name, part in zip(self._names, row, strict=True))
 
     def _decode(self) -> list[tuple[Any, ...] | None]:
         columns = dict(zip(self._names, self._columns.flatten(), strict=True))

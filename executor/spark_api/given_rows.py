@@ -34,7 +34,8 @@ class GivenRows:
 
     def __init__(self, columns: RecordColumns) -> None:
         self.columns: RecordColumns = columns
-        self._values = columns.values if isinstance(columns.values, ArrowValues) else None
+        values = columns.values  # noqa: PD011 - no frame's
+        self._values = values if isinstance(values, ArrowValues) else None
         self._frame: pd.DataFrame | None = None
         self._given_until = 0
 

@@ -7,6 +7,7 @@ A bundle is a micro-batch: ``handleInputRows`` gets all rows of a key in the ord
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
@@ -205,25 +206,25 @@ class TransformWithState(Computation):
         """
         The fields of each row that the processor yields, by name.
         """
-        kind: type = pd.DataFrame if self._rows_as == "pandas" else Row
+        is_frame = self._rows_as == "pandas"
         for one in yielded:
-            if not isinstance(one, kind):
+            if is_frame and isinstance(one, pd.DataFrame):
+                names = list(map(str, one.columns))
+                for values in one.to_numpy(dtype=object).tolist():
+                    yield dict(zip(names, map(_or_none, values), strict=True))
+            elif not is_frame and isinstance(one, Row):
+                yield dict(zip(one.__fields__, one, strict=True))
+            else:
                 raise InvalidError(
                     "the processor yields rows of Spark, or frames if it is given frames",
                     type=type(one).__name__,
                     rows_as=self._rows_as,
                 )
-            if isinstance(one, pd.DataFrame):
-                names = list(map(str, one.columns))
-                for row in one.to_numpy(dtype=object).tolist():
-                    yield dict(zip(names, map(_or_none, row), strict=True))
-            else:
-                yield dict(zip(one.__fields__, one, strict=True))
 
 
 def _or_none(value: Any) -> Any:
     """
     A value of a frame, with ``None`` for what pandas takes for missing.
     """
-    # NaN is not equal to itself.
-    return None if value is pd.NaT or value is pd.NA or (type(value) is float and value != value) else value
+    is_missing = value is pd.NaT or value is pd.NA or (type(value) is float and math.isnan(value))
+    return None if is_missing else value
