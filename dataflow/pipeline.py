@@ -19,7 +19,7 @@ from millpond.executor.pipeline.topology import Topology
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from millpond.executor.spark.foreach_batch import ForeachBatch, PipelineBatchOptions
+    from millpond.executor.embedding.foreach_batch import ForeachBatch, PipelineBatchOptions
     from millpond.statestore.store import Store
 
 __all__ = ["Pipeline"]
@@ -94,7 +94,7 @@ class Pipeline(EnginePipeline[DataflowStream]):
                 frame.writeStream.foreachBatch(payments).trigger(availableNow=True).start().awaitTermination()
         """
         # What runs on Spark imports PySpark.
-        from millpond.executor.spark.foreach_batch import stream_function
+        from millpond.executor.embedding.foreach_batch import stream_function
 
         return stream_function(self, store, into, options)
 

@@ -76,6 +76,10 @@ from .executor.computation.timer import Timer as Timer
 from .executor.dead_letters.dead_letter_limit import DeadLetterLimit as DeadLetterLimit
 from .executor.dead_letters.letter_request import drop_dead_letters as drop_dead_letters
 from .executor.dead_letters.letter_request import retry_dead_letters as retry_dead_letters
+from .executor.embedding.foreach_batch import ForeachBatch as ForeachBatch
+from .executor.embedding.foreach_batch import ForeachBatchOptions as ForeachBatchOptions
+from .executor.embedding.foreach_batch import PipelineBatchOptions as PipelineBatchOptions
+from .executor.embedding.foreach_batch import foreach_batch as foreach_batch
 from .executor.event_time.duration import Duration as Duration
 from .executor.event_time.duration import Instant as Instant
 from .executor.event_time.late_data_horizon import LateDataHorizon as LateDataHorizon
@@ -124,10 +128,6 @@ from .executor.sinks.sink import DeltaSink as DeltaSink
 from .executor.sinks.sink import RecordingSink as RecordingSink
 from .executor.sinks.sink import Sink as Sink
 from .executor.sinks.sink import SinkWriter as SinkWriter
-from .executor.spark.foreach_batch import ForeachBatch as ForeachBatch
-from .executor.spark.foreach_batch import ForeachBatchOptions as ForeachBatchOptions
-from .executor.spark.foreach_batch import PipelineBatchOptions as PipelineBatchOptions
-from .executor.spark.foreach_batch import foreach_batch as foreach_batch
 from .executor.spark.run import SparkRun as SparkRun
 from .executor.spark.runner import SparkRunner as SparkRunner
 from .executor.spark.runner import SparkRunnerOptions as SparkRunnerOptions

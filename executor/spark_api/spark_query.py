@@ -18,6 +18,7 @@ from millpond.executor.pipeline.nodes import FieldExtractor, OnError
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.columns import TYPED_FIELD
 from millpond.executor.sinks.sink import DeltaSink, Sink
+from millpond.executor.spark.connect import refuse_connect
 from millpond.executor.spark.input_frames import watermark_column
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
@@ -101,6 +102,7 @@ def transform_with_state(
             time_mode="EventTime", store="pond", sink="totals",
         )
     """
+    refuse_connect(frame, input=INPUT)
     columns = (keys,) if isinstance(keys, str) else tuple(keys)
     if not frame.isStreaming:
         raise InvalidError("transform_with_state takes a streaming frame, of spark.readStream")

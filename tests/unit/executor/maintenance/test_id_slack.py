@@ -12,6 +12,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
+from millpond.executor.embedding.foreach_batch import foreach_batch
 from millpond.executor.event_time.duration import Duration, duration_us
 from millpond.executor.injectors.policy import ManualWatermark
 from millpond.executor.local.runner import LocalRunner
@@ -19,7 +20,6 @@ from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.nodes import OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.spark.foreach_batch import foreach_batch
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryRegistry

@@ -20,12 +20,13 @@ import pytest
 
 from millpond.dataflow.pipeline import Pipeline
 from millpond.executor.computation.computation import Computation
+from millpond.executor.embedding.foreach_batch import foreach_batch
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.replay.spark_replay import replay_on_spark
 from millpond.executor.spark.connect import asks_for_connect, refuse_connect
-from millpond.executor.spark.foreach_batch import foreach_batch
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.spark.session import spark_session
+from millpond.executor.spark_api.spark_query import transform_with_state
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 
@@ -65,6 +66,9 @@ def _pipeline(**options: Any) -> Pipeline:
         lambda path: _pipeline().foreach_batch(path, into="s")(FRAME, 0),
         lambda path: replay_on_spark(None, path, _pipeline(), {}, version=0, spark=SESSION),
         lambda path: replay_on_spark(None, path, _pipeline(), {"s": FRAME}, version=0),
+        lambda path: transform_with_state(
+            FRAME, keys="k", processor=None, output_schema="k string", store=path
+        ),
         lambda path: spark_session(options={"spark.remote": "sc://host"}),
     ],
 )

@@ -17,8 +17,8 @@ from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
+from millpond.executor.embedding.foreach_batch import foreach_batch
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
-from millpond.executor.spark.foreach_batch import foreach_batch
 from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store

@@ -13,12 +13,12 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit
+from millpond.executor.embedding.foreach_batch import INPUT, ForeachBatchOptions, foreach_batch
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.stream import ComputationOptions
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.sinks.sink import DeltaSink
-from millpond.executor.spark.foreach_batch import INPUT, ForeachBatchOptions, foreach_batch
 from millpond.executor.spark.runner import SparkRunnerOptions
 from millpond.statestore.errors import InvalidError
 

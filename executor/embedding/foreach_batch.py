@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, Unpack
 from weakref import WeakValueDictionary
 
 from millpond.executor.computation.computation import Computation
+from millpond.executor.embedding.embedded_run import EmbeddedRun, OpenRun
 from millpond.executor.event_time.duration import Duration
 from millpond.executor.event_time.time_reading import TimeUnit
 from millpond.executor.injectors.ingress_time import IngressTime
@@ -26,7 +27,6 @@ from millpond.executor.pipeline.stream import ComputationOptions
 from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.spark.connect import refuse_connect, refuse_pickle
-from millpond.executor.spark.embedded_run import EmbeddedRun, OpenRun
 from millpond.executor.spark.micro_batches import QueryStart
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions

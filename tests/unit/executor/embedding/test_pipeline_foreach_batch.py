@@ -23,10 +23,10 @@ from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
+from millpond.executor.embedding.foreach_batch import ForeachBatch
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.sinks.sink import DeltaSink
-from millpond.executor.spark.foreach_batch import ForeachBatch
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock

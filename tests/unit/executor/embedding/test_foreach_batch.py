@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
+from millpond.executor.embedding.foreach_batch import ForeachBatch, foreach_batch
 from millpond.executor.sinks.sink import DeltaSink
-from millpond.executor.spark.foreach_batch import ForeachBatch, foreach_batch
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store

@@ -16,8 +16,8 @@ import pytest
 
 from millpond.dataflow.pipeline import Pipeline
 from millpond.executor.computation.computation import Computation
-from millpond.executor.spark.embedded_run import EmbeddedRun
-from millpond.executor.spark.foreach_batch import ForeachBatch
+from millpond.executor.embedding.embedded_run import EmbeddedRun
+from millpond.executor.embedding.foreach_batch import ForeachBatch
 from millpond.statestore.errors import InvalidError, QueryStoppedError, UnavailableError
 
 
