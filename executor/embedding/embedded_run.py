@@ -103,6 +103,7 @@ class EmbeddedRun:
         self._runner: _Runner | None = None
         self._streams: set[str] = set()
         self._open: OpenRun | None = None
+        self._is_too_late = False
 
     def join(
         self, stream: str, options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], _Runner]
@@ -218,6 +219,8 @@ class EmbeddedRun:
                 return self._open
         self._claim()
         with self._lock:
+            if self._is_too_late:
+                raise UnavailableError("the process ends: the next one takes the batch", input=stream)
             if self._open is None:
                 self._open = self._begun()
                 atexit.register(self._close_at_exit)
@@ -298,6 +301,7 @@ class EmbeddedRun:
         Give the leases back at the end of the process, which is too late for any work.
         """
         with self._lock:
+            self._is_too_late = True
             opened = self._ended()
         if opened is None:
             return
@@ -328,8 +332,8 @@ class EmbeddedRun:
         summary = opened.run.summary()
         for stream in sorted(summary.skipped.keys() & streams - self._streams - {*summary.ended}):
             _LOG.warning(
-                "no function takes a stream of the pipeline, which keeps event time where it was: "
-                'pipeline.foreach_batch(store, into="%s") makes one pipeline=`%s`',
+                "no function takes a stream of the pipeline, which keeps event time where it was unless it was declared "
+                'idle or gone: pipeline.foreach_batch(store, into="%s") makes one pipeline=`%s`',
                 stream,
                 self.pipeline.name,
             )

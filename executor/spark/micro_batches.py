@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millpond.executor.spark.engine import plan_once
 from millpond.executor.superstep.plan import InputPosition
-from millpond.statestore.errors import InvalidError, QueryStoppedError
+from millpond.statestore.errors import InvalidError, MillpondError, QueryStoppedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -72,8 +72,6 @@ class QueryStart:
             frame: the batch.
             batch: its number.
         """
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-
         try:
             # Spark has no public way from a batch to its offsets; its progress reports come after the batch.
             log = _running(frame, self.query).offsetLog()
@@ -81,7 +79,7 @@ class QueryStart:
             written = gateway.java.io.ByteArrayOutputStream()
             log.serialize(log.get(batch).get(), written)
             return str(written.toString("UTF-8"))
-        except (Py4JError, AttributeError, TypeError) as error:
+        except _untold() as error:
             _LOG.info("spark does not tell the offsets of batch %s: %s", batch, error)
             return None
 
@@ -92,11 +90,9 @@ class QueryStart:
         Args:
             frame: a batch of it.
         """
-        from py4j.protocol import Py4JError
-
         try:
             return str(_running(frame, self.query).trigger().toString()).startswith(_ENDING)
-        except (Py4JError, AttributeError, TypeError) as error:
+        except _untold() as error:
             _LOG.info("spark does not tell the trigger of a query: %s", error)
             return False
 
@@ -154,7 +150,7 @@ def batch_function(
 @contextmanager
 def unless_stopped(frame: DataFrame, query: str, stream: str) -> Iterator[None]:
     """
-    Let what a batch fails with because its query is being stopped say so.
+    Let what Spark fails with because a batch's query is being stopped say so.
 
     Args:
         frame: the batch.
@@ -166,6 +162,8 @@ def unless_stopped(frame: DataFrame, query: str, stream: str) -> Iterator[None]:
     """
     try:
         yield
+    except MillpondError:
+        raise
     except Exception as failure:
         if not _is_being_stopped(frame, query):
             raise
@@ -180,11 +178,9 @@ def _stopped(stream: str) -> QueryStoppedError:
 
 
 def _is_being_stopped(frame: DataFrame, query: str) -> bool:
-    from py4j.protocol import Py4JError
-
     try:
         return not _running(frame, query).isActive()
-    except (Py4JError, AttributeError, TypeError, OSError) as error:
+    except _untold() as error:
         _LOG.info("spark does not tell the state of a query: %s", error)
         return False
 
@@ -196,3 +192,13 @@ def _running(frame: DataFrame, query: str) -> Any:
     session: Any = frame.sparkSession
     running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
     return running.get(session._jvm.java.util.UUID.fromString(query))  # noqa: SLF001
+
+
+def _untold() -> tuple[type[Exception], ...]:
+    """
+    What asking Spark's own objects may fail with: they are no public interface, and the JVM may have ended.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    return (Py4JError, PySparkException, AttributeError, TypeError, OSError)

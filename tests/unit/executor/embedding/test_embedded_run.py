@@ -76,6 +76,9 @@ class Run:
         self.is_stopped = True
         self.events.append(f"{self.number}: abandoned")
 
+    def has_work(self) -> bool:
+        return False
+
     def run_until_quiet(self) -> None:
         self.events.append(f"{self.number}: work")
 
@@ -251,6 +254,19 @@ def test_at_the_end_of_a_with_the_work_is_done_and_after_an_error_it_is_not(benc
         fail()
 
     assert bench.events == ["1: left 0", "1: work", "1: stopped", "2: left 1", "2: abandoned"]
+
+
+def test_at_the_end_of_the_process_no_batch_opens_the_run_again(bench: Bench) -> None:
+    """
+    The leases are given back, and a batch that comes after that is left to the next process.
+    """
+    function = bench.function("left")
+    function(Batch("l1"), 0)
+    bench.embedded._close_at_exit()
+    with pytest.raises(UnavailableError, match="the process ends"):
+        function(Batch("l1"), 1)
+
+    assert bench.events == ["1: left 0", "1: stopped"]
 
 
 def test_functions_agree_on_the_options_of_their_run(bench: Bench) -> None:
