@@ -251,4 +251,4 @@ def test_an_embedded_computation_has_a_slack_too(tmp_path: Path) -> None:
     """
     embedded = foreach_batch(tmp_path, Total(), key="k", at="at", id="id", id_slack="10m", name="total")
 
-    assert embedded._pipeline.check().id_slack_us("total") == HOUR_US // 6
+    assert embedded._embedded.pipeline.check().id_slack_us("total") == HOUR_US // 6
