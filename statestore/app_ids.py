@@ -28,6 +28,7 @@ __all__ = [
     "INPUT_PREFIX",
     "INPUT_ROWS_PREFIX",
     "INTERVAL_PREFIX",
+    "KEY_COLUMNS_PREFIX",
     "LETTERS_PREFIX",
     "LOCATION_PREFIX",
     "PIPELINE_NAME_PREFIX",
@@ -53,12 +54,14 @@ __all__ = [
     "injected_app_id",
     "input_app_id",
     "input_rows_app_id",
+    "key_columns_app_id",
     "letters_app_id",
     "location_app_id",
     "member_status_app_id",
     "pipeline_name_app_id",
     "pipeline_number",
     "quoted",
+    "recorded_word",
     "savepoint_app_id",
     "savepoints_of",
     "sink_app_id",
@@ -122,6 +125,9 @@ PIPELINE_NAME_PREFIX: Final = "millpond/pipeline_name/"
 
 STATE_VERSION_PREFIX: Final = "millpond/state_version/"
 """Prefix of versions of states, by computation and version; the newest counts, as of codecs."""
+
+KEY_COLUMNS_PREFIX: Final = "millpond/key_columns/"
+"""Prefix of the columns of typed keys, by computation and columns; the newest counts, as of codecs."""
 
 DECLARED_INTERVALS_PREFIX: Final = "millpond/declared_intervals/"
 """Prefix of declared numbers of intervals, by computation and number; the newest counts, as of codecs."""
@@ -300,6 +306,32 @@ def codec_app_id(computation: str, codec: str) -> str:
         'millpond/codec/counter/json'
     """
     return CODEC_PREFIX + quoted(computation, codec)
+
+
+def recorded_word(positions: Mapping[str, int], prefix: str, computation: str) -> str | None:
+    """
+    The newest word that the table records of a computation; ``None`` if it records none.
+
+    Example:
+        >>> recorded_word({"millpond/codec/c/json": 3, "millpond/codec/c/bytes": 9}, "millpond/codec/", "c")
+        'bytes'
+    """
+    words = {
+        parts[1]: version
+        for app_id, version in positions.items()
+        # What a rewind has undone is below 0, for no position leaves the table.
+        if version >= 0
+        and app_id.startswith(prefix)
+        and (parts := app_id_parts(app_id, prefix))[0] == computation
+    }
+    return max(words, key=words.__getitem__, default=None)
+
+
+def key_columns_app_id(computation: str, columns: str) -> str:
+    """
+    Name the columns that a computation's typed keys are made of; see `millpond.statestore.keys.key_columns`.
+    """
+    return KEY_COLUMNS_PREFIX + quoted(computation, columns)
 
 
 def state_version_app_id(computation: str, state_version: int) -> str:

@@ -27,6 +27,8 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
+from millpond.statestore.keys.key_columns import key_columns_in, key_lookup, typed_columns
+from millpond.statestore.keys.key_text import KeyValue, encode_key
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
@@ -121,6 +123,7 @@ class RowsView:
         version: the table version.
         files: the computation's live files at that version.
         pending: those of them that may hold undelivered productions.
+        key_columns: the columns that its typed keys are made of, as far as the store has recorded them.
     """
 
     objects: Objects
@@ -128,6 +131,7 @@ class RowsView:
     version: TableVersion
     files: tuple[LiveFile, ...]
     pending: tuple[PendingFiles, ...] = ()
+    key_columns: tuple[pa.Field, ...] = ()
 
     @staticmethod
     def of(snapshot: Snapshot, objects: Objects, computation: str) -> RowsView:
@@ -140,27 +144,50 @@ class RowsView:
             version=snapshot.version,
             files=snapshot.files_in(computation),
             pending=pending_files(snapshot, computation),
+            key_columns=key_columns_in(snapshot.txns, computation),
         )
 
-    def to_arrow(self, keys: Iterable[str] | None = None, *, whole: bool = False) -> pa.Table:
+    def key_of(self, values: Sequence[KeyValue]) -> str:
         """
-        The rows, sorted by key, in `ROWS_VIEW_SCHEMA`.
+        The text of a typed key.
 
         Args:
-            keys: only these keys' rows; files without them are not read, parts of files without them not decoded.
+            values: as the key's columns have them, or as text that converts to their types.
+
+        Raises:
+            InvalidError: no key of the computation can have them.
+        """
+        return key_lookup(values, self.key_columns) if self.key_columns else encode_key(values)
+
+    def to_arrow(
+        self, keys: Iterable[str | tuple[KeyValue, ...]] | None = None, *, whole: bool = False
+    ) -> pa.Table:
+        """
+        The rows, sorted by key, in `ROWS_VIEW_SCHEMA`; behind the key the columns that typed keys are made of.
+
+        Args:
+            keys: only these keys' rows, each as text or as a tuple of its values; files without them are not read, parts of files without them not decoded.
             whole: the rows in `WHOLE_ROW_SCHEMA`, with record ids and undelivered productions, and also those
                 of keys that have nothing else; without it, of keys with state or timers.
 
         Raises:
             DataError: a file is missing or damaged; the error names it.
+            InvalidError: no key can have the values.
         """
-        contents = _Contents(self, None if keys is None else sorted(set(keys)))
+        texts = None if keys is None else {key if isinstance(key, str) else self.key_of(key) for key in keys}
+        contents = _Contents(self, None if texts is None else sorted(texts))
         if not whole:
-            return contents.rows
+            return self._with_key_columns(contents.rows)
         rows = pa.concat_tables([contents.rows, contents.other_rows]).sort_by("key")
         for name in _EXTRAS:
             lists = ListsOfKeys(contents.lists(name), name)
             rows = rows.append_column(ROW_SCHEMA.field(name), lists.at(rows.column("key")))
+        return self._with_key_columns(rows)
+
+    def _with_key_columns(self, rows: pa.Table) -> pa.Table:
+        fields = _shown(self.key_columns)
+        for place, cells in enumerate(typed_columns(rows.column("key"), fields) if fields else ()):
+            rows = rows.add_column(place + 1, fields[place], cells)
         return rows
 
     def to_duckdb(
@@ -184,7 +211,7 @@ class RowsView:
         """
         The rows as a DataFrame, read by Delta's own reader at the view's version.
 
-        Delta's reader verifies no page checksums; use `to_arrow` where damage must raise an error.
+        Typed keys have no columns of their own here. Delta's reader verifies no page checksums; use `to_arrow` where damage must raise an error.
         For a store on an object store, configure the session's access to it (Hadoop's options).
 
         Raises:
@@ -323,9 +350,52 @@ def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation
     nulls = ("state", "state_bytes", STATE_VERSION)
     nothing = ", ".join(f"null::{types[name]} as {name}" for name in nulls)
     nothing += f", []::{types['timers']} as timers"
+    parts = _key_parts(database, view)
     rest = ", ".join(name for name in ROWS_VIEW_COLUMNS if name not in {"key", *nulls, "timers"})
-    whole = rows.project(f"*, {extras}").union(others.project(f"key, {nothing}, {rest}, {extras}"))
+    known = ", ".join(name for name in ROWS_VIEW_COLUMNS if name != "key")
+    whole = rows.project(f"key, {parts}{known}, {extras}").union(
+        others.project(f"key, {parts}{nothing}, {rest}, {extras}")
+    )
     whole.create_view(relation, replace=True)
+
+
+def _key_parts(database: duckdb.DuckDBPyConnection, view: RowsView) -> str:
+    """
+    What selects the columns of typed keys: a function from a key to each of them, so that only those asked for are made.
+    """
+    fields = _shown(view.key_columns)
+    return "".join(
+        f"{_part_function(database, fields, place)}(key) as {_quote(field.name)}, "
+        for place, field in enumerate(fields)
+    )
+
+
+def _part_function(database: duckdb.DuckDBPyConnection, fields: Sequence[pa.Field], place: int) -> str:
+    (kind,) = database.from_arrow(pa.schema([fields[place]]).empty_table()).types
+    function = f"key part {next(_NUMBERS)}"
+
+    def look_up(keys: pa.ChunkedArray) -> pa.Array:
+        return typed_columns(keys, fields)[place].combine_chunks()
+
+    # The library's types want constants of a module that it does not have.
+    database.create_function(function, look_up, ["VARCHAR"], kind, type="arrow", null_handling="special")  # type: ignore[call-overload]
+    return _quote(function)
+
+
+def _shown(columns: Sequence[pa.Field]) -> tuple[pa.Field, ...]:
+    """
+    The columns of typed keys under names that no other column of a view has, in any case.
+    """
+    taken = {*ROWS_VIEW_COLUMNS, *_EXTRAS}
+    shown = []
+    for column in columns:
+        name = column.name
+        while name.lower() in taken:
+            name = f"key_{name}"
+        taken.add(name.lower())
+        kind = pa.string() if pa.types.is_null(column.type) else column.type
+        shown.append(pa.field(name, kind))
+    return tuple(shown)
 
 
 def _column_function(database: duckdb.DuckDBPyConnection, contents: _Contents, name: str) -> str:

@@ -190,6 +190,8 @@ class LocalEngine:
             InvalidError: user code failed and failures stop the pipeline.
             UnavailableError: a service cannot be reached; soft state stays valid.
         """
+        for rows in outside:
+            self._coordinator.keys.note(rows.stream, rows.rows, rows.backfill)
         watches = {rows.stream: self._coordinator.watermarks.watch(rows.stream) for rows in outside}
         inputs = extract_inputs(
             self._coordinator.topology,

@@ -33,6 +33,7 @@ from millpond.statestore.app_ids import (
     CODEC_PREFIX,
     COUNT_PREFIX,
     DECLARED_INTERVALS_PREFIX,
+    KEY_COLUMNS_PREFIX,
     app_id_parts,
     backfill_app_id,
     bare_ids_app_id,
@@ -40,6 +41,7 @@ from millpond.statestore.app_ids import (
     codec_app_id,
     count_app_id,
     declared_intervals_app_id,
+    key_columns_app_id,
     state_version_app_id,
 )
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
@@ -277,6 +279,9 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
         moved[codec_app_id(new, str(code.codec.name))] = snapshot.version + 1
     if stored_state_version(txns, new) != code.state_version:
         moved[state_version_app_id(new, code.state_version)] = snapshot.version + 1
+    columns = recorded_word(txns, KEY_COLUMNS_PREFIX, old)
+    if columns is not None:
+        moved[key_columns_app_id(new, columns)] = snapshot.version + 1
     declared = recorded_word(txns, DECLARED_INTERVALS_PREFIX, old)
     if declared is not None:
         moved[declared_intervals_app_id(new, int(declared))] = snapshot.version + 1

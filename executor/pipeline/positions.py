@@ -19,6 +19,7 @@ from millpond.statestore.app_ids import (
     id_slack_app_id,
     input_app_id,
     pipeline_number,
+    recorded_word,
     superstep_app_id,
     supersteps_of,
     watermark_app_id,
@@ -134,25 +135,6 @@ def id_slack_of(positions: Mapping[str, int], computation: str) -> int | None:
     """
     position = positions.get(id_slack_app_id(computation))
     return None if position is None else position % (1 << _SLACK_BITS) * 1_000
-
-
-def recorded_word(positions: Mapping[str, int], prefix: str, computation: str) -> str | None:
-    """
-    The newest word that the table records of a computation; ``None`` if it records none.
-
-    Example:
-        >>> recorded_word({"millpond/codec/c/json": 3, "millpond/codec/c/bytes": 9}, "millpond/codec/", "c")
-        'bytes'
-    """
-    words = {
-        parts[1]: version
-        for app_id, version in positions.items()
-        # What a rewind has undone is below 0, for no position leaves the table.
-        if version >= 0
-        and app_id.startswith(prefix)
-        and (parts := app_id_parts(app_id, prefix))[0] == computation
-    }
-    return max(words, key=words.__getitem__, default=None)
 
 
 def current_name(positions: Mapping[str, int], stored: str) -> str:

@@ -37,6 +37,7 @@ from millpond.statestore.app_ids import (
     INJECTED_PREFIX,
     INPUT_PREFIX,
     INPUT_ROWS_PREFIX,
+    KEY_COLUMNS_PREFIX,
     PIPELINE_NAME_PREFIX,
     RESTORED_APP_ID,
     SAVEPOINT_PREFIX,
@@ -88,6 +89,7 @@ _RESTARTED: Final = {
     BACKFILL_PREFIX: -1,
     # Of these the newest counts, and what was recorded later is not true of the version.
     CODEC_PREFIX: -1,
+    KEY_COLUMNS_PREFIX: -1,
     PIPELINE_NAME_PREFIX: -1,
     STATE_VERSION_PREFIX: -1,
 }

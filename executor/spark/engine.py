@@ -38,6 +38,7 @@ from millpond.executor.python_workers.task_plan import (
 from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.spark.change_frames import flat_frame
 from millpond.executor.spark.homes import homes_for
+from millpond.executor.spark.key_sql import arrow_key_columns
 from millpond.executor.spark.production_routing import (
     are_shuffled,
     production_routes,
@@ -191,6 +192,7 @@ class SparkEngine:
             InvalidError: the history cannot be read.
             FencedError: another process has taken over.
         """
+        self._note_keys(frame, position.stream, computation)
         if not self._coordinator.intervals_of(computation):
             self._create_intervals_of(
                 self._coordinator.topology.computations[computation], frame, position.stream
@@ -212,6 +214,7 @@ class SparkEngine:
         if stream in self._coordinator.inputs.closed and not frame.isEmpty():
             raise after_the_end(stream)
         frame = flat_frame(self._coordinator.topology.injectors[stream].change, frame)
+        self._note_keys(frame, stream)
         self._create_intervals(frame, stream)
         self._homes.settle()
         plan = self._coordinator.begin(inputs={stream}, after=after)
@@ -383,6 +386,11 @@ class SparkEngine:
             productions = weak_only(read_productions(self._store.objects, wanted))
             self._coordinator.create_intervals(name, keys_of(productions, node))
         return self._coordinator.parts_of(name, plan.wall_time)
+
+    def _note_keys(self, frame: DataFrame, stream: str, only: str | None = None) -> None:
+        # The batches of an input have the same columns.
+        if not self._coordinator.keys.is_known(stream, only):
+            self._coordinator.keys.note_columns(stream, arrow_key_columns(frame.schema), only)
 
     def _create_intervals(self, frame: DataFrame, stream: str) -> None:
         for node in self._coordinator.computations_without_intervals([stream]):

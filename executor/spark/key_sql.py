@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.keys.key_text import CONTROLS, ESCAPE, NULL, PART, struct_mark
 
-__all__ = ["check_key_type", "key_sql", "literal"]
+__all__ = ["arrow_key_columns", "check_key_type", "key_sql", "literal"]
 
 _DIGITS: Final = "'0123456789', '9876543210'"
 _LETTERS: Final = 25  # as many digits before the point have one letter
@@ -64,6 +65,31 @@ def check_key_type(kind: T.DataType, column: str) -> None:
             column=column,
             type=kind.simpleString(),
         )
+
+
+def arrow_key_columns(schema: T.StructType) -> tuple[pa.Field, ...]:
+    """
+    The columns of a frame that a key can be made of, as Arrow has them.
+    """
+    return tuple(
+        pa.field(field.name, _arrow_type(field.dataType)) for field in schema if _is_key_type(field.dataType)
+    )
+
+
+def _arrow_type(kind: T.DataType) -> pa.DataType:
+    if isinstance(kind, T.StructType):
+        return pa.struct([(field.name, _arrow_type(field.dataType)) for field in kind])
+    if isinstance(kind, T.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    return next(arrow for of_kind, arrow in _ARROW_TYPES.items() if isinstance(kind, of_kind))
+
+
+def _is_key_type(kind: T.DataType) -> bool:
+    try:
+        check_key_type(kind, "")
+    except InvalidError:
+        return False
+    return True
 
 
 def key_sql(columns: Sequence[tuple[str, T.DataType]]) -> str:
@@ -230,4 +256,20 @@ _ENCODERS: Final[dict[type[T.DataType], Callable[[str, T.DataType], str]]] = {
     T.BinaryType: _of_binary,
     T.StructType: _of_struct,
     T.NullType: _of_nothing,
+}
+
+_ARROW_TYPES: Final[dict[type[T.DataType], pa.DataType]] = {
+    T.StringType: pa.string(),
+    T.LongType: pa.int64(),
+    T.IntegerType: pa.int32(),
+    T.ShortType: pa.int16(),
+    T.ByteType: pa.int8(),
+    T.BooleanType: pa.bool_(),
+    T.DoubleType: pa.float64(),
+    T.FloatType: pa.float32(),
+    T.DateType: pa.date32(),
+    T.TimestampType: pa.timestamp("us", "UTC"),
+    T.TimestampNTZType: pa.timestamp("us"),
+    T.BinaryType: pa.binary(),
+    T.NullType: pa.null(),
 }

@@ -20,6 +20,7 @@ from millpond.executor.superstep.backfills import Backfills
 from millpond.executor.superstep.dead_letters import DeadLetters
 from millpond.executor.superstep.forgotten_watermarks import ForgottenWatermarks
 from millpond.executor.superstep.input_admission import InputAdmission
+from millpond.executor.superstep.key_columns import KeyColumns
 from millpond.executor.superstep.pending import PendingProductions, recover_pending
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.superstep.totals import Totals
@@ -75,6 +76,7 @@ class TopologyParts:
         balancer: decides on cuts.
         forgotten: warns of streams without a declared watermark.
         backfills: the computations that are given history before anything else.
+        keys: what typed keys are made of.
         letters: what could not be processed, and what of it is given once more.
         pending: productions that wait for their consumers.
         superstep: the number of the last committed superstep; 0 before the first.
@@ -89,6 +91,7 @@ class TopologyParts:
     balancer: Balancer
     forgotten: ForgottenWatermarks
     backfills: Backfills
+    keys: KeyColumns
     dead_letter_limit: InitVar[DeadLetterLimit | None]
     clock: InitVar[Clock]
     letters: DeadLetters = field(init=False)
@@ -118,6 +121,7 @@ class TopologyParts:
             Balancer(ownership, tuple(topology.computations), clock, options.balance),
             ForgottenWatermarks(topology, watermarks),
             Backfills(store, topology, ownership, watermarks),
+            KeyColumns(store, topology, ownership),
             options.dead_letter_limit,
             clock,
         )
@@ -224,6 +228,13 @@ class PartsInUse:
         The computations that are given history before anything else.
         """
         return self._parts.backfills
+
+    @property
+    def keys(self) -> KeyColumns:
+        """
+        What typed keys are made of.
+        """
+        return self._parts.keys
 
     @property
     def sinks(self) -> SinkDelivery:

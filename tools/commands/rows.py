@@ -5,17 +5,21 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from math import isfinite
 from typing import Any, Final
 
 import click
 import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.keys.key_text import is_typed
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.view import RowsView
-from millpond.tools.terminal.cli_help import TeachingCommand
+from millpond.statestore.view import WHOLE_ROW_SCHEMA, RowsView
+from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.completing import complete_computation
 from millpond.tools.terminal.opening import open_to_read, snapshot_to_read, store_argument, version_option
 from millpond.tools.terminal.output import json_option, note, print_json, print_table, time_text
@@ -33,12 +37,22 @@ _EXTRAS: Final = {"record_ids": "ids", "productions": "undelivered"}
         "millpond rows pond window_counter",
         "millpond rows pond window_counter --key EWR --key JFK",
         "millpond rows pond window_counter --key EWR --version 12",
+        Example(
+            """millpond rows pond cards --key '["no", 4711]'""",
+            not_run="a computation whose keys are made of a text and a number",
+        ),
         "millpond rows pond window_counter --json | jq .state.count",
     ),
 )
 @store_argument
 @click.argument("computation", shell_complete=complete_computation)
-@click.option("--key", "keys", metavar="K", multiple=True, help="Only this key's row; may be repeated.")
+@click.option(
+    "--key",
+    "keys",
+    metavar="K",
+    multiple=True,
+    help="Only this key's row; may be repeated. A typed key is a JSON list of its values.",
+)
 @version_option
 @json_option("One JSON object per line, with every field.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N rows; 0 for all.")
@@ -59,12 +73,16 @@ def rows(
     the time at which it holds the watermark back (hold), and the superstep that last changed it. Where code
     has declared a state_version, it has that of its state. It also has the ids of records that it has consumed, and productions that wait for their delivery: the table counts
     them, --json shows them. A key may have nothing else.
+    Where keys are made of columns of other types, or of several, the values follow the key. --key takes them as a
+    JSON list, or the text of the key.
     With --key only files that can hold the key are read, and each of those is read whole.
     A table shows the first 100 rows by default; --json shows all rows.
     """
     with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
         _check_known(snapshot, computation)
-        table = RowsView.of(snapshot, opened.objects, computation).to_arrow(keys or None, whole=True)
+        view = RowsView.of(snapshot, opened.objects, computation)
+        texts = [_key_text(view, key) for key in keys]
+        table = view.to_arrow(texts or None, whole=True)
     bound = limit if limit is not None else (0 if as_json else _TABLE_ROWS)
     shown = table.slice(0, bound) if bound else table
     if as_json:
@@ -75,14 +93,30 @@ def rows(
         extras = [name for name in _EXTRAS if any(row[name] for row in listed)]
         # Most computations have no versions, and their rows none.
         numbers = ["state_version"] if any(row["state_version"] for row in listed) else []
-        columns = (*_COLUMNS, *numbers, *(_EXTRAS[name] for name in extras))
+        typed = [name for name in table.column_names if name not in WHOLE_ROW_SCHEMA.names]
+        columns = ("key", *typed, *_COLUMNS[1:], *numbers, *(_EXTRAS[name] for name in extras))
         cells = (
-            (*_cells(row), *(row[name] for name in numbers), *(len(row[name]) for name in extras))
+            (*_cells(row, typed), *(row[name] for name in numbers), *(len(row[name]) for name in extras))
             for row in listed
         )
         print_table(title, columns, cells)
     if shown.num_rows < table.num_rows:
         note(f"{table.num_rows - shown.num_rows:,} more rows; --limit 0 shows all")
+
+
+def _key_text(view: RowsView, given: str) -> str:
+    """
+    A key as its text: given so, or where the computation has typed keys as a JSON list, or as the only value.
+    """
+    if not view.key_columns or is_typed(given):
+        return given
+    try:
+        values = json.loads(given, parse_float=str) if given.startswith("[") else [given]
+    except ValueError as cause:
+        raise InvalidError(
+            "the key is no JSON list", key=given, columns=[column.name for column in view.key_columns]
+        ) from cause
+    return view.key_of(values)
 
 
 def _check_known(snapshot: Snapshot, computation: str) -> None:
@@ -92,11 +126,31 @@ def _check_known(snapshot: Snapshot, computation: str) -> None:
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    typed = [name for name in table.column_names if name not in WHOLE_ROW_SCHEMA.names]
+    key_values = table.select(typed).to_pylist() if typed else [{}] * table.num_rows
+    table = table.drop_columns(typed)
     # Times as numbers, because Python's datetime does not cover the ends of time.
     columns = [column.cast(_with_numbers(column.type)) for column in table.columns]
-    for row in pa.table(columns, names=table.column_names).to_pylist():
+    rows = pa.table(columns, names=table.column_names).to_pylist()
+    for row, values in zip(rows, key_values, strict=True):
         lists = {name: [_with_times(each) for each in row[name]] for name in ("timers", *_EXTRAS)}
-        yield {**row, **lists, "hold": time_text(row["hold"])}
+        texts = {name: _value_text(value) for name, value in values.items()}
+        yield {"key": row.pop("key"), **texts, **row, **lists, "hold": time_text(row["hold"])}
+
+
+def _value_text(value: Any) -> Any:
+    """
+    A part of a key as JSON has it: what JSON has no type for is text.
+    """
+    if isinstance(value, Mapping):
+        return {name: _value_text(part) for name, part in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value
 
 
 def _with_numbers(type_: pa.DataType) -> pa.DataType:
@@ -147,11 +201,11 @@ def _base64(state_bytes: bytes | None) -> str | None:
     return None if state_bytes is None else base64.b64encode(state_bytes).decode()
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
+def _cells(row: Mapping[str, Any], typed: Sequence[str]) -> tuple[object, ...]:
     in_bytes = row["state_bytes"]
     state = row["state"] if in_bytes is None else f"base64 {_base64(in_bytes)}"
     timers = "\n".join(_timer_text(timer) for timer in row["timers"])
-    return row["key"], state, timers, row["hold"], row["superstep"]
+    return row["key"], *(row[name] for name in typed), state, timers, row["hold"], row["superstep"]
 
 
 def _timer_text(timer: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
 from pyspark.sql.pandas.types import from_arrow_type
 
-from millpond.executor.spark.key_sql import check_key_type, key_sql
+from millpond.executor.spark.key_sql import arrow_key_columns, check_key_type, key_sql
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.keys.key_arrays import encode_key_columns
 from millpond.statestore.keys.key_text import encode_key
@@ -72,6 +72,18 @@ def test_jvm_and_python_agree(session: SparkSession, rows: list[tuple[Any, ...]]
 
 
 NAMES = [f"c{place}" for place in range(len(KINDS))]
+
+
+def test_columns_as_arrow_has_them() -> None:
+    """The types of a frame's columns are those of Arrow; what no key is made of is left out."""
+    fields = [
+        T.StructField(name, from_arrow_type(kind, prefer_timestamp_ntz=True))
+        for name, kind in zip(NAMES, KINDS, strict=True)
+    ]
+
+    columns = arrow_key_columns(T.StructType([*fields, T.StructField("list", T.ArrayType(T.LongType()))]))
+
+    assert [(column.name, column.type) for column in columns] == list(zip(NAMES, KINDS, strict=True))
 
 
 def test_jvm_orders_as_tuples(spark: SparkSession) -> None:

@@ -1,0 +1,227 @@
+"""
+Keys of any type and number on both runners: the same rows, views, dead letters and refusals.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from decimal import Decimal
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import millpond as mp
+from millpond.statestore.view import connect
+from millpond.testing.fixtures.both_runners import plays
+from millpond.testing.fixtures.determinism import ManualClock
+from millpond.testing.fixtures.typed_keys import KEY_TYPES, key_values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from millpond.testing.fixtures.both_runners import Play
+
+pytestmark = pytest.mark.timeout(300)
+
+_STRUCT = pa.struct([("a", pa.string()), ("n", pa.int64())])
+# Spark reads an Arrow table's times without a zone as those of its session.
+_KINDS = [kind for kind in (*KEY_TYPES, _STRUCT) if kind != pa.timestamp("us")]
+_CARDS = pa.schema([("country", pa.string()), ("card", pa.int64()), ("day", pa.date32()), ("t", pa.int64())])
+_RUNS = count()
+_DAY = dt.date(2026, 11, 23)
+
+
+class Tally(mp.Computation):
+    """
+    Counts the records of a key.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        context.state.set((context.state.get() or 0) + 1)
+
+
+class Count(Tally):
+    """
+    Counts the records of a key, and tells another key of each: that of the last value alone.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        super().process_record(context, record)
+        context.produce("told", {"of": list(map(str, context.key_values))}, key=(context.key_values[-1],))
+
+
+class Listen(mp.Computation):
+    """
+    Keeps what its key was told last.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        context.state.set(record.value["of"])
+
+
+@pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Play]]:
+    """
+    Starts pipelines on one runner.
+    """
+    spark = request.getfixturevalue("spark") if request.param == "spark" else None
+    with plays(tmp_path, ManualClock, spark) as start:
+        yield start
+
+
+def _pipeline(key: Any, *, own: Any = None) -> mp.Pipeline:
+    pipeline = mp.Pipeline("keys")
+    rows = pipeline.inject("rows", key=key, at="t", at_unit="us", watermark=mp.ManualWatermark())
+    told = rows.apply(Count(), name="count", produces="told", key=own)
+    told.apply(Listen(), name="listen")
+    return pipeline
+
+
+def _cards(*rows: tuple[Any, ...]) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(_CARDS.names, (*row, 7), strict=True)) for row in rows], _CARDS)
+
+
+def _counts(play: Play, computation: str = "count") -> dict[str, Any]:
+    return {key: orjson.loads(state) for key, state in play.states(computation).items()}
+
+
+@given(rows=st.lists(st.tuples(*map(key_values, _KINDS)), min_size=2, max_size=20))
+@settings(max_examples=3, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+def test_runners_have_the_rows_of_the_tuples(play: Callable[..., Play], rows: list[tuple[Any, ...]]) -> None:
+    """Whatever the values, a key's row counts the records with that tuple, and productions to a tuple find its row."""
+    names = [f"c{place}" for place in range(len(_KINDS))]
+    doubled = [*rows, *rows[::2]]
+    columns = [pa.array(cells, kind) for cells, kind in zip(zip(*doubled, strict=True), _KINDS, strict=True)]
+    table = pa.table([*columns, pa.array([7] * len(doubled))], names=[*names, "t"])
+    running = play(lambda: _pipeline(names), within=f"run{next(_RUNS)}")
+
+    running.inject("rows", table)
+    running.settle()
+
+    assert _counts(running) == Counter(map(mp.encode_key, doubled))
+    assert _counts(running, "listen").keys() == {mp.encode_key(row[-1:]) for row in doubled}
+    shown = running.store.rows_view("count").to_arrow()
+    assert [
+        mp.encode_key(cells)
+        for cells in zip(*(shown.column(name).to_pylist() for name in names), strict=True)
+    ] == (shown.column("key").to_pylist())
+    running.stop()
+
+
+def test_views_show_typed_columns(play: Callable[..., Play]) -> None:
+    """Behind the key its columns have their names and types, in Arrow and SQL, and rows are found by their values."""
+    running = play(lambda: _pipeline(["country", "card", "day"]))
+    running.inject(
+        "rows", _cards(("no", 4711, _DAY), ("no", -1, None), (None, 4711, _DAY), ("no", 4711, _DAY))
+    )
+
+    view = running.store.rows_view("count")
+    shown = view.to_arrow()
+
+    assert shown.schema.names[:4] == ["key", "country", "card", "day"]
+    assert [shown.schema.field(name).type for name in ("country", "card", "day")] == _CARDS.types[:3]
+    assert shown.select(["country", "card", "day", "state"]).to_pylist() == [
+        {"country": None, "card": 4711, "day": _DAY, "state": "1"},
+        {"country": "no", "card": -1, "day": None, "state": "1"},
+        {"country": "no", "card": 4711, "day": _DAY, "state": "2"},
+    ]
+    assert view.to_arrow([("no", 4711, _DAY)]).column("state").to_pylist() == ["2"]
+    assert view.to_arrow([("no", "4711", "2026-11-23")]).num_rows == 1
+    assert view.to_arrow([("no", 4711, None)]).num_rows == 0
+    with connect(running.store.committer.snapshot, running.store.objects) as sql:
+        found = sql.execute(
+            "select country, card + 1, state from count where day is not null order by key"
+        ).fetchall()
+        assert found == [(None, 4712, "1"), ("no", 4712, "2")]
+
+
+def test_a_single_column(play: Callable[..., Play]) -> None:
+    """A column of text is the key as it is; one of another type is a typed key, and a null of either is a dead letter."""
+    texts, numbers = (play(lambda key=key: _pipeline(key), within=key) for key in ("country", "card"))
+    for running in (texts, numbers):
+        running.inject("rows", _cards(("no", 4711, _DAY), (None, None, _DAY)))
+        letters = [orjson.loads(state) for state in running.states("dead_letters").values()]
+        assert [letter["error"] for letter in letters] == ["the key is null"]
+
+    assert _counts(texts) == {"no": 1}
+    assert "country" not in texts.store.rows_view("count").to_arrow().schema.names
+    assert _counts(numbers) == {mp.encode_key((4711,)): 1}
+    assert numbers.store.rows_view("count").to_arrow().column("card").to_pylist() == [4711]
+
+
+def test_a_consumers_own_columns(play: Callable[..., Play]) -> None:
+    """A consumer names its own columns, and a stream's two consumers may have keys of different kinds."""
+
+    def both() -> mp.Pipeline:
+        pipeline = _pipeline("country", own=["day"])
+        pipeline.stream("rows").apply(Tally(), name="plain")
+        return pipeline
+
+    running = play(both)
+    running.inject("rows", _cards(("no", 1, _DAY), ("se", 2, _DAY)))
+
+    assert _counts(running) == {mp.encode_key((_DAY,)): 2}
+    assert _counts(running, "plain") == {"no": 1, "se": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "says"),
+    [
+        ("country", ["country"], "have plain text as keys"),
+        (["country"], "country", "have typed keys, and its key is text now"),
+        (["country"], ["card"], "a column of the computation's key has another type now"),
+        (["country"], ["country", "card"], "made of another number of columns"),
+    ],
+)
+def test_a_key_of_another_kind_is_refused(
+    play: Callable[..., Play], first: Any, then: Any, says: str
+) -> None:
+    """A pipeline whose rows would not be found under its new key is refused in a sentence, and nothing is written."""
+    running = play(lambda: _pipeline(first))
+    running.inject("rows", _cards(("no", 4711, _DAY)))
+    before = running.states("count")
+    running.make = lambda: _pipeline(then)
+    running.restart()
+
+    with pytest.raises(mp.InvalidError, match=f"{says}.*drop= this one.*computation=`count`"):
+        running.inject("rows", _cards(("no", 4711, _DAY)))
+
+    assert running.states("count") == before
+
+
+def test_wider_types_are_the_same_key(play: Callable[..., Play]) -> None:
+    """An integer that becomes a long, and another name, change no key: views show the new ones."""
+    running = play(lambda: _pipeline(["card"]))
+    running.inject("rows", _cards(("no", 7, _DAY)).set_column(1, "card", pa.array([7], pa.int32())))
+    running.make = lambda: _pipeline(["number"])
+    running.restart()
+    running.inject("rows", _cards(("no", 7, _DAY)).rename_columns(["country", "number", "day", "t"]))
+
+    shown = running.store.rows_view("count").to_arrow()
+    assert shown.select(["number", "state"]).to_pylist() == [{"number": 7, "state": "2"}]
+    assert shown.schema.field("number").type == pa.int64()
+
+
+def test_rows_that_are_mappings(tmp_path: Path) -> None:
+    """Rows one by one have the keys that a table of them has, and tell the types of its columns."""
+    rows = [
+        {"c": None, "d": Decimal("1.50"), "s": {"n": 1}, "t": 7},
+        {"c": "no", "d": Decimal(2), "s": None, "t": 7},
+    ]
+    with plays(tmp_path, ManualClock) as start:
+        given = [start(lambda: _pipeline(["c", "d", "s"]), within=name) for name in ("mappings", "table")]
+        given[0].inject("rows", rows)
+        given[1].inject("rows", pa.Table.from_pylist(rows))
+
+        assert _counts(given[0]) == _counts(given[1])
+        shown = given[0].store.rows_view("count").to_arrow()
+        assert shown.select(["c", "d", "s"]).to_pylist() == [
+            {name: row[name] for name in "cds"} for row in rows
+        ]
