@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from millpond.statestore.zookeeper.process import OPTIONS_VARIABLE
 from millpond.testing.faults.report import FaultReport
-from tests.distribution import Distribution, group_of
+from tests.distribution import SPARK, Distribution, group_of
 from tests.short_lived import (
     COMPILED_PLANS,
     INTERPRETED_PLANS,
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     Mark each test by the expensive fixtures it requests, so that ``-m "not spark"`` is exact.
 
-    Long groups of tests come first, so that no process is left with one at the end: Spark, then faults.
+    Long groups of tests come first, so that no process is left with one at the end: Spark, then faults and what is slow.
     """
     for item in items:
         names = getattr(item, "fixturenames", ())
@@ -60,9 +60,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.zookeeper)
 
     def rank(item: pytest.Item) -> int:
-        if group_of(config.rootpath, item.nodeid) == "spark":
+        if group_of(config.rootpath, item.nodeid) == SPARK:
             return 0
-        return 1 if item.get_closest_marker("fault") else 2
+        return 1 if item.get_closest_marker("fault") or item.get_closest_marker("slow") else 2
 
     items.sort(key=rank)
 
@@ -146,10 +146,12 @@ def _spark_options(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """
-    One local Spark session with Delta for the whole run.
+    One local Spark session with Delta for the whole run: its users are one group, and so in one process.
     """
+    user = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+    assert group_of(request.config.rootpath, user) == SPARK, user
     from millpond.executor.spark.session import spark_session
 
     options = _spark_options(tmp_path_factory.mktemp("spark"))

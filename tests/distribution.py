@@ -1,14 +1,18 @@
 """
 Distribution of tests over processes: module by module, with all users of the run's Spark session in one process.
 
-A Spark session costs seconds and a gigabyte, so only one process has it. Tests that start programs with a Spark of
-their own are as free as all others. Shares of a test's generated examples go to any process.
+A Spark session costs seconds and a gigabyte, so only one process has it. The tests of a module that do without it are
+as free as those that start programs with a Spark of their own: else the process with Spark works longer than all
+others. Shares of a test's generated examples go to any process.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,10 +20,15 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-__all__ = ["Distribution", "group_of"]
+__all__ = ["SPARK", "Distribution", "group_of"]
+
+SPARK: Final = "spark"
+"""The group of the tests that use the run's Spark session."""
 
 _SHARE: Final = re.compile(r"\[share \d+\]$")
-_ASKS_FOR_SPARK: Final = re.compile(r'\bspark(?:_as_reader)?: SparkSession\b|getfixturevalue\("spark"\)')
+_SESSIONS: Final = frozenset({"spark", "spark_as_reader"})
+_ASKS: Final = re.compile(r'\bspark(?:_as_reader)?: SparkSession\b|getfixturevalue\("spark"\)')
+_BY_NAME: Final = "getfixturevalue"
 
 
 class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler has no types
@@ -35,9 +44,10 @@ class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler 
         return group_of(self._root, nodeid)
 
 
+@functools.cache
 def group_of(root: Path, nodeid: str) -> str:
     """
-    The group of a test: its module, or ``spark`` for modules with a test in the run's Spark session; a share by itself.
+    The group of a test: its module, or `SPARK` if it uses the run's Spark session; a share by itself.
 
     Args:
         root: the folder that node ids are relative to.
@@ -45,10 +55,63 @@ def group_of(root: Path, nodeid: str) -> str:
     """
     if _SHARE.search(nodeid):
         return nodeid
-    module = nodeid.partition("::")[0]
-    return "spark" if _is_on_spark(root / module) else module
+    module, _, test = nodeid.partition("::")
+    name, _, case = test.partition("[")
+    users = _users_in(root / module)
+    is_user = name in users.always or name.rpartition("::")[0] in users.always
+    return SPARK if is_user or (name in users.by_case and "spark" in case.lower()) else module
+
+
+@dataclass(frozen=True, slots=True)
+class _Users:
+    """
+    Who uses the session in a module, as node ids name them.
+
+    Attributes:
+        always: tests, and classes with all of their tests.
+        by_case: tests that ask for it in those cases that have it in their name.
+    """
+
+    always: frozenset[str]
+    by_case: frozenset[str]
 
 
 @functools.cache
-def _is_on_spark(module: Path) -> bool:
-    return _ASKS_FOR_SPARK.search(module.read_text(encoding="utf-8")) is not None
+def _users_in(module: Path) -> _Users:
+    text = module.read_text(encoding="utf-8")
+    tree = ast.parse(text if _ASKS.search(text) else "")
+    shared = _functions_of(tree)
+    classes = {each.name: _functions_of(each) for each in tree.body if isinstance(each, ast.ClassDef)}
+    always: set[str] = set()
+    by_case: set[str] = set()
+    for owner, own in [("", shared), *classes.items()]:
+        for name in own:
+            path = f"{owner}::{name}" if owner else name
+            asked_for = _asked_for(name, shared | own)
+            if asked_for & _SESSIONS:
+                # A fixture of a class is there for all of its tests, inherited ones too.
+                always.add(path if name.startswith("test") else owner)
+            elif _BY_NAME in asked_for:
+                by_case.add(path)
+    return _Users(frozenset(always - {""}), frozenset(by_case))
+
+
+def _functions_of(scope: ast.Module | ast.ClassDef) -> Mapping[str, ast.FunctionDef]:
+    return {each.name: each for each in scope.body if isinstance(each, ast.FunctionDef)}
+
+
+def _asked_for(name: str, functions: Mapping[str, ast.FunctionDef]) -> set[str]:
+    """
+    The fixtures that a function asks for, and those that they ask for.
+    """
+    asked_for: set[str] = set()
+    waiting = [name]
+    while waiting:
+        function = functions.get(waiting.pop())
+        if function is not None:
+            arguments = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+            waiting.extend(arguments - asked_for)
+            asked_for |= arguments
+            if any(isinstance(each, ast.Attribute) and each.attr == _BY_NAME for each in ast.walk(function)):
+                asked_for.add(_BY_NAME)
+    return asked_for

@@ -2,27 +2,52 @@
 Distribution of tests over processes.
 """
 
-from tests.distribution import group_of
+from tests.distribution import SPARK, group_of
 from tests.tidy import ROOT
 
 ORACLE = "tests/property/test_window_oracle.py"
+TIME = "tests/conformance/test_time.py"
+LETTERS = "tests/conformance/test_dead_letters.py"
+WINDOWS = "tests/conformance/test_bounded_windows.py"
 
 
-def test_shares_of_a_test_go_to_any_process_though_their_module_has_a_test_on_spark():
+def test_shares_of_a_test_go_to_any_process():
     """
-    A share is a group of its own, and every other test of the module is in the group of Spark.
+    A share is a group of its own.
     """
     shares = [f"{ORACLE}::test_it[share {number}]" for number in range(2)]
 
     assert [group_of(ROOT, share) for share in shares] == shares
-    assert group_of(ROOT, f"{ORACLE}::test_it") == "spark"
 
 
 def test_all_users_of_the_shared_session_are_in_one_group(request):
     """
-    Else a second process starts a session of its own, and nothing but time tells.
+    Else a second process starts a session of its own, which the session's fixture refuses.
     """
     users = {item.nodeid for item in request.session.items if "spark" in getattr(item, "fixturenames", ())}
 
-    assert {group_of(ROOT, user) for user in users} <= {"spark"}
-    assert group_of(ROOT, "tests/conformance/test_table_readers.py::test_with_spark") == "spark"
+    assert {group_of(ROOT, user) for user in users} <= {SPARK}
+    assert group_of(ROOT, "tests/conformance/test_table_readers.py::test_with_spark") == SPARK
+
+
+def test_users_are_found_however_they_ask_for_the_session():
+    """
+    By an argument, by a fixture of the class or the module, or by name in those cases that are named after Spark.
+    """
+    by_class = (f"{TIME}::TestSpark::test_it", f"{TIME}::TestLocalRunner::test_it")
+    by_fixture = (f"{LETTERS}::test_what_a_letter_has[{play}]" for play in ("SparkPlay", "LocalPlay"))
+    by_name = (
+        f"{WINDOWS}::test_bounded_input_gives_the_final_panes[{runner}]" for runner in ("spark", "local")
+    )
+
+    assert [group_of(ROOT, test) for test in by_class] == [SPARK, TIME]
+    assert [group_of(ROOT, test) for test in by_fixture] == [SPARK, LETTERS]
+    assert [group_of(ROOT, test) for test in by_name] == [SPARK, WINDOWS]
+
+
+def test_tests_without_the_session_are_free_though_their_module_has_one_with_it():
+    """
+    They go where there is room: most modules with a test on Spark have more without.
+    """
+    assert group_of(ROOT, "tests/conformance/test_table_readers.py::test_without_spark") != SPARK
+    assert group_of(ROOT, f"{ORACLE}::test_it") == ORACLE
