@@ -1,8 +1,8 @@
 """
 The tables of the catalog, as SQLAlchemy needs them for queries.
 
-Only the migrations create the tables; a test compares the migrated schema with
-these definitions. Data about commits is derived from the log
+A new catalog gets these tables, an old one the steps of the migrations; a test holds both ways
+to the same schema. Data about commits is derived from the log
 (`millpond.statestore.catalog.facts`), so every table except ``code_versions``,
 ``horizons`` and the operator's notes can be refilled after a loss.
 """

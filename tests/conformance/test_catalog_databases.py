@@ -9,9 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 
+from millpond import migrations
 from millpond.statestore.app_ids import input_app_id, superstep_app_id
 from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.engine import connect, writing
 from millpond.statestore.catalog.entries import (
     ComputationDefinition,
     HorizonKind,
@@ -20,9 +24,11 @@ from millpond.statestore.catalog.entries import (
     SubscriptionDefinition,
 )
 from millpond.statestore.catalog.facts import CommitFacts
+from millpond.statestore.catalog.tables import METADATA
 from millpond.statestore.errors import ConflictError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import pack_fence
+from millpond.statestore.system import SystemClock
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion, WallTimeMicros
 
 
@@ -64,6 +70,21 @@ def test_a_pipeline_is_read_back(url: str) -> None:
         assert [each.options for each in catalog.computations()] == [{"a": [1]}]
         assert catalog.streams("p") == definition.streams
         assert catalog.subscriptions("p") == definition.subscriptions
+
+
+def test_the_steps_of_the_migrations_make_the_same_catalog(url: str) -> None:
+    """What older releases made and this one migrates has the tables that a new catalog has."""
+    engine = connect(url, SystemClock(), create=True)
+    options = {"version_table": migrations.VERSION_TABLE, "compare_type": True}
+    try:
+        with writing(engine) as connection:
+            migrations.migrate(connection, None)
+            context = MigrationContext.configure(connection, opts=options)
+
+            assert migrations.current_revision(connection) == migrations.HEAD
+            assert list(compare_metadata(context, METADATA)) == []
+    finally:
+        engine.dispose()
 
 
 def test_commits_are_read_back(url: str) -> None:
