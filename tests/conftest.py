@@ -6,6 +6,7 @@ They are started only when a test asks for them, and stopped at the end of the r
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return 1 if item.get_closest_marker("fault") or item.get_closest_marker("slow") else 2
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """
+    Hide all that collecting has made from the cycle collector: it is there to the end, and scanning it takes long.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
