@@ -12,21 +12,21 @@ It has the store ``pond`` of a pipeline that has run a few times, and what the e
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from click.testing import CliRunner
 from pyarrow import csv
 
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
-from tests.tidy import ROOT
+from millpond.tools.command_line import main
 
 __all__ = ["serve", "write_pond"]
 
@@ -81,23 +81,17 @@ def write_pond(folder: Path) -> None:
     csv.write_csv(counts, folder / "counts.csv")
     lines = [json.dumps({"key": key, "state": {"count": 3}}) for key in ("EWR", "JFK")]
     (folder / "counts.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    for number in range(_FILES - 1):
+    _write_flights(folder, 0)
+    _run(folder)
+    server = serve(folder)
+    _write_flights(folder, 1)
+    _millpond(folder, "intervals", "pond", "--split", "window_counter", "JFK")
+    _run(folder)
+    _millpond(folder, "savepoint", "pond", "before the sale")
+    for number in range(2, _FILES - 1):
         _write_flights(folder, number)
-        if number == 1:
-            _millpond(folder, "intervals", "pond", "--split", "window_counter", "JFK")
-        _millpond(
-            folder,
-            "run",
-            "flights:pipeline",
-            "--store",
-            "pond",
-            "--input",
-            "flights=flights",
-            "--more-to-come",
-            "--quiet",
-        )
-        if number == 1:
-            _millpond(folder, "savepoint", "pond", "before the sale")
+        _run(folder)
+    server.close()
     _write_flights(folder, _FILES - 1)
     shutil.copytree(folder / "pond", folder / "pond_of_today")
 
@@ -125,16 +119,27 @@ def _write_flights(folder: Path, number: int) -> None:
     (folder / "flights" / f"{number}.json").write_text("\n".join(lines), encoding="utf-8")
 
 
-def _millpond(folder: Path, *arguments: str) -> None:
-    # In processes of their own, as a user would: nothing of theirs is left in this one.
-    code = "import sys; from millpond.tools.command_line import main; main()"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    made = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+def _run(folder: Path) -> None:
+    _millpond(
+        folder,
+        "run",
+        "flights:pipeline",
+        "--store",
+        "pond",
+        "--input",
+        "flights=flights",
+        "--more-to-come",
+        "--quiet",
     )
-    assert made.returncode == 0, f"{arguments}\n{made.stdout}{made.stderr}"
+
+
+def _millpond(folder: Path, *arguments: str) -> None:
+    # In this process, as the examples: to start another for each command costs more than all the rest.
+    path = [*sys.path]
+    try:
+        with contextlib.chdir(folder):
+            made = CliRunner().invoke(main, arguments, prog_name="millpond")
+    finally:
+        sys.path[:] = path
+        sys.modules.pop("flights", None)
+    assert made.exit_code == 0, f"{arguments}\n{made.output}{made.exception or ''}"
