@@ -104,6 +104,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """
     In a worker process, hand its counts to the process that prints them.
     """
+    gc.unfreeze()
     handed: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if handed is not None:
         handed["faults"] = session.config.stash[_FAULT_REPORT].to_json()
