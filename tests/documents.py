@@ -145,10 +145,10 @@ def documents() -> list[Document]:
 
 def pages_to_run() -> list[Document]:
     """
-    The pages whose blocks are all run: the tutorial, the how-to pages, windows and watermarks.
+    The pages whose blocks are all run: the tutorial, the how-to pages, windows, watermarks and processors of Spark.
     """
     docs = ROOT / "docs"
-    named = [docs / name for name in ("tutorial.md", "windows.md", "watermarks.md")]
+    named = [docs / name for name in ("tutorial.md", "windows.md", "watermarks.md", "spark.md")]
     return [Document(path) for path in [*named, *sorted((docs / "how-to").glob("*.md"))]]
 
 

@@ -11,12 +11,19 @@ import pytest
 from tests.documents import Document, pages_to_run
 from tests.page_run import PageRun
 
-ON_SPARK = [page for page in pages_to_run() if page.uses_spark]
+# What spark.md shows is tested in tests/conformance/test_transform_with_state.py; the page as it stands, by `make test-spark`.
+_RUN_WITH_ALL = {"docs/spark.md"}
+
+ON_SPARK = [
+    pytest.param(page, marks=pytest.mark.spark_all if page.name in _RUN_WITH_ALL else (), id=page.name)
+    for page in pages_to_run()
+    if page.uses_spark
+]
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", ON_SPARK, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", ON_SPARK)
 def test_page_does_what_it_shows_on_spark(page: Document, tmp_path: Path) -> None:
     """
     Every block of the page runs, Spark's included, and prints what the page says.

@@ -157,7 +157,7 @@ class TransformWithState(Computation):
             if timer.tag == EXPIRY_TAG:
                 next_ms = handle.turn.variables.expire(handle.turn.now_ms)
                 if next_ms is not None:
-                    handle.turn.expires(next_ms)
+                    context.set_timer(next_ms * 1_000, EXPIRY_TAG, "wall")
                 return
             yielded = self._processor.handleExpiredTimer(
                 key=Row(*self._keys or ("key",))(*context.key_values),

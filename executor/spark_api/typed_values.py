@@ -72,6 +72,12 @@ class StructCodec:
         self._write = [_writer(field.dataType, f"{what}, field {field.name!r}") for field in schema]
         self._get = [_reader(field.dataType) for field in schema]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """
+        Travel as the schema.
+        """
+        return (StructCodec, (self.schema, self._what))
+
     def to_json(self, value: Any) -> dict[str, Any]:
         """
         The JSON object of a value.
@@ -222,7 +228,12 @@ def _decimal_writer(kind: DecimalType, what: str) -> _Convert:
 
 
 def _write_float(value: Any, kind: DataType, what: str) -> float | str:
-    number = value if type(value) is float else float(_of(value, (float, np.floating), kind, what))
+    if type(value) is not float:
+        # A truth value is a whole number to Python, and none to Spark.
+        if isinstance(value, bool):
+            raise _misfit(value, kind, what)
+        value = float(_of(value, (float, int, np.floating, np.integer), kind, what))
+    number: float = value
     return number if math.isfinite(number) else repr(number)
 
 
