@@ -132,8 +132,12 @@ from .executor.spark.run import SparkRun as SparkRun
 from .executor.spark.runner import SparkRunner as SparkRunner
 from .executor.spark.runner import SparkRunnerOptions as SparkRunnerOptions
 from .executor.spark.session import spark_session as spark_session
+from .executor.spark_api.apply_in_pandas_with_state import ApplyInPandasWithState as ApplyInPandasWithState
+from .executor.spark_api.apply_in_pandas_with_state import PandasFunction as PandasFunction
+from .executor.spark_api.spark_query import apply_in_pandas_with_state as apply_in_pandas_with_state
 from .executor.spark_api.spark_query import transform_with_state as transform_with_state
 from .executor.spark_api.transform_with_state import TransformWithState as TransformWithState
+from .executor.spark_api.yielded_rows import RowsAs as RowsAs
 from .executor.superstep.plan import InputPosition as InputPosition
 from .executor.superstep.report import SuperstepReport as SuperstepReport
 from .executor.superstep.totals import Totals as Totals

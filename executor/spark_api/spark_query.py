@@ -1,18 +1,21 @@
 """
-``transform_with_state``: a streaming frame, a ``StatefulProcessor``, and a store in place of Spark's own.
+A streaming frame, code written for Spark's stateful operators, and a store in place of Spark's own state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.pipeline.nodes import FieldExtractor, OnError
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -22,15 +25,17 @@ from millpond.executor.spark.connect import refuse_connect
 from millpond.executor.spark.input_frames import watermark_column
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
+from millpond.executor.spark_api.apply_in_pandas_with_state import ApplyInPandasWithState, PandasFunction
 from millpond.executor.spark_api.schema import parse_schema
-from millpond.executor.spark_api.transform_with_state import INITIAL_STATE, RowsAs, TransformWithState
+from millpond.executor.spark_api.transform_with_state import INITIAL_STATE, TransformWithState
+from millpond.executor.spark_api.yielded_rows import RowsAs
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
 
-__all__ = ["INPUT", "transform_with_state"]
+__all__ = ["INPUT", "apply_in_pandas_with_state", "transform_with_state"]
 
 INPUT: Final = "input"
 """Name of the injected stream of the frame."""
@@ -102,50 +107,181 @@ def transform_with_state(
             time_mode="EventTime", store="pond", sink="totals",
         )
     """
-    refuse_connect(frame, input=INPUT)
-    columns = (keys,) if isinstance(keys, str) else tuple(keys)
-    if not frame.isStreaming:
-        raise InvalidError("transform_with_state takes a streaming frame, of spark.readStream")
-    if str(output_mode).lower() not in _OUTPUT_MODES:
-        raise InvalidError("an output mode is Append or Update", output_mode=output_mode)
-    for column in columns:
-        if column not in frame.columns:
-            raise InvalidError(
-                "keys names a column that the frame has not", key=column, columns=frame.columns
-            )
-    event_time = watermark_column(frame.schema)
-    if str(time_mode).lower() == "eventtime" and event_time is None:
-        raise InvalidError("the time mode EventTime needs the frame's withWatermark")
-    schema = parse_schema(output_schema)
-    computation = TransformWithState(processor, schema, time_mode, keys=columns, rows_as=rows_as)
-    chosen = name or type(processor).__name__
-    graph = EnginePipeline(chosen)
-    # A typed key, of one text column too: as in Spark, null is a key.
-    key = list(columns)
-    graph.inject(INPUT, key=key, at=IngressTime() if event_time is None else event_time, id=id)
-    streams = {INPUT: None}
-    inputs = {INPUT: frame}
-    if initial_state is not None:
-        graph.inject(INITIAL_STATE, key=key, at=IngressTime())
-        streams[INITIAL_STATE] = None
-        inputs[INITIAL_STATE] = _frame_of(initial_state)
-    graph.add(
-        computation,
-        name=chosen,
-        subscribes=streams,
-        produces=[chosen],
+    query = _Query(
+        frame=frame,
+        keys=keys,
+        output_schema=output_schema,
+        output_mode=output_mode,
+        store=store,
+        sink=sink,
+        trigger=trigger,
+        id=id,
         on_error=on_error,
-        on_late={INPUT: "process" if event_time is None else "drop"},
+        tick_ms=tick_ms,
+        options=options,
+    ).checked()
+    if str(time_mode).lower() == "eventtime" and query.event_time is None:
+        raise InvalidError("the time mode EventTime needs the frame's withWatermark")
+    computation = TransformWithState(processor, output_schema, time_mode, keys=query.columns, rows_as=rows_as)
+    return query.start(name or type(processor).__name__, computation, initial_state)
+
+
+def apply_in_pandas_with_state(
+    frame: DataFrame,
+    *,
+    keys: str | Sequence[str],
+    function: PandasFunction,
+    output_schema: StructType | str,
+    state_schema: StructType | str,
+    output_mode: str = "Update",
+    timeout: str = GroupStateTimeout.NoTimeout,
+    store: Store | str | Path,
+    sink: Sink | str | Path | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
+    on_error: OnError = "stop",
+    tick_ms: float | None = None,
+    **options: Unpack[SparkRunnerOptions],
+) -> SparkRun:
+    """
+    Run a function written for ``applyInPandasWithState`` over a streaming frame, with its state in a store.
+
+    It takes what ``frame.groupBy(*keys).applyInPandasWithState(…)`` takes. The event time and its delay are those of
+    the frame's ``withWatermark``; rows behind it are left out as Spark leaves them out.
+
+    Args:
+        frame: the streaming frame.
+        keys: the columns to group by.
+        function: the user's function of key, frames and `GroupState`.
+        output_schema: of the frames that it yields.
+        state_schema: of its state.
+        output_mode: ``"Append"`` or ``"Update"``, which mean the same here as in Spark.
+        timeout: one of Spark's ``GroupStateTimeout``.
+        store: path of the store, or an open one.
+        sink: where the output goes: a sink, or the path of a Delta table with the columns of ``output_schema``.
+        trigger: arguments of Spark's ``DataStreamWriter.trigger``; ``None`` takes batches as fast as they come.
+        name: the computation's name in the store; the function's name otherwise.
+        id: column with the record's id; records with the same id count once.
+        on_error: what happens to rows whose code fails; see `transform_with_state`.
+        tick_ms: how long the input must be silent before due timeouts fire without it; see `transform_with_state`.
+        options: all other options of `SparkRunner`.
+
+    Returns:
+        The running pipeline: call ``await_termination`` and ``stop``.
+
+    Raises:
+        InvalidError: the frame is not a stream, or an option, a schema or the timeout does not fit.
+        MillpondError: the store cannot be opened; see `SparkRunner.start`.
+    """
+    query = _Query(
+        frame=frame,
+        keys=keys,
+        output_schema=output_schema,
+        output_mode=output_mode,
+        store=store,
+        sink=sink,
+        trigger=trigger,
+        id=id,
+        on_error=on_error,
+        tick_ms=tick_ms,
+        options=options,
+    ).checked()
+    if timeout == GroupStateTimeout.EventTimeTimeout and query.event_time is None:
+        raise InvalidError("the timeout EventTimeTimeout needs the frame's withWatermark")
+    computation = ApplyInPandasWithState(
+        function, output_schema, state_schema, timeout, has_watermark=query.event_time is not None
     )
-    if sink is not None:
-        graph.add_sink(chosen, chosen, sink if isinstance(sink, Sink) else _table(str(sink), schema))
-    ends = trigger is not None and bool({"availableNow", "once"} & trigger.keys())
-    wanted_ms = (_NO_TICK_MS if ends else _TICK_MS) if tick_ms is None else tick_ms
-    return SparkRunner(store, tick_ms=wanted_ms, **options).start(graph, inputs, trigger=trigger)
+    return query.start(name or str(getattr(function, "__name__", "function")), computation)
 
 
-def _table(path: str, schema: StructType) -> DeltaSink:
-    fields = to_arrow_schema(schema, timezone="UTC")
+@dataclass(frozen=True, kw_only=True)
+class _Query:
+    """
+    A frame, grouped by key columns, on its way to a store.
+    """
+
+    frame: DataFrame
+    keys: str | Sequence[str]
+    output_schema: StructType | str
+    output_mode: str
+    store: Store | str | Path
+    sink: Sink | str | Path | None
+    trigger: Mapping[str, Any] | None
+    id: FieldExtractor | None
+    on_error: OnError
+    tick_ms: float | None
+    options: SparkRunnerOptions
+
+    def checked(self) -> _Query:
+        """
+        The query, if its frame, keys and output mode fit.
+        """
+        frame = self.frame
+        refuse_connect(frame, input=INPUT)
+        if not frame.isStreaming:
+            raise InvalidError("the frame is no stream: it is one of spark.readStream")
+        if str(self.output_mode).lower() not in _OUTPUT_MODES:
+            raise InvalidError("an output mode is Append or Update", output_mode=self.output_mode)
+        for column in self.columns:
+            if column not in frame.columns:
+                raise InvalidError(
+                    "keys names a column that the frame has not", key=column, columns=frame.columns
+                )
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """
+        The key's columns.
+        """
+        return (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
+
+    @property
+    def event_time(self) -> str | None:
+        """
+        The column of the frame's ``withWatermark``.
+        """
+        return watermark_column(self.frame.schema)
+
+    def start(
+        self, name: str, computation: Computation, initial_state: DataFrame | GroupedData | None = None
+    ) -> SparkRun:
+        """
+        Run a computation over the frame.
+        """
+        graph, event_time = EnginePipeline(name), self.event_time
+        # A typed key, of one text column too: as in Spark, null is a key.
+        key = list(self.columns)
+        graph.inject(INPUT, key=key, at=IngressTime() if event_time is None else event_time, id=self.id)
+        inputs = {INPUT: self.frame}
+        if initial_state is not None:
+            graph.inject(INITIAL_STATE, key=key, at=IngressTime())
+            inputs[INITIAL_STATE] = _frame_of(initial_state)
+        graph.add(
+            computation,
+            name=name,
+            subscribes=dict.fromkeys(inputs),
+            produces=[name],
+            on_error=self.on_error,
+            on_late={INPUT: "process" if event_time is None else "drop"},
+        )
+        if self.sink is not None:
+            table = self.sink if isinstance(self.sink, Sink) else _table(str(self.sink), self.output_schema)
+            graph.add_sink(name, name, table)
+        runner = SparkRunner(self.store, tick_ms=self._tick_ms, **self.options)
+        return runner.start(graph, inputs, trigger=self.trigger)
+
+    @property
+    def _tick_ms(self) -> float:
+        if self.tick_ms is not None:
+            return self.tick_ms
+        ends = self.trigger is not None and bool({"availableNow", "once"} & self.trigger.keys())
+        return _NO_TICK_MS if ends else _TICK_MS
+
+
+def _table(path: str, schema: StructType | str) -> DeltaSink:
+    fields = to_arrow_schema(parse_schema(schema), timezone="UTC")
     return DeltaSink(path, pa.schema([field.with_metadata(TYPED_FIELD) for field in fields]))
 
 

@@ -7,12 +7,10 @@ A bundle is a micro-batch: ``handleInputRows`` gets all rows of a key in the ord
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, cast
+from collections.abc import Sequence
+from typing import Any, Final, cast
 
 import cloudpickle
-import pandas as pd
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from pyspark.sql.types import Row, StructType
 
@@ -24,14 +22,11 @@ from millpond.executor.computation.timer import Timer
 from millpond.executor.spark_api.given_rows import GivenRows
 from millpond.executor.spark_api.handle import TIME_MODES, ProcessorHandle, TimeMode
 from millpond.executor.spark_api.schema import parse_schema
-from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.executor.spark_api.variables import EXPIRY_TAG, Variable
+from millpond.executor.spark_api.yielded_rows import RowsAs, YieldedRows
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["INITIAL_STATE", "RowsAs", "TransformWithState"]
-
-RowsAs: TypeAlias = Literal["row", "pandas"]
-"""What the processor's rows are: Spark's ``transformWithState`` gives rows, ``transformWithStateInPandas`` frames."""
+__all__ = ["INITIAL_STATE", "TransformWithState"]
 
 INITIAL_STATE: Final = "initial_state"
 """The stream whose records are given to ``handleInitialState``."""
@@ -92,7 +87,7 @@ class TransformWithState(Computation):
         self._keys = (keys,) if isinstance(keys, str) else tuple(keys)
         self._rows_as = rows_as
         self._initial_state = initial_state
-        self._output = StructCodec(parse_schema(output_schema), "the output")
+        self._output = YieldedRows(parse_schema(output_schema), rows_as)
         self._handle: ProcessorHandle | None = None
         self._given: GivenRows | None = None
         self.variables: tuple[str, ...] = tuple(self._declared())
@@ -144,7 +139,8 @@ class TransformWithState(Computation):
             if len(initial) < stop - start:
                 # Of a key that has both, the rows of the initial state arrived first.
                 some = rows(start + len(initial), stop)
-                self._produce(context, self._processor.handleInputRows(context.key_values, some, times))
+                yielded = self._processor.handleInputRows(context.key_values, some, times)
+                self._output.produce(context, yielded)
         finally:
             handle.turn.release()
 
@@ -164,7 +160,7 @@ class TransformWithState(Computation):
                 timerValues=self._times(context),
                 expiredTimerInfo=ExpiredTimerInfo(timer.at // 1_000),
             )
-            self._produce(context, yielded)
+            self._output.produce(context, yielded)
         finally:
             handle.turn.release()
 
@@ -194,37 +190,3 @@ class TransformWithState(Computation):
         """
         streams = columns.streams
         return [index for index in range(start, stop) if streams[index] == self._initial_state]
-
-    # -- what comes out ----------------------------------------------------------------------
-
-    def _produce(self, context: Context, yielded: Iterable[Any]) -> None:
-        stream, produce = context.streams[0], context.produce
-        for value in map(self._output.row_to_json, self._yielded(yielded)):
-            produce(stream, value)
-
-    def _yielded(self, yielded: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
-        """
-        The fields of each row that the processor yields, by name.
-        """
-        is_frame = self._rows_as == "pandas"
-        for one in yielded:
-            if is_frame and isinstance(one, pd.DataFrame):
-                names = list(map(str, one.columns))
-                for values in one.to_numpy(dtype=object).tolist():
-                    yield dict(zip(names, map(_or_none, values), strict=True))
-            elif not is_frame and isinstance(one, Row):
-                yield dict(zip(one.__fields__, one, strict=True))
-            else:
-                raise InvalidError(
-                    "the processor yields rows of Spark, or frames if it is given frames",
-                    type=type(one).__name__,
-                    rows_as=self._rows_as,
-                )
-
-
-def _or_none(value: Any) -> Any:
-    """
-    A value of a frame, with ``None`` for what pandas takes for missing.
-    """
-    is_missing = value is pd.NaT or value is pd.NA or (type(value) is float and math.isnan(value))
-    return None if is_missing else value

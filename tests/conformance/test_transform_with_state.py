@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from millpond.executor.spark_api.spark_query import transform_with_state
+from millpond.executor.spark_api.spark_query import apply_in_pandas_with_state, transform_with_state
 from millpond.statestore.errors import InvalidError
 from millpond.testing.fixtures.stateful_processors import (
     SEEN,
@@ -26,10 +27,13 @@ from millpond.testing.fixtures.stateful_processors import (
     Remembering,
     Seeded,
     Timers,
+    grouped,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from millpond.executor.spark.run import SparkRun
 
 pytestmark = pytest.mark.spark
 
@@ -65,7 +69,10 @@ class Job:
     in_pandas: bool = False
     initial: Sequence[Row] = ()
 
-    def _frame(self) -> DataFrame:
+    def frame(self) -> DataFrame:
+        """
+        The frame, whose files are written.
+        """
         source = self.folder / "in"
         source.mkdir(exist_ok=True)
         for number, rows in enumerate(self.batches):
@@ -85,7 +92,7 @@ class Job:
         """
         What Spark's operator yields.
         """
-        grouped = self._frame().groupBy(*self.keys)
+        grouped = self.frame().groupBy(*self.keys)
         initial = self._initial()
         operator = grouped.transformWithStateInPandas if self.in_pandas else grouped.transformWithState
         output = operator(
@@ -95,8 +102,13 @@ class Job:
             self.time_mode,
             **({} if initial is None else {"initialState": initial.groupBy(*self.keys)}),
         )
+        return self.written(output)
+
+    def written(self, output: DataFrame) -> list[str | None]:
+        """
+        What a query of Spark yields.
+        """
         table = str(self.folder / "spark")
-        # Delta's sink does not take updates; a batch's rows are appended either way.
         query = (
             output.writeStream.outputMode("update")
             .option("checkpointLocation", str(self.folder / "checkpoint"))
@@ -110,20 +122,35 @@ class Job:
         What Millpond yields.
         """
         run = transform_with_state(
-            self._frame(),
+            self.frame(),
             keys=self.keys,
             processor=self.processor,
             output_schema=SEEN,
             time_mode=self.time_mode,
             initial_state=self._initial(),
-            store=self.folder / "pond",
-            sink=self.folder / "millpond",
-            trigger={"availableNow": True},
             rows_as="pandas" if self.in_pandas else "row",
-            spark=self.spark,
-            progress=False,
+            **self.place,
             **options,
         )
+        return self.run(run)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """
+        Where Millpond runs.
+        """
+        return {
+            "store": self.folder / "pond",
+            "sink": self.folder / "millpond",
+            "trigger": {"availableNow": True},
+            "spark": self.spark,
+            "progress": False,
+        }
+
+    def run(self, run: SparkRun) -> list[str | None]:
+        """
+        What a run of Millpond yields.
+        """
         try:
             run.await_termination()
         finally:
@@ -270,3 +297,49 @@ def test_a_failure_ends_the_run_and_leaves_no_trace(spark: SparkSession, tmp_pat
         "('b',) (1,)",
         "('b',) (2,)",
     ]
+
+
+def test_a_function_of_groups_answers_as_in_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    State that is updated and removed, timeouts that are set, kept, passed and set again, keys without rows.
+    """
+
+    def row(key: str, second: float, do: str = "", n: int = 0) -> Row:
+        return {"k": key, "t": f"1970-01-01T00:00:{second:06.3f}Z", "do": do, "n": n}
+
+    batches = [
+        [
+            row("a", 5, "update", 1),
+            row("a", 5, "timeout", 6_000),
+            row("b", 5, "update", 99),
+            row("b", 5, "timeout", 6_500),
+        ],
+        [row("c", 7, "update", 3), row("c", 7, "timeout", 9_000), row("d", 7, "timeout", 8_000)],
+        [row("a", 6.5), row("b", 9), row("c", 6.2, "update", 4)],
+        [row("e", 12, "update", 5), row("c", 12), row("c", 12, "remove")],
+        [row("z", 20)],
+        [row("z", 30)],
+    ]
+    job = Job(
+        *(rocksdb, tmp_path, Timers(), batches, "k string, t timestamp, do string, n long"), delay="1 second"
+    )
+    timeout = GroupStateTimeout.EventTimeTimeout
+
+    ours = job.run(
+        apply_in_pandas_with_state(
+            *(job.frame(),),
+            keys="k",
+            function=grouped,
+            output_schema=SEEN,
+            state_schema="n long, word string",
+            timeout=timeout,
+            **job.place,
+        )
+    )
+
+    theirs = (
+        job.frame()
+        .groupBy("k")
+        .applyInPandasWithState(grouped, SEEN, "n long, word string", "Update", timeout)
+    )
+    assert ours == job.written(theirs)

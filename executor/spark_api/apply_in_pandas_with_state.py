@@ -1,0 +1,145 @@
+"""
+Spark's ``applyInPandasWithState`` as a computation: the user's function, unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeAlias, cast
+
+import pandas as pd
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.types import Row, StructType
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context, DomainName
+from millpond.executor.computation.record import Records
+from millpond.executor.computation.record_columns import RecordColumns
+from millpond.executor.computation.timer import Timer
+from millpond.executor.spark_api.given_rows import GivenRows
+from millpond.executor.spark_api.schema import parse_schema
+from millpond.executor.spark_api.typed_values import StructCodec
+from millpond.executor.spark_api.yielded_rows import YieldedRows
+from millpond.statestore.errors import InvalidError
+
+__all__ = ["ApplyInPandasWithState", "PandasFunction"]
+
+PandasFunction: TypeAlias = Callable[
+    [tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]
+]
+"""The user's function: of the key, its rows in frames, and its state; it yields frames."""
+
+_TIMEOUTS: Final[dict[str, DomainName | None]] = {
+    GroupStateTimeout.NoTimeout: None,
+    GroupStateTimeout.ProcessingTimeTimeout: "wall",
+    GroupStateTimeout.EventTimeTimeout: "event",
+}
+_TAG: Final = "timeout"
+
+
+class ApplyInPandasWithState(Computation):
+    """
+    A computation that runs a function written for ``applyInPandasWithState``, with the same answers as Spark.
+
+    The function is called once for each key with rows in a bundle, and once for each key whose timeout the watermark,
+    or the wall time, has passed. What it yields goes to the computation's first stream. Its state is the object of the
+    fields of ``state_schema``.
+
+    Args:
+        function: the user's function.
+        output_schema: of what it yields: a ``StructType`` or text such as ``"id string, count long"``.
+        state_schema: of its state.
+        timeout: one of Spark's ``GroupStateTimeout``.
+        has_watermark: whether ``getCurrentWatermarkMs`` may be asked for; as Spark's frame has one or not.
+
+    Raises:
+        InvalidError: the timeout or a schema is wrong.
+    """
+
+    in_micro_batches = True
+    in_order_of_arrival = True
+
+    def __init__(
+        self,
+        function: PandasFunction,
+        output_schema: StructType | str,
+        state_schema: StructType | str,
+        timeout: str = GroupStateTimeout.NoTimeout,
+        *,
+        has_watermark: bool = True,
+    ) -> None:
+        if timeout not in _TIMEOUTS:
+            raise InvalidError("there is no such timeout", timeout=timeout, known=sorted(_TIMEOUTS))
+        self._function = function
+        self._timeout = timeout
+        self._has_watermark = has_watermark
+        self._state = StructCodec(parse_schema(state_schema), "the state")
+        self._output = YieldedRows(parse_schema(output_schema), "pandas")
+        self._given: GivenRows | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """
+        Travel without what belongs to a bundle.
+        """
+        return {**self.__dict__, "_given": None}
+
+    def end_bundle(self) -> None:
+        """
+        Let go of the bundle's rows.
+        """
+        self._given = None
+
+    def process_records(self, context: Context, records: Records) -> None:
+        """
+        Call the function with the key's rows.
+        """
+        self._call(context, self._frames(records.columns, *records.range), has_timed_out=False)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
+        """
+        Call the function without rows, for the key has timed out.
+        """
+        self._call(context, iter(()), has_timed_out=True)
+
+    def _frames(self, columns: RecordColumns, start: int, stop: int) -> Iterator[pd.DataFrame]:
+        given = self._given
+        if given is None or given.columns is not columns:
+            given = self._given = GivenRows(columns)
+        return given.frames(start, stop)
+
+    def _call(self, context: Context, frames: Iterator[pd.DataFrame], *, has_timed_out: bool) -> None:
+        state = self._opened(context, has_timed_out=has_timed_out)
+        self._output.produce(context, self._function(context.key_values, frames, state))
+        if state._removed:  # noqa: SLF001 - Spark's runner reads them too
+            context.state.delete()
+        elif state._updated:  # noqa: SLF001
+            context.state.set(self._state.to_json(state.get))
+        self._set_timeout(context, state)
+
+    def _opened(self, context: Context, *, has_timed_out: bool) -> GroupState:
+        stored = context.state.get()
+        value = None if stored is None else self._state.from_json(stored)
+        return GroupState(
+            optionalValue=cast(Row, value),
+            batchProcessingTimeMs=context.wall_time // 1_000,
+            eventTimeWatermarkMs=max(context.watermark // 1_000, 0) if self._has_watermark else -1,
+            timeoutConf=self._timeout,
+            hasTimedOut=has_timed_out,
+            watermarkPresent=self._has_watermark,
+            defined=value is not None,
+            updated=False,
+            removed=False,
+            timeoutTimestamp=GroupState.NO_TIMESTAMP,
+            keyAsUnsafe=b"",
+            valueSchema=self._state.schema,
+        )
+
+    def _set_timeout(self, context: Context, state: GroupState) -> None:
+        domain = _TIMEOUTS[self._timeout]
+        if domain is None:
+            return
+        timeout_ms = int(state._timeout_timestamp)  # noqa: SLF001
+        context.delete_timer(_TAG, domain)
+        if timeout_ms != GroupState.NO_TIMESTAMP:
+            # Spark times a key out once its clock is past the timeout, not at it.
+            context.set_timer((timeout_ms + 1) * 1_000, _TAG, domain)
