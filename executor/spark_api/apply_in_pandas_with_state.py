@@ -139,7 +139,10 @@ class ApplyInPandasWithState(Computation):
         if domain is None:
             return
         timeout_ms = int(state._timeout_timestamp)  # noqa: SLF001
-        context.delete_timer(_TAG, domain)
-        if timeout_ms != GroupState.NO_TIMESTAMP:
+        is_set = timeout_ms != GroupState.NO_TIMESTAMP
+        if is_set or state._updated or state._removed:  # noqa: SLF001
+            # A call that changes nothing leaves the timeout, too; a new state has none unless it is set again.
+            context.delete_timer(_TAG, domain)
+        if is_set:
             # Spark times a key out once its clock is past the timeout, not at it.
             context.set_timer((timeout_ms + 1) * 1_000, _TAG, domain)
