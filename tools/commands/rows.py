@@ -27,7 +27,7 @@ from millpond.tools.terminal.output import json_option, note, print_json, print_
 __all__ = ["rows"]
 
 _TABLE_ROWS: Final = 100
-_COLUMNS: Final = ("key", "state", "timers", "hold", "superstep")
+_COLUMNS: Final = ("state", "timers", "hold", "superstep")
 _EXTRAS: Final = {"record_ids": "ids", "productions": "undelivered"}
 
 
@@ -73,8 +73,8 @@ def rows(
     the time at which it holds the watermark back (hold), and the superstep that last changed it. Where code
     has declared a state_version, it has that of its state. It also has the ids of records that it has consumed, and productions that wait for their delivery: the table counts
     them, --json shows them. A key may have nothing else.
-    Where keys are made of columns of other types, or of several, the values follow the key. --key takes them as a
-    JSON list, or the text of the key.
+    Where keys are made of columns of other types, or of several, the table shows their values in place of the key, and
+    --json both. --key takes them as a JSON list, or the text of the key.
     With --key only files that can hold the key are read, and each of those is read whole.
     A table shows the first 100 rows by default; --json shows all rows.
     """
@@ -94,7 +94,7 @@ def rows(
         # Most computations have no versions, and their rows none.
         numbers = ["state_version"] if any(row["state_version"] for row in listed) else []
         typed = [name for name in table.column_names if name not in WHOLE_ROW_SCHEMA.names]
-        columns = ("key", *typed, *_COLUMNS[1:], *numbers, *(_EXTRAS[name] for name in extras))
+        columns = (*(typed or ["key"]), *_COLUMNS, *numbers, *(_EXTRAS[name] for name in extras))
         cells = (
             (*_cells(row, typed), *(row[name] for name in numbers), *(len(row[name]) for name in extras))
             for row in listed
@@ -205,7 +205,15 @@ def _cells(row: Mapping[str, Any], typed: Sequence[str]) -> tuple[object, ...]:
     in_bytes = row["state_bytes"]
     state = row["state"] if in_bytes is None else f"base64 {_base64(in_bytes)}"
     timers = "\n".join(_timer_text(timer) for timer in row["timers"])
-    return row["key"], *(row[name] for name in typed), state, timers, row["hold"], row["superstep"]
+    key = [_key_cell(row[name]) for name in typed] or [row["key"]]
+    return *key, state, timers, row["hold"], row["superstep"]
+
+
+def _key_cell(value: Any) -> str:
+    """
+    A part of a key in a table: no number with separators, and a null that can be told from an empty text.
+    """
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _timer_text(timer: Mapping[str, Any]) -> str:
