@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from datetime import date
+from types import NoneType
+from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -201,6 +203,8 @@ def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, values: ValueSeque
     """
     if extractor is None:
         return _text_column(own_keys)
+    if isinstance(extractor, tuple) and (texts := _made_at_once(extractor, values)) is not None:
+        return ExtractedKeys(keys=texts)
     keys: list[str | None] = []
     errors: dict[int, str] = {}
     for row in range(len(values)):
@@ -210,6 +214,38 @@ def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, values: ValueSeque
             keys.append(None)
             errors[row] = str(error)
     return ExtractedKeys(keys=pa.array(keys, pa.string()), errors=errors)
+
+
+def _made_at_once(names: tuple[str, ...], values: ValueSequence) -> pa.StringArray | None:
+    """
+    Typed keys by columns, which takes a fraction of the time; ``None`` unless each column has values of one simple type.
+    """
+    rows = [values.value(row) for row in range(len(values))]
+    if not rows or set(map(type, rows)) != {dict}:
+        return None
+    try:
+        columns = [_simple_column([row[name] for row in rows]) for name in names]
+    except (KeyError, ValueError, OverflowError):
+        # Made one by one, each row that has no key says why.
+        return None
+    return encode_key_columns(columns).texts
+
+
+def _simple_column(cells: list[Any]) -> pa.Array:
+    kinds = set(map(type, cells)) - {NoneType}
+    if len(kinds) > 1:
+        raise ValueError(kinds)
+    return pa.array(cells, _SIMPLE[kinds.pop()] if kinds else pa.null())
+
+
+_SIMPLE: Final[dict[type, pa.DataType]] = {
+    str: pa.string(),
+    int: pa.int64(),
+    bool: pa.bool_(),
+    float: pa.float64(),
+    bytes: pa.binary(),
+    date: pa.date32(),
+}
 
 
 def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millpond.executor.pipeline.key_extractor import (
     check_key_extractor,
@@ -15,6 +17,7 @@ from millpond.executor.pipeline.key_extractor import (
 )
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.keys.key_text import encode_key
+from millpond.testing.fixtures.typed_keys import key_types, key_values
 
 
 class Decoded:
@@ -117,6 +120,22 @@ class TestMany:
         A record without a key of its own needs an extractor.
         """
         assert list(extract_keys(None, pa.array(["a", None]), Decoded(1, 2)).errors) == [1]
+
+    @given(st.data())
+    def test_rows_at_once_are_as_rows_one_by_one(self, data):
+        """
+        Typed keys of many rows are those of each row alone; a row without one disturbs no other.
+        """
+        kinds = data.draw(st.tuples(key_types(), key_types()))
+        cells = [st.one_of(key_values(kind), st.sampled_from([2**63, "\ud800", []])) for kind in kinds]
+        row = st.fixed_dictionaries({"a": cells[0]}, optional={"b": cells[1]})
+        rows = data.draw(st.lists(row, max_size=5))
+
+        together = extract_keys(("a", "b"), pa.nulls(len(rows), pa.string()), Decoded(*rows))
+
+        alone = [extract_keys(("a", "b"), pa.nulls(1, pa.string()), Decoded(row)) for row in rows]
+        assert together.keys.to_pylist() == [one.keys[0].as_py() for one in alone]
+        assert together.errors == {row: one.errors[0] for row, one in enumerate(alone) if one.errors}
 
 
 class TestColumn:
