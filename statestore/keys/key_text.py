@@ -88,7 +88,7 @@ _ESCAPED: Final = re.compile("\x1f(.)", re.DOTALL)
 _NINES: Final = str.maketrans("0123456789", "9876543210")
 _INT: Final = re.compile(r"(?:[a-s]|[H-Z])[0-9]+\Z")
 _DECIMAL: Final = re.compile(
-    r"(?P<length>[B-Z]|A[o-z]|[a-y]|z[a-m])(?P<digits>[0-9]+)(?P<rest>(?:\.[0-9]+)?)(~?)\Z"
+    r"(?P<length>[B-Z]|A[n-z]|[a-y]|z[a-m])(?P<digits>[0-9]+)(?P<rest>(?:\.[0-9]+)?)(~?)\Z"
 )
 
 
@@ -344,7 +344,8 @@ def _to_decimal(part: str) -> Decimal:
     if found is None:
         raise ValueError(part)
     number = found["digits"] + found["rest"]
-    return Decimal(number) if found["length"][0] >= "a" else -Decimal(number.translate(_NINES))
+    # Not a minus sign, which would round to the digits of the context.
+    return Decimal(number) if found["length"][0] >= "a" else Decimal(number.translate(_NINES)).copy_negate()
 
 
 def _to_float(rest: str) -> float:

@@ -209,6 +209,53 @@ def test_wider_types_are_the_same_key(play: Callable[..., Play]) -> None:
     assert shown.schema.field("number").type == pa.int64()
 
 
+def test_names_that_views_have_themselves(tmp_path: Path) -> None:
+    """A key column called like one of a view's own has another name there, whatever the case."""
+    with plays(tmp_path, ManualClock) as start:
+        running = start(lambda: _pipeline(["State", "key", "key_key"]))
+        running.inject("rows", [{"State": 1, "key": 2, "key_key": 3, "t": 7}])
+
+        names = running.store.rows_view("count").to_arrow().schema.names[:5]
+        assert names == ["key", "key_State", "key_key", "key_key_key", "state"]
+        with connect(running.store.committer.snapshot, running.store.objects) as sql:
+            assert sql.execute('select "key_State", key_key, key_key_key, state from count').fetchall() == [
+                (1, 2, 3, "1")
+            ]
+
+
+def test_a_renamed_computation_keeps_its_columns(tmp_path: Path) -> None:
+    """The record of a key's columns goes with the rows to a computation's new name."""
+
+    def renamed() -> mp.Pipeline:
+        pipeline = mp.Pipeline("keys", drop=["listen"])
+        rows = pipeline.inject("rows", key=["card"], at="t", at_unit="us", watermark=mp.ManualWatermark())
+        rows.apply(Tally(), name="tally", renamed_from="count")
+        return pipeline
+
+    with plays(tmp_path, ManualClock) as start:
+        running = start(lambda: _pipeline(["card"]))
+        running.inject("rows", [{"card": 7, "t": 7}])
+        running.make = renamed
+        running.restart()
+
+        assert running.store.rows_view("tally").to_arrow().select(["card", "state"]).to_pylist() == [
+            {"card": 7, "state": "1"}
+        ]
+
+
+def test_a_null_tells_no_type(tmp_path: Path) -> None:
+    """A column of which the first rows have only nulls is recorded with the first value, and text until then."""
+    with plays(tmp_path, ManualClock) as start:
+        running = start(lambda: _pipeline(["country", "card"]))
+        shown = []
+        for card in (None, 7):
+            running.inject("rows", [{"country": "no", "card": card, "t": 7}])
+            table = running.store.rows_view("count").to_arrow()
+            shown.append((table.schema.field("card").type, table.column("card").to_pylist()))
+
+        assert shown == [(pa.string(), [None]), (pa.int64(), [None, 7])]
+
+
 def test_rows_that_are_mappings(tmp_path: Path) -> None:
     """Rows one by one have the keys that a table of them has, and tell the types of its columns."""
     rows = [

@@ -23,6 +23,7 @@ from millpond.executor.computation.values import JsonValues, PythonValues
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
+from millpond.statestore.keys.key_text import encode_key
 from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec
 from millpond.testing.fixtures.interval_run import IntervalRun
 
@@ -223,6 +224,21 @@ class TestProduce:
             "at": at.replace(microsecond=8),
         }
 
+    def test_a_tuple_is_a_typed_key(self) -> None:
+        """
+        A production to a tuple has the key of columns with these values, and the code reads its own key as a tuple.
+        """
+
+        def hook(context: Context, record: Record) -> None:
+            context.produce("out", list(context.key_values), key=("no", record.at))
+
+        key = encode_key((None, 4711))
+        (production,) = produced(run_of(Hooks(hook)).step(records_at(7, key=key)))
+        (plain,) = produced(run_of(Hooks(hook)).step(records_at(7, key="k")))
+
+        assert (production["key"], production["value"]) == (encode_key(("no", 7)), "[null,4711]")
+        assert plain["value"] == '["k"]'
+
     def test_a_timer_produces_at_its_output_time(self) -> None:
         """
         In process_timer the default is the timer's output time.
@@ -252,6 +268,7 @@ class TestProduce:
             (lambda c, r: c.produce("out", 1, at=r.at - 1), "may not be before that of the input"),
             (lambda c, _: c.produce("out", object()), "cannot encode"),
             (lambda c, _: c.produce("out", 1, key=5), "production key is text"),
+            (lambda c, _: c.produce("out", 1, key=([],)), "no values of this type"),
             (lambda c, _: c.produce("out", 1, key="\ud800"), "UTF-8"),
             (lambda c, _: c.produce("out", 1, at=2**63), "64 bits"),
             (lambda c, _: c.set_timer(datetime(2013, 2, 8)), "has no time zone"),  # noqa: DTZ001

@@ -68,8 +68,9 @@ def test_texts_are_tame(data: st.DataObject) -> None:
     ],
 )
 def test_text(values: tuple[Any, ...], text: str) -> None:
-    """The texts are what stores hold for ever."""
+    """The texts are what stores hold for ever, and they give the values back."""
     assert encode_key(values) == text
+    assert same_key(values, decode_key(text))
 
 
 def test_equal_values() -> None:
