@@ -85,7 +85,7 @@ class ApplyInPandasWithState(Computation):
 
     def end_bundle(self) -> None:
         """
-        Let go of the bundle's rows.
+        Release the bundle's rows.
         """
         self._given = None
 
