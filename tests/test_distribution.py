@@ -51,3 +51,17 @@ def test_tests_without_the_session_are_free_though_their_module_has_one_with_it(
     """
     assert group_of(ROOT, "tests/conformance/test_table_readers.py::test_without_spark") != SPARK
     assert group_of(ROOT, f"{ORACLE}::test_it") == ORACLE
+
+
+def test_what_takes_long_begins_first(request):
+    """
+    Else one process has a long group left when the others have ended.
+    """
+    ranks = [
+        0
+        if group_of(ROOT, item.nodeid) == SPARK
+        else 1 + (not any(map(item.get_closest_marker, ("fault", "slow"))))
+        for item in request.session.items
+    ]
+
+    assert ranks == sorted(ranks)

@@ -12,6 +12,8 @@ from millpond.statestore.zookeeper.process import noted
 from tests.documents import Document, pages_to_run
 from tests.page_run import PageError, PageRun
 
+pytestmark = pytest.mark.slow
+
 LOCAL = [page for page in pages_to_run() if not page.uses_spark]
 
 

@@ -11,6 +11,8 @@ import pytest
 from tests.documents import Document, pages_to_run
 from tests.page_run import PageRun
 
+pytestmark = pytest.mark.slow
+
 # What spark.md shows is tested in tests/conformance/test_transform_with_state.py; the page as it stands, by `make test-spark`.
 _RUN_WITH_ALL = {"docs/spark.md"}
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _FOLDER = Path(__file__).parent / "planted"
 _SPEC = importlib.util.spec_from_file_location("planted_find", _FOLDER / "find.py")
 if _SPEC is None or _SPEC.loader is None:

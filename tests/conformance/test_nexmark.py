@@ -34,6 +34,8 @@ from tests.tidy import ROOT
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 FOLDERS = {"own": DATA} | ({"published": PUBLISHED} if PUBLISHED.is_dir() else {})
 EVENTS = {place: load_events(folder) for place, folder in FOLDERS.items()}
 EXPECTED = {place: expected_answers(folder) for place, folder in FOLDERS.items()}

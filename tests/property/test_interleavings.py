@@ -44,6 +44,8 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.fixtures.interleavings import Explored, Stage, explore
 from millpond.testing.processes.ledger import ledger_pipeline
 
+pytestmark = pytest.mark.slow
+
 INTERVAL = Interval("counter")
 
 

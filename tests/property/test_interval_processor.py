@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,8 @@ from millpond.statestore.rows.files import IpcRowFormat
 from millpond.statestore.rows.row import TimeDomain
 from millpond.testing.fixtures.interval_run import Attempt, IntervalRun
 from millpond.testing.oracles.model import ModelBundle, ModelInterval, ModelRecord
+
+pytestmark = pytest.mark.slow
 
 KEYS = ["", "a", "b", "é", "\U0001f986"]
 STREAMS = ["left", "right"]

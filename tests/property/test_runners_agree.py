@@ -30,6 +30,8 @@ from millpond.testing.oracles.model_pipeline import ModelPipeline
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 Answer = tuple[dict[str, dict[str, Any]], dict[str, Counter[tuple[str, str, int]]], int]
 """Rows by computation and key, productions by stream as a multiset, number of dead letters."""
 

@@ -43,7 +43,7 @@ _SPARK_EXAMPLES = int(os.environ.get("MILLPOND_ORACLE_SPARK_EXAMPLES", "2"))
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 
 # Thousands of examples need no deadline.
-pytestmark = [pytest.mark.timeout(0)] if EXAMPLES else []
+pytestmark = [pytest.mark.slow, *([pytest.mark.timeout(0)] if EXAMPLES else [])]
 
 generated = settings(
     deadline=None,

@@ -31,6 +31,8 @@ from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import End
 from millpond.testing.simulation.world import World
 
+pytestmark = pytest.mark.slow
+
 _TWICE = 100
 _TWICE_STEPS = 40
 _SEEDS = Path(__file__).parent / "seeds"

@@ -21,6 +21,8 @@ from millpond.testing.transcripts.transcript import read_transcript
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 _FOLDER = Path(__file__).parent
 _FILES = tuple(sorted(_FOLDER.glob("*.yaml")))
 

@@ -24,6 +24,8 @@ from examples.zeitgeist.questions import late_flights
 from examples.zeitgeist.results import days_of, read_results
 from examples.zeitgeist.what_if import WhatIf, version_before
 
+pytestmark = pytest.mark.slow
+
 FIRST, LAST = date(2013, 1, 20), date(2013, 2, 10)
 
 

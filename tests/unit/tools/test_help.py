@@ -28,6 +28,8 @@ from tests.prepared_pond import serve, write_pond
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 
 def _commands() -> Iterator[str]:
     """

@@ -28,6 +28,8 @@ from millpond.testing.servers.secured_zookeeper import Authority, SecuredZooKeep
 from millpond.testing.servers.tcp_proxy import TcpProxy
 from millpond.testing.servers.zookeeper import wait_until
 
+pytestmark = pytest.mark.slow
+
 CLOCK = SystemClock()
 INTERVAL = Interval("counter", "a", "m")
 NOTHING = Sequencer(0)
