@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from millpond.statestore.catalog.engine import connect, default_catalog_url, replace_rows, writing
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.engine import _COMPILED, connect, default_catalog_url, replace_rows, writing
+from millpond.statestore.catalog.facts import CommitFacts
 from millpond.statestore.catalog.tables import METADATA, SAVEPOINTS
 from millpond.statestore.errors import InternalError, UnavailableError
+from millpond.statestore.types import TableVersion, WallTimeMicros
 from millpond.testing.fixtures.determinism import ManualClock
 
 
@@ -68,3 +71,26 @@ def test_a_refused_statement_is_our_bug(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match="refused"), writing(engine) as connection:
         replace_rows(connection, SAVEPOINTS, [{"name": "x", "version": None, "note": "", "created_us": 1}])
     engine.dispose()
+
+
+def test_a_statement_is_compiled_once_for_all_catalogs_of_a_process(tmp_path: Path) -> None:
+    """A second catalog compiles none of the statements that the first has compiled."""
+    compiled = []
+    for name in ("first", "second", "third"):
+        with Catalog.open(f"sqlite:///{tmp_path / name}") as catalog:
+            catalog.record_commits([CommitFacts(version=TableVersion(1), wall_us=WallTimeMicros(0), txns={})])
+            assert catalog.intervals() == ()
+        # Its answers are right either way, so only the engine's own cache can tell.
+        compiled.append(len(_COMPILED))
+
+    assert compiled[0] > 0
+    assert compiled[0] == compiled[1] == compiled[2]
+
+
+def test_an_error_names_the_catalog_as_its_user_does(tmp_path: Path) -> None:
+    """Whatever SQLAlchemy calls our dialect."""
+    url = f"sqlite:///{tmp_path}/missing/catalog.sqlite"
+    with pytest.raises(UnavailableError) as refused:
+        Catalog.open(url)
+
+    assert refused.value.details["url"] == url
