@@ -125,17 +125,41 @@ def run_out(pond: Play) -> dict[str, dict[str, str]]:
     return {name: pond.states(name) for name in ("tally", "kept")}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"on_late": "drop"}, {"productions": "weak"}, {"on_error": "dead_letter", "retries": 0}],
-    ids=["plain", "late records dropped", "weak productions", "one attempt"],
-)
+@pytest.fixture(params=[LocalPlay, pytest.param(SparkPlay, marks=[pytest.mark.spark, pytest.mark.spark_all])])
+def sampled(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Play]]:
+    """
+    The same, on Spark only in ``make test-spark``: for options that both runners leave to the same code.
+    """
+    spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
+    with plays(tmp_path, ManualClock, spark) as start:
+        yield start
+
+
+@pytest.mark.parametrize("options", [{}, {"productions": "weak"}], ids=["plain", "weak productions"])
 def test_the_state_is_that_of_code_that_was_right_from_the_start(
     play: Callable[..., Play], tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """
     Records and timers, however late they are by then, each once, with time, value and id; no letter is left.
     """
+    assert_states_of_right_code(play, tmp_path, options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"on_late": "drop"}, {"on_error": "dead_letter", "retries": 0}],
+    ids=["late records dropped", "one attempt"],
+)
+def test_options_of_the_computation_change_nothing_of_that(
+    sampled: Callable[..., Play], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """
+    What is late by then is not dropped, and code that was tried once is tried again.
+    """
+    assert_states_of_right_code(sampled, tmp_path, options)
+
+
+def assert_states_of_right_code(play: Callable[..., Play], tmp_path: Path, options: dict[str, Any]) -> None:
     mended = tmp_path / "mended"
     pond = play(tally(mended, **options), within="pond")
     for batch in range(3):
