@@ -29,7 +29,7 @@ unexport SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS PYTHONPATH PYTHONHOME PYT
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: java $(JARS) ## Find real events in 336,776 real flights, with Spark (about 3 minutes)
+demo: java $(JARS) ## Find real events in 336,776 real flights, with Spark (about 2 minutes)
 	@$(PYTHON_IN_VENV) -m examples.zeitgeist
 
 test: java $(CLASSES) ## Run the tests (about 16 minutes on 2 cores); PYTEST_ARGS="-k lease" for some

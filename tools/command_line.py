@@ -49,7 +49,6 @@ def _version() -> str:
 
 @click.group(
     cls=TeachingGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
     examples=(
         "millpond run flights:pipeline --store pond --input flights=flights",
         "millpond status pond",

@@ -18,6 +18,9 @@ __all__ = ["EXIT_CODES", "Example", "TeachingCommand", "TeachingGroup"]
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_CODES: Final[Mapping[int, str]] = MappingProxyType({})
 
+_HELP_NAMES: Final[dict[str, Any]] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
+"""Of each command: click keeps the names that it has when they are asked for first, with its group around it or not."""
+
 EXIT_CODES: Final[Mapping[int, str]] = MappingProxyType(
     {0: "done", 1: "an error, of the store, the data or a service, or interrupted", 2: "wrong usage"}
 )
@@ -77,7 +80,7 @@ class TeachingCommand(click.Command):
         exit_codes: Mapping[int, str] = _NO_CODES,
         **options: Any,
     ) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **_HELP_NAMES | options)
         self.examples = examples
         self.exit_codes = exit_codes
 
@@ -107,7 +110,7 @@ class TeachingGroup(click.Group):
         homes: Mapping[str, str] = _NONE,
         **options: Any,
     ) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **_HELP_NAMES | options)
         self.examples = examples
         self.homes = homes
 
