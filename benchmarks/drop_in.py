@@ -27,7 +27,7 @@ from rich.table import Table
 import millpond as mp
 from benchmarks.batches import COLUMNS, Load, write_batches
 from benchmarks.engine_result import EngineResult, batch_times
-from benchmarks.transform_with_state import ROCKSDB, settings
+from benchmarks.transform_with_state import ROCKSDB, run_to_end, settings
 from examples.quiet_spark import quiet_spark
 
 if TYPE_CHECKING:
@@ -137,15 +137,8 @@ def _on_spark(spark: SparkSession, checkpoint: Path, rows_as: str, load: Load, i
         operator = grouped.transformWithState if rows_as == "row" else grouped.transformWithStateInPandas
         processor = RowCounter() if rows_as == "row" else PandasCounter()
         output = operator(processor, _OUTPUT, "Update", "None")
-        query = (
-            output.writeStream.format("noop")
-            .outputMode("update")
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-    return EngineResult(engine=f"spark-{rows_as}", load=load, times=batch_times(query))
+        times = run_to_end(output, checkpoint)
+    return EngineResult(engine=f"spark-{rows_as}", load=load, times=times)
 
 
 def _on_millpond(spark: SparkSession, store: Path, rows_as: str, load: Load, inputs: Path) -> EngineResult:

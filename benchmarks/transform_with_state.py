@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from benchmarks.batches import COLUMNS, Load
-from benchmarks.engine_result import EngineResult, batch_times
+from benchmarks.engine_result import BatchTime, EngineResult, batch_times
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
-__all__ = ["ENGINE", "ROCKSDB", "measure", "settings"]
+__all__ = ["ENGINE", "ROCKSDB", "measure", "run_to_end", "settings"]
 
 ENGINE: Final = "spark-tws-python-row"
 
@@ -86,15 +86,23 @@ def measure(spark: SparkSession, folder: Path, load: Load, inputs: Path) -> Engi
                 CountProcessor(), outputStructType="key STRING", outputMode="Update", timeMode="None"
             )
         )
-        query = (
-            counted.writeStream.format("noop")
-            .outputMode("update")
-            .option("checkpointLocation", str(folder))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-    return EngineResult(engine=ENGINE, load=load, times=batch_times(query))
+        times = run_to_end(counted, folder)
+    return EngineResult(engine=ENGINE, load=load, times=times)
+
+
+def run_to_end(output: DataFrame, checkpoint: Path) -> tuple[BatchTime, ...]:
+    """
+    Run a query over all of its input, throw its output away, and return its micro-batches.
+    """
+    query = (
+        output.writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return batch_times(query)
 
 
 @contextmanager

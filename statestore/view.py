@@ -375,7 +375,8 @@ def _part_function(database: duckdb.DuckDBPyConnection, fields: Sequence[pa.Fiel
     function = f"key part {next(_NUMBERS)}"
 
     def look_up(keys: pa.ChunkedArray) -> pa.Array:
-        return typed_columns(keys, fields)[place].combine_chunks()
+        (column,) = typed_columns(keys, fields, [place])
+        return column.combine_chunks()
 
     # The library's types want constants of a module that it does not have.
     database.create_function(function, look_up, ["VARCHAR"], kind, type="arrow", null_handling="special")  # type: ignore[call-overload]

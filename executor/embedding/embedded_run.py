@@ -256,16 +256,16 @@ class EmbeddedRun:
         """
         Note what a batch has failed with; return whether its query is to fail as well, and not to try again.
         """
-        is_stop = isinstance(failure, QueryStoppedError)
+        stop = failure if isinstance(failure, QueryStoppedError) else None
         with self._lock:
             if not opened.is_over:
                 if opened.run.is_active:
                     return True
-                opened.failure = None if is_stop else failure
+                opened.failure = failure if stop is None else None
                 self._ended()
                 opened.run.abandon()
             # Without a failure it was closed, or a query was stopped: this one, or another.
-            is_own_stop = isinstance(failure, QueryStoppedError) and failure.details.get("input") == stream
+            is_own_stop = stop is not None and stop.details.get("input") == stream
             return is_own_stop or opened.failure is not None
 
     def _ended(self) -> OpenRun | None:

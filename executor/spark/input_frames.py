@@ -85,7 +85,7 @@ def watermark_column(schema: StructType) -> str | None:
     """
     The column of a frame's ``withWatermark``; ``None`` without one.
     """
-    return next((field.name for field in schema.fields if _DELAY_KEY in field.metadata), None)
+    return next(iter(_delays_us(schema)), None)
 
 
 def _check_frames(topology: Topology, inputs: Mapping[str, Any]) -> None:
@@ -110,11 +110,7 @@ def _with_frame_watermarks(topology: Topology, inputs: Mapping[str, DataFrame]) 
 
 
 def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:
-    delays_us = {
-        field.name: int(field.metadata[_DELAY_KEY]) * _MILLISECOND_US
-        for field in schema.fields
-        if _DELAY_KEY in field.metadata
-    }
+    delays_us = _delays_us(schema)
     delay_us = delays_us.get(node.at) if isinstance(node.at, str) else None
     if delay_us is None:
         if delays_us:
@@ -128,3 +124,14 @@ def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:
         return node
     _LOG.info("watermark from withWatermark stream=`%s` delay=`%s`", node.stream, duration_text(delay_us))
     return replace(node, watermark=BoundedDisorder(delay_us), is_assumed=False)
+
+
+def _delays_us(schema: StructType) -> dict[str, int]:
+    """
+    The delays of ``withWatermark``, by the columns that they are on.
+    """
+    return {
+        field.name: int(field.metadata[_DELAY_KEY]) * _MILLISECOND_US
+        for field in schema.fields
+        if _DELAY_KEY in field.metadata
+    }

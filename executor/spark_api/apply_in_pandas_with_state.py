@@ -14,7 +14,6 @@ from pyspark.sql.types import Row, StructType
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context, DomainName
 from millpond.executor.computation.record import Records
-from millpond.executor.computation.record_columns import RecordColumns
 from millpond.executor.computation.timer import Timer
 from millpond.executor.spark_api.given_rows import GivenRows
 from millpond.executor.spark_api.schema import parse_schema
@@ -93,19 +92,14 @@ class ApplyInPandasWithState(Computation):
         """
         Call the function with the key's rows.
         """
-        self._call(context, self._frames(records.columns, *records.range), has_timed_out=False)
+        given = self._given = GivenRows.of(records.columns, self._given)
+        self._call(context, given.frames(*records.range), has_timed_out=False)
 
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
         """
         Call the function without rows, for the key has timed out.
         """
         self._call(context, iter(()), has_timed_out=True)
-
-    def _frames(self, columns: RecordColumns, start: int, stop: int) -> Iterator[pd.DataFrame]:
-        given = self._given
-        if given is None or given.columns is not columns:
-            given = self._given = GivenRows(columns)
-        return given.frames(start, stop)
 
     def _call(self, context: Context, frames: Iterator[pd.DataFrame], *, has_timed_out: bool) -> None:
         state = self._opened(context, has_timed_out=has_timed_out)

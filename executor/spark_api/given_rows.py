@@ -30,14 +30,26 @@ class GivenRows:
 
     Args:
         columns: the bundle's records.
+
+    Attributes:
+        columns: the same.
+        streams: those that the records came on.
     """
 
     def __init__(self, columns: RecordColumns) -> None:
         self.columns: RecordColumns = columns
+        self.streams: frozenset[str] = frozenset(columns.streams)
         values = columns.values  # noqa: PD011 - no frame's
         self._values = values if isinstance(values, ArrowValues) else None
         self._frame: pd.DataFrame | None = None
         self._given_until = 0
+
+    @classmethod
+    def of(cls, columns: RecordColumns, former: GivenRows | None) -> GivenRows:
+        """
+        Those of some columns; the former ones, if they are of these.
+        """
+        return former if former is not None and former.columns is columns else cls(columns)
 
     def rows(self, start: int, stop: int) -> Iterator[Row]:
         """

@@ -7,6 +7,7 @@ Spark parses the text in its JVM, which neither the local runner nor a Python wo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Final
 
 import sqlglot
@@ -80,6 +81,12 @@ def parse_schema(schema: StructType | str) -> StructType:
         raise InvalidError(
             "a schema is a StructType, or text such as 'count int'", type=type(schema).__name__
         )
+    return _parsed(schema)
+
+
+@lru_cache(maxsize=1_024)
+def _parsed(schema: str) -> StructType:
+    # Processors declare their variables again in each bundle, so a text is parsed once in a process.
     # With colons, as within a struct, is another way to write columns.
     fields = _columns(f"value {schema}") or (_columns(f"value struct<{schema}>") if ":" in schema else None)
     is_type = fields is not None and len(fields) == 1

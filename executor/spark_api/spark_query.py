@@ -119,7 +119,7 @@ def transform_with_state(
         on_error=on_error,
         tick_ms=tick_ms,
         options=options,
-    ).checked()
+    )
     if str(time_mode).lower() == "eventtime" and query.event_time is None:
         raise InvalidError("the time mode EventTime needs the frame's withWatermark")
     computation = TransformWithState(processor, output_schema, time_mode, keys=query.columns, rows_as=rows_as)
@@ -186,7 +186,7 @@ def apply_in_pandas_with_state(
         on_error=on_error,
         tick_ms=tick_ms,
         options=options,
-    ).checked()
+    )
     if timeout == GroupStateTimeout.EventTimeTimeout and query.event_time is None:
         raise InvalidError("the timeout EventTimeTimeout needs the frame's withWatermark")
     computation = ApplyInPandasWithState(
@@ -213,9 +213,9 @@ class _Query:
     tick_ms: float | None
     options: SparkRunnerOptions
 
-    def checked(self) -> _Query:
+    def __post_init__(self) -> None:
         """
-        The query, if its frame, keys and output mode fit.
+        Refuse a frame, keys or an output mode that do not fit.
         """
         frame = self.frame
         refuse_connect(frame, input=INPUT)
@@ -228,7 +228,6 @@ class _Query:
                 raise InvalidError(
                     "keys names a column that the frame has not", key=column, columns=frame.columns
                 )
-        return self
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from pyspark.sql.types import Row, StructType
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Records
-from millpond.executor.computation.record_columns import RecordColumns
 from millpond.executor.computation.timer import Timer
 from millpond.executor.spark_api.given_rows import GivenRows
 from millpond.executor.spark_api.handle import TIME_MODES, ProcessorHandle, TimeMode
@@ -129,9 +128,9 @@ class TransformWithState(Computation):
         """
         handle, times = self._bound(context), self._times(context)
         start, stop = records.range
-        given = self._given_in(records.columns)
+        given = self._given = GivenRows.of(records.columns, self._given)
         rows = given.rows if self._rows_as == "row" else given.frames
-        initial = self._initial_of(records.columns, start, stop)
+        initial = self._initial_of(given, start, stop)
         try:
             for index in initial:
                 for row in rows(index, index + 1):
@@ -178,15 +177,11 @@ class TransformWithState(Computation):
             return _NO_TIME
         return TimerValues(context.wall_time // 1_000, max(context.watermark // 1_000, 0))
 
-    def _given_in(self, columns: RecordColumns) -> GivenRows:
-        given = self._given
-        if given is None or given.columns is not columns:
-            given = self._given = GivenRows(columns)
-        return given
-
-    def _initial_of(self, columns: RecordColumns, start: int, stop: int) -> Sequence[int]:
+    def _initial_of(self, given: GivenRows, start: int, stop: int) -> Sequence[int]:
         """
         The records of the initial state among those of a key.
         """
-        streams = columns.streams
+        if self._initial_state not in given.streams:
+            return ()
+        streams = given.columns.streams
         return [index for index in range(start, stop) if streams[index] == self._initial_state]

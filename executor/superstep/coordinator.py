@@ -466,6 +466,7 @@ class Coordinator(PartsInUse):
             self.recut(cut, answer)
 
     def _apply(self, manifests: Sequence[Manifest], letters: WrittenLetters) -> None:
+        self.watermarks.note_commit()
         written = [(letters.file, letters.productions)]
         for manifest in manifests:
             owned = self._ownership.get(manifest.interval)
@@ -473,7 +474,6 @@ class Coordinator(PartsInUse):
             self._parts.observe(owned)
             written.append((manifest.file, manifest.result.productions))
         self._parts.wait_for(pending_of(written, self.topology, self._parts.superstep))
-        self.watermarks.note_commit()
         self.watermarks.take_effect()
 
     def _create_downstream_intervals(self) -> None:

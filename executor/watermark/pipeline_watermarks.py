@@ -319,9 +319,9 @@ class PipelineWatermarks:
 
     def note_commit(self) -> None:
         """
-        A commit has journaled `positions`; `take_effect` comes after it.
+        A commit has journaled `positions`; what it changes, and `take_effect`, come after it.
         """
-        self._journaled = dict(self._authority.input_watermarks())
+        self._journaled = self._authority.input_watermarks()
         self._has_changed = False
 
     def former_watermark(self, computation: str) -> EventTimeMicros:

@@ -177,23 +177,27 @@ def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
 # -- views ---------------------------------------------------------------------------------
 
 
-def typed_columns(keys: pa.ChunkedArray, columns: Sequence[pa.Field]) -> list[pa.ChunkedArray]:
+def typed_columns(
+    keys: pa.ChunkedArray, columns: Sequence[pa.Field], places: Sequence[int] | None = None
+) -> list[pa.ChunkedArray]:
     """
     The values of typed keys, a column each; null where a key has no value of the type in that place.
 
     Args:
         keys: texts of keys.
         columns: what they are made of.
+        places: which of the columns are wanted; ``None`` for all, in their order.
     """
+    wanted = range(len(columns)) if places is None else places
     texts = pa.chunked_array(keys.chunks, pa.string())
-    slow = [place for place in range(len(columns)) if not _is_quick(columns, place)]
+    slow = [place for place in wanted if not _is_quick(columns, place)]
     rows = [_values_of(text, len(columns)) for text in texts.to_pylist()] if slow else []
-    parts = None if len(slow) == len(columns) else pc.split_pattern(texts, PART)
+    parts = None if len(slow) == len(wanted) else pc.split_pattern(texts, PART)
     return [
-        pa.chunked_array([_cells(column.type, [row[place] for row in rows])])
+        pa.chunked_array([_cells(columns[place].type, [row[place] for row in rows])])
         if place in slow
-        else _quick_cells(column.type, parts, place)
-        for place, column in enumerate(columns)
+        else _quick_cells(columns[place].type, parts, place)
+        for place in wanted
     ]
 
 

@@ -93,7 +93,7 @@ def rows(
         extras = [name for name in _EXTRAS if any(row[name] for row in listed)]
         # Most computations have no versions, and their rows none.
         numbers = ["state_version"] if any(row["state_version"] for row in listed) else []
-        typed = [name for name in table.column_names if name not in WHOLE_ROW_SCHEMA.names]
+        typed = _typed_names(table)
         columns = (*(typed or ["key"]), *_COLUMNS, *numbers, *(_EXTRAS[name] for name in extras))
         cells = (
             (*_cells(row, typed), *(row[name] for name in numbers), *(len(row[name]) for name in extras))
@@ -126,7 +126,7 @@ def _check_known(snapshot: Snapshot, computation: str) -> None:
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    typed = [name for name in table.column_names if name not in WHOLE_ROW_SCHEMA.names]
+    typed = _typed_names(table)
     key_values = table.select(typed).to_pylist() if typed else [{}] * table.num_rows
     table = table.drop_columns(typed)
     # Times as numbers, because Python's datetime does not cover the ends of time.
@@ -136,6 +136,13 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
         lists = {name: [_with_times(each) for each in row[name]] for name in ("timers", *_EXTRAS)}
         texts = {name: _value_text(value) for name, value in values.items()}
         yield {"key": row.pop("key"), **texts, **row, **lists, "hold": time_text(row["hold"])}
+
+
+def _typed_names(table: pa.Table) -> list[str]:
+    """
+    The columns that typed keys are made of.
+    """
+    return [name for name in table.column_names if name not in WHOLE_ROW_SCHEMA.names]
 
 
 def _value_text(value: Any) -> Any:
