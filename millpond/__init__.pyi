@@ -65,6 +65,8 @@ from .dataflow.windows.window_fn import Merge as Merge
 from .dataflow.windows.window_fn import WindowFn as WindowFn
 from .executor.balance.policy import BalancePolicy as BalancePolicy
 from .executor.bundle.letter_value import letter_value as letter_value
+from .executor.checkpoint_import.import_checkpoint import ImportedCheckpoint as ImportedCheckpoint
+from .executor.checkpoint_import.import_checkpoint import import_checkpoint as import_checkpoint
 from .executor.computation.computation import Computation as Computation
 from .executor.computation.context import Context as Context
 from .executor.computation.context import DomainName as DomainName

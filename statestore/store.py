@@ -32,6 +32,7 @@ from millpond.statestore.identity.lineage import Lineage
 from millpond.statestore.identity.location import ROWS_FOLDER, check_location, local_folder, place_of
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.loading.beginning import LoadBeginning
 from millpond.statestore.loading.load import Loaded, LoadedForm, LoadProgress, LoadTarget, load_rows
 from millpond.statestore.loading.source import LoadSource
 from millpond.statestore.log.high_water import HighWater, check_high_water
@@ -443,6 +444,7 @@ class Store(Closeable):
         state_version: int = 0,
         intervals: int | None = None,
         told: LoadProgress = lambda *_: None,
+        beginning: LoadBeginning | None = None,
     ) -> Loaded:
         """
         Make rows of a table: the states and timers that a computation begins with, in one commit.
@@ -456,6 +458,7 @@ class Store(Closeable):
             state_version: that of the code whose states these are, where no column ``state_version`` says it.
             intervals: into how many intervals its keys are cut; the option ``intervals`` of the computation.
             told: called with ``"read"`` or ``"write"``, the number of rows so far, and that of all if it is known.
+            beginning: what else the commit says, such as from where inputs go on.
 
         Raises:
             InvalidError: the computation has rows, or the table is none of its rows; nothing was written.
@@ -467,12 +470,10 @@ class Store(Closeable):
 
             store.load("counts", [{"key": "EWR", "state": 7, "timers": [{"at": noon, "tag": "flush"}]}])
         """
-        form = LoadedForm(codec or JsonCodec(), state_version)
-        rng, leases = self._rng, self._lease_factory
-        target = LoadTarget(
-            self.committer, leases, self.objects, rng, self.row_format, self.lineage, self.path
-        )
-        return load_rows(target, computation, rows, form, intervals, told)
+        form, rng = LoadedForm(codec or JsonCodec(), state_version), self._rng
+        writes, at = self._lease_factory, (self.lineage, self.path)
+        target = LoadTarget(self.committer, writes, self.objects, rng, self.row_format, *at)
+        return load_rows(target, computation, rows, form, intervals, told, beginning)
 
     def rows_view(self, computation: str, version: int | None = None) -> RowsView:
         """

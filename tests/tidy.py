@@ -79,6 +79,7 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "repair": ("ownership",),
         "replay": ("local", "repair", "spark"),
         "spark_api": ("spark",),
+        "checkpoint_import": ("repair", "spark_api"),
         "embedding": ("spark",),
     },
     "dataflow": {

@@ -29,7 +29,9 @@ _HOMES: Final = {
     "intervals": "millpond.tools.commands.intervals",
     "savepoint": "millpond.tools.commands.savepoint",
     "fork": "millpond.tools.commands.fork",
-    "load": "millpond.tools.commands.load",
+    "load": "millpond.tools.commands.exchange.load",
+    "import-checkpoint": "millpond.tools.commands.exchange.import_checkpoint",
+    "export": "millpond.tools.commands.exchange.export",
     "rewind": "millpond.tools.commands.rewind",
     "replay": "millpond.tools.commands.replay",
     "diff": "millpond.tools.commands.diff",
@@ -67,7 +69,7 @@ def main() -> None:
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the
     store, and each version is a consistent picture of the whole pipeline.
 
-    `run`, `load`, `upgrade`, `repair`, `rewind`, `adopt`, `savepoint`, `gc`, `dead-letters retry`, `drop` and
+    `run`, `load`, `import-checkpoint`, `upgrade`, `repair`, `rewind`, `adopt`, `savepoint`, `gc`, `dead-letters retry`, `drop` and
     `withdraw`, and `intervals --split` and `--merge` change a store. All others only read it: they take no lease and
     start no server, so you can use them while the pipeline runs.
 

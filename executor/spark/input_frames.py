@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from millpond.executor.event_time.duration import duration_text
 from millpond.executor.injectors.policy import BoundedDisorder
@@ -25,11 +26,22 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["InputFrames", "watermark_column"]
+__all__ = ["InputFrames", "checkpoint_path", "watermark_column"]
 
 _LOG: Final = logging.getLogger("millpond")
 _DELAY_KEY: Final = "spark.watermarkDelayMs"
 _MILLISECOND_US: Final = 1_000
+
+
+def checkpoint_path(root: str, stream: str) -> str:
+    """
+    Where the checkpoint of an input's streaming query lies, in the store's folder.
+
+    Args:
+        root: the store.
+        stream: an injected stream.
+    """
+    return f"{root}/checkpoints/{quote(stream, safe='')}"
 
 
 class InputFrames:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
-from urllib.parse import quote
 
 from millpond.executor.balance.policy import BalancePolicy
 from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit
@@ -21,7 +20,7 @@ from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker
 from millpond.executor.spark.connect import refuse_connect
 from millpond.executor.spark.engine import SparkEngine
-from millpond.executor.spark.input_frames import InputFrames
+from millpond.executor.spark.input_frames import InputFrames, checkpoint_path
 from millpond.executor.spark.jvm import spark_calls
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.session import is_one_machine, spark_session
@@ -279,7 +278,7 @@ class SparkRunner:
         """
         store = self._options.store
         root = store.path if isinstance(store, Store) else place_of(store)
-        return f"{root}/checkpoints/{quote(stream, safe='')}"
+        return checkpoint_path(root, stream)
 
     def _open_run(
         self,

@@ -21,19 +21,29 @@ from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.executor.spark_api.yielded_rows import YieldedRows
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["ApplyInPandasWithState", "PandasFunction"]
+__all__ = ["TIMEOUTS", "TIMEOUT_TAG", "ApplyInPandasWithState", "PandasFunction", "timeout_micros"]
 
 PandasFunction: TypeAlias = Callable[
     [tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]
 ]
 """The user's function: of the key, its rows in frames, and its state; it yields frames."""
 
-_TIMEOUTS: Final[dict[str, DomainName | None]] = {
+TIMEOUTS: Final[dict[str, DomainName | None]] = {
     GroupStateTimeout.NoTimeout: None,
     GroupStateTimeout.ProcessingTimeTimeout: "wall",
     GroupStateTimeout.EventTimeTimeout: "event",
 }
-_TAG: Final = "timeout"
+"""The time domain of the timers of each timeout."""
+
+TIMEOUT_TAG: Final = "timeout"
+"""The timer of a key's timeout."""
+
+
+def timeout_micros(timeout_ms: int) -> int:
+    """
+    When the timer of a timeout fires: Spark times a key out once its clock is past the timeout, not at it.
+    """
+    return (timeout_ms + 1) * 1_000
 
 
 class ApplyInPandasWithState(Computation):
@@ -67,8 +77,8 @@ class ApplyInPandasWithState(Computation):
         *,
         has_watermark: bool = True,
     ) -> None:
-        if timeout not in _TIMEOUTS:
-            raise InvalidError("there is no such timeout", timeout=timeout, known=sorted(_TIMEOUTS))
+        if timeout not in TIMEOUTS:
+            raise InvalidError("there is no such timeout", timeout=timeout, known=sorted(TIMEOUTS))
         self._function = function
         self._timeout = timeout
         self._has_watermark = has_watermark
@@ -129,14 +139,13 @@ class ApplyInPandasWithState(Computation):
         )
 
     def _set_timeout(self, context: Context, state: GroupState) -> None:
-        domain = _TIMEOUTS[self._timeout]
+        domain = TIMEOUTS[self._timeout]
         if domain is None:
             return
         timeout_ms = int(state._timeout_timestamp)  # noqa: SLF001
         is_set = timeout_ms != GroupState.NO_TIMESTAMP
         if is_set or state._updated or state._removed:  # noqa: SLF001
             # A call that changes nothing leaves the timeout, too; a new state has none unless it is set again.
-            context.delete_timer(_TAG, domain)
+            context.delete_timer(TIMEOUT_TAG, domain)
         if is_set:
-            # Spark times a key out once its clock is past the timeout, not at it.
-            context.set_timer((timeout_ms + 1) * 1_000, _TAG, domain)
+            context.set_timer(timeout_micros(timeout_ms), TIMEOUT_TAG, domain)

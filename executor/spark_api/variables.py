@@ -19,6 +19,7 @@ from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.statestore.errors import InvalidError
 
 __all__ = [
+    "EXPIRES",
     "EXPIRY_TAG",
     "KeyTurn",
     "KeyVariables",
@@ -31,7 +32,8 @@ __all__ = [
 EXPIRY_TAG: Final = "expiry"
 """The wall timer that deletes what has expired of a key."""
 
-_EXPIRES: Final = "expires_at_ms"
+EXPIRES: Final = "expires_at_ms"
+"""The member of a value with a time to live that says until when it lives."""
 
 
 class KeyVariables:
@@ -93,10 +95,10 @@ class KeyVariables:
         for name, value in list(stored.items()):
             if isinstance(value, list):
                 kept = [one for one in value if not is_expired(one, now_ms)]
-                nearest += [one[_EXPIRES] for one in kept if _EXPIRES in one]
+                nearest += [one[EXPIRES] for one in kept if EXPIRES in one]
                 stored[name] = kept
             elif not is_expired(value, now_ms):
-                nearest += [value[_EXPIRES]] if _EXPIRES in value else []
+                nearest += [value[EXPIRES]] if EXPIRES in value else []
                 continue
             else:
                 kept = []
@@ -109,7 +111,7 @@ def is_expired(stored: dict[str, Any], now_ms: int) -> bool:
     """
     Whether a value, element or entry has outlived its time.
     """
-    return bool(stored.get(_EXPIRES, now_ms + 1) <= now_ms)
+    return bool(stored.get(EXPIRES, now_ms + 1) <= now_ms)
 
 
 class KeyTurn:
@@ -217,14 +219,14 @@ class Variable:
             return encoded
         expires_at_ms = self._turn.now_ms + self.ttl_ms
         self._turn.expires(expires_at_ms)
-        return {"value": encoded, _EXPIRES: expires_at_ms}
+        return {"value": encoded, EXPIRES: expires_at_ms}
 
     def _read(self, stored: dict[str, Any]) -> tuple[Any, ...]:
         # A variable that has got its time to live by a change of code keeps the values from before.
-        return self.codec.from_json(stored["value"] if _EXPIRES in stored else stored)
+        return self.codec.from_json(stored["value"] if EXPIRES in stored else stored)
 
     def _is_alive(self, stored: dict[str, Any]) -> bool:
-        return _EXPIRES not in stored or not is_expired(stored, self._turn.now_ms)
+        return EXPIRES not in stored or not is_expired(stored, self._turn.now_ms)
 
 
 class ValueVariable(Variable, ValueState):

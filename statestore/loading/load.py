@@ -27,6 +27,7 @@ from millpond.statestore.errors import ConflictError, InvalidError, UnavailableE
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.maintenance_lock import exclusive
+from millpond.statestore.loading.beginning import LoadBeginning
 from millpond.statestore.loading.rows import staged_rows
 from millpond.statestore.loading.source import LoadSource, pieces_of
 from millpond.statestore.loading.staging import Staging
@@ -125,6 +126,7 @@ def load_rows(
     form: LoadedForm,
     intervals: int | None,
     told: LoadProgress,
+    beginning: LoadBeginning | None = None,
 ) -> Loaded:
     """
     Make rows of a table; `Store.load` explains the arguments.
@@ -159,7 +161,7 @@ def load_rows(
         )
         opened.enter_context(exclusive(leases))
         owned = _fence(target, leases, computation, intervals, staging)
-        return _commit(target, computation, form, staging, owned, told)
+        return _commit(target, computation, form, staging, owned, told, beginning or LoadBeginning())
 
 
 def _fence(
@@ -194,6 +196,7 @@ def _commit(
     staging: Staging,
     owned: Sequence[Lease],
     told: LoadProgress,
+    beginning: LoadBeginning,
 ) -> Loaded:
     is_parquet = isinstance(target.row_format, ParquetRowFormat)
     row_format = _PARQUET if is_parquet else target.row_format
@@ -202,7 +205,8 @@ def _commit(
     for lease in owned:
         lease.check()
     written_at = target.committer.refresh().version + 1
-    positions = {codec_app_id(computation, str(form.codec.name)): written_at}
+    words = (codec_app_id(computation, str(form.codec.name)), *beginning.words)
+    positions = {**beginning.positions, **dict.fromkeys(words, written_at)}
     state_version = max(form.state_version, staging.state_version())
     if state_version:
         positions[state_version_app_id(computation, state_version)] = written_at
@@ -212,6 +216,7 @@ def _commit(
             writes=writes,
             positions=positions,
             metadata={"computation": computation, "rows": staging.rows},
+            source_offsets=beginning.source_offsets,
         )
     )
     files = [file for one in writes for file in one.added]
@@ -314,13 +319,13 @@ def _row_updates(staged: pa.Table, fence: Fence, state_version: int) -> pa.Table
         versions = pc.fill_null(versions, pa.scalar(state_version, pa.int32()))
     has_state = pc.or_(*(staged.column(name).is_valid() for name in ("state", "state_bytes")))
     columns[STATE_VERSION] = pc.if_else(has_state, versions, pa.scalar(None, pa.int32()))
-    for field in ROW_SCHEMA:
-        if field.name in columns:
+    for column in ROW_SCHEMA:
+        if column.name in columns:
             continue
-        if field.name in staged.column_names:
-            columns[field.name] = staged.column(field.name).cast(field.type)
+        if column.name in staged.column_names:
+            columns[column.name] = staged.column(column.name).cast(column.type)
         else:
-            columns[field.name] = pa.nulls(count, field.type)
+            columns[column.name] = pa.nulls(count, column.type)
     return pa.Table.from_arrays([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
 
 

@@ -7,20 +7,20 @@ from __future__ import annotations
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module, invalidate_caches
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["load_app", "load_pipeline", "wrong_usage"]
+__all__ = ["load_app", "load_function", "load_pipeline", "wrong_usage"]
 
 _NAMES_SHOWN: Final = 8
 
@@ -72,6 +72,22 @@ def load_pipeline(text: str) -> EnginePipeline:
         raise InvalidError(
             "that is neither a pipeline nor a function that returns one", name=text, type=type(found).__name__
         )
+    return found
+
+
+def load_function(text: str) -> Callable[..., Any]:
+    """
+    The function that the user's code has under this name.
+
+    Args:
+        text: ``module:name``.
+
+    Raises:
+        InvalidError: there is no such name (see `load_app`), or it is no function.
+    """
+    found = load_app(text)
+    if not callable(found):
+        raise InvalidError("that is no function", name=text, type=type(found).__name__)
     return found
 
 

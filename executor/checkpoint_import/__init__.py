@@ -1,0 +1,3 @@
+"""
+The state of queries that ran on Spark's own operators: read from their checkpoints, made rows of a store.
+"""

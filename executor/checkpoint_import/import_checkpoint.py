@@ -1,0 +1,265 @@
+"""
+The state of a stopped Spark query as rows of a store, with the place in its sources from which a pipeline goes on.
+
+Rows, timers, input positions and watermarks become visible in one commit. The checkpoint from which Spark goes on is
+written before it: one that no commit names is refused by the pipeline, and replaced by the next import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from millpond.executor.checkpoint_import.operators import find_operator
+from millpond.executor.checkpoint_import.query_checkpoint import (
+    QueryCheckpoint,
+    fetch_checkpoint,
+    put_checkpoint,
+)
+from millpond.executor.checkpoint_import.state_rows import Convert, batches_of, state_rows
+from millpond.executor.pipeline.positions import input_positions, percentile_watermark_app_id
+from millpond.executor.repair.spark_checkpoint import by_query, checkpoints_in
+from millpond.executor.spark.connect import refuse_connect
+from millpond.executor.spark.input_frames import checkpoint_path
+from millpond.executor.spark.key_sql import arrow_key_columns
+from millpond.executor.spark.session import spark_session
+from millpond.statestore.app_ids import input_app_id, key_columns_app_id
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.identity.location import local_folder
+from millpond.statestore.keys.key_columns import key_columns_of, key_word
+from millpond.statestore.loading.beginning import LoadBeginning
+from millpond.statestore.loading.load import LoadProgress
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemRng
+from millpond.statestore.types import Rng
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ImportedCheckpoint", "import_checkpoint"]
+
+_SAMPLES: Final = 5
+_MILLIS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedCheckpoint:
+    """
+    What an import has moved, or would move.
+
+    Attributes:
+        version: the table version that has the rows; ``None`` for a dry run.
+        computation: the computation.
+        operator: Spark's name of the operator.
+        batch: the last batch that the query has done.
+        unfinished: a later batch that it had begun; the pipeline reads its records again. ``None`` if there is none.
+        rows: how many keys.
+        timers: how many timers, those of times to live among them.
+        key: the key's columns, as Spark writes their types.
+        columns: by variable, or ``state``, the type in Spark.
+        watermark_ms: the query's watermark; 0 without one.
+        sources: how many sources the query reads; 0 if they do not come along.
+        samples: some of the rows, as the store has them.
+    """
+
+    version: int | None
+    computation: str
+    operator: str
+    batch: int
+    unfinished: int | None
+    rows: int
+    timers: int
+    key: str
+    columns: Mapping[str, str]
+    watermark_ms: int
+    sources: int
+    samples: tuple[Mapping[str, Any], ...] = field(default=())
+
+
+def import_checkpoint(
+    checkpoint: str | Path,
+    *,
+    computation: str,
+    into: Store | str | Path,
+    operator: int | None = None,
+    pipeline: str | None = None,
+    input: str | None = "input",  # noqa: A002 - the word of the command and of the users
+    plain_key: bool = False,
+    timeout: str | None = None,
+    convert: Convert | None = None,
+    intervals: int | None = None,
+    dry_run: bool = False,
+    spark: SparkSession | None = None,
+    rng: Rng | None = None,
+    told: LoadProgress = lambda *_: None,
+) -> ImportedCheckpoint:
+    """
+    Make rows of the state of a stopped Spark query, and go on with its sources where it stood.
+
+    The checkpoint is only read. Afterwards `transform_with_state`, `apply_in_pandas_with_state`, or a pipeline with a
+    computation of that name, runs on the store with the frame that the query had.
+
+    Args:
+        checkpoint: the query's checkpoint, anywhere Spark can read.
+        computation: the name of the computation that goes on with the state.
+        into: the store; it is created if there is none.
+        operator: Spark's number of the stateful operator; it can be left out if the query has one only.
+        pipeline: the pipeline that the computation is of; its name if it is the only one, as with
+            `transform_with_state`.
+        input: the injected stream that goes on with the query's sources; ``None`` leaves the sources alone.
+        plain_key: whether the computation's key is given as a column (``key="card"``), not as a list of columns.
+        timeout: of a query with ``applyInPandasWithState`` the ``GroupStateTimeout`` that it had, which the checkpoint
+            does not say; it can be left out if no key has a timeout.
+        convert: of an aggregation, makes a key's state of two mappings, the key's columns and the buffers; otherwise the
+            state is the object of the buffers. A key for which it returns ``None`` is left out.
+        intervals: into how many intervals the keys are cut; the option ``intervals`` of the computation.
+        dry_run: count, and show some rows; write nothing.
+        spark: the session that reads; the active one, or a new one, unless given.
+        rng: the source of names.
+        told: called with ``"read"`` or ``"write"``, the number of rows so far, and that of all if it is known.
+
+    Returns:
+        What was moved.
+
+    Raises:
+        InvalidError: there is no such checkpoint or operator, its state cannot be moved, the computation has rows, or
+            the input has a place in its sources already.
+        ConflictError: the pipeline runs.
+        DataError: the checkpoint is damaged.
+
+    Example::
+
+        mp.import_checkpoint("checkpoints/totals", computation="RunningTotal", into="pond")
+        run = mp.transform_with_state(payments, keys="card", processor=RunningTotal(), store="pond", …)
+    """
+    session = spark or spark_session("millpond import")
+    refuse_connect(session)
+    source = find_operator(session, str(checkpoint), operator)
+    with (
+        TemporaryDirectory(prefix="millpond-import-", ignore_cleanup_errors=True) as folder,
+        ExitStack() as opened,
+    ):
+        query = fetch_checkpoint(session, checkpoint, Path(folder))
+        rows = state_rows(
+            session,
+            query.path,
+            source,
+            query.batch,
+            plain_key=plain_key,
+            timeout=timeout,
+            convert=convert,
+        )
+        counted = _Counted(batches_of(rows))
+        version = None
+        if dry_run:
+            counted.exhaust(told)
+        else:
+            store = into if isinstance(into, Store) else opened.enter_context(closing(Store.open(into)))
+            beginning = _beginning(
+                store, query, pipeline or computation, computation, input, rng or SystemRng()
+            )
+            if not plain_key:
+                key = key_word(key_columns_of(arrow_key_columns(rows.key)))
+                beginning = replace(beginning, words=(key_columns_app_id(computation, key),))
+            version = store.load(
+                computation, counted.reader(), intervals=intervals, told=told, beginning=beginning
+            ).version
+        return ImportedCheckpoint(
+            version=version,
+            computation=computation,
+            operator=source.name,
+            batch=query.batch,
+            unfinished=query.unfinished,
+            rows=counted.rows,
+            timers=counted.timers,
+            key=rows.key.simpleString().removeprefix("struct<").removesuffix(">"),
+            columns=rows.columns,
+            watermark_ms=query.next_watermark_ms,
+            sources=0 if input is None else len(query.offsets),
+            samples=tuple(counted.samples),
+        )
+
+
+def _beginning(
+    store: Store, query: QueryCheckpoint, pipeline: str, computation: str, stream: str | None, rng: Rng
+) -> LoadBeginning:
+    """
+    Write the checkpoint from which Spark goes on, and say what the commit of the rows says of it.
+    """
+    if stream is None:
+        return LoadBeginning()
+    root = local_folder(store.path)
+    if root is None:
+        raise InvalidError(
+            "sources come along to a store in a folder of this machine only; pass input=None to leave them",
+            path=store.path,
+        )
+    positions = store.committer.refresh().txns
+    known = input_positions(positions, pipeline, stream)
+    target = Path(checkpoint_path(str(root), stream))
+    own = checkpoints_in(target).keys()
+    if known or by_query(positions).keys() & own:
+        raise InvalidError(
+            "the input has a place in its sources already; pass input=None to leave the query's sources alone",
+            pipeline=pipeline,
+            input=stream,
+            checkpoint=target,
+        )
+    query_id = _query_id(rng)
+    put_checkpoint(query, target, query_id)
+    position = input_app_id(pipeline, stream, query_id)
+    watermarks = {
+        percentile_watermark_app_id(pipeline, "injector", stream): query.next_watermark_ms * _MILLIS,
+        percentile_watermark_app_id(pipeline, "computation", computation): query.watermark_ms * _MILLIS,
+    }
+    return LoadBeginning(
+        positions={position: query.batch, **{name: at for name, at in watermarks.items() if at > 0}},
+        source_offsets={position: query.entry()},
+    )
+
+
+def _query_id(rng: Rng) -> str:
+    """
+    A name as Spark gives it to a query: a random UUID.
+    """
+    token = rng.token()
+    return f"{token[:8]}-{token[8:12]}-4{token[13:16]}-8{token[17:20]}-{token[20:]}"
+
+
+class _Counted:
+    """
+    Batches of rows that are counted as they are read, and some of which are kept.
+    """
+
+    def __init__(self, batches: pa.RecordBatchReader) -> None:
+        self._batches = batches
+        self.rows = 0
+        self.timers = 0
+        self.samples: list[dict[str, Any]] = []
+
+    def reader(self) -> pa.RecordBatchReader:
+        """
+        The batches, to be read once.
+        """
+        return pa.RecordBatchReader.from_batches(self._batches.schema, iter(self))
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            self.timers += len(batch.column("timers").flatten())
+            if len(self.samples) < _SAMPLES:
+                self.samples += batch.slice(0, _SAMPLES - len(self.samples)).to_pylist()
+            yield batch
+
+    def exhaust(self, told: LoadProgress) -> None:
+        """
+        Read all of them.
+        """
+        for _ in self:
+            told("read", self.rows, None)

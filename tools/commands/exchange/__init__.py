@@ -1,0 +1,3 @@
+"""
+Commands that bring rows into a store, and out of it.
+"""
