@@ -92,6 +92,7 @@ def import_checkpoint(
     input: str | None = "input",  # noqa: A002 - the word of the command and of the users
     plain_key: bool = False,
     timeout: str | None = None,
+    event_time: str | None = None,
     convert: Convert | None = None,
     intervals: int | None = None,
     dry_run: bool = False,
@@ -107,15 +108,17 @@ def import_checkpoint(
 
     Args:
         checkpoint: the query's checkpoint, anywhere Spark can read.
-        computation: the name of the computation that goes on with the state.
+        computation: the name of the computation that takes the state over.
         into: the store; it is created if there is none.
         operator: Spark's number of the stateful operator; it can be left out if the query has one only.
         pipeline: the pipeline that the computation is of; its name if it is the only one, as with
             `transform_with_state`.
-        input: the injected stream that goes on with the query's sources; ``None`` leaves the sources alone.
+        input: the injected stream that resumes the query's sources; ``None`` leaves the sources alone.
         plain_key: whether the computation's key is given as a column (``key="card"``), not as a list of columns.
         timeout: of a query with ``applyInPandasWithState`` the ``GroupStateTimeout`` that it had, which the checkpoint
             does not say; it can be left out if no key has a timeout.
+        event_time: of a query with ``dropDuplicates`` whose key has the column of the watermark: that column, so that
+            keys expire as in Spark; otherwise those that move are kept for ever.
         convert: of an aggregation, makes a key's state of two mappings, the key's columns and the buffers; otherwise the
             state is the object of the buffers. A key for which it returns ``None`` is left out.
         intervals: into how many intervals the keys are cut; the option ``intervals`` of the computation.
@@ -140,12 +143,12 @@ def import_checkpoint(
     """
     session = spark or spark_session("millpond import")
     refuse_connect(session)
-    source = find_operator(session, str(checkpoint), operator)
     with (
         TemporaryDirectory(prefix="millpond-import-", ignore_cleanup_errors=True) as folder,
         ExitStack() as opened,
     ):
         query = fetch_checkpoint(session, checkpoint, Path(folder))
+        source = find_operator(session, query.path, operator)
         rows = state_rows(
             session,
             query.path,
@@ -153,6 +156,7 @@ def import_checkpoint(
             query.batch,
             plain_key=plain_key,
             timeout=timeout,
+            event_time=event_time,
             convert=convert,
         )
         counted = _Counted(batches_of(rows))

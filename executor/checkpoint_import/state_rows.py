@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -20,8 +21,10 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from millpond.executor.checkpoint_import.operators import StatefulOperator, StateVariable, state_frame
+from millpond.executor.event_time.duration import datetime_us
 from millpond.executor.spark.key_sql import check_key_type, key_sql
 from millpond.executor.spark_api.apply_in_pandas_with_state import TIMEOUT_TAG, TIMEOUTS, timeout_micros
+from millpond.executor.spark_api.drop_duplicates import EXPIRES_AT
 from millpond.executor.spark_api.handle import TIME_MODES
 from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.executor.spark_api.variables import EXPIRES, EXPIRY_TAG
@@ -54,7 +57,6 @@ _TTL_VALUE: Final = "value"
 _TTL_EXPIRY: Final = "ttlExpirationMs"
 _GROUP_STATE: Final = "groupState"
 _TIMEOUT: Final = "timeoutTimestamp"
-_EXPIRES_AT_MICROS: Final = "expiresAtMicros"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ def state_rows(
     *,
     plain_key: bool,
     timeout: str | None,
+    event_time: str | None,
     convert: Convert | None,
 ) -> StateRows:
     """
@@ -93,6 +96,7 @@ def state_rows(
         batch: the batch.
         plain_key: whether the key is the text of its only column, as that of a pipeline with ``key="column"``.
         timeout: of ``applyInPandasWithState``, one of Spark's ``GroupStateTimeout``.
+        event_time: of duplicates, the key's column until which a key is kept.
         convert: of an aggregation, makes the state of a key; ``None`` leaves it as Spark has it.
 
     Raises:
@@ -104,10 +108,12 @@ def state_rows(
         )
     if timeout is not None and operator.kind != "group_state":
         raise InvalidError("timeout is of applyInPandasWithState", operator=operator.name)
+    if event_time is not None and operator.kind != "duplicates":
+        raise InvalidError("event_time is of dropDuplicates", operator=operator.name)
     reading = _Reading(spark, path, operator, batch, plain_key=plain_key)
     if operator.kind == "variables":
         return _of_variables(reading)
-    return _of_values(reading, timeout, convert)
+    return _of_values(reading, timeout, event_time, convert)
 
 
 def batches_of(rows: StateRows) -> pa.RecordBatchReader:
@@ -296,11 +302,15 @@ def _expiry_of(written: Any) -> list[dict[str, Any]] | None:
 # -- one value a key -----------------------------------------------------------------------
 
 
-def _of_values(reading: _Reading, timeout: str | None, convert: Convert | None) -> StateRows:
+def _of_values(
+    reading: _Reading, timeout: str | None, event_time: str | None, convert: Convert | None
+) -> StateRows:
     frame = reading.frame()
     key, value = _key_of(frame), _distinct(_struct(frame.schema["value"].dataType))
+    if event_time is not None and event_time not in key.names:
+        raise InvalidError("the key has no such column", event_time=event_time, key=key.simpleString())
     timeouts = _timeout_domain(reading.operator, frame, timeout)
-    writer = _ValueWriter(reading.operator, key, value, timeouts, convert)
+    writer = _ValueWriter(reading.operator, key, value, timeouts, event_time, convert)
     given = frame.select(
         F.expr(reading.key_text(key)).alias("text"), "key", F.col("value").cast(value).alias("value")
     )
@@ -323,12 +333,14 @@ class _ValueWriter:
         key: StructType,
         value: StructType,
         timeouts: str,
+        event_time: str | None,
         convert: Convert | None,
     ) -> None:
         self._kind = operator.kind
         self._convert = convert
         self._key = key
         self._timeouts = timeouts
+        self._event_time = None if event_time is None else key.names.index(event_time)
         self.schema: StructType = (
             _struct(value[_GROUP_STATE].dataType) if self._kind == "group_state" else value
         )
@@ -366,16 +378,25 @@ class _ValueWriter:
             if timeout_ms is not None and timeout_ms != GroupState.NO_TIMESTAMP:
                 timer = {"tag": TIMEOUT_TAG, "domain": self._timeouts, "at": timeout_micros(timeout_ms)}
             value = value[_GROUP_STATE]
-        elif _EXPIRES_AT_MICROS in self.schema.names:
-            timer = {"tag": EXPIRY_TAG, "domain": "event", "at": value[_EXPIRES_AT_MICROS]}
+        elif self._kind == "duplicates":
+            return self._seen(key, value)
         if value is None:
             return None, timer
-        if self._kind == "duplicates" and timer is None:
-            return {}, None
         if self._convert is None:
             return self._codec.to_json(value), timer
         named = dict(zip(self._key.names, key, strict=True)), dict(zip(self.schema.names, value, strict=True))
         return self._convert(*named), timer
+
+    def _seen(self, key: Any, value: Any) -> tuple[Any, dict[str, Any] | None]:
+        """
+        A key as `DropDuplicates` keeps it.
+        """
+        expires_at = value[EXPIRES_AT] if EXPIRES_AT in self.schema.names else None
+        if expires_at is None and self._event_time is not None and key[self._event_time] is not None:
+            expires_at = datetime_us(key[self._event_time].astimezone(UTC))
+        if expires_at is None:
+            return {}, None
+        return {EXPIRES_AT: expires_at}, {"tag": EXPIRY_TAG, "domain": "event", "at": expires_at}
 
 
 def _timeout_domain(operator: StatefulOperator, frame: DataFrame, timeout: str | None) -> str:

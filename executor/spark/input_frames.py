@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["InputFrames", "checkpoint_path", "watermark_column"]
+__all__ = ["InputFrames", "checkpoint_path", "watermark_column", "watermark_delay_us"]
 
 _LOG: Final = logging.getLogger("millpond")
 _DELAY_KEY: Final = "spark.watermarkDelayMs"
@@ -98,6 +98,13 @@ def watermark_column(schema: StructType) -> str | None:
     The column of a frame's ``withWatermark``; ``None`` without one.
     """
     return next(iter(_delays_us(schema)), None)
+
+
+def watermark_delay_us(schema: StructType) -> int | None:
+    """
+    The delay of a frame's ``withWatermark`` in microseconds; ``None`` without one.
+    """
+    return next(iter(_delays_us(schema).values()), None)
 
 
 def _check_frames(topology: Topology, inputs: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ from millpond.statestore.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
 
-__all__ = ["INPUT", "apply_in_pandas_with_state", "transform_with_state"]
+__all__ = ["INPUT", "GroupedQuery", "apply_in_pandas_with_state", "transform_with_state"]
 
 INPUT: Final = "input"
 """Name of the injected stream of the frame."""
@@ -107,7 +107,7 @@ def transform_with_state(
             time_mode="EventTime", store="pond", sink="totals",
         )
     """
-    query = _Query(
+    query = GroupedQuery(
         frame=frame,
         keys=keys,
         output_schema=output_schema,
@@ -174,7 +174,7 @@ def apply_in_pandas_with_state(
         InvalidError: the frame is not a stream, or an option, a schema or the timeout does not fit.
         MillpondError: the store cannot be opened; see `SparkRunner.start`.
     """
-    query = _Query(
+    query = GroupedQuery(
         frame=frame,
         keys=keys,
         output_schema=output_schema,
@@ -196,7 +196,7 @@ def apply_in_pandas_with_state(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Query:
+class GroupedQuery:
     """
     A frame, grouped by key columns, on its way to a store.
     """

@@ -1,5 +1,5 @@
 """
-What the commit of a load says besides the rows.
+What the commit of a load says, next to its rows.
 """
 
 from __future__ import annotations

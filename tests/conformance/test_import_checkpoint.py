@@ -12,19 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
+from click.testing import CliRunner, Result
 from deltalake import DeltaTable
+from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark user knows
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from millpond.executor.checkpoint_import.import_checkpoint import ImportedCheckpoint, import_checkpoint
+from millpond.executor.spark_api.drop_duplicates import drop_duplicates
 from millpond.executor.spark_api.spark_query import apply_in_pandas_with_state, transform_with_state
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.store import Store
 from millpond.testing.fixtures.stateful_processors import (
     SEEN,
     AllTypes,
     Remembering,
+    Sums,
     Timers,
     grouped,
 )
+from millpond.tools.command_line import main
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -279,3 +285,192 @@ def test_the_state_of_groups_moves(rocksdb: SparkSession, tmp_path: Path) -> Non
 
     assert move.in_millpond(run) == theirs()
     assert (moved.rows, moved.timers) == (4, 3)
+
+
+def _clicks(*given: tuple[str, float]) -> list[Row]:
+    return [
+        {"k": key, "t": f"1970-01-01T00:00:{second:06.3f}Z", "seen": f"{key} {second}"}
+        for key, second in given
+    ]
+
+
+_CLICKS = "k string, t timestamp, seen string"
+
+
+@pytest.mark.parametrize(
+    ("keys", "within"),
+    [
+        (["k", "t"], False),
+        pytest.param(["k"], False, marks=pytest.mark.spark_all),
+        pytest.param(["k"], True, marks=pytest.mark.spark_all),
+    ],
+    ids=["key with the event time", "for ever", "within the watermark"],
+)
+def test_seen_keys_move(rocksdb: SparkSession, tmp_path: Path, keys: list[str], within: bool) -> None:
+    """
+    What was seen is a duplicate afterwards too, until it expires.
+    """
+    move = Move(rocksdb, tmp_path, _CLICKS, "2 seconds")
+
+    def theirs() -> list[str]:
+        frame = move.frame()
+        rows = frame.dropDuplicatesWithinWatermark(keys) if within else frame.dropDuplicates(keys)
+        return move.in_spark(rows, "append")
+
+    def timers() -> int:
+        with Store.open(move.folder / "pond", read_only=True) as store:
+            return sum(
+                len(row["timers"]) for row in store.rows_view("drop_duplicates").to_arrow().to_pylist()
+            )
+
+    move.put([_clicks(("a", 1), ("b", 2), ("c", 4)), _clicks(("a", 5), ("a", 3))])
+    theirs()
+    event_time = "t" if "t" in keys else None
+    moved = move.move("drop_duplicates", event_time=event_time)
+    known = rocksdb.read.format("statestore").load(str(move.checkpoint)).count()
+    assert moved.rows == known > 1
+    assert timers() == moved.timers == (known if within or event_time else 0)
+    move.put(
+        [
+            _clicks(("a", 5), ("b", 4), ("b", 2.5), ("d", 6), ("c", 4)),
+            _clicks(("z", 12)),
+            _clicks(("a", 13), ("a", 9), ("b", 12), ("c", 10.5)),
+            _clicks(("z", 30)),
+        ]
+    )
+    run = drop_duplicates(move.frame(), keys, within_watermark=within, **move.place)
+
+    assert move.in_millpond(run) == theirs()
+    expected = rocksdb.read.format("statestore").load(str(move.checkpoint)).count()
+    assert timers() == (expected if within or event_time else 0)
+
+
+def _sums_of(key: dict[str, Any], buffers: dict[str, Any]) -> dict[str, Any] | None:
+    if key["k"] == "left out":
+        return None
+    assert buffers["count_2"] == buffers["count"]
+    return {"sums": {"count": buffers["count"], "total": buffers["sum"]}}
+
+
+def test_an_aggregation_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    Its buffers become the state that the user's function makes of them; without one, the state is the buffers.
+    """
+    move = Move(rocksdb, tmp_path, "k string, n long")
+
+    def theirs() -> list[str]:
+        sums = move.frame().groupBy("k").agg(F.count("*"), F.sum("n"), F.avg("n"))
+        return move.in_spark(sums.select(F.concat_ws(" ", *sums.columns).alias("seen")))
+
+    move.put([[{"k": key, "n": n} for key in ("a", "b", "left out") for n in (1, 2, 4)]])
+    theirs()
+    plain = move.move("buffers", dry_run=True)
+    assert orjson.loads(plain.samples[0]["state"]) == {"count": 3, "sum": 7, "sum_2": 7.0, "count_2": 3}
+    assert move.move("Sums", convert=_sums_of).rows == 2
+    move.put([[{"k": key, "n": 5} for key in ("a", "new")]])
+    run = transform_with_state(move.frame(), keys="k", processor=Sums(), output_schema=SEEN, **move.place)
+
+    assert move.in_millpond(run) == theirs()
+
+
+@pytest.mark.spark_all
+def test_a_query_that_was_killed_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    The records of the batch that it had begun are read again, each once; what the source had listed comes too.
+    """
+    move = Move(rocksdb, tmp_path, "k string, do string, n long")
+
+    def theirs() -> list[str]:
+        return move.in_spark(
+            move.frame().groupBy("k").transformWithState(Remembering(), SEEN, "Update", "None")
+        )
+
+    move.put([[{"k": "a", "do": "append", "n": n}] for n in range(4)])
+    theirs()
+    for batch in (2, 3):
+        (move.checkpoint / "commits" / str(batch)).unlink()
+        (move.checkpoint / "commits" / f".{batch}.crc").unlink(missing_ok=True)
+    (move.checkpoint / "offsets" / "3").unlink()
+    before = {path: path.read_bytes() for path in move.checkpoint.rglob("*") if path.is_file()}
+
+    moved = move.move("Remembering")
+
+    assert (moved.batch, moved.unfinished) == (1, 2)
+    assert {path: path.read_bytes() for path in move.checkpoint.rglob("*") if path.is_file()} == before
+    run = transform_with_state(
+        move.frame(), keys="k", processor=Remembering(), output_schema=SEEN, **move.place
+    )
+    seen = move.in_millpond(run)
+    assert len(seen) == 2
+    assert seen == [
+        line
+        for line in _seen(str(tmp_path / "spark"))
+        if "('append', 0)" not in line and "('append', 1)" not in line
+    ]
+
+
+def test_a_second_import_is_refused(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    Into the same computation, and with the same input; what is no checkpoint, no operator, and no state to move, too.
+    """
+    move = Move(rocksdb, tmp_path, "k string, do string, n long")
+    move.put([[{"k": "a", "do": "append", "n": 1}]])
+    frame = move.frame()
+    move.in_spark(frame.groupBy("k").transformWithState(Remembering(), SEEN, "Update", "None"))
+    move.move("Remembering")
+
+    for options, match in [
+        ({"computation": "Remembering", "input": None}, "has rows"),
+        ({"computation": "other", "pipeline": "Remembering"}, "a place in its sources"),
+        ({"computation": "other"}, "a place in its sources"),
+        ({"computation": "other", "operator": 3}, "no such operator"),
+        (
+            {"computation": "other", "input": None, "timeout": GroupStateTimeout.EventTimeTimeout},
+            "timeout is of",
+        ),
+        ({"computation": "other", "input": None, "convert": _sums_of}, "convert is of"),
+        ({"computation": "other", "input": None, "event_time": "k"}, "event_time is of"),
+    ]:
+        with pytest.raises(InvalidError, match=match):
+            move.move(**options)
+    with pytest.raises(InvalidError, match="no checkpoint"):
+        import_checkpoint(tmp_path / "nowhere", computation="c", into=tmp_path / "pond", spark=rocksdb)
+    assert move.move("other", input=None, plain_key=True).samples[0]["key"] == "a"
+
+
+def test_the_command_moves_a_query(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    A dry run shows what it would do and writes nothing; then it does it.
+    """
+    move = Move(rocksdb, tmp_path, "k string, do string, n long")
+    move.put([[{"k": "a", "do": "append", "n": 1}, {"k": "b", "do": "update", "n": 2}]])
+    move.in_spark(move.frame().groupBy("k").transformWithState(Remembering(), SEEN, "Update", "None"))
+
+    def invoke(*options: str) -> Result:
+        words = [
+            "import-checkpoint",
+            str(move.checkpoint),
+            "--computation",
+            "c",
+            "--into",
+            str(tmp_path / "pond"),
+        ]
+        return CliRunner().invoke(main, [*words, *options])
+
+    dry = invoke("--dry-run")
+    assert dry.exit_code == 0, dry.output
+    assert not (tmp_path / "pond").exists()
+    assert (
+        "would have 2 rows of c with 0 timers, from transformWithStateInPySparkExec after batch" in dry.stdout
+    )
+    assert '"value":{"n":2}' in dry.stdout
+    done = invoke("--json")
+    assert done.exit_code == 0, done.output
+    result = orjson.loads(done.stdout)
+    assert (result["rows"], result["key"], result["sources"]) == (2, "k:string", 1)
+    with Store.open(tmp_path / "pond", read_only=True) as store:
+        rows = store.rows_view("c", result["version"]).to_arrow().to_pylist()
+    assert [(row["k"], orjson.loads(row["state"])) for row in rows] == [
+        ("a", {"list": [{"n": 1}, {"n": 2}, {"n": 3}]}),
+        ("b", {"value": {"n": 2}}),
+    ]

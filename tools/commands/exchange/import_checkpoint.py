@@ -43,7 +43,7 @@ _MICROS: Final = 1_000
         ),
         Example(
             "millpond import-checkpoint checkpoints/sessions --operator 1 --computation sessions --timeout event"
-            " --into pond --json | jq .rows",
+            " --into pond --json",
             not_run=_NOT_RUN,
         ),
         Example(
@@ -57,16 +57,14 @@ _MICROS: Final = 1_000
     "--operator", type=click.IntRange(min=0), metavar="N",
     help="Spark's number of the stateful operator, if the query has several.",
 )  # fmt: skip
-@click.option(
-    "--computation", required=True, metavar="C", help="The computation that goes on with the state."
-)
+@click.option("--computation", required=True, metavar="C", help="The computation that takes the state over.")
 @click.option("--into", required=True, metavar="STORE", shell_complete=complete_store, help="The store.")
 @click.option(
     "--pipeline", metavar="NAME", help="The computation's pipeline, if that has another name than C."
 )
 @click.option(
     "--input", "stream", default="input", show_default=True, metavar="STREAM",
-    help="The injected stream that goes on with the query's sources.",
+    help="The injected stream that resumes the query's sources.",
 )  # fmt: skip
 @click.option("--no-sources", is_flag=True, help="Leave the query's sources alone: move the state only.")
 @click.option(
@@ -77,6 +75,10 @@ _MICROS: Final = 1_000
 @click.option(
     "--timeout", type=click.Choice(sorted(_TIMEOUTS)),
     help="Of applyInPandasWithState: of which time its timeouts are.",
+)  # fmt: skip
+@click.option(
+    "--event-time", metavar="COLUMN",
+    help="Of dropDuplicates: the key's column that the watermark is on, so that keys expire.",
 )  # fmt: skip
 @click.option(
     "--convert", "convert_name", metavar="MODULE:FUNCTION",
@@ -100,6 +102,7 @@ def import_checkpoint(
     pipeline: str | None,
     stream: str,
     timeout: str | None,
+    event_time: str | None,
     convert_name: str | None,
     intervals: int | None,
     storage_options: tuple[str, ...],
@@ -132,6 +135,7 @@ def import_checkpoint(
         "input": None if flags["no_sources"] else stream,
         "plain_key": flags["plain_key"],
         "timeout": None if timeout is None else _TIMEOUTS[timeout],
+        "event_time": event_time,
         "convert": convert,
         "intervals": intervals,
         "spark": session,
@@ -160,7 +164,7 @@ def _print(found: ImportedCheckpoint, into: str, stream: str) -> None:
     if found.watermark_ms:
         click.echo(f"watermark {time_text(found.watermark_ms * _MICROS)}")
     if found.sources:
-        click.echo(f"sources   {found.sources}, which {stream} goes on with")
+        click.echo(f"sources   {found.sources}, which {stream} resumes")
     if found.unfinished is not None:
         note(f"batch {found.unfinished} was not finished: its records are read again")
     cells = [(row["key"], row["state"], len(row["timers"] or ())) for row in found.samples]
