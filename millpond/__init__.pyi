@@ -168,6 +168,7 @@ from .statestore.leases.lease import Leases as Leases
 from .statestore.leases.lease import OnHeld as OnHeld
 from .statestore.leases.memory import MemoryLeases as MemoryLeases
 from .statestore.leases.memory import MemoryRegistry as MemoryRegistry
+from .statestore.loading.beginning import LoadBeginning as LoadBeginning
 from .statestore.loading.load import Loaded as Loaded
 from .statestore.loading.load import LoadProgress as LoadProgress
 from .statestore.loading.source import LoadSource as LoadSource

@@ -13,8 +13,8 @@ from tests.page_run import PageRun
 
 pytestmark = pytest.mark.slow
 
-# What spark.md shows is tested in tests/conformance/test_transform_with_state.py; the page as it stands, by `make test-spark`.
-_RUN_WITH_ALL = {"docs/spark.md"}
+# What these show is tested in tests/conformance; the pages as they stand, by `make test-spark`.
+_RUN_WITH_ALL = {"docs/spark.md", "docs/how-to/move-a-query.md"}
 
 ON_SPARK = [
     pytest.param(page, marks=pytest.mark.spark_all if page.name in _RUN_WITH_ALL else (), id=page.name)
