@@ -36,6 +36,7 @@ __all__ = [
     "SAVEPOINT_PREFIX",
     "SAVEPOINT_RELEASED",
     "SINK_PREFIX",
+    "STATE_COLUMNS_PREFIX",
     "STATE_VERSION_PREFIX",
     "SUPERSTEP_PREFIX",
     "TOTAL_PREFIX",
@@ -65,6 +66,7 @@ __all__ = [
     "savepoint_app_id",
     "savepoints_of",
     "sink_app_id",
+    "state_columns_app_id",
     "state_version_app_id",
     "superstep_app_id",
     "supersteps_of",
@@ -128,6 +130,9 @@ STATE_VERSION_PREFIX: Final = "millpond/state_version/"
 
 KEY_COLUMNS_PREFIX: Final = "millpond/key_columns/"
 """Prefix of the columns of typed keys, by computation and columns; the newest counts, as of codecs."""
+
+STATE_COLUMNS_PREFIX: Final = "millpond/state_columns/"
+"""Prefix of the columns that views show of states, by computation and columns; the newest counts, as of codecs."""
 
 DECLARED_INTERVALS_PREFIX: Final = "millpond/declared_intervals/"
 """Prefix of declared numbers of intervals, by computation and number; the newest counts, as of codecs."""
@@ -332,6 +337,13 @@ def key_columns_app_id(computation: str, columns: str) -> str:
     Name the columns that a computation's typed keys are made of; see `millpond.statestore.keys.key_columns`.
     """
     return KEY_COLUMNS_PREFIX + quoted(computation, columns)
+
+
+def state_columns_app_id(computation: str, columns: str) -> str:
+    """
+    Name the columns that views show of a computation's states; see `millpond.statestore.views.state_columns`.
+    """
+    return STATE_COLUMNS_PREFIX + quoted(computation, columns)
 
 
 def state_version_app_id(computation: str, state_version: int) -> str:

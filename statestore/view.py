@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.keys.key_columns import key_columns_in, key_lookup, typed_columns
+from millpond.statestore.keys.key_columns import key_columns_in, key_lookup
 from millpond.statestore.keys.key_text import KeyValue, encode_key
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.log import Log
@@ -45,6 +45,8 @@ from millpond.statestore.rows.whole_row import (
     pending_only,
 )
 from millpond.statestore.types import Objects, TableVersion
+from millpond.statestore.views.shown_columns import ShownColumn, shown_columns
+from millpond.statestore.views.state_columns import StateColumn, state_columns_in
 
 if TYPE_CHECKING:
     import duckdb
@@ -124,6 +126,7 @@ class RowsView:
         files: the computation's live files at that version.
         pending: those of them that may hold undelivered productions.
         key_columns: the columns that its typed keys are made of, as far as the store has recorded them.
+        state_columns: the parts of its states, as far as its code has declared them.
     """
 
     objects: Objects
@@ -132,6 +135,7 @@ class RowsView:
     files: tuple[LiveFile, ...]
     pending: tuple[PendingFiles, ...] = ()
     key_columns: tuple[pa.Field, ...] = ()
+    state_columns: tuple[StateColumn, ...] = ()
 
     @staticmethod
     def of(snapshot: Snapshot, objects: Objects, computation: str) -> RowsView:
@@ -145,6 +149,7 @@ class RowsView:
             files=snapshot.files_in(computation),
             pending=pending_files(snapshot, computation),
             key_columns=key_columns_in(snapshot.txns, computation),
+            state_columns=state_columns_in(snapshot.txns, computation),
         )
 
     def key_of(self, values: Sequence[KeyValue]) -> str:
@@ -163,7 +168,7 @@ class RowsView:
         self, keys: Iterable[str | tuple[KeyValue, ...]] | None = None, *, whole: bool = False
     ) -> pa.Table:
         """
-        The rows, sorted by key, in `ROWS_VIEW_SCHEMA`; behind the key the columns that typed keys are made of.
+        The rows, sorted by key, in `ROWS_VIEW_SCHEMA`; behind the key the typed columns of keys and of states.
 
         Args:
             keys: only these keys' rows, each as text or as a tuple of its values; files without them are not read, parts of files without them not decoded.
@@ -177,17 +182,24 @@ class RowsView:
         texts = None if keys is None else {key if isinstance(key, str) else self.key_of(key) for key in keys}
         contents = _Contents(self, None if texts is None else sorted(texts))
         if not whole:
-            return self._with_key_columns(contents.rows)
+            return self._with_typed_columns(contents.rows)
         rows = pa.concat_tables([contents.rows, contents.other_rows]).sort_by("key")
         for name in _EXTRAS:
             lists = ListsOfKeys(contents.lists(name), name)
             rows = rows.append_column(ROW_SCHEMA.field(name), lists.at(rows.column("key")))
-        return self._with_key_columns(rows)
+        return self._with_typed_columns(rows)
 
-    def _with_key_columns(self, rows: pa.Table) -> pa.Table:
-        fields = _shown(self.key_columns)
-        for place, cells in enumerate(typed_columns(rows.column("key"), fields) if fields else ()):
-            rows = rows.add_column(place + 1, fields[place], cells)
+    @property
+    def shown(self) -> tuple[ShownColumn, ...]:
+        """
+        The typed columns, which are behind the key.
+        """
+        return shown_columns(self.key_columns, self.state_columns)
+
+    def _with_typed_columns(self, rows: pa.Table) -> pa.Table:
+        sources = {name: rows.column(name) for name in ("key", "state")}
+        for place, column in enumerate(self.shown):
+            rows = rows.add_column(place + 1, column.field, column.cells(sources[column.source]))
         return rows
 
     def to_duckdb(
@@ -211,7 +223,9 @@ class RowsView:
         """
         The rows as a DataFrame, read by Delta's own reader at the view's version.
 
-        Typed keys have no columns of their own here. Delta's reader verifies no page checksums; use `to_arrow` where damage must raise an error.
+        The typed columns of keys and of states are made by Spark's Python workers, which import this package, and only
+        where a query asks for them. Delta's reader verifies no page checksums; use `to_arrow` where damage must raise an
+        error.
         For a store on an object store, configure the session's access to it (Hadoop's options).
 
         Raises:
@@ -225,7 +239,11 @@ class RowsView:
             # A table that was made before there were versions gets the column when one is first used.
             table = table.selectExpr("*", f"cast(null as int) as {STATE_VERSION}")
         updates = table.where(table[PARTITION_COLUMN] == self.computation).select(*MERGE_COLUMNS)
-        return spark.sql(rows_query("{updates}", SqlDialect.SPARK), updates=updates)
+        rows = spark.sql(rows_query("{updates}", SqlDialect.SPARK), updates=updates)
+        first, *others = ROWS_VIEW_COLUMNS
+        return (
+            rows.select(first, *(column.in_spark() for column in self.shown), *others) if self.shown else rows
+        )
 
 
 class _Contents:
@@ -350,53 +368,21 @@ def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation
     nulls = ("state", "state_bytes", STATE_VERSION)
     nothing = ", ".join(f"null::{types[name]} as {name}" for name in nulls)
     nothing += f", []::{types['timers']} as timers"
-    parts = _key_parts(database, view)
+    parts = "".join(
+        f"{column.in_duckdb(database)}({column.source}) as {_quote(column.field.name)}, "
+        for column in view.shown
+    )
+    # Of keys without a state, what is inside states is null.
+    no_parts = "".join(
+        f"{column.in_duckdb(database)}({'key' if column.source == 'key' else 'null'}) as {_quote(column.field.name)}, "
+        for column in view.shown
+    )
     rest = ", ".join(name for name in ROWS_VIEW_COLUMNS if name not in {"key", *nulls, "timers"})
     known = ", ".join(name for name in ROWS_VIEW_COLUMNS if name != "key")
     whole = rows.project(f"key, {parts}{known}, {extras}").union(
-        others.project(f"key, {parts}{nothing}, {rest}, {extras}")
+        others.project(f"key, {no_parts}{nothing}, {rest}, {extras}")
     )
     whole.create_view(relation, replace=True)
-
-
-def _key_parts(database: duckdb.DuckDBPyConnection, view: RowsView) -> str:
-    """
-    What selects the columns of typed keys: a function from a key to each of them, so that only those asked for are made.
-    """
-    fields = _shown(view.key_columns)
-    return "".join(
-        f"{_part_function(database, fields, place)}(key) as {_quote(field.name)}, "
-        for place, field in enumerate(fields)
-    )
-
-
-def _part_function(database: duckdb.DuckDBPyConnection, fields: Sequence[pa.Field], place: int) -> str:
-    (kind,) = database.from_arrow(pa.schema([fields[place]]).empty_table()).types
-    function = f"key part {next(_NUMBERS)}"
-
-    def look_up(keys: pa.ChunkedArray) -> pa.Array:
-        (column,) = typed_columns(keys, fields, [place])
-        return column.combine_chunks()
-
-    # The library's types want constants of a module that it does not have.
-    database.create_function(function, look_up, ["VARCHAR"], kind, type="arrow", null_handling="special")  # type: ignore[call-overload]
-    return _quote(function)
-
-
-def _shown(columns: Sequence[pa.Field]) -> tuple[pa.Field, ...]:
-    """
-    The columns of typed keys under names that no other column of a view has, in any case.
-    """
-    taken = {*ROWS_VIEW_COLUMNS, *_EXTRAS}
-    shown = []
-    for column in columns:
-        name = column.name
-        while name.lower() in taken:
-            name = f"key_{name}"
-        taken.add(name.lower())
-        kind = pa.string() if pa.types.is_null(column.type) else column.type
-        shown.append(pa.field(name, kind))
-    return tuple(shown)
 
 
 def _column_function(database: duckdb.DuckDBPyConnection, contents: _Contents, name: str) -> str:

@@ -47,6 +47,7 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "keys": (ROOT_FILES,),
         "rows": ("keys", "objects"),
         "log": ("rows",),
+        "views": ("rows",),
         "commit": ("log",),
         "catalog": ("log",),
         "leases": ("log",),
@@ -55,7 +56,7 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "loading": ("identity",),
         "integrity": ("log",),
         "zookeeper": ("leases", "log"),
-        TOP: ("catalog", "identity", "integrity", "loading", "versions", "zookeeper"),
+        TOP: ("catalog", "identity", "integrity", "loading", "versions", "views", "zookeeper"),
     },
     "executor": {
         "event_time": (),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from millpond.executor.computation.context import Context
     from millpond.executor.computation.record import Record, Records
     from millpond.executor.computation.timer import Timer
+    from millpond.statestore.views.state_columns import StateColumn
 
 __all__ = ["Computation"]
 
@@ -47,6 +48,8 @@ class Computation:
         in_micro_batches: whether a key's records of a bundle are one call of ``process_records``, also when the
             code fails, and its due timers come after it, as with Spark's stateful operators. A timer that is set
             by a timer waits for the next bundle even if it is due, and one is pending until its hook has returned.
+        state_columns: the parts of its states that views show as typed columns; adapters of code that declares its
+            state fill it. The states are JSON objects with a member for each part.
         waiting_max: how many records of a key may wait; one more ends the run.
 
     Example::
@@ -61,6 +64,7 @@ class Computation:
     codec: Codec = JsonCodec()
     state_version: int = 0
     codecs: Mapping[int, Codec] = {}
+    state_columns: tuple[StateColumn, ...] = ()
     percentiles: Collection[float] = ()
     late_data_horizon: LateDataHorizon = 0
     counters: Collection[str] = ()

@@ -17,8 +17,10 @@ from millpond.statestore.app_ids import KEY_COLUMNS_PREFIX, recorded_word
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.keys.key_arrays import encode_key_columns
 from millpond.statestore.keys.key_text import ESCAPE, PART, KeyValue, decode_key, is_typed
+from millpond.statestore.keys.kind_names import NAMED_KINDS, kind_of_name, name_of_kind
 
 __all__ = [
+    "fitting_cells",
     "key_columns_in",
     "key_columns_of",
     "key_lookup",
@@ -29,22 +31,6 @@ __all__ = [
     "typed_columns",
 ]
 
-_NAMES: Final[dict[pa.DataType, str]] = {
-    pa.null(): "void",
-    pa.string(): "string",
-    pa.bool_(): "boolean",
-    pa.int8(): "byte",
-    pa.int16(): "short",
-    pa.int32(): "integer",
-    pa.int64(): "long",
-    pa.float32(): "float",
-    pa.float64(): "double",
-    pa.date32(): "date",
-    pa.timestamp("us", "UTC"): "timestamp",
-    pa.timestamp("us"): "timestamp_ntz",
-    pa.binary(): "binary",
-}
-_KINDS: Final = {name: kind for kind, name in _NAMES.items()}
 _WIDER: Final = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -70,7 +56,7 @@ def key_word(columns: Iterable[pa.Field]) -> str:
         >>> key_word([pa.field("country", pa.string()), pa.field("cents", pa.decimal128(10, 2))])
         '[["country","string"],["cents","decimal(10,2)"]]'
     """
-    return orjson.dumps([[column.name, _name_of(column.type)] for column in columns]).decode()
+    return orjson.dumps([[column.name, name_of_kind(column.type)] for column in columns]).decode()
 
 
 def parse_key_word(word: str) -> tuple[pa.Field, ...]:
@@ -81,27 +67,11 @@ def parse_key_word(word: str) -> tuple[pa.Field, ...]:
         DataError: a later version has recorded a type that this one does not know.
     """
     try:
-        return tuple(pa.field(name, _kind_of(kind)) for name, kind in orjson.loads(word))
+        return tuple(pa.field(name, kind_of_name(kind)) for name, kind in orjson.loads(word))
     except (KeyError, ValueError, TypeError) as cause:
         raise DataError(
             "the store has a key of a type that this version does not know", columns=word
         ) from cause
-
-
-def _name_of(kind: pa.DataType) -> Any:
-    if pa.types.is_struct(kind):
-        return {"struct": [[field.name, _name_of(field.type)] for field in kind]}
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    return _NAMES[kind]
-
-
-def _kind_of(name: Any) -> pa.DataType:
-    if isinstance(name, dict):
-        return pa.struct([(field, _kind_of(kind)) for field, kind in name["struct"]])
-    if name.startswith("decimal("):
-        return pa.decimal128(*map(int, name.removeprefix("decimal(").rstrip(")").split(",")))
-    return _KINDS[name]
 
 
 def key_columns_in(positions: Mapping[str, int], computation: str) -> tuple[pa.Field, ...]:
@@ -133,7 +103,7 @@ def _recorded(kind: pa.DataType) -> pa.DataType:
         return pa.decimal128(kind.precision, kind.scale)
     if pa.types.is_date(kind):
         return pa.date32()
-    if kind in _NAMES:
+    if kind in NAMED_KINDS:
         return kind
     if kind in _WIDER:
         return _WIDER[kind]
@@ -194,7 +164,7 @@ def typed_columns(
     rows = [_values_of(text, len(columns)) for text in texts.to_pylist()] if slow else []
     parts = None if len(slow) == len(wanted) else pc.split_pattern(texts, PART)
     return [
-        pa.chunked_array([_cells(columns[place].type, [row[place] for row in rows])])
+        pa.chunked_array([fitting_cells(columns[place].type, [row[place] for row in rows])])
         if place in slow
         else _quick_cells(columns[place].type, parts, place)
         for place in wanted
@@ -236,7 +206,7 @@ def _narrowed(numbers: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     try:
         return numbers.cast(kind)
     except pa.ArrowInvalid:
-        return pa.chunked_array([_cells(kind, numbers.to_pylist())])
+        return pa.chunked_array([fitting_cells(kind, numbers.to_pylist())])
 
 
 def _text_of(part: str) -> str | None:
@@ -255,7 +225,10 @@ def _values_of(text: str, count: int) -> tuple[Any, ...]:
     return values if len(values) == count else (None,) * count
 
 
-def _cells(kind: pa.DataType, values: list[Any]) -> pa.Array:
+def fitting_cells(kind: pa.DataType, values: list[Any]) -> pa.Array:
+    """
+    An array of values, with null in place of those that are not of the type.
+    """
     try:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):

@@ -18,7 +18,7 @@ import pyarrow as pa
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.keys.key_text import is_typed
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.view import WHOLE_ROW_SCHEMA, RowsView
+from millpond.statestore.view import RowsView
 from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.completing import complete_computation
 from millpond.tools.terminal.opening import open_to_read, snapshot_to_read, store_argument, version_option
@@ -27,7 +27,7 @@ from millpond.tools.terminal.output import json_option, note, print_json, print_
 __all__ = ["rows"]
 
 _TABLE_ROWS: Final = 100
-_COLUMNS: Final = ("state", "timers", "hold", "superstep")
+_COLUMNS: Final = ("timers", "hold", "superstep")
 _EXTRAS: Final = {"record_ids": "ids", "productions": "undelivered"}
 
 
@@ -74,7 +74,8 @@ def rows(
     has declared a state_version, it has that of its state. It also has the ids of records that it has consumed, and productions that wait for their delivery: the table counts
     them, --json shows them. A key may have nothing else.
     Where keys are made of columns of other types, or of several, the table shows their values in place of the key, and
-    --json both. --key takes them as a JSON list, or the text of the key.
+    --json both. --key takes them as a JSON list, or the text of the key. So it is with states whose code has declared
+    what is in them, such as the state variables of a processor of Spark.
     With --key only files that can hold the key are read, and each of those is read whole.
     A table shows the first 100 rows by default; --json shows all rows.
     """
@@ -86,20 +87,20 @@ def rows(
     bound = limit if limit is not None else (0 if as_json else _TABLE_ROWS)
     shown = table.slice(0, bound) if bound else table
     if as_json:
-        print_json(_json_row(row) for row in _rows(shown))
+        print_json(_json_row(row) for row in _rows(shown, view))
     else:
         title = f"{computation} at version {snapshot.version}"
-        listed = list(_rows(shown))
+        listed = list(_rows(shown, view))
         extras = [name for name in _EXTRAS if any(row[name] for row in listed)]
         # Most computations have no versions, and their rows none.
         numbers = ["state_version"] if any(row["state_version"] for row in listed) else []
-        typed = _typed_names(table)
-        columns = (*(typed or ["key"]), *_COLUMNS, *numbers, *(_EXTRAS[name] for name in extras))
+        typed = {source: _typed_names(view, source) for source in ("key", "state")}
+        columns = (*(typed["key"] or ["key"]), *(typed["state"] or ["state"]), *_COLUMNS, *numbers)
         cells = (
-            (*_cells(row, typed), *(row[name] for name in numbers), *(len(row[name]) for name in extras))
+            (*_cells(row, **typed), *(row[name] for name in numbers), *(len(row[name]) for name in extras))
             for row in listed
         )
-        print_table(title, columns, cells)
+        print_table(title, (*columns, *(_EXTRAS[name] for name in extras)), cells)
     if shown.num_rows < table.num_rows:
         note(f"{table.num_rows - shown.num_rows:,} more rows; --limit 0 shows all")
 
@@ -125,32 +126,43 @@ def _check_known(snapshot: Snapshot, computation: str) -> None:
         raise InvalidError("the store has no rows of that computation", computation=computation, known=known)
 
 
-def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    typed = _typed_names(table)
-    key_values = table.select(typed).to_pylist() if typed else [{}] * table.num_rows
-    table = table.drop_columns(typed)
+def _rows(table: pa.Table, view: RowsView) -> Iterator[dict[str, Any]]:
+    typed = [column.field for column in view.shown]
+    texts = [
+        [_value_text(value, field.type) for value in table.column(field.name).to_pylist()] for field in typed
+    ]
+    names = [field.name for field in typed]
+    table = table.drop_columns(names)
     # Times as numbers, because Python's datetime does not cover the ends of time.
     columns = [column.cast(_with_numbers(column.type)) for column in table.columns]
     rows = pa.table(columns, names=table.column_names).to_pylist()
-    for row, values in zip(rows, key_values, strict=True):
+    for place, row in enumerate(rows):
         lists = {name: [_with_times(each) for each in row[name]] for name in ("timers", *_EXTRAS)}
-        texts = {name: _value_text(value) for name, value in values.items()}
-        yield {"key": row.pop("key"), **texts, **row, **lists, "hold": time_text(row["hold"])}
+        values = {name: column[place] for name, column in zip(names, texts, strict=True)}
+        yield {"key": row.pop("key"), **values, **row, **lists, "hold": time_text(row["hold"])}
 
 
-def _typed_names(table: pa.Table) -> list[str]:
+def _typed_names(view: RowsView, source: str) -> list[str]:
     """
-    The columns that typed keys are made of.
+    The typed columns that are made of the key, or of the state.
     """
-    return [name for name in table.column_names if name not in WHOLE_ROW_SCHEMA.names]
+    return [column.field.name for column in view.shown if column.source == source]
 
 
-def _value_text(value: Any) -> Any:
+def _value_text(value: Any, kind: pa.DataType) -> Any:
     """
-    A part of a key as JSON has it: what JSON has no type for is text.
+    A value of a typed column as JSON has it: what JSON has no type for is text, and a map whose keys are no text is a
+    list of pairs.
     """
-    if isinstance(value, Mapping):
-        return {name: _value_text(part) for name, part in value.items()}
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: _value_text(value[field.name], field.type) for field in kind}
+    if pa.types.is_list(kind):
+        return [_value_text(one, kind.value_type) for one in value]
+    if pa.types.is_map(kind):
+        pairs = [(_value_text(key, kind.key_type), _value_text(one, kind.item_type)) for key, one in value]
+        return dict(pairs) if pa.types.is_string(kind.key_type) else pairs
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, float):
@@ -208,17 +220,18 @@ def _base64(state_bytes: bytes | None) -> str | None:
     return None if state_bytes is None else base64.b64encode(state_bytes).decode()
 
 
-def _cells(row: Mapping[str, Any], typed: Sequence[str]) -> tuple[object, ...]:
+def _cells(row: Mapping[str, Any], key: Sequence[str], state: Sequence[str]) -> tuple[object, ...]:
     in_bytes = row["state_bytes"]
-    state = row["state"] if in_bytes is None else f"base64 {_base64(in_bytes)}"
     timers = "\n".join(_timer_text(timer) for timer in row["timers"])
-    key = [_key_cell(row[name]) for name in typed] or [row["key"]]
-    return *key, state, timers, row["hold"], row["superstep"]
+    keys = [_typed_cell(row[name]) for name in key] or [row["key"]]
+    whole = row["state"] if in_bytes is None else f"base64 {_base64(in_bytes)}"
+    states = [None if row[name] is None else _typed_cell(row[name]) for name in state] or [whole]
+    return *keys, *states, timers, row["hold"], row["superstep"]
 
 
-def _key_cell(value: Any) -> str:
+def _typed_cell(value: Any) -> str:
     """
-    A part of a key in a table: no number with separators, and a null that can be told from an empty text.
+    A typed value in a table: no number with separators, and a null that can be told from an empty text.
     """
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
