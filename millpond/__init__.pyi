@@ -134,10 +134,13 @@ from .executor.spark.run import SparkRun as SparkRun
 from .executor.spark.runner import SparkRunner as SparkRunner
 from .executor.spark.runner import SparkRunnerOptions as SparkRunnerOptions
 from .executor.spark.session import spark_session as spark_session
-from .executor.spark_api.apply_in_pandas_with_state import ApplyInPandasWithState as ApplyInPandasWithState
-from .executor.spark_api.apply_in_pandas_with_state import PandasFunction as PandasFunction
 from .executor.spark_api.drop_duplicates import DropDuplicates as DropDuplicates
 from .executor.spark_api.drop_duplicates import drop_duplicates as drop_duplicates
+from .executor.spark_api.group_state import ApplyInArrowWithState as ApplyInArrowWithState
+from .executor.spark_api.group_state import ApplyInPandasWithState as ApplyInPandasWithState
+from .executor.spark_api.group_state import ArrowFunction as ArrowFunction
+from .executor.spark_api.group_state import PandasFunction as PandasFunction
+from .executor.spark_api.spark_query import apply_in_arrow_with_state as apply_in_arrow_with_state
 from .executor.spark_api.spark_query import apply_in_pandas_with_state as apply_in_pandas_with_state
 from .executor.spark_api.spark_query import transform_with_state as transform_with_state
 from .executor.spark_api.transform_with_state import TransformWithState as TransformWithState

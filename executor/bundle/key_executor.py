@@ -127,6 +127,8 @@ class KeyExecutor:
             holds,
             self.counters,
         )
+        if bundle.late_before is not None:
+            self._context.late_before = bundle.late_before
         self._firings_left = 0
         self._watermark = bundle.clocks.watermark
         # The watermark is held at a timer's output time, so no horizon may go below it.

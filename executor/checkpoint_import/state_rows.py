@@ -23,12 +23,13 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 from millpond.executor.checkpoint_import.operators import StatefulOperator, StateVariable, state_frame
 from millpond.executor.event_time.duration import datetime_us
 from millpond.executor.spark.key_sql import check_key_type, key_sql
-from millpond.executor.spark_api.apply_in_pandas_with_state import TIMEOUT_TAG, TIMEOUTS, timeout_micros
 from millpond.executor.spark_api.drop_duplicates import EXPIRES_AT
+from millpond.executor.spark_api.group_state import TIMEOUT_TAG, TIMEOUTS, timeout_micros
 from millpond.executor.spark_api.handle import TIME_MODES
 from millpond.executor.spark_api.typed_values import StructCodec
-from millpond.executor.spark_api.variables import EXPIRES, EXPIRY_TAG
+from millpond.executor.spark_api.variables import EXPIRY_TAG
 from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.views.state_columns import EXPIRES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

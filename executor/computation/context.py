@@ -72,6 +72,8 @@ class Context:
         state: the key's persistent state.
         watermark: the computation's input low watermark; a record before it is late. With ``time_sorted`` it
             is the time of the record or timer: all that is before it has been given.
+        late_before: records before this time are late: the watermark, or with ``in_micro_batches`` about that of the
+            superstep before.
         wall_time: the wall time of the superstep, the same for all its hooks.
         mistake: what the hook has used first that its program does not declare, for the engine: that ends the
             run, even if the code catches the exception.
@@ -90,6 +92,7 @@ class Context:
         "_productions",
         "_timers",
         "key",
+        "late_before",
         "mistake",
         "state",
         "wall_time",
@@ -122,6 +125,7 @@ class Context:
         self.mistake: Mistake | None = None
         self.state: State = state
         self.watermark: EventTimeMicros = EventTimeMicros(clocks.watermark)
+        self.late_before: EventTimeMicros = self.watermark
         self.wall_time: WallTimeMicros = WallTimeMicros(clocks.wall_time)
 
     @property

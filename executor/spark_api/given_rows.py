@@ -1,5 +1,5 @@
 """
-The rows of a bundle as a processor is given them: Spark's rows, or frames of pandas.
+The rows of a bundle as a processor is given them: Spark's rows, frames of pandas, or Arrow's batches.
 
 A bundle's columns are converted once, and each key is given its part of them.
 """
@@ -42,6 +42,7 @@ class GivenRows:
         values = columns.values  # noqa: PD011 - no frame's
         self._values = values if isinstance(values, ArrowValues) else None
         self._frame: pd.DataFrame | None = None
+        self._batch: pa.RecordBatch | None = None
         self._given_until = 0
 
     @classmethod
@@ -87,6 +88,23 @@ class GivenRows:
         # It is a part of no one else's frame.
         part._is_copy = None  # noqa: SLF001
         yield part
+
+    def batches(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """
+        The rows from ``start`` to ``stop`` as one record batch, if there are any.
+        """
+        if stop == start:
+            return
+        values = self._values
+        if values is None:
+            yield pa.RecordBatch.from_pylist(
+                [_fields(self.columns.value(index)) for index in range(start, stop)]
+            )
+            return
+        if self._batch is None:
+            rows = values.take(np.asarray(self.columns.sources, dtype=np.int64))
+            self._batch = pa.RecordBatch.from_arrays(rows.columns.flatten(), names=rows.names)
+        yield self._batch.slice(start, stop - start)
 
 
 @lru_cache(maxsize=1_024)

@@ -4,7 +4,7 @@ A streaming frame, code written for Spark's stateful operators, and a store in p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
@@ -25,7 +25,12 @@ from millpond.executor.spark.connect import refuse_connect
 from millpond.executor.spark.input_frames import watermark_column
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
-from millpond.executor.spark_api.apply_in_pandas_with_state import ApplyInPandasWithState, PandasFunction
+from millpond.executor.spark_api.group_state import (
+    ApplyInArrowWithState,
+    ApplyInPandasWithState,
+    ArrowFunction,
+    PandasFunction,
+)
 from millpond.executor.spark_api.schema import parse_schema
 from millpond.executor.spark_api.transform_with_state import INITIAL_STATE, TransformWithState
 from millpond.executor.spark_api.yielded_rows import RowsAs
@@ -35,7 +40,13 @@ from millpond.statestore.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
 
-__all__ = ["INPUT", "GroupedQuery", "apply_in_pandas_with_state", "transform_with_state"]
+__all__ = [
+    "INPUT",
+    "GroupedQuery",
+    "apply_in_arrow_with_state",
+    "apply_in_pandas_with_state",
+    "transform_with_state",
+]
 
 INPUT: Final = "input"
 """Name of the injected stream of the frame."""
@@ -62,6 +73,7 @@ def transform_with_state(
     id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
     on_error: OnError = "stop",
     tick_ms: float | None = None,
+    event_time_column_name: str | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
     """
@@ -90,6 +102,8 @@ def transform_with_state(
             ``"dead_letter"`` puts all rows of the key in the micro-batch aside.
         tick_ms: how long the input must be silent before due timers fire without it: 250 unless given, and not at all
             between the micro-batches of ``availableNow``, as in Spark.
+        event_time_column_name: the column of the output that is its rows' event time, as in Spark: sinks get it, and a
+            row at or before the watermark fails. In a pipeline, `TransformWithState` has it for the computations after it.
         options: all other options of `SparkRunner`.
 
     Returns:
@@ -122,7 +136,17 @@ def transform_with_state(
     )
     if str(time_mode).lower() == "eventtime" and query.event_time is None:
         raise InvalidError("the time mode EventTime needs the frame's withWatermark")
-    computation = TransformWithState(processor, output_schema, time_mode, keys=query.columns, rows_as=rows_as)
+    if event_time_column_name and query.event_time is None:
+        raise InvalidError("event_time_column_name needs the frame's withWatermark")
+    computation = TransformWithState(
+        processor,
+        output_schema,
+        time_mode,
+        keys=query.columns,
+        rows_as=rows_as,
+        event_time_column_name=event_time_column_name,
+        has_watermark=query.event_time is not None,
+    )
     return query.start(name or type(processor).__name__, computation, initial_state)
 
 
@@ -187,10 +211,86 @@ def apply_in_pandas_with_state(
         tick_ms=tick_ms,
         options=options,
     )
+    return _start_groups(query, ApplyInPandasWithState, function, state_schema, timeout, name)
+
+
+def apply_in_arrow_with_state(
+    frame: DataFrame,
+    *,
+    keys: str | Sequence[str],
+    function: ArrowFunction,
+    output_schema: StructType | str,
+    state_schema: StructType | str,
+    output_mode: str = "Update",
+    timeout: str = GroupStateTimeout.NoTimeout,
+    store: Store | str | Path,
+    sink: Sink | str | Path | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
+    on_error: OnError = "stop",
+    tick_ms: float | None = None,
+    **options: Unpack[SparkRunnerOptions],
+) -> SparkRun:
+    """
+    `apply_in_pandas_with_state` with Arrow in and out, which Spark has not: for keys of few rows pandas takes most time.
+
+    The function gets the key, an iterator of record batches, none when the key has timed out, and Spark's `GroupState`;
+    it yields record batches or tables. A function written for pandas becomes one of these line by line; state and
+    timeouts are the same, and a store of one form is continued by the other.
+
+    Args:
+        frame: the streaming frame.
+        keys: the columns to group by.
+        function: the user's function of key, record batches and `GroupState`.
+        output_schema: of the tables that it yields.
+        state_schema: of its state.
+        output_mode: ``"Append"`` or ``"Update"``.
+        timeout: one of Spark's ``GroupStateTimeout``.
+        store: path of the store, or an open one.
+        sink: where the output goes: a sink, or the path of a Delta table with the columns of ``output_schema``.
+        trigger: arguments of Spark's ``DataStreamWriter.trigger``; ``None`` takes batches as fast as they come.
+        name: the computation's name in the store; the function's name otherwise.
+        id: column with the record's id; records with the same id count once.
+        on_error: what happens to rows whose code fails; see `transform_with_state`.
+        tick_ms: how long the input must be silent before due timeouts fire without it; see `transform_with_state`.
+        options: all other options of `SparkRunner`.
+
+    Returns:
+        The running pipeline: call ``await_termination`` and ``stop``.
+
+    Raises:
+        InvalidError: the frame is not a stream, or an option, a schema or the timeout does not fit.
+        MillpondError: the store cannot be opened; see `SparkRunner.start`.
+    """
+    query = GroupedQuery(
+        frame=frame,
+        keys=keys,
+        output_schema=output_schema,
+        output_mode=output_mode,
+        store=store,
+        sink=sink,
+        trigger=trigger,
+        id=id,
+        on_error=on_error,
+        tick_ms=tick_ms,
+        options=options,
+    )
+    return _start_groups(query, ApplyInArrowWithState, function, state_schema, timeout, name)
+
+
+def _start_groups(
+    query: GroupedQuery,
+    kind: type[ApplyInPandasWithState | ApplyInArrowWithState],
+    function: Callable[..., Any],
+    state_schema: StructType | str,
+    timeout: str,
+    name: str | None,
+) -> SparkRun:
     if timeout == GroupStateTimeout.EventTimeTimeout and query.event_time is None:
         raise InvalidError("the timeout EventTimeTimeout needs the frame's withWatermark")
-    computation = ApplyInPandasWithState(
-        function, output_schema, state_schema, timeout, has_watermark=query.event_time is not None
+    computation = kind(
+        function, query.output_schema, state_schema, timeout, has_watermark=query.event_time is not None
     )
     return query.start(name or str(getattr(function, "__name__", "function")), computation)
 

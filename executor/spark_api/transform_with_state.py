@@ -18,6 +18,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Records
 from millpond.executor.computation.timer import Timer
+from millpond.executor.spark_api.declared_columns import columns_of_variables
 from millpond.executor.spark_api.given_rows import GivenRows
 from millpond.executor.spark_api.handle import TIME_MODES, ProcessorHandle, TimeMode
 from millpond.executor.spark_api.schema import parse_schema
@@ -49,9 +50,13 @@ class TransformWithState(Computation):
         rows_as: ``"row"`` for a processor that is written for ``transformWithState``, ``"pandas"`` for one
             written for ``transformWithStateInPandas``.
         initial_state: the stream whose records go to ``handleInitialState``.
+        event_time_column_name: the column of the output that is its rows' event time, for what consumes them; without it
+            that of the rows, or of the timer, that they were made of. As in Spark, one that is behind the watermark
+            fails.
+        has_watermark: whether ``getCurrentWatermarkInMs`` tells the watermark, and not 0, as Spark's frame has one or not.
 
     Attributes:
-        variables: the names of the state variables that ``init`` declares.
+        variables: the names of the state variables that ``init`` declares; views show a column of each.
 
     Raises:
         InvalidError: the time mode or a schema is wrong, or ``init`` asks for what Spark would refuse.
@@ -75,6 +80,8 @@ class TransformWithState(Computation):
         keys: Sequence[str] = (),
         rows_as: RowsAs = "row",
         initial_state: str = INITIAL_STATE,
+        event_time_column_name: str | None = None,
+        has_watermark: bool = True,
     ) -> None:
         mode = str(time_mode).lower()
         if mode not in TIME_MODES:
@@ -86,10 +93,16 @@ class TransformWithState(Computation):
         self._keys = (keys,) if isinstance(keys, str) else tuple(keys)
         self._rows_as = rows_as
         self._initial_state = initial_state
-        self._output = YieldedRows(parse_schema(output_schema), rows_as)
+        self._has_watermark = has_watermark
+        self._output = YieldedRows(parse_schema(output_schema), rows_as, event_time_column_name or None)
+        if event_time_column_name:
+            # Spark bounds them by the watermark, and not by the rows that they were made of.
+            self.late_data_horizon = "unbounded"
         self._handle: ProcessorHandle | None = None
         self._given: GivenRows | None = None
-        self.variables: tuple[str, ...] = tuple(self._declared())
+        declared = self._declared()
+        self.variables: tuple[str, ...] = tuple(declared)
+        self.state_columns = columns_of_variables(declared.values())
 
     def _declared(self) -> dict[str, Variable]:
         """
@@ -175,7 +188,8 @@ class TransformWithState(Computation):
     def _times(self, context: Context) -> TimerValues:
         if self._time_mode == "none":
             return _NO_TIME
-        return TimerValues(context.wall_time // 1_000, max(context.watermark // 1_000, 0))
+        watermark = context.watermark if self._has_watermark else 0
+        return TimerValues(context.wall_time // 1_000, max(watermark // 1_000, 0))
 
     def _initial_of(self, given: GivenRows, start: int, stop: int) -> Sequence[int]:
         """

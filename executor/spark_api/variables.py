@@ -17,9 +17,9 @@ from pyspark.sql.types import Row
 from millpond.executor.computation.context import Context
 from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.views.state_columns import EXPIRES, StateForm
 
 __all__ = [
-    "EXPIRES",
     "EXPIRY_TAG",
     "KeyTurn",
     "KeyVariables",
@@ -31,9 +31,6 @@ __all__ = [
 
 EXPIRY_TAG: Final = "expiry"
 """The wall timer that deletes what has expired of a key."""
-
-EXPIRES: Final = "expires_at_ms"
-"""The member of a value with a time to live that says until when it lives."""
 
 
 class KeyVariables:
@@ -193,7 +190,14 @@ class Variable:
         turn: the key whose hook runs.
         codec: converts the values.
         ttl_ms: how long a value lives after its last change; ``None`` for ever.
+
+    Attributes:
+        form: how the kind is stored.
+        key_codec: converts the keys of a map.
     """
+
+    form: StateForm
+    key_codec: StructCodec | None = None
 
     def __init__(self, name: str, turn: KeyTurn, codec: StructCodec, ttl_ms: int | None) -> None:
         self.name: str = name
@@ -234,6 +238,8 @@ class ValueVariable(Variable, ValueState):
     A ``ValueState``: one value.
     """
 
+    form = "value"
+
     def exists(self) -> bool:
         """
         Whether the key has a value.
@@ -259,6 +265,8 @@ class ListVariable(Variable, ListState):
     """
     A ``ListState``: values in the order in which they were appended.
     """
+
+    form = "list"
 
     def exists(self) -> bool:
         """
@@ -312,11 +320,14 @@ class MapVariable(Variable, MapState):
         ttl_ms: how long a value lives after its last change; ``None`` for ever.
     """
 
+    form = "map"
+    key_codec: StructCodec
+
     def __init__(
         self, name: str, turn: KeyTurn, key_codec: StructCodec, codec: StructCodec, ttl_ms: int | None
     ) -> None:
         super().__init__(name, turn, codec, ttl_ms)
-        self.key_codec: StructCodec = key_codec
+        self.key_codec = key_codec
         self._row = Row(*codec.names)
 
     def exists(self) -> bool:

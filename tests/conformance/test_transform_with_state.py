@@ -4,20 +4,26 @@ The same processor over the same micro-batches: Spark's own operator and Millpon
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from millpond.executor.spark_api.spark_query import apply_in_pandas_with_state, transform_with_state
+import millpond as mp
+from millpond.executor.spark_api.spark_query import (
+    apply_in_arrow_with_state,
+    apply_in_pandas_with_state,
+    transform_with_state,
+)
 from millpond.statestore.errors import InvalidError
+from millpond.testing.fixtures.micro_batches import ROCKSDB, STATE_STORE, micro_batches
 from millpond.testing.fixtures.stateful_processors import (
     SEEN,
     AllTypes,
@@ -27,7 +33,10 @@ from millpond.testing.fixtures.stateful_processors import (
     Remembering,
     Seeded,
     Timers,
+    WindowEchoes,
+    Windowed,
     grouped,
+    grouped_in_arrow,
 )
 
 if TYPE_CHECKING:
@@ -38,8 +47,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 Row = Mapping[str, Any]
-_STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 @pytest.fixture
@@ -47,9 +54,9 @@ def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
     """
     The session with the state store that Spark's operator needs.
     """
-    spark.conf.set(_STATE_STORE, _ROCKSDB)
+    spark.conf.set(STATE_STORE, ROCKSDB)
     yield spark
-    spark.conf.unset(_STATE_STORE)
+    spark.conf.unset(STATE_STORE)
 
 
 @dataclass(frozen=True)
@@ -73,14 +80,7 @@ class Job:
         """
         The frame, whose files are written.
         """
-        source = self.folder / "in"
-        source.mkdir(exist_ok=True)
-        for number, rows in enumerate(self.batches):
-            file = source / f"{number:04d}.json"
-            file.write_bytes(b"\n".join(map(orjson.dumps, rows)))
-            os.utime(file, (1e9 + number, 1e9 + number))
-        reader = self.spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1)
-        frame = reader.json(str(source))
+        frame = micro_batches(self.spark, self.folder / "in", self.batches, self.schema)
         return frame if self.delay is None else frame.withWatermark("t", self.delay)
 
     def _initial(self) -> DataFrame | None:
@@ -324,18 +324,10 @@ def test_a_function_of_groups_answers_as_in_spark(rocksdb: SparkSession, tmp_pat
         *(rocksdb, tmp_path, Timers(), batches, "k string, t timestamp, do string, n long"), delay="1 second"
     )
     timeout = GroupStateTimeout.EventTimeTimeout
+    in_arrow = replace(job, folder=tmp_path / "arrow")
+    in_arrow.folder.mkdir()
 
-    ours = job.run(
-        apply_in_pandas_with_state(
-            *(job.frame(),),
-            keys="k",
-            function=grouped,
-            output_schema=SEEN,
-            state_schema="n long, word string",
-            timeout=timeout,
-            **job.place,
-        )
-    )
+    ours = _groups(job, apply_in_pandas_with_state, grouped, timeout)
 
     theirs = (
         job.frame()
@@ -343,3 +335,79 @@ def test_a_function_of_groups_answers_as_in_spark(rocksdb: SparkSession, tmp_pat
         .applyInPandasWithState(grouped, SEEN, "n long, word string", "Update", timeout)
     )
     assert ours == job.written(theirs)
+    assert ours == _groups(in_arrow, apply_in_arrow_with_state, grouped_in_arrow, timeout)
+
+
+def _groups(
+    job: Job, apply: Callable[..., SparkRun], function: Callable[..., Any], timeout: str
+) -> list[str | None]:
+    run = apply(
+        *(job.frame(),),
+        keys="k",
+        function=function,
+        output_schema=SEEN,
+        state_schema="n long, word string",
+        timeout=timeout,
+        **job.place,
+    )
+    return job.run(run)
+
+
+CHAINED = "k string, t timestamp, seen string"
+
+
+def _chained_in_spark(job: Job, first: StatefulProcessor, second: StatefulProcessor) -> list[str | None]:
+    mid = job.frame().groupBy("k").transformWithState(first, CHAINED, "Append", "EventTime", None, "t")
+    return job.written(
+        mid.groupBy("k").transformWithState(second, "seen string", "Append", "EventTime", None)
+    )
+
+
+def _chained_in_millpond(job: Job, first: StatefulProcessor, second: StatefulProcessor) -> list[str | None]:
+    pipeline = mp.Pipeline("chain")
+    rows = pipeline.inject("rows", key=["k"], at="t")
+    mid = rows.apply(
+        mp.TransformWithState(first, CHAINED, "EventTime", event_time_column_name="t"),
+        name="first",
+        on_late="drop",
+        on_error="stop",
+    )
+    last = mid.apply(mp.TransformWithState(second, "seen string", "EventTime"), name="last", on_error="stop")
+    last.sink("out", mp.DeltaSink(str(job.folder / "millpond"), pa.schema([("seen", pa.string())])))
+    runner = mp.SparkRunner(job.folder / "pond", spark=job.spark, progress=False, tick_ms=86_400_000)
+    run = runner.start(pipeline, {"rows": job.frame()}, trigger={"availableNow": True})
+    return job.run(run)
+
+
+def test_chained_operators_answer_as_in_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    With the event time of a column, what the timers of the first operator yield reaches the timers of the second.
+    """
+    batches = [
+        [{"k": key, "t": f"1970-01-01T00:{at // 60:02d}:{at % 60:02d}Z"} for key, at in some]
+        for some in (
+            [("a", 1), ("a", 2), ("b", 3)],
+            [("a", 12), ("b", 13)],
+            [("a", 5), ("b", 25)],
+            [("c", 60)],
+            [("c", 90)],
+        )
+    ]
+    job = Job(rocksdb, tmp_path, Windowed(), batches, "k string, t timestamp", delay="1 second")
+
+    assert _chained_in_millpond(job, Windowed(), WindowEchoes()) == _chained_in_spark(
+        job, Windowed(), WindowEchoes()
+    )
+
+
+def test_a_row_behind_the_watermark_is_no_output(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    Both sides end the query with an error when the event time that a processor yields has been passed.
+    """
+    batches = [[{"k": "a", "t": f"1970-01-01T00:{at // 60:02d}:{at % 60:02d}Z"}] for at in (1, 20, 40)]
+    job = Job(rocksdb, tmp_path, Windowed(), batches, "k string, t timestamp", delay="1 second")
+
+    with pytest.raises(InvalidError, match="at or before the watermark"):
+        _chained_in_millpond(job, Windowed(back_s=15), WindowEchoes())
+    with pytest.raises(StreamingQueryException, match="EMITTING_ROWS_OLDER_THAN_WATERMARK"):
+        _chained_in_spark(job, Windowed(back_s=15), WindowEchoes())

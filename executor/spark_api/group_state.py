@@ -1,5 +1,5 @@
 """
-Spark's ``applyInPandasWithState`` as a computation: the user's function, unchanged.
+Groups with one state each, as Spark's ``GroupState`` has it: the user's function gets a key's rows in pandas or Arrow.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias, cast
 
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import Row, StructType
 
@@ -15,18 +16,32 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context, DomainName
 from millpond.executor.computation.record import Records
 from millpond.executor.computation.timer import Timer
+from millpond.executor.spark_api.declared_columns import columns_of_fields
 from millpond.executor.spark_api.given_rows import GivenRows
 from millpond.executor.spark_api.schema import parse_schema
 from millpond.executor.spark_api.typed_values import StructCodec
-from millpond.executor.spark_api.yielded_rows import YieldedRows
+from millpond.executor.spark_api.yielded_rows import YieldedAs, YieldedRows
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["TIMEOUTS", "TIMEOUT_TAG", "ApplyInPandasWithState", "PandasFunction", "timeout_micros"]
+__all__ = [
+    "TIMEOUTS",
+    "TIMEOUT_TAG",
+    "ApplyInArrowWithState",
+    "ApplyInPandasWithState",
+    "ArrowFunction",
+    "PandasFunction",
+    "timeout_micros",
+]
 
 PandasFunction: TypeAlias = Callable[
     [tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]
 ]
 """The user's function: of the key, its rows in frames, and its state; it yields frames."""
+
+ArrowFunction: TypeAlias = Callable[
+    [tuple[Any, ...], Iterator[pa.RecordBatch], GroupState], Iterable[pa.RecordBatch | pa.Table]
+]
+"""The user's function: of the key, its rows in record batches, and its state; it yields batches or tables."""
 
 TIMEOUTS: Final[dict[str, DomainName | None]] = {
     GroupStateTimeout.NoTimeout: None,
@@ -46,31 +61,18 @@ def timeout_micros(timeout_ms: int) -> int:
     return (timeout_ms + 1) * 1_000
 
 
-class ApplyInPandasWithState(Computation):
+class _GroupsWithState(Computation):
     """
-    A computation that runs a function written for ``applyInPandasWithState``, with the same answers as Spark.
-
-    The function is called once for each key with rows in a bundle, and once for each key whose timeout the watermark,
-    or the wall time, has passed. What it yields goes to the computation's first stream. Its state is the object of the
-    fields of ``state_schema``.
-
-    Args:
-        function: the user's function.
-        output_schema: of what it yields: a ``StructType`` or text such as ``"id string, count long"``.
-        state_schema: of its state.
-        timeout: one of Spark's ``GroupStateTimeout``.
-        has_watermark: whether ``getCurrentWatermarkMs`` may be asked for; as Spark's frame has one or not.
-
-    Raises:
-        InvalidError: the timeout or a schema is wrong.
+    Calls the function once for each key with rows in a bundle, and once for each key whose timeout has passed.
     """
 
     in_micro_batches = True
     in_order_of_arrival = True
+    _yielded_as: YieldedAs
 
     def __init__(
         self,
-        function: PandasFunction,
+        function: Callable[..., Iterable[Any]],
         output_schema: StructType | str,
         state_schema: StructType | str,
         timeout: str = GroupStateTimeout.NoTimeout,
@@ -83,7 +85,8 @@ class ApplyInPandasWithState(Computation):
         self._timeout = timeout
         self._has_watermark = has_watermark
         self._state = StructCodec(parse_schema(state_schema), "the state")
-        self._output = YieldedRows(parse_schema(output_schema), "pandas")
+        self.state_columns = columns_of_fields(self._state.schema)
+        self._output = YieldedRows(parse_schema(output_schema), self._yielded_as)
         self._given: GivenRows | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -103,7 +106,7 @@ class ApplyInPandasWithState(Computation):
         Call the function with the key's rows.
         """
         given = self._given = GivenRows.of(records.columns, self._given)
-        self._call(context, given.frames(*records.range), has_timed_out=False)
+        self._call(context, self._parts_of(given, *records.range), has_timed_out=False)
 
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
         """
@@ -111,9 +114,12 @@ class ApplyInPandasWithState(Computation):
         """
         self._call(context, iter(()), has_timed_out=True)
 
-    def _call(self, context: Context, frames: Iterator[pd.DataFrame], *, has_timed_out: bool) -> None:
+    def _parts_of(self, given: GivenRows, start: int, stop: int) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def _call(self, context: Context, parts: Iterator[Any], *, has_timed_out: bool) -> None:
         state = self._opened(context, has_timed_out=has_timed_out)
-        self._output.produce(context, self._function(context.key_values, frames, state))
+        self._output.produce(context, self._function(context.key_values, parts, state))
         if state._removed:  # noqa: SLF001 - Spark's runner reads them too
             context.state.delete()
         elif state._updated:  # noqa: SLF001
@@ -149,3 +155,82 @@ class ApplyInPandasWithState(Computation):
             context.delete_timer(TIMEOUT_TAG, domain)
         if is_set:
             context.set_timer(timeout_micros(timeout_ms), TIMEOUT_TAG, domain)
+
+
+class ApplyInPandasWithState(_GroupsWithState):
+    """
+    A computation that runs a function written for ``applyInPandasWithState``, with the same answers as Spark.
+
+    The function is called once for each key with rows in a bundle, and once for each key whose timeout the watermark,
+    or the wall time, has passed. What it yields goes to the computation's first stream. Its state is the object of the
+    fields of ``state_schema``, and views show a column of each.
+
+    Args:
+        function: the user's function.
+        output_schema: of what it yields: a ``StructType`` or text such as ``"id string, count long"``.
+        state_schema: of its state.
+        timeout: one of Spark's ``GroupStateTimeout``.
+        has_watermark: whether ``getCurrentWatermarkMs`` may be asked for; as Spark's frame has one or not.
+
+    Raises:
+        InvalidError: the timeout or a schema is wrong.
+    """
+
+    _yielded_as = "pandas"
+
+    def __init__(
+        self,
+        function: PandasFunction,
+        output_schema: StructType | str,
+        state_schema: StructType | str,
+        timeout: str = GroupStateTimeout.NoTimeout,
+        *,
+        has_watermark: bool = True,
+    ) -> None:
+        super().__init__(function, output_schema, state_schema, timeout, has_watermark=has_watermark)
+
+    def _parts_of(self, given: GivenRows, start: int, stop: int) -> Iterator[pd.DataFrame]:
+        return given.frames(start, stop)
+
+
+class ApplyInArrowWithState(_GroupsWithState):
+    """
+    The same as `ApplyInPandasWithState` with Arrow in and out, for functions whose time pandas would take.
+
+    The function gets a key's rows as record batches, with times in UTC, and none when the key has timed out. It yields
+    record batches or tables with the columns of ``output_schema``, in any order.
+
+    Args:
+        function: the user's function.
+        output_schema: of what it yields.
+        state_schema: of its state.
+        timeout: one of Spark's ``GroupStateTimeout``.
+        has_watermark: whether ``getCurrentWatermarkMs`` may be asked for.
+
+    Raises:
+        InvalidError: the timeout or a schema is wrong.
+
+    Example::
+
+        def count(key, batches, state):
+            (before,) = state.getOption or (0,)
+            now = before + sum(batch.num_rows for batch in batches)
+            state.update((now,))
+            yield pa.table({"card": [key[0]], "payments": [now]})
+    """
+
+    _yielded_as = "arrow"
+
+    def __init__(
+        self,
+        function: ArrowFunction,
+        output_schema: StructType | str,
+        state_schema: StructType | str,
+        timeout: str = GroupStateTimeout.NoTimeout,
+        *,
+        has_watermark: bool = True,
+    ) -> None:
+        super().__init__(function, output_schema, state_schema, timeout, has_watermark=has_watermark)
+
+    def _parts_of(self, given: GivenRows, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        return given.batches(start, stop)
