@@ -103,6 +103,14 @@ from .executor.local.rows import RowsLike as RowsLike
 from .executor.local.run import LocalRun as LocalRun
 from .executor.local.runner import LocalRunner as LocalRunner
 from .executor.maintenance.policy import UpkeepPolicy as UpkeepPolicy
+from .executor.payloads.avro_payload import AvroFraming as AvroFraming
+from .executor.payloads.avro_payload import AvroPayload as AvroPayload
+from .executor.payloads.json_payload import JsonPayload as JsonPayload
+from .executor.payloads.payload import Payload as Payload
+from .executor.payloads.protobuf_payload import ProtobufFraming as ProtobufFraming
+from .executor.payloads.protobuf_payload import ProtobufPayload as ProtobufPayload
+from .executor.payloads.schema_lookup import SchemasById as SchemasById
+from .executor.payloads.schema_text import SchemaLike as SchemaLike
 from .executor.pipeline.backfill import Backfill as Backfill
 from .executor.pipeline.key_extractor import KeyExtractor as KeyExtractor
 from .executor.pipeline.names import DEAD_LETTERS as DEAD_LETTERS

@@ -26,6 +26,7 @@ from millpond.executor.pipeline.extract_rows import (
     check_fields,
     read_injected,
     row_count,
+    rows_to_extract,
     sorted_by_time,
 )
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
@@ -132,7 +133,11 @@ def _histories(
             continue
         given = topology.backfills[computation][stream]
         node = topology.injectors[stream]
-        rows = _of_input(coordinator, stream, inputs) if _is_input(given) else history_rows(given)
+        rows = (
+            _of_input(coordinator, stream, inputs)
+            if _is_input(given)
+            else rows_to_extract(node, history_rows(given))
+        )
         _check_rows(coordinator, computation, stream, rows)
         if consumed > row_count(rows):
             raise InvalidError(

@@ -50,7 +50,8 @@ def check_still_fits(topology: Topology, former: Topology, stream: str, rows: Ro
             stream=stream,
             injected=sorted(topology.injectors),
         )
-    if topology.injectors[stream].change != former.injectors[stream].change:
+    now, before = topology.injectors[stream], former.injectors[stream]
+    if now.change != before.change or now.payload != before.payload:
         raise InvalidError(
             "the pipeline was changed before these rows were processed: inject them again", stream=stream
         )

@@ -16,7 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.executor.bundle.bundle import DeadLetter, Deliveries
+from millpond.executor.computation.values import Values
 from millpond.executor.injectors.observation import InputObservation, Watch, observe_times
+from millpond.executor.payloads.decoded_rows import original_row
 from millpond.executor.pipeline.extract_rows import (
     Injected,
     Rows,
@@ -173,7 +175,7 @@ def _split(
         DeadLetter.of_unreadable(
             computation,
             outside.stream,
-            partial(values.value, row),
+            partial(_row_of_letter, node, outside.rows, values, row),
             error,
             key=keys[row].as_py(),
             at=None if row in injected.untimed else int(injected.at[row]),
@@ -183,6 +185,13 @@ def _split(
     ]
     chosen = np.setdiff1d(np.arange(len(keys)), np.fromiter(injected.errors, np.int64), assume_unique=True)
     return take(deliveries, chosen), letters
+
+
+def _row_of_letter(node: InjectorNode, rows: Rows, values: Values, row: int) -> Any:
+    """
+    What a letter keeps of an unreadable row: with a payload the row as it came, so that it can be decoded once more.
+    """
+    return values.value(row) if node.payload is None else original_row(rows[row])
 
 
 def _observation(

@@ -11,9 +11,10 @@ from itertools import chain
 import pyarrow as pa
 
 from millpond.executor.local.rows import pieces
-from millpond.executor.pipeline.extract_rows import Rows, row_count
+from millpond.executor.pipeline.extract_rows import Rows, row_count, rows_to_extract
+from millpond.executor.pipeline.nodes import InjectorNode
 
-__all__ = ["RowSource", "RowsInMemory", "source_of"]
+__all__ = ["DecodedSource", "RowSource", "RowsInMemory", "source_of"]
 
 
 class RowSource(ABC):
@@ -112,3 +113,43 @@ def source_of(rows: Rows | RowSource) -> RowSource:
     Rows as a source of rows.
     """
     return rows if isinstance(rows, RowSource) else RowsInMemory(rows)
+
+
+class DecodedSource(RowSource):
+    """
+    Rows with their payload decoded, piece by piece as they are read.
+
+    Args:
+        source: the rows as they came.
+        injector: says what decodes them.
+    """
+
+    def __init__(self, source: RowSource, injector: InjectorNode) -> None:
+        self._source = source
+        self._injector = injector
+
+    @property
+    def count(self) -> int:
+        """
+        How many rows there are.
+        """
+        return self._source.count
+
+    def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
+        """
+        The rows after the first ``start``, in pieces of at most ``records_max``, decoded.
+        """
+        for count, rows in self._source.pieces(start, records_max):
+            yield count, rows_to_extract(self._injector, rows)
+
+    def offsets(self, count: int) -> str | None:
+        """
+        Where the first ``count`` rows end, in words of the source.
+        """
+        return self._source.offsets(count)
+
+    def check_offsets(self, count: int, stored: str) -> None:
+        """
+        Refuse a source whose first ``count`` rows do not end where they once did.
+        """
+        self._source.check_offsets(count, stored)

@@ -16,11 +16,11 @@ import pyarrow as pa
 from millpond.executor.event_time.clocks import PercentileTimes
 from millpond.executor.local.fit import check_fit
 from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry
-from millpond.executor.local.row_source import RowSource
+from millpond.executor.local.row_source import DecodedSource, RowSource, source_of
 from millpond.executor.local.rows import RowsLike, pieces, rows_from
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.pipeline.changes import flat_rows
-from millpond.executor.pipeline.extract_rows import Rows
+from millpond.executor.pipeline.extract_rows import Rows, rows_to_extract
 from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.positions import LOCAL_SOURCE, after_the_end
 from millpond.executor.pipeline.topology import Topology
@@ -112,16 +112,22 @@ class LocalRun(Run[Receipt]):
         Raises:
             InvalidError: a stream is not injected, an argument has no rows, or a table has no such column.
         """
-        return {
-            stream: rows
-            if isinstance(rows, RowSource) and self._topology.injector(stream).change is None
-            else self.read_rows(stream, rows)
-            for stream, rows in inputs.items()
-        }
+        return {stream: self._read_input(stream, rows) for stream, rows in inputs.items()}
+
+    def _read_input(self, stream: str, rows: RowsLike) -> Rows | RowSource:
+        injector = self._topology.injector(stream)
+        if injector.payload is not None:
+            # Piece by piece: decoded values take many times the memory of their payloads.
+            return DecodedSource(
+                rows if isinstance(rows, RowSource) else source_of(rows_from(rows)), injector
+            )
+        if isinstance(rows, RowSource) and injector.change is None:
+            return rows
+        return self.read_rows(stream, rows)
 
     def read_rows(self, stream: str, rows: RowsLike) -> Rows:
         """
-        The rows that a caller hands in, in memory; changes of a table as flat rows.
+        The rows that a caller hands in, in memory, with their payload decoded; changes of a table as flat rows.
 
         Raises:
             InvalidError: the stream is not injected, the argument has no rows, or the table has no such column.
@@ -339,7 +345,8 @@ class LocalRun(Run[Receipt]):
 
 
 def _read_rows(topology: Topology, stream: str, rows: RowsLike) -> Rows:
-    change = topology.injector(stream).change
+    injector = topology.injector(stream)
     # Changes are put in order, so all of them are needed.
     given = rows.all_rows(BUNDLE_RECORDS_MAX) if isinstance(rows, RowSource) else rows_from(rows)
-    return given if change is None else flat_rows(change, given)
+    extracted = rows_to_extract(injector, given)
+    return extracted if injector.change is None else flat_rows(injector.change, extracted)

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from millpond.executor.event_time.duration import Duration, duration_us
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
+from millpond.executor.payloads.decoded_rows import ROW_PREFIX
+from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.key_extractor import check_key_extractor
 from millpond.executor.pipeline.nodes import FieldExtractor
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["check_field", "check_ingress", "check_key_field", "check_members", "positive_us"]
+__all__ = ["check_field", "check_ingress", "check_key_field", "check_members", "check_payload", "positive_us"]
 
 
 def check_field(argument: str, field: object, stream: str) -> None:
@@ -96,3 +99,44 @@ def check_members(stream: str, members: Sequence[str], member: FieldExtractor | 
         raise InvalidError("members and member belong together", stream=stream)
     if member is not None:
         check_field("member", member, stream)
+
+
+def check_payload(stream: str, payload: object, change: str | None, extractors: Sequence[object]) -> None:
+    """
+    Refuse what decodes nothing, and names that are no fields of its values.
+
+    Args:
+        stream: the stream.
+        payload: what was given.
+        change: the column of the kind of a change, if the rows are changes.
+        extractors: where key, time, id and sender are, as they were given.
+
+    Raises:
+        InvalidError: says what does not fit.
+    """
+    if payload is None:
+        return
+    if not isinstance(payload, Payload):
+        raise InvalidError(
+            "a payload is an AvroPayload, a ProtobufPayload or a JsonPayload",
+            stream=stream,
+            type=payload.__qualname__ if inspect.isclass(payload) else type(payload).__qualname__,
+        )
+    if change is not None:
+        raise InvalidError(
+            "a stream of changes takes no payload: decode it in the frame, for example with Spark's from_avro",
+            stream=stream,
+        )
+    known = payload.fields()
+    for extractor in extractors:
+        for name in extractor if isinstance(extractor, list | tuple) else [extractor]:
+            if known is None or not isinstance(name, str) or name in known or name.startswith(ROW_PREFIX):
+                continue
+            close = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise InvalidError(
+                f"the payload's schema has no such field{hint} The row's own columns begin with {ROW_PREFIX}",
+                stream=stream,
+                field=name,
+                fields=sorted(known),
+            )

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.payloads.decoded_rows import ROW_DICTS, UndecodedRow
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.keys.key_arrays import check_key_type, encode_key_columns
 from millpond.statestore.keys.key_text import encode_key
@@ -150,6 +151,8 @@ def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key
     Raises:
         InvalidError: the extractor failed, or no key is made of its result.
     """
+    if isinstance(value, UndecodedRow):
+        raise InvalidError(value.reason)
     if extractor is None:
         return _checked_key(own_key)
     if isinstance(extractor, str):
@@ -221,7 +224,7 @@ def _made_at_once(names: tuple[str, ...], values: ValueSequence) -> pa.StringArr
     Typed keys by columns, which takes a fraction of the time; ``None`` unless each column has values of one simple type.
     """
     rows = [values.value(row) for row in range(len(values))]
-    if not rows or set(map(type, rows)) != {dict}:
+    if not rows or not ROW_DICTS.issuperset(map(type, rows)):
         return None
     try:
         columns = [_simple_column([row[name] for row in rows]) for name in names]

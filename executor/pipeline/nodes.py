@@ -15,6 +15,7 @@ from millpond.executor.event_time.late_data_horizon import horizon_us
 from millpond.executor.event_time.time_reading import DEFAULT_READING, TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
+from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField
 from millpond.executor.pipeline.weak import (
     ProductionMode,
@@ -67,6 +68,7 @@ class InjectorNode:
         signals: of the stream of signals, the names that each windowed step waits for; empty for all others.
             The stream of signals never ends and holds no watermark back.
         change: the column that says what kind of change a row is; ``None``: each row is an element.
+        payload: what decodes the values out of a column; ``None``: the row is the value.
         is_assumed: whether nothing was said of the watermark, so that the policy is only assumed.
     """
 
@@ -83,6 +85,7 @@ class InjectorNode:
     times: TimeReading = DEFAULT_READING
     signals: Mapping[str, frozenset[str]] = field(default_factory=dict)
     change: str | None = None
+    payload: Payload | None = None
     is_assumed: bool = False
 
     def check_member(self, member: str | None) -> None:

@@ -23,6 +23,7 @@ from millpond.executor.event_time.late_data_horizon import horizon_us
 from millpond.executor.event_time.time_reading import TimeReading, TimeUnit
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
+from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.backfill import Backfill, backfill_by_stream
 from millpond.executor.pipeline.checks import check_inputs, check_name, check_topology
 from millpond.executor.pipeline.composites import CompositeGraph
@@ -33,6 +34,7 @@ from millpond.executor.pipeline.injector_checks import (
     check_ingress,
     check_key_field,
     check_members,
+    check_payload,
     positive_us,
 )
 from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, check_key_extractor, settled_key
@@ -132,6 +134,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         at_unit: TimeUnit | None = None,
         at_zone: str | None = None,
         change: str | None = None,
+        payload: Payload | None = None,
     ) -> StreamT_co:
         """
         Declare a stream of records from outside (MillWheel §4.3, §5.2).
@@ -178,6 +181,10 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
                 appears and a retraction for each that goes, in the envelope of a pane, and windows take
                 back what has gone. ``key``, ``at`` and ``id`` are those of the row before or after the
                 change; the other fields of the change are next to them, as ``__change_ts_ms`` and so on.
+            payload: what decodes the values, if they are in one column of the rows: an `AvroPayload`, a
+                `ProtobufPayload` or a `JsonPayload`. ``key``, ``at`` and ``id`` are fields of the value, and the row's
+                other columns are next to them, as ``__row_offset``; records have the value alone. What cannot be
+                decoded becomes a dead letter with the row as it came.
 
         Returns:
             The stream.
@@ -202,6 +209,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
             check_field("id", id, name)
         if change is not None and not (isinstance(change, str) and change):
             raise InvalidError("change is a column's name", stream=name, type=_type_name(change))
+        check_payload(name, payload, change, (key, at, id, member))
         if watermark is None:
             watermark = _NO_DISORDER
         if inspect.isclass(watermark) or not isinstance(watermark, WatermarkPolicy):
@@ -220,6 +228,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
             id_slack_us=positive_us(name, "id_slack", id_slack),
             times=TimeReading.of(at_unit, at_zone, stream=name),
             change=change,
+            payload=payload,
             is_assumed=is_assumed,
         )
         return self.stream_class(self, name)

@@ -10,15 +10,22 @@ from typing import Any, Final
 
 import cloudpickle
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.bundle.bundle import DeadLetter, Deliveries
-from millpond.executor.computation.values import ArrowValues, ChangedValues
+from millpond.executor.computation.values import ArrowValues, ChangedValues, Values
 from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.executor.injectors.observation import InputObservation, observe_times
 from millpond.executor.pipeline.changes import change_signs, in_commit_order, signed_ids
-from millpond.executor.pipeline.extract_rows import member_names, scoped_ids, with_marks
+from millpond.executor.pipeline.extract_rows import (
+    member_names,
+    payload_values,
+    rows_to_extract,
+    scoped_ids,
+    with_marks,
+)
 from millpond.executor.pipeline.key_extractor import extract_key_column
 from millpond.executor.python_workers.routed_columns import (
     ID,
@@ -89,16 +96,22 @@ class RoutedRecords:
             return ()
         table = self._of_target(target)
         at = _times(table, self._columns.at).to_numpy(zero_copy_only=False)
-        rows = ArrowValues(table.select(self._columns.own))
         return (
             Deliveries(
                 stream=self._source.stream,
                 keys=_column(table, self._columns.key),
                 at=at,
-                values=rows if self._columns.sign is None else ChangedValues(rows, change_signs(table), at),
+                values=self._values(table, at),
                 ids=self._ids(table, self._parts[position].interval.computation),
             ),
         )
+
+    def _values(self, table: pa.Table, at: npt.NDArray[np.int64]) -> Values:
+        rows = table.select(self._columns.own)
+        if self._source.payload is not None:
+            return payload_values(self._source.payload, rows, stream=self._source.stream)
+        values = ArrowValues(rows)
+        return values if self._columns.sign is None else ChangedValues(values, change_signs(table), at)
 
     def dead_letters(self) -> Iterator[DeadLetter]:
         """
@@ -181,9 +194,10 @@ class RoutedRecords:
         node, own = cloudpickle.loads(self._source.injector), readable
         if self._columns.sign is None:
             own = readable.select(self._columns.own)
-        members = member_names(node, own)
+        rows = rows_to_extract(node, own)
+        members = member_names(node, rows)
         seen = observe_times(self._source.watch, at, members, records=records)
-        return with_marks(seen, node, own, members)
+        return with_marks(seen, node, rows, members)
 
     def _ids(self, table: pa.Table, computation: str) -> pa.Array | None:
         return scoped_ids(self._own_ids(table), self._source.id_scopes.get(computation, b""))

@@ -17,6 +17,7 @@ from millpond.executor.bundle.bundle import DeadLetter
 from millpond.executor.bundle.result import Manifest
 from millpond.executor.event_time.time_reading import DEFAULT_READING, TimeReading
 from millpond.executor.injectors.observation import InputObservation, Watch
+from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.weak import WeakStreams
 from millpond.executor.python_workers.routed_columns import RoutedColumns
 from millpond.executor.superstep.delivery import ProductionSource
@@ -66,6 +67,7 @@ class RoutedInput:
         id_scopes: prefix of record ids, by consumer.
         watch: what the driver needs to know of the records' times.
         injector: the pickled injector, if its watermark depends on more than times.
+        payload: what decodes the records' values; ``None``: the rows are the values.
         times: how the injector reads times that do not say their unit or zone.
     """
 
@@ -75,6 +77,7 @@ class RoutedInput:
     id_scopes: Mapping[str, bytes]
     watch: Watch
     injector: bytes | None = None
+    payload: Payload | None = None
     times: TimeReading = DEFAULT_READING
 
 

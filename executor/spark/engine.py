@@ -18,6 +18,7 @@ import cloudpickle
 import pyarrow as pa
 
 from millpond.executor.injectors.policies import MarkColumn
+from millpond.executor.pipeline.extract_rows import rows_to_extract
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, after_the_end
 from millpond.executor.pipeline.topology import Topology
@@ -48,6 +49,7 @@ from millpond.executor.spark.routing import Router, routes_of, slot_of_row
 from millpond.executor.spark.slots import Slots
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import ProductionSource, keys_of, read_productions, weak_only
+from millpond.executor.superstep.key_columns import ROWS_READ
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
 from millpond.executor.superstep.topology_parts import TopologyParts
 from millpond.executor.superstep.undelivered import addresses_of
@@ -327,6 +329,7 @@ class SparkEngine:
             },
             watch=self._coordinator.watermarks.watch(stream),
             injector=cloudpickle.dumps(injector) if needs_rows else None,
+            payload=injector.payload,
             times=injector.times,
         )
         return self._run(routed.frame, replace(self._task_plan(plan, parts), input=source), parts)
@@ -390,7 +393,12 @@ class SparkEngine:
     def _note_keys(self, frame: DataFrame, stream: str, only: str | None = None) -> None:
         # The batches of an input have the same columns.
         if not self._coordinator.keys.is_known(stream, only):
-            self._coordinator.keys.note_columns(stream, arrow_key_columns(frame.schema), only)
+            node = self._coordinator.topology.injectors[stream]
+            if node.payload is None:
+                self._coordinator.keys.note_columns(stream, arrow_key_columns(frame.schema), only)
+            else:
+                first = frame.limit(ROWS_READ).toArrow()
+                self._coordinator.keys.note(stream, rows_to_extract(node, first), only)
 
     def _create_intervals(self, frame: DataFrame, stream: str) -> None:
         for node in self._coordinator.computations_without_intervals([stream]):
@@ -399,7 +407,7 @@ class SparkEngine:
     def _create_intervals_of(self, node: ComputationNode, frame: DataFrame, stream: str) -> None:
         subscription = node.subscription(stream)
         key = None if subscription is None else subscription.key
-        keys = self._routers[stream].keys(frame, key).limit(_SAMPLE_ROWS).toArrow()
+        keys = self._routers[stream].keys(frame, key, _SAMPLE_ROWS).toArrow()
         self._coordinator.create_intervals(node.name, keys.column(0).combine_chunks())
 
     def _task_plan(self, plan: SuperstepPlan, parts: SlotParts) -> TaskPlan:

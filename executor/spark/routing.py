@@ -21,8 +21,10 @@ from pyspark.sql.functions import expr
 from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, INSTANT_TEXT, NO_ZONE
 from millpond.executor.event_time.time_reading import MILLISECONDS_MAX, MILLISECONDS_MIN, TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
+from millpond.executor.payloads.decoded_rows import check_payload_column
+from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.changes import CHANGE_ERROR, CHANGE_SIGN, image_names
-from millpond.executor.pipeline.extract_rows import read_injected
+from millpond.executor.pipeline.extract_rows import Rows, read_injected, rows_to_extract
 from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, key_names
 from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.executor.pipeline.topology import Topology
@@ -163,6 +165,10 @@ def check_frame(topology: Topology, stream: str, schema: T.StructType) -> None:
     """
     node = topology.injectors[stream]
     _carried(schema.names)
+    if node.payload is not None:
+        # What else there is to extract is within the payload.
+        _payload(schema, node.payload, stream)
+        return
     for consumer in topology.consumers_of(stream):
         key = node.key if consumer.subscription.key is None else consumer.subscription.key
         if not callable(key):
@@ -198,23 +204,27 @@ class Router:
         """
         return _spread(frame, self._node, routes, self._selection(frame, routes))
 
-    def keys(self, frame: DataFrame, key: KeyExtractor) -> DataFrame:
+    def keys(self, frame: DataFrame, key: KeyExtractor, rows_max: int) -> DataFrame:
         """
         The readable keys that a consumer gets of ``frame``, as a single column, to be sampled.
 
         Args:
             frame: a batch.
             key: the consumer's key extractor.
+            rows_max: how many there are at most.
 
         Raises:
             InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
         """
         routes = (Route(positions=(0,), lows=("",), key=key),)
         named = _is_named(self._node, routes)
+        # A Python stage that is cut off complains of a broken pipe, so it gets no more than is wanted.
+        given = frame if named else frame.limit(rows_max)
         probe = _spread(
-            frame, self._node, routes, _select(frame.schema, self._node, routes) if named else None
+            given, self._node, routes, _select(frame.schema, self._node, routes) if named else None
         )
-        return probe.frame.where(READABLE_SQL).select(probe.columns.key)
+        keys = probe.frame.where(READABLE_SQL).select(probe.columns.key)
+        return keys.limit(rows_max) if named else keys
 
     def _selection(self, frame: DataFrame, routes: tuple[Route, ...]) -> _Selection | None:
         if not _is_named(self._node, routes):
@@ -225,6 +235,8 @@ class Router:
 
 
 def _is_named(node: InjectorNode, routes: Iterable[Route]) -> bool:
+    if node.payload is not None:
+        return False
     parts = [
         node.key,
         None if isinstance(node.at, IngressTime) else node.at,
@@ -419,6 +431,18 @@ def _id(schema: T.StructType, name: str) -> str:
     )
 
 
+def _payload(schema: T.StructType, payload: Payload, stream: str) -> None:
+    check_payload_column(payload, schema.names, stream=stream)
+    kind = schema[payload.column].dataType
+    if not isinstance(kind, T.BinaryType | T.StringType):
+        raise InvalidError(
+            "the payload column is neither binary nor text",
+            stream=stream,
+            column=payload.column,
+            type=kind.simpleString(),
+        )
+
+
 # -- in Python -----------------------------------------------------------------------------
 
 
@@ -435,14 +459,15 @@ def _python_router(
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def router(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
+            rows = rows_to_extract(node, pa.Table.from_batches([batch]))
             for route in routes:
-                yield _routed_batch(batch, node, route)
+                yield _routed_batch(batch, rows, node, route)
 
     return router
 
 
-def _routed_batch(batch: pa.RecordBatch, node: InjectorNode, route: Route) -> pa.RecordBatch:
-    injected = read_injected(node, route.key, pa.Table.from_batches([batch]))
+def _routed_batch(batch: pa.RecordBatch, rows: Rows, node: InjectorNode, route: Route) -> pa.RecordBatch:
+    injected = read_injected(node, route.key, rows)
     keys = injected.keys.to_pylist()
     errors = [injected.errors.get(row) for row in range(batch.num_rows)]
     targets = [

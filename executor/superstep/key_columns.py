@@ -31,9 +31,11 @@ from millpond.statestore.keys.key_text import is_typed
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
 
-__all__ = ["KeyColumns"]
+__all__ = ["ROWS_READ", "KeyColumns"]
 
-_ROWS_READ: Final = 100
+ROWS_READ: Final = 100
+"""Of so many rows that are no part of a table types are told."""
+
 _WAYS_OUT: Final = (
     "take the former key= again, or start a computation of another name and drop= this one in the pipeline, or begin with a "
     "new store"
@@ -173,5 +175,5 @@ def _has_plain_keys(snapshot: Snapshot, computation: str) -> bool:
 
 def _told(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Field:
     return pa.field(
-        name, told_kind(row.get(name) for row in islice(rows, _ROWS_READ) if isinstance(row, Mapping))
+        name, told_kind(row.get(name) for row in islice(rows, ROWS_READ) if isinstance(row, Mapping))
     )

@@ -320,7 +320,7 @@ def test_only_readable_keys_are_sampled(frame: DataFrame, table: pa.Table, key: 
     injected = read_injected(node, key, table)
     readable = np.setdiff1d(np.arange(len(ROWS)), list(injected.errors))
 
-    keys = Router(node).keys(frame, key).toArrow().column(0).to_pylist()
+    keys = Router(node).keys(frame, key, 1_000).toArrow().column(0).to_pylist()
     assert sorted(keys) == sorted(injected.keys.take(pa.array(readable)).to_pylist())
 
 
