@@ -50,7 +50,10 @@ class Retention:
         Refuse a negative retention and a checkpoint interval below 1.
         """
         if self.keep_ms < 0 or self.checkpoint_every < 1:
-            raise InvalidError("a retention's bounds are too small", retention=self)
+            raise InvalidError(
+                "a retention's bounds are too small: keep_ms is at least 0, checkpoint_every at least 1",
+                retention=self,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ longer diagnostics are attached as notes (PEP 678).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import StrEnum
 from pickle import PickleError
 
@@ -40,6 +42,7 @@ __all__ = [
     "QueryStoppedError",
     "UnavailableError",
     "UnpicklableError",
+    "did_you_mean",
 ]
 
 
@@ -170,3 +173,20 @@ class InternalError(MillpondError):
     """
 
     kind = ErrorKind.INTERNAL
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """
+    The end of a message about an unknown name: the nearest of those that are known; empty if none is near.
+
+    Args:
+        name: what was given.
+        known: the names that could have been.
+
+    Example:
+        >>> did_you_mean("querys", ["queries", "flights"]), did_you_mean("x", ["queries"])
+        ("; did you mean 'queries'?", '')
+    """
+    names = {str(one).lower(): str(one) for one in known}
+    near = get_close_matches(str(name).lower(), names, n=1)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""

@@ -241,7 +241,9 @@ def create_store(objects: Objects, root: str, clock: Clock, rng: Rng, *, create:
         InvalidError: ``create`` is false.
     """
     if not create:
-        raise InvalidError("there is no store at this path", path=root)
+        raise InvalidError(
+            "there is no store at this path: a store is the folder that a runner was given", path=root
+        )
     try:
         create_rows_table(Log(objects), clock, rng, location=root)
     except ConflictError:

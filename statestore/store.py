@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
 from millpond.statestore.catalog.reading import pinned_snapshot
@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     import duckdb
 
 __all__ = ["LeaseFactory", "Store"]
+
+_READ_ONLY: Final = "the store was opened read-only: open it without read_only=True to write"
 
 LeaseFactory: TypeAlias = Callable[[str, str], Leases]
 """Makes the leases of one writer, given the store's id and the writer's id."""
@@ -315,7 +317,7 @@ class Store(Closeable):
             InvalidError: the store was opened read-only.
         """
         if self._committer is None:
-            raise InvalidError("the store was opened read-only", path=self.path)
+            raise InvalidError(_READ_ONLY, path=self.path)
         return self._committer
 
     @property
@@ -327,7 +329,7 @@ class Store(Closeable):
             InvalidError: the store was opened read-only.
         """
         if self._leases is None:
-            raise InvalidError("the store was opened read-only", path=self.path)
+            raise InvalidError(_READ_ONLY, path=self.path)
         return self._leases
 
     @property

@@ -229,12 +229,22 @@ class RowsView:
         For a store on an object store, configure the session's access to it (Hadoop's options).
 
         Raises:
-            InvalidError: the store is in memory, where Spark cannot read it.
+            InvalidError: the store is in memory, where Spark cannot read it, or the session has no Delta.
         """
         url = self.objects.url
         if url.startswith("memory:"):
             raise InvalidError("Spark cannot read a store in memory", store=url)
-        table = spark.read.format("delta").option("versionAsOf", str(self.version)).load(url)
+        reader = spark.read.format("delta").option("versionAsOf", str(self.version))
+        try:
+            table = reader.load(url)
+        except Exception as error:
+            if "DATA_SOURCE_NOT_FOUND" not in str(error):
+                raise
+            raise InvalidError(
+                "this session of Spark has no Delta: make it with mp.spark_session(), or add Delta's jar and extension to "
+                "it (delta.configure_spark_with_delta_pip)",
+                store=url,
+            ) from error
         if STATE_VERSION not in table.columns:
             # A table that was made before there were versions gets the column when one is first used.
             table = table.selectExpr("*", f"cast(null as int) as {STATE_VERSION}")

@@ -16,7 +16,7 @@ from millpond.dataflow.windows.timestamp_combiner import TimestampCombiner
 from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_fn import WindowFn
 from millpond.executor.event_time.duration import Duration, duration_us
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.types import TIME_MAX_US
 
 __all__ = ["Accumulation", "Asked", "Closing", "WindowingStrategy"]
@@ -112,7 +112,10 @@ class WindowingStrategy:
         """
         for name, kind in (("window_fn", WindowFn), ("trigger", Trigger)):
             if not isinstance(getattr(self, name), kind):
-                raise InvalidError(f"{name} must be a {kind.__name__}", value=getattr(self, name))
+                example = "FixedWindows('1h')" if kind is WindowFn else "AfterWatermark()"
+                raise InvalidError(
+                    f"{name} must be a {kind.__name__}, such as {example}", value=getattr(self, name)
+                )
         if self.closing not in ("never", "if_non_empty", "always"):
             raise InvalidError("closing must be never, if_non_empty or always", closing=self.closing)
         if self.asked not in ("element", "bundle"):
@@ -122,9 +125,15 @@ class WindowingStrategy:
         object.__setattr__(self, "timestamp_combiner", combiner)
         object.__setattr__(self, "allowed_lateness_us", duration_us(self.allowed_lateness))
         if self.allowed_lateness_us < 0:
-            raise InvalidError("the allowed lateness must not be negative", value=self.allowed_lateness)
+            raise InvalidError(
+                "the allowed lateness must not be negative: 0 drops every late record",
+                value=self.allowed_lateness,
+            )
         if self.window_fn.is_merging and not self.trigger.can_merge:
-            raise InvalidError("windows merge, but the trigger has no merge function", trigger=self.trigger)
+            raise InvalidError(
+                "windows merge, but the trigger has no merge function: give it one, or take windows that do not merge",
+                trigger=self.trigger,
+            )
 
     @property
     def is_incremental(self) -> bool:
@@ -144,4 +153,7 @@ def _member(kind: type[StrEnum], value: object) -> StrEnum:
     try:
         return kind(value)  # type: ignore[arg-type]  # unchecked user input
     except ValueError as cause:
-        raise InvalidError("no such choice", value=value, choices=[str(choice) for choice in kind]) from cause
+        choices = [str(choice) for choice in kind]
+        raise InvalidError(
+            f"no such choice{did_you_mean(value, choices)}", value=value, choices=choices
+        ) from cause

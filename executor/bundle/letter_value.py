@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Any, Final, SupportsIndex
 
 from millpond.executor.computation.utf8 import has_utf8
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, MillpondError
 from millpond.statestore.rows.codec import JsonCodec, PlainObject
 
 __all__ = [
@@ -147,7 +147,10 @@ def error_line(error: BaseException) -> str:
     """
     An error in one line.
     """
-    text = "".join(traceback.format_exception_only(error)).strip()
+    # Where our own classes are defined tells readers nothing.
+    is_ours = isinstance(error, MillpondError)
+    lines = [f"{type(error).__name__}: {error}"] if is_ours else traceback.format_exception_only(error)
+    text = "".join(lines).strip()
     return text.splitlines()[0][:_ERROR_MAX] if text else type(error).__name__
 
 

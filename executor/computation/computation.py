@@ -129,7 +129,7 @@ class Computation:
             InvalidError: the class does not override this hook.
         """
         raise InvalidError(
-            "the computation set a timer but has no process_timer", computation=type(self).__name__
+            "the computation set a timer but has no process_timer: write one", computation=type(self).__name__
         )
 
     def upgrade_state(self, state: Any, version: int) -> Any:  # noqa: ARG002 - a hook

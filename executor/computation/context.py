@@ -4,7 +4,7 @@ The context of a hook: everything that user code may do, for exactly one key (Mi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias
 
@@ -17,7 +17,7 @@ from millpond.executor.computation.state import State
 from millpond.executor.computation.timer import Timer
 from millpond.executor.event_time.clocks import EXACT, Clocks
 from millpond.executor.event_time.instants import Moment, to_micros
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.keys.key_text import KeyValue, decode_key, encode_key
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
@@ -343,9 +343,9 @@ class Context:
             )
         self._counters.add(counter, amount)
 
-    def _refuse(self, what: str, where: str, name: object, declared: Iterable[object]) -> NoReturn:
+    def _refuse(self, what: str, where: str, name: object, declared: Collection[object]) -> NoReturn:
         error = InvalidError(
-            f"the computation does not declare this {what} in {where}",
+            f"the computation does not declare this {what} in {where}{did_you_mean(name, declared)}",
             computation=self._name,
             **{what: name, "declared": sorted(declared, key=str)},
         )
@@ -373,13 +373,13 @@ class Context:
         raise InvalidError("only event time has percentiles", computation=self._name, percentile=percentile)
 
     def _unknown(self, domain: str) -> NoReturn:
-        raise InvalidError("a timer's domain is event or wall", domain=domain)
+        raise InvalidError("a timer's domain is event or wall", computation=self._name, domain=domain)
 
     def _not_below(self, floor: int, moment: int, name: str) -> int:
         if moment >= floor or moment >= self._holds.floor():
             return moment
         raise InvalidError(
-            "a time may not be before that of the input",
+            "a time may not be before that of the input: take a later one, or declare a late_data_horizon",
             computation=self._name,
             input_at=floor,
             **{name: moment},

@@ -149,7 +149,10 @@ def ask_for_letters(store: Store, action: LetterAction, selection: LetterSelecti
     snapshot = store.committer.refresh()
     meant = [letter for letter in stored_letters(snapshot, store.objects) if selection.has(letter)]
     if not meant:
-        raise InvalidError("the store has no such dead letter", selection=selection.text)
+        raise InvalidError(
+            "the store has no such dead letter: `millpond dead-letters list` shows those that there are",
+            selection=selection.text,
+        )
     lost = Counter(reason for letter in meant if action == "retry" and (reason := letter.lost) is not None)
     if lost.total() == len(meant):
         raise InvalidError(

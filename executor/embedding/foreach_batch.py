@@ -30,7 +30,7 @@ from millpond.executor.spark.connect import refuse_connect, refuse_pickle
 from millpond.executor.spark.micro_batches import QueryStart
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.identity.location import place_of
 from millpond.statestore.store import Store
 
@@ -169,11 +169,16 @@ def stream_function(
     streams = sorted(pipeline.check().injectors.keys() - {SIGNALS})
     if stream not in streams:
         raise InvalidError(
-            "the pipeline injects no such stream", pipeline=pipeline.name, into=stream, injected=streams
+            f"the pipeline injects no such stream{did_you_mean(stream, streams)}",
+            pipeline=pipeline.name,
+            into=stream,
+            injected=streams,
         )
     known = PipelineBatchOptions.__annotations__.keys()
     for option in sorted(options.keys() - known):
-        raise InvalidError("no such option", option=option, options=sorted(known))
+        raise InvalidError(
+            f"no such option{did_you_mean(option, known)}", option=option, options=sorted(known)
+        )
     place = store.path if isinstance(store, Store) else place_of(store)
     with _MAKING:
         embedded = _RUNS.get((place, id(pipeline)))
@@ -289,8 +294,9 @@ def _sorted_out(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     """
     known = _STREAM_OPTIONS | _CODE_OPTIONS | SparkRunnerOptions.__annotations__.keys()
     for option in options.keys() - known:
+        options_known = sorted(ForeachBatchOptions.__annotations__)
         raise InvalidError(
-            "no such option", option=option, options=sorted(ForeachBatchOptions.__annotations__)
+            f"no such option{did_you_mean(option, options_known)}", option=option, options=options_known
         )
     of_stream = {name: value for name, value in options.items() if name in _STREAM_OPTIONS}
     of_code = {name: value for name, value in options.items() if name in _CODE_OPTIONS}

@@ -90,6 +90,8 @@ class InstantText:
 NO_ZONE: Final = 'the time has no time zone: add one, or say at_zone="UTC" where it is injected'
 """Why a time without a zone is refused."""
 
+_NO_INSTANT: Final = "the time is not ISO 8601 text, as in 2024-05-01T12:00:00Z"
+
 INSTANT_TEXT: Final = InstantText()
 """The text that both runners accept as a time."""
 
@@ -255,7 +257,7 @@ def _with_zone(moment: datetime, reading: TimeReading) -> datetime:
 def _parse_text_us(text: str, reading: TimeReading) -> EventTimeMicros:
     parts = _INSTANT.fullmatch(text.strip(" "))
     if parts is None:
-        raise InvalidError("the time is not ISO 8601 text", value=text)
+        raise InvalidError(_NO_INSTANT, value=text)
     date, minute, second, zone = parts.groups()
     named = (zone or reading.zone or "").strip()
     if not named:
@@ -264,7 +266,7 @@ def _parse_text_us(text: str, reading: TimeReading) -> EventTimeMicros:
     try:
         parsed = datetime.fromisoformat(f"{date}T{minute or '00:00'}{second or ':00'}{offset}")
     except ValueError as cause:
-        raise InvalidError("the time is not ISO 8601 text", value=text) from cause
+        raise InvalidError(_NO_INSTANT, value=text) from cause
     return instant_us(parsed)
 
 
@@ -308,7 +310,11 @@ def instant_column_us(
         return _checked_column(array, _scaled(array, *reading.factors), _in_other_unit(numbers, reading))
     if _is_text(array.type) or pa.types.is_null(array.type) or pa.types.is_uint64(array.type):
         return _parsed_column(array, reading)
-    raise InvalidError("the time column is not integer, timestamp or text", column=name, type=array.type)
+    raise InvalidError(
+        "the time column is no time: cast it to a timestamp, to whole microseconds or to ISO 8601 text",
+        column=name,
+        type=array.type,
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:

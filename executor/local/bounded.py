@@ -204,7 +204,8 @@ def _rest_of(run: LocalRun, stream: str, source: RowSource) -> _Input | None:
     consumed, count = known.get(LOCAL_SOURCE, 0), source.count
     if consumed > count:
         raise InvalidError(
-            "the store has consumed more of this input than there is: it is another input",
+            "the store has consumed more of this input than there is: it is another input; give the same rows again with "
+            "the new ones behind them, or begin with a new store",
             input=stream,
             rows=count,
             consumed=consumed,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from millpond.executor.pipeline.extract_rows import Rows, check_fields, read_injected
+from millpond.executor.pipeline.extract_rows import Rows, check_fields, read_injected, told_of_stream
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError
 
@@ -30,8 +30,9 @@ def check_fit(topology: Topology, stream: str, rows: Rows, *, with_mappings: boo
     keys = [consumer.subscription.key for consumer in topology.consumers_of(stream)]
     if isinstance(rows, pa.Table):
         # A missing column is an error of this call and must not end the run.
-        for key in keys:
-            read_injected(injector, key, rows.slice(0, 0))
+        with told_of_stream(stream):
+            for key in keys:
+                read_injected(injector, key, rows.slice(0, 0))
     elif rows and with_mappings:
         check_fields(injector, keys, rows)
 

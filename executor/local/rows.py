@@ -35,10 +35,18 @@ def rows_from(given: RowsLike) -> Rows:
         return given
     if isinstance(given, Mapping):
         return [dict(given)]
+    if getattr(given, "isStreaming", False):
+        raise InvalidError(
+            "a streaming frame has no end that could be read here: run it with SparkRunner, or read it with spark.read",
+            type=f"{type(given).__module__}.{type(given).__name__}",
+        )
     if hasattr(given, "__arrow_c_stream__") or isinstance(given, pa.RecordBatch):
         return _table(given)
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InvalidError("rows are a table or an iterable of mappings", type=type(given).__name__)
+        raise InvalidError(
+            "rows are a table or an iterable of mappings: give dicts, an Arrow table or a data frame",
+            type=type(given).__name__,
+        )
     return [dict(row) if isinstance(row, Mapping) else row for row in given]
 
 

@@ -387,7 +387,9 @@ class LocalWorker:
         except BaseException as failure:  # noqa: BLE001 - kept, and raised to each thread that injects or waits
             _LOG.debug("the run has ended: %s", failure)
         finally:
-            self._updates.end(self.lifecycle.error or InvalidError("the run has been stopped"))
+            self._updates.end(
+                self.lifecycle.error or InvalidError("the run has been stopped: start another one")
+            )
 
     def _rest_ms(self) -> float:
         due = self.coordinator.next_wall_timer()

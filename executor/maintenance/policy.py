@@ -42,7 +42,7 @@ class UpkeepPolicy:
             else ``"process"``.
 
     Raises:
-        InvalidError: ``place`` is unknown.
+        InvalidError: ``place`` is unknown, or ``retention`` or ``collect_every`` is too small.
 
     Example:
         ``mp.LocalRunner(store, upkeep=mp.UpkeepPolicy(retention="6h", collect_every=4_096))``
@@ -56,8 +56,15 @@ class UpkeepPolicy:
 
     def __post_init__(self) -> None:
         """
-        Refuse an unknown ``place``.
+        Refuse an unknown ``place``, and bounds that are too small.
         """
+        keep_us = duration_us(self.retention)
+        if keep_us < 0 or self.collect_every < 1:
+            raise InvalidError(
+                "an upkeep's bounds are too small: retention is at least 0s, collect_every at least 1",
+                retention=self.retention,
+                collect_every=self.collect_every,
+            )
         if self.place not in get_args(Place):
             raise InvalidError("compactions are prepared in auto, spark, process or thread", place=self.place)
 

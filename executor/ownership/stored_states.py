@@ -48,7 +48,8 @@ def check_states(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
             )
         if stored < declared and type(node.computation).upgrade_state is _DEFAULT:
             raise InvalidError(
-                "the computation's states are of an earlier state_version, and its code has no upgrade_state",
+                "the computation's states are of an earlier state_version, and its code has no upgrade_state: give it "
+                "one, which returns the state in its new form",
                 computation=node.name,
                 stored=stored,
                 state_version=declared,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import cloudpickle
@@ -27,12 +27,16 @@ from millpond.executor.pipeline.cycles import (
 from millpond.executor.pipeline.names import DEAD_LETTERS, SIGNALS
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 
 __all__ = ["check_inputs", "check_name", "check_topology"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _RESERVED: Final = frozenset({DEAD_LETTERS, SIGNALS})
+_AT_WORK: Final = (
+    "keep no lock, connection, file or Spark session in it, but make what belongs to a process where a hook first "
+    "needs it"
+)
 
 
 def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED) -> str:
@@ -52,8 +56,10 @@ def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED)
     if not name:
         raise InvalidError(f"the {kind}'s name is empty")
     if not _NAME.fullmatch(name):
+        usable = re.sub(r"^(?![A-Za-z_])", "_", re.sub(r"[^A-Za-z0-9_.-]", "_", name))[:100]
         raise InvalidError(
-            f"the {kind}'s name must be a letter or _, then at most 99 letters, digits, _, - or .", name=name
+            f"the {kind}'s name must be a letter or _, then at most 99 letters, digits, _, - or ., such as {usable!r}",
+            name=name,
         )
     if name in reserved:
         raise InvalidError(f"the {kind}'s name is reserved", name=name)
@@ -76,19 +82,38 @@ def check_inputs(topology: Topology, inputs: Iterable[str]) -> None:
     Refuse inputs that no injector names, and injectors without an input.
 
     Raises:
-        InvalidError: names the stream.
+        InvalidError: names the stream, or the inputs are not given by stream.
     """
-    given = set(inputs)
-    expected = set(topology.injectors)
-    for stream in sorted(given - expected):
-        raise InvalidError("no injector names this input", input=stream, injected=sorted(expected))
+    if not isinstance(inputs, Mapping | AbstractSet | Sequence) or not all(
+        isinstance(name, str) for name in inputs
+    ):
+        raise InvalidError(
+            f"the inputs of a run are given by stream, as in {{{next(iter(topology.injectors), 'stream')!r}: rows}}",
+            pipeline=topology.name,
+            type=type(inputs).__name__,
+        )
+    given, expected = set(inputs), set(topology.injectors)
+    for stream in sorted(given - expected, key=str):
+        raise InvalidError(
+            f"no injector names this input{did_you_mean(stream, expected)}",
+            pipeline=topology.name,
+            input=stream,
+            injected=sorted(expected),
+        )
     for stream in sorted(expected - given):
-        raise InvalidError("an injected stream has no input", stream=stream, inputs=sorted(given))
+        raise InvalidError(
+            "an injected stream has no input: give it one, which may be empty",
+            pipeline=topology.name,
+            stream=stream,
+            inputs=sorted(given),
+        )
 
 
 def _has_an_injector(topology: Topology) -> None:
     if not topology.injectors:
-        raise InvalidError("the pipeline has no injector, so nothing can ever happen", pipeline=topology.name)
+        raise InvalidError(
+            "the pipeline has no injector, so nothing can ever happen: call inject", pipeline=topology.name
+        )
 
 
 def _names_differ_by_more_than_case(topology: Topology) -> None:
@@ -156,8 +181,7 @@ def _streams_have_a_source(topology: Topology) -> None:
     sources = _sources(topology)
     for stream, subject in _references(topology):
         if stream not in sources:
-            close = get_close_matches(stream, sources, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(stream, sources)
             raise InvalidError(
                 f"unknown stream: nothing injects or produces it{hint}", stream=stream, **subject
             )
@@ -262,7 +286,7 @@ def _sinks_have_their_own_destination(topology: Topology) -> None:
         other = seen.setdefault(node.sink.identity, node.name)
         if other != node.name:
             raise InvalidError(
-                "two sinks write to the same destination",
+                "two sinks write to the same destination: give one of them another path",
                 first=other,
                 second=node.name,
                 path=node.sink.identity,
@@ -274,11 +298,11 @@ def _code_can_travel(topology: Topology) -> None:
         _check_computation_pickles(node)
         for subscription in node.subscriptions:
             subject = {"computation": node.name, "stream": subscription.stream}
-            _check_pickles("the key extractor cannot be pickled", subscription.key, subject)
+            _check_pickles(f"the key extractor cannot be pickled: {_AT_WORK}", subscription.key, subject)
     for injector in topology.injectors.values():
         for field in ("key", "at", "id", "watermark", "member"):
             subject = {"stream": injector.stream, "argument": field}
-            _check_pickles("the injector cannot be pickled", getattr(injector, field), subject)
+            _check_pickles(f"the injector cannot be pickled: {_AT_WORK}", getattr(injector, field), subject)
 
 
 def _check_computation_pickles(node: ComputationNode) -> None:
@@ -290,7 +314,9 @@ def _check_computation_pickles(node: ComputationNode) -> None:
     if attribute is not None:
         subject["attribute"] = attribute
     error = InvalidError(
-        "the computation cannot be pickled, so it cannot travel to a worker", **subject, reason=cause
+        f"the computation cannot be pickled, so it cannot travel to a worker: {_AT_WORK}",
+        **subject,
+        reason=cause,
     )
     raise error from cause
 

@@ -8,9 +8,9 @@ the others are not disturbed. Rows are Arrow columns or Python dicts; both give 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -29,7 +29,7 @@ from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.changes import change_errors, change_signs, images, signed_ids
 from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_column, extract_keys, key_names
 from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.keys.key_text import encode_key
 from millpond.statestore.rows.envelope import PlainObject, has_envelope_fields
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
@@ -47,6 +47,7 @@ __all__ = [
     "row_values",
     "rows_to_extract",
     "sorted_by_time",
+    "told_of_stream",
     "with_marks",
 ]
 
@@ -108,6 +109,23 @@ def read_injected(
     return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
 
 
+@contextmanager
+def told_of_stream(stream: str) -> Iterator[None]:
+    """
+    Let an error about the columns of some rows name the stream that they are for.
+
+    Args:
+        stream: the injected stream.
+
+    Raises:
+        InvalidError: that error, with the stream as its last detail.
+    """
+    try:
+        yield
+    except InvalidError as error:
+        raise InvalidError(error.message, **{**error.details, "stream": stream}) from error
+
+
 def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequence[Any]) -> None:
     """
     Refuse rows of whose first thousand none can be read: it is the program that is wrong, and not one row.
@@ -138,8 +156,7 @@ def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, A
     cells = [row[name] for row in rows if name in row]
     if not cells:
         fields = [field for field in rows[0] if isinstance(field, str)]
-        close = get_close_matches(name, fields, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, fields)
         raise InvalidError(
             f"no row has the field of the {use}{hint}", stream=stream, field=name, fields=fields
         )
@@ -441,7 +458,9 @@ def _id_column(
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not _is_id(kind):
         raise InvalidError(
-            "the id column is neither text nor binary nor a number", column=extractor, type=kind
+            "the id column is neither text nor binary nor a whole number: cast it to text",
+            column=extractor,
+            type=kind,
         )
     plain = column.cast(kind)
     made = (plain.cast(pa.string()) if pa.types.is_integer(kind) else plain).cast(pa.binary())
@@ -483,5 +502,8 @@ def _id_bytes(value: Any) -> bytes | None:
 
 def _existing(rows: pa.Table, name: str, use: str) -> pa.ChunkedArray:
     if name not in rows.column_names:
-        raise InvalidError(f"the input has no such {use} column", column=name, columns=rows.column_names)
+        hint = did_you_mean(name, rows.column_names)
+        raise InvalidError(
+            f"the input has no such {use} column{hint}", column=name, columns=rows.column_names
+        )
     return rows.column(name)

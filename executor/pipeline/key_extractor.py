@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.payloads.decoded_rows import ROW_DICTS, UndecodedRow
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.keys.key_arrays import check_key_type, encode_key_columns
 from millpond.statestore.keys.key_text import encode_key
 from millpond.statestore.types import Key
@@ -173,7 +173,11 @@ def _field_of(value: Any, name: str) -> Any:
             "the value has no fields to take the key from", field=name, type=type(value).__name__
         )
     if name not in value:
-        raise InvalidError("the value has no such field to take the key from", field=name)
+        raise InvalidError(
+            f"the value has no such field to take the key from{did_you_mean(name, value)}",
+            field=name,
+            fields=list(value),
+        )
     return value[name]
 
 
@@ -266,7 +270,10 @@ def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:
         return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), _RowValues(rows.to_pylist()))
     for name in key_names(extractor):
         if name not in rows.column_names:
-            raise InvalidError("the input has no such key column", column=name, columns=rows.column_names)
+            hint = did_you_mean(name, rows.column_names)
+            raise InvalidError(
+                f"the input has no such key column{hint}", column=name, columns=rows.column_names
+            )
         check_key_type(rows.schema.field(name).type, name)
     if isinstance(extractor, str):
         column = rows.column(extractor)

@@ -53,7 +53,7 @@ from millpond.executor.pipeline.stream import ComputationOptions, Stream
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.sinks.sink import Sink
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 
 __all__ = ["DEAD_LETTERS", "EnginePipeline"]
 
@@ -197,7 +197,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         """
         name = self._named("stream", name)
         if name in self._injectors:
-            raise InvalidError("two injectors feed one stream", stream=name)
+            raise InvalidError("two injectors feed one stream: give one of them another name", stream=name)
         check_key_field(key, name)
         is_assumed = watermark is None
         if isinstance(at, IngressTime):
@@ -264,7 +264,10 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         """
         name = self._named("computation", name)
         if name in self._computations:
-            raise InvalidError("two computations have one name", computation=name)
+            raise InvalidError(
+                "two computations have one name: it is their table in the store, so give one of them another",
+                computation=name,
+            )
         _check_computation(name, computation)
         declared_percentiles(computation.percentiles, name)
         horizon_us(computation.late_data_horizon)
@@ -305,7 +308,9 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         if name in self._sinks:
             raise InvalidError("two sinks have one name", sink=name)
         if inspect.isclass(sink) or not isinstance(sink, Sink):
-            raise InvalidError("the sink is no sink", sink=name, type=_type_name(sink))
+            raise InvalidError(
+                "the sink is no sink: give one, such as DeltaSink('out')", sink=name, type=_type_name(sink)
+            )
         self._sinks[name] = SinkNode(name=name, stream=stream, sink=sink)
 
     def stream(self, name: str) -> StreamT_co:
@@ -455,7 +460,12 @@ def _check_order(name: str, computation: Computation) -> None:
 def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
     for option in options:
         if option not in _OPTIONS:
-            raise InvalidError("no such option", computation=name, option=option, options=sorted(_OPTIONS))
+            raise InvalidError(
+                f"no such option{did_you_mean(option, _OPTIONS)}",
+                computation=name,
+                option=option,
+                options=sorted(_OPTIONS),
+            )
     if not isinstance(options.get("exactly_once", True), bool):
         raise InvalidError("exactly_once is true or false", computation=name)
     if not isinstance(options.get("time_sorted", False), bool):

@@ -19,7 +19,7 @@ from millpond.executor.pipeline.names import DEAD_LETTERS, SIGNALS
 from millpond.executor.pipeline.nodes import ComputationNode, InjectorNode, SinkNode, Subscription
 from millpond.executor.pipeline.positions import stream_number
 from millpond.executor.pipeline.weak import WeakStreams, addressed, is_addressed
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.id_retention import ID_SLACK_US
 
 __all__ = ["Consumer", "Topology"]
@@ -279,7 +279,12 @@ class Topology:
             InvalidError: there is none.
         """
         if name not in self.computations:
-            raise InvalidError("the pipeline has no such computation", pipeline=self.name, computation=name)
+            raise InvalidError(
+                f"the pipeline has no such computation{did_you_mean(name, self.computations)}",
+                pipeline=self.name,
+                computation=name,
+                computations=sorted(self.computations),
+            )
         return self.computations[name]
 
     def injector(self, stream: str) -> InjectorNode:
@@ -291,7 +296,7 @@ class Topology:
         """
         if stream not in self.injectors:
             raise InvalidError(
-                "no injector feeds this stream",
+                f"no injector feeds this stream{did_you_mean(stream, self.injectors)}",
                 pipeline=self.name,
                 stream=stream,
                 injected=sorted(self.injectors),

@@ -65,7 +65,9 @@ def fork_store(
     place, local = place_of(path), local_folder(path)
     check_location(local, path, create=True)
     if local is not None and (local / ROWS_FOLDER / "_delta_log").is_dir():
-        raise InvalidError("there is a store at this path already", path=place)
+        raise InvalidError(
+            "there is a store at this path already: name a folder that is not there yet", path=place
+        )
     with store.reading(version) as snapshot:
         if local is None:
             _put(notes, place, store)

@@ -47,7 +47,9 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
         raise DataError("the log is damaged: repair the store first (`millpond repair`)", store=objects.url)
     history = histories[0]
     if not 0 <= version <= history.newest:
-        raise InvalidError("there is no such table version", version=version, newest=history.newest)
+        raise InvalidError(
+            "there is no such table version (see `millpond history`)", version=version, newest=history.newest
+        )
     replayed = replay_log(log, version)
     return RepairPlan(
         newest=history.newest,

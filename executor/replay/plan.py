@@ -60,7 +60,9 @@ class ReplayPlan:
             ends = consumed_rows(self.last, topology.name, stream)
             if stream not in given and ends > begins:
                 raise InvalidError(
-                    "the original consumed an input that is not given", input=stream, rows=ends - begins
+                    "the original consumed an input that is not given: give its rows under the stream's name",
+                    input=stream,
+                    rows=ends - begins,
                 )
             if stream not in given:
                 continue
@@ -70,7 +72,7 @@ class ReplayPlan:
             by_calls = 0 if self.recorded else self.first.txns.get(injected_app_id(topology.name, stream), 0)
             if source.count < ends - missing:
                 raise InvalidError(
-                    "the input has fewer rows than the original had consumed by then",
+                    "the input has fewer rows than the original had consumed by then: give all that it was given",
                     input=stream,
                     rows=source.count,
                     consumed=ends - missing,

@@ -142,4 +142,6 @@ class Lifecycle:
         """
         self.raise_failure()
         if self._phase not in allowed:
-            raise InvalidError("the run has been stopped")
+            raise InvalidError(
+                "the run has been stopped: start another one on its store, which goes on from there"
+            )

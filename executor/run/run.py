@@ -21,7 +21,7 @@ from millpond.executor.run.lifecycle import Lifecycle
 from millpond.executor.run.pipeline_update import PipelineUpdate, refuse_other_pipeline
 from millpond.executor.run.status import RunStatus, WatermarkUpdate
 from millpond.executor.watermark.stream_time import MemberStatus
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
 __all__ = ["Run"]
@@ -278,7 +278,10 @@ class Run(ABC, Generic[_Accepted]):
         marks = self._status().watermarks
         if computation not in marks:
             raise InvalidError(
-                "the pipeline has no such computation", pipeline=self._topology.name, computation=computation
+                f"the pipeline has no such computation{did_you_mean(computation, marks)}",
+                pipeline=self._topology.name,
+                computation=computation,
+                computations=sorted(marks),
             )
         return marks[computation]
 

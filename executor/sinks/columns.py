@@ -87,7 +87,8 @@ class ColumnWatch:
         if unseen:
             fields = sorted({str(name) for value in values for name in _fields(value)})
             _LOG.warning(
-                "no value that the sink got so far has these columns, so they stay null: "
+                "no value that the sink got so far has these columns, so they stay null; produce fields of these names, or "
+                "take them out of the schema: "
                 "sink=`%s` columns=`%s` fields=`%s`",
                 self._sink,
                 unseen,
@@ -160,7 +161,10 @@ def _with_text(value: Any) -> Any:
 def _refuse_bytes(productions: pa.Table, sink: str) -> None:
     blobs = productions.column("value_bytes")
     if blobs.null_count < len(blobs):
-        raise InvalidError("a Delta sink has no column for values that are plain bytes", sink=sink)
+        raise InvalidError(
+            "a Delta sink has no column for values that are plain bytes: produce them in a field of a dict, as text",
+            sink=sink,
+        )
 
 
 def _refuse_plain(productions: pa.Table, values: list[Any], schema: pa.Schema, sink: str) -> None:
@@ -207,7 +211,7 @@ def _column(productions: pa.Table, values: list[Any], field: pa.Field, sink: str
     except _MISFITS as cause:
         row = next(row for row, cell in enumerate(cells) if not _fits(cell, field))
         error = InvalidError(
-            "a value does not fit its column of the sink",
+            "a value does not fit its column of the sink: produce it in that type, or give the column another",
             sink=sink,
             column=field.name,
             type=field.type,

@@ -46,7 +46,7 @@ class DeltaSinkWriter:
         self._schema = schema
         self._watch = ColumnWatch(schema, name)
         self._writer = open_table(objects, clock, rng, name, SINK_SCHEMA if schema is None else schema)
-        record.check_on_opening(self._writer.snapshot)
+        record.check_on_opening(self._writer.snapshot, objects.url)
 
     @property
     def delivered(self) -> Superstep:

@@ -103,7 +103,7 @@ class UpsertSinkWriter:
         self._keys = tuple(keys)
         self._leaf_rows_max = leaf_rows_max
         self._writer = open_table(objects, clock, rng, name, self._schema, whole=True)
-        record.check_on_opening(self._writer.snapshot)
+        record.check_on_opening(self._writer.snapshot, objects.url)
         self._known: dict[str, _Leaf] = {}
 
     @property

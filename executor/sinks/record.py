@@ -9,17 +9,21 @@ the table of its original, or the other way round.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import unquote
 
-from millpond.statestore.app_ids import sink_app_id
+from millpond.statestore.app_ids import SINK_PREFIX, app_id_parts, sink_app_id
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.identity.lineage import Lineage
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Superstep
 
 __all__ = ["SinkRecord", "refuse_sink_ahead"]
+
+_LOG: Final = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +112,39 @@ class SinkRecord:
             if left is not None:
                 refuse_sink_ahead(self.name, superstep, left)
 
-    def check_on_opening(self, snapshot: Snapshot) -> None:
+    def check_on_opening(self, snapshot: Snapshot, path: str = "") -> None:
         """
-        Refuse a table whose record does not fit the store as it is now.
+        Refuse a table whose record does not fit the store as it is now; warn of one that another store writes to.
+
+        Args:
+            snapshot: the table.
+            path: where it lies, for the warning.
 
         Raises:
             InvalidError: another copy of this store writes into the table.
             DataError: the table is ahead of the store.
         """
         self.check(snapshot)
+        self._warn_of_others(snapshot, path)
         if self.reached is not None:
             refuse_sink_ahead(self.name, self.delivered(snapshot.txns), self.reached)
+
+    def _warn_of_others(self, snapshot: Snapshot, path: str) -> None:
+        """
+        Warn of a table that has rows of another store: one that is no longer there, whose rows come a second time.
+        """
+        writers = (
+            app_id_parts(name, SINK_PREFIX)[0] for name in snapshot.txns if name.startswith(SINK_PREFIX)
+        )
+        others = sorted(set(writers) - {self.lineage.store_id})
+        if others and not self.delivered(snapshot.txns):
+            _LOG.warning(
+                "the sink's table has rows of another store, and this one adds its own: if that store is gone, they are "
+                "there twice in the end; give the sink another path, or remove the table: sink=`%s` path=`%s` stores=`%s`",
+                self.name,
+                path,
+                others,
+            )
 
 
 def refuse_sink_ahead(sink: str, delivered: int, reached: int) -> None:

@@ -25,7 +25,7 @@ from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW
 from millpond.executor.sinks.delta_append import DeltaSinkWriter
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter
 from millpond.executor.sinks.record import SinkRecord
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.log.delta_schema import delta_schema
 from millpond.statestore.objects.obstore import is_local, open_objects
 from millpond.statestore.system import SystemClock, SystemRng
@@ -176,7 +176,7 @@ class DeltaSink:
         if self.mode not in ("append", "upsert"):
             raise InvalidError("a Delta sink's mode is append or upsert", mode=self.mode)
         if self.mode == "append" and self.keys is not None:
-            raise InvalidError("only an upsert has keys", keys=self.keys)
+            raise InvalidError('only an upsert has keys: say mode="upsert"', path=self.path, keys=self.keys)
         if self.mode == "upsert":
             self._row_keys()
 
@@ -185,7 +185,14 @@ class DeltaSink:
         names = (name for name in _ROW_KEYS if name in schema.names) if self.keys is None else self.keys
         keys = (names,) if isinstance(names, str) else tuple(names)
         if not keys or len(set(keys)) < len(keys) or not set(keys) <= set(schema.names):
-            raise InvalidError("keys are some of the table's columns", keys=keys, columns=schema.names)
+            unknown = [name for name in keys if name not in schema.names]
+            hint = did_you_mean(unknown[0], schema.names) if unknown else ""
+            raise InvalidError(
+                f"keys are some of the table's columns, each once{hint}",
+                path=self.path,
+                keys=keys,
+                columns=schema.names,
+            )
         key_columns(schema.empty_table(), keys)
         return keys
 

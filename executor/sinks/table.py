@@ -99,7 +99,7 @@ def _check_fits(snapshot: Snapshot, schema: pa.Schema, name: str, url: str) -> N
         raise InvalidError("the sink's table has no metadata", sink=name, path=url)
     if metadata.partition_columns:
         raise InvalidError(
-            "a Delta sink cannot append to a partitioned table",
+            "a Delta sink cannot append to a partitioned table: give the sink another path",
             sink=name,
             path=url,
             partition_columns=list(metadata.partition_columns),

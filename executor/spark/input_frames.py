@@ -116,7 +116,12 @@ def _check_frames(topology: Topology, inputs: Mapping[str, Any]) -> None:
     for stream, frame in inputs.items():
         refuse_connect(frame, input=stream)
         if not isinstance(frame, DataFrame):
-            raise InvalidError("the input is no Spark DataFrame", input=stream, type=type(frame).__name__)
+            raise InvalidError(
+                "the input is no Spark DataFrame: make one with spark.createDataFrame(…) or spark.readStream, or give "
+                "the rows to a LocalRunner",
+                input=stream,
+                type=type(frame).__name__,
+            )
         check_frame(topology, stream, flat_frame(topology.injectors[stream].change, frame).schema)
 
 

@@ -60,7 +60,9 @@ class QueryStart:
         query = context.getLocalProperty(_QUERY_ID)
         if query is None:
             raise InvalidError(
-                "this function runs only as the foreachBatch of a streaming query", input=stream
+                "this function runs only as the foreachBatch of a streaming query: give it to writeStream.foreachBatch, "
+                "and a bounded frame to SparkRunner.run",
+                input=stream,
             )
         return cls(query=str(query), start=str(context.getLocalProperty(_RUN_ID)))
 

@@ -24,7 +24,7 @@ from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.payloads.decoded_rows import check_payload_column
 from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.changes import CHANGE_ERROR, CHANGE_SIGN, image_names
-from millpond.executor.pipeline.extract_rows import Rows, read_injected, rows_to_extract
+from millpond.executor.pipeline.extract_rows import Rows, read_injected, rows_to_extract, told_of_stream
 from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, key_names
 from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.executor.pipeline.topology import Topology
@@ -42,7 +42,7 @@ from millpond.executor.python_workers.routed_columns import (
 )
 from millpond.executor.spark.key_sql import check_key_type, key_sql
 from millpond.executor.spark.position_sql import position_sql
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.interval import locate
 
 if TYPE_CHECKING:
@@ -164,19 +164,20 @@ def check_frame(topology: Topology, stream: str, schema: T.StructType) -> None:
         InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
     """
     node = topology.injectors[stream]
-    _carried(schema.names)
-    if node.payload is not None:
-        # What else there is to extract is within the payload.
-        _payload(schema, node.payload, stream)
-        return
-    for consumer in topology.consumers_of(stream):
-        key = node.key if consumer.subscription.key is None else consumer.subscription.key
-        if not callable(key):
-            _key(schema, key)
-    if isinstance(node.at, str):
-        _time(schema, node.at, node.times)
-    if isinstance(node.id, str):
-        _id(schema, node.id)
+    with told_of_stream(stream):
+        _carried(schema.names)
+        if node.payload is not None:
+            # What else there is to extract is within the payload.
+            _payload(schema, node.payload, stream)
+            return
+        for consumer in topology.consumers_of(stream):
+            key = node.key if consumer.subscription.key is None else consumer.subscription.key
+            if not callable(key):
+                _key(schema, key)
+        if isinstance(node.at, str):
+            _time(schema, node.at, node.times)
+        if isinstance(node.id, str):
+            _id(schema, node.id)
 
 
 class Router:
@@ -343,7 +344,8 @@ def _quoted(name: str) -> str:
 
 def _type_of(schema: T.StructType, name: str, use: str) -> T.DataType:
     if name not in schema.names:
-        raise InvalidError(f"the input has no such {use} column", column=name, columns=schema.names)
+        hint = did_you_mean(name, schema.names)
+        raise InvalidError(f"the input has no such {use} column{hint}", column=name, columns=schema.names)
     return schema[name].dataType
 
 
@@ -382,7 +384,11 @@ def _time(schema: T.StructType, name: str, reading: TimeReading) -> tuple[str, s
             raise InvalidError(NO_ZONE, column=name, type=kind.simpleString())
         since_1970 = f"timestampdiff(MICROSECOND, TIMESTAMP_NTZ'1970-01-01 00:00:00', {column})"
         return f"{since_1970} - {reading.offset_us}L", None
-    raise InvalidError("the time column is no time", column=name, type=kind.simpleString())
+    raise InvalidError(
+        "the time column is no time: cast it to a timestamp, to whole microseconds or to ISO 8601 text",
+        column=name,
+        type=kind.simpleString(),
+    )
 
 
 def _micros_of_number(number: str, reading: TimeReading) -> str:
@@ -427,7 +433,9 @@ def _id(schema: T.StructType, name: str) -> str:
     if isinstance(kind, T.BinaryType | T.StringType | T.LongType | T.IntegerType):
         return name
     raise InvalidError(
-        "the id column is neither text nor binary nor a number", column=name, type=kind.simpleString()
+        "the id column is neither text nor binary nor a whole number: cast it to text",
+        column=name,
+        type=kind.simpleString(),
     )
 
 

@@ -29,7 +29,7 @@ from millpond.executor.run.status import RunStatus, WatermarkUpdate, input_water
 from millpond.executor.spark.backfill import backfill_frames
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.input_frames import InputFrames
-from millpond.executor.spark.jvm import spark_calls
+from millpond.executor.spark.jvm import spark_calls, worker_calls
 from millpond.executor.spark.micro_batches import batch_function, unless_stopped
 from millpond.executor.spark.queries import Queries, StartQuery
 from millpond.executor.spark.rows import table_of
@@ -412,7 +412,7 @@ class SparkRun(Run[None]):
         self.note_nothing()
 
     def _change(self, topology: Topology) -> PipelineUpdate:
-        with spark_calls():
+        with spark_calls(), worker_calls():
             topology = topology if self._frames is None else self._frames.fit(topology)
         with self._lock:
             self._lifecycle.check_phase(Phase.RUNNING)
@@ -477,7 +477,7 @@ class SparkRun(Run[None]):
             if stream is not None:
                 self._topology.injector(stream)
             try:
-                with spark_calls():
+                with spark_calls(), worker_calls():
                     yield
             except BaseException as failure:
                 self._lifecycle.fail(failure)

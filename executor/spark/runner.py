@@ -21,9 +21,9 @@ from millpond.executor.spark.compactions import SparkCompactions, SparkCompactio
 from millpond.executor.spark.connect import refuse_connect
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.input_frames import InputFrames, checkpoint_path
-from millpond.executor.spark.jvm import spark_calls
+from millpond.executor.spark.jvm import spark_calls, worker_calls
 from millpond.executor.spark.run import SparkRun
-from millpond.executor.spark.session import is_one_machine, spark_session
+from millpond.executor.spark.session import check_session, is_one_machine, spark_session
 from millpond.statestore.identity.location import place_of
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
@@ -254,9 +254,10 @@ class SparkRunner:
         Raises:
             InvalidError: pipeline or inputs do not fit, or the workers cannot import a module of the code.
         """
-        with spark_calls():
+        with spark_calls(), worker_calls():
             topology = pipeline.check(inputs)
             spark = self._spark or spark_session(pipeline.name)
+            check_session(spark)
             frames = InputFrames(spark, inputs or {})
             topology = frames.fit(topology)
             run = self._options.open_run(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from millpond.executor.spark.connect import INSTEAD, asks_for_connect, refuse_connect
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.zookeeper.java import java_of_spark, refuse_old_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CHECKPOINT_MANAGER",
     "DAEMON",
+    "check_home",
+    "check_session",
     "daemon_settings",
     "is_one_machine",
     "session_builder",
@@ -55,6 +58,10 @@ _DELTA: Final = re.compile(
 )
 """Delta's jar, as a package or a file."""
 
+_SPARK_MIN: Final = (4, 2)
+_NUMBERS: Final = re.compile(r"(\d+)\.(\d+)")
+_CORE_JAR: Final = re.compile(r"spark-core_[\d.]+-(?P<version>\d.*)\.jar")
+
 
 def spark_session(
     application: str = "millpond", *, master: str | None = None, options: Mapping[str, str] | None = None
@@ -77,7 +84,9 @@ def spark_session(
         A session; an active one is returned as it is, and a warning names the ``options`` that it does not have.
 
     Raises:
-        InvalidError: the session is, or would be, one of Spark Connect, which Millpond's engine does not run on.
+        InvalidError: the session is, or would be, one of Spark Connect, which Millpond's engine does not run on, or
+            its Spark is of another version than the Python package.
+        UnavailableError: there is no Java that Spark could start, or it is too old.
 
     Example::
 
@@ -95,7 +104,7 @@ def spark_session(
     if active is not None:
         _tell_of_missing(active, given)
         return active
-    return session_builder(application, master, given).getOrCreate()
+    return _made(session_builder(application, master, given))
 
 
 def session_builder(
@@ -141,6 +150,21 @@ def session_builder(
     ):
         return configure_spark_with_delta_pip(builder, packages)
     return builder.config(_PACKAGES, ",".join(packages)) if packages else builder
+
+
+def _made(builder: SparkSession.Builder) -> SparkSession:
+    from pyspark.errors import PySparkException
+
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return builder.getOrCreate()  # in the JVM that spark-submit has started
+    check_home()
+    java = java_of_spark()
+    try:
+        return builder.getOrCreate()
+    except PySparkException as error:
+        if "JAVA_GATEWAY_EXITED" in str(error):
+            refuse_old_java(java)
+        raise
 
 
 def _brings_delta(jars: Iterable[str]) -> bool:
@@ -226,3 +250,55 @@ def spark_has_delta() -> bool:
 
     home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
     return any(Path(home, "jars").glob("delta-spark_*.jar"))
+
+
+def check_session(spark: SparkSession) -> None:
+    """
+    Refuse a session whose Spark is too old, or is not that of the Python package.
+
+    Args:
+        spark: a classic session.
+
+    Raises:
+        InvalidError: names both versions.
+    """
+    _check(str(spark.version), "the session")
+
+
+def check_home(environment: Mapping[str, str] = os.environ) -> None:
+    """
+    The same of the Spark that a new session would start: that of ``SPARK_HOME``, or of the Python package.
+
+    Args:
+        environment: this process's environment variables.
+
+    Raises:
+        InvalidError: names both versions.
+    """
+    home = environment.get("SPARK_HOME")
+    jars = sorted(Path(home, "jars").glob("spark-core_*.jar")) if home else []
+    found = next((match["version"] for jar in jars if (match := _CORE_JAR.fullmatch(jar.name))), None)
+    _check(found, f"SPARK_HOME ({home})")
+
+
+def _check(found: str | None, where: str) -> None:
+    import pyspark
+
+    package = pyspark.__version__
+    if _numbers(package) < _SPARK_MIN:
+        raise InvalidError(
+            f"millpond needs spark {'.'.join(map(str, _SPARK_MIN))} or newer: install that version of pyspark",
+            pyspark=package,
+        )
+    if found is not None and _numbers(found) != _numbers(package):
+        raise InvalidError(
+            f"the spark of {where} is of another version than the python package: take a spark of the package's version, "
+            "or unset SPARK_HOME to take the one that the package has",
+            spark=found,
+            pyspark=package,
+        )
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    match = _NUMBERS.match(version)
+    return (0, 0) if match is None else (int(match[1]), int(match[2]))

@@ -34,7 +34,7 @@ from millpond.executor.spark_api.group_state import (
 from millpond.executor.spark_api.schema import parse_schema
 from millpond.executor.spark_api.transform_with_state import INITIAL_STATE, TransformWithState
 from millpond.executor.spark_api.yielded_rows import RowsAs
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.store import Store
 
 if TYPE_CHECKING:
@@ -135,9 +135,12 @@ def transform_with_state(
         options=options,
     )
     if str(time_mode).lower() == "eventtime" and query.event_time is None:
-        raise InvalidError("the time mode EventTime needs the frame's withWatermark")
+        raise InvalidError(
+            "the time mode EventTime needs the frame's withWatermark, as in frame.withWatermark('time', '10 minutes')",
+            columns=frame.columns,
+        )
     if event_time_column_name and query.event_time is None:
-        raise InvalidError("event_time_column_name needs the frame's withWatermark")
+        raise InvalidError("event_time_column_name needs the frame's withWatermark", columns=frame.columns)
     computation = TransformWithState(
         processor,
         output_schema,
@@ -288,7 +291,11 @@ def _start_groups(
     name: str | None,
 ) -> SparkRun:
     if timeout == GroupStateTimeout.EventTimeTimeout and query.event_time is None:
-        raise InvalidError("the timeout EventTimeTimeout needs the frame's withWatermark")
+        raise InvalidError(
+            "the timeout EventTimeTimeout needs the frame's withWatermark, as in "
+            "frame.withWatermark('time', '10 minutes')",
+            columns=query.frame.columns,
+        )
     computation = kind(
         function, query.output_schema, state_schema, timeout, has_watermark=query.event_time is not None
     )
@@ -320,13 +327,18 @@ class GroupedQuery:
         frame = self.frame
         refuse_connect(frame, input=INPUT)
         if not frame.isStreaming:
-            raise InvalidError("the frame is no stream: it is one of spark.readStream")
+            raise InvalidError(
+                "the frame is no stream: read it with spark.readStream, or give a bounded one to SparkRunner.run",
+                columns=frame.columns,
+            )
         if str(self.output_mode).lower() not in _OUTPUT_MODES:
             raise InvalidError("an output mode is Append or Update", output_mode=self.output_mode)
         for column in self.columns:
             if column not in frame.columns:
                 raise InvalidError(
-                    "keys names a column that the frame has not", key=column, columns=frame.columns
+                    f"keys names a column that the frame has not{did_you_mean(column, frame.columns)}",
+                    key=column,
+                    columns=frame.columns,
                 )
 
     @property

@@ -437,6 +437,7 @@ class Coordinator(PartsInUse):
         self.balancer.note(ordered)
         self._parts.letters.note(letters)
         self._parts.forgotten.note(counts)
+        self._parts.suspects.note(inputs, self._clock.now_us())
         self._parts.totals = totals
         self._parts.superstep = plan.superstep
         self._apply(ordered, written_letters)

@@ -23,6 +23,7 @@ from millpond.executor.superstep.input_admission import InputAdmission
 from millpond.executor.superstep.key_columns import KeyColumns
 from millpond.executor.superstep.pending import PendingProductions, recover_pending
 from millpond.executor.superstep.sink_delivery import SinkDelivery
+from millpond.executor.superstep.suspect_times import SuspectTimes
 from millpond.executor.superstep.totals import Totals
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import bare_ids_app_id
@@ -75,6 +76,7 @@ class TopologyParts:
         sinks: the sinks that committed supersteps are delivered to.
         balancer: decides on cuts.
         forgotten: warns of streams without a declared watermark.
+        suspects: warns of times that are likely to be mistakes.
         backfills: the computations that are given history before anything else.
         keys: what typed keys are made of.
         letters: what could not be processed, and what of it is given once more.
@@ -95,6 +97,7 @@ class TopologyParts:
     dead_letter_limit: InitVar[DeadLetterLimit | None]
     clock: InitVar[Clock]
     letters: DeadLetters = field(init=False)
+    suspects: SuspectTimes = field(init=False)
     pending: PendingProductions = field(default_factory=PendingProductions)
     superstep: Superstep = _NONE
     totals: Totals = field(default_factory=Totals)
@@ -131,6 +134,7 @@ class TopologyParts:
         Make what asks the other parts.
         """
         self.letters = DeadLetters(self.store, self.topology, clock, dead_letter_limit, self.id_scope)
+        self.suspects = SuspectTimes(self.topology)
 
     def id_scope(self, computation: str, stream: str) -> bytes:
         """

@@ -41,7 +41,8 @@ def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
         stored = snapshot.fence_of(write.interval)
         if not write.fence.follows(stored):
             raise FencedError(
-                "another owner has taken the interval, or this commit has already been made",
+                "another owner has taken the interval, or this commit has already been made: the other process goes on, "
+                "and this one ends",
                 interval=write.interval.app_id,
                 stored=stored,
                 mine=write.fence,

@@ -4,12 +4,16 @@ The location of a store: a folder of this machine, or a URL.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
 from millpond.statestore.errors import InvalidError
 
 __all__ = ["ROWS_FOLDER", "check_location", "local_folder", "place_of"]
+
+_ONE_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)", re.IGNORECASE)
+"""A scheme of at least two letters, as drives have one."""
 
 ROWS_FOLDER: Final = "rows"
 """The folder of the table within that of the store."""
@@ -51,8 +55,16 @@ def check_location(local: Path | None, path: str | Path, *, create: bool) -> Non
     """
     if local is None:
         return
+    if _ONE_SLASH.match(str(path)):
+        raise InvalidError(
+            "this is a URL with one slash, or a path that only Spark knows: write s3://…, or the folder's path on this "
+            "machine, such as /dbfs/… for dbfs:/…",
+            path=path,
+        )
     if local.exists() and not local.is_dir():
-        raise InvalidError("a store is a folder, and there is a file at its path", path=path)
+        raise InvalidError(
+            "a store is a folder, and there is a file at its path: name another place", path=path
+        )
     blocking = next((parent for parent in local.parents if parent.is_file()), None)
     if blocking is not None:
         raise InvalidError(
@@ -67,6 +79,11 @@ def check_location(local: Path | None, path: str | Path, *, create: bool) -> Non
     )
     # Another process may have created the store since the first look.
     if is_used and not log.is_dir():
-        raise InvalidError("the folder is not empty and is not a Millpond store", path=path)
+        raise InvalidError(
+            "the folder is not empty and is not a Millpond store: name the folder of one, or an empty or a new folder",
+            path=path,
+        )
     if not create and not log.is_dir():
-        raise InvalidError("there is no store at this path", path=path)
+        raise InvalidError(
+            "there is no store at this path: a store is the folder that a runner was given", path=path
+        )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, Protocol
 
-from millpond.statestore.errors import FencedError, UnavailableError
+from millpond.statestore.errors import ConflictError, FencedError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.high_water import HighWater
 from millpond.statestore.types import Sequencer
@@ -35,6 +35,7 @@ __all__ = [
     "LeaseState",
     "Leases",
     "OnHeld",
+    "lease_is_held",
     "may_move",
     "next_sequencer",
 ]
@@ -184,7 +185,10 @@ class Lease:
         details = {"interval": self._interval.app_id, "sequencer": self._sequencer}
         if self._state is LeaseState.SUSPENDED:
             raise UnavailableError("the lease service is unavailable", **details)
-        raise FencedError(f"the lease has ended: {self._reason or self._state}", **details)
+        raise FencedError(
+            f"the lease has ended: {self._reason or self._state}; this process ends, and the owner goes on",
+            **details,
+        )
 
     def move(self, state: LeaseState, reason: str = "") -> bool:
         """
@@ -280,3 +284,18 @@ class Leases(Protocol):
         Release every lease and disconnect from the service.
         """
         ...
+
+
+def lease_is_held(interval: Interval, holder: object) -> ConflictError:
+    """
+    The error of a writer that may not take what another one holds.
+
+    Args:
+        interval: what is held.
+        holder: the other writer.
+    """
+    return ConflictError(
+        "another writer holds the lease: stop that process, or say on_held='wait' to stand by, or 'take' to replace it",
+        interval=interval.app_id,
+        holder=holder,
+    )

@@ -15,9 +15,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from millpond.statestore.check import check
-from millpond.statestore.errors import ConflictError, UnavailableError
+from millpond.statestore.errors import UnavailableError
 from millpond.statestore.interval import Interval
-from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld, next_sequencer
+from millpond.statestore.leases.lease import (
+    TIMEOUT_MS,
+    Lease,
+    LeaseState,
+    OnHeld,
+    lease_is_held,
+    next_sequencer,
+)
 from millpond.statestore.log.high_water import HighWater, MemoryHighWater
 from millpond.statestore.types import Clock, Sequencer
 
@@ -105,7 +112,7 @@ class MemoryLeases:
                     return tuple(self._take(interval, above) for interval, above in intervals.items())
             if on_held == "refuse" or self._clock.monotonic_us() >= deadline_us:
                 holder = self._registry.owners[held][0].writer_id if held in self._registry.owners else ""
-                raise ConflictError("another writer holds the lease", interval=held.app_id, holder=holder)
+                raise lease_is_held(held, holder)
             self._clock.sleep_ms(_POLL_MS)
 
     @property

@@ -155,7 +155,8 @@ def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
     path = commit_path(mark.version)
     if snapshot.version < mark.version:
         raise DataError(
-            "the table ends before a version that was committed: its log was cut or rolled back",
+            "the table ends before a version that was committed: its log was cut or rolled back; put the newer files back, "
+            "or let `millpond repair` make what is there a sound store",
             path=path,
             store=log.objects.url,
             newest=snapshot.version,

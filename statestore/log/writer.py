@@ -243,7 +243,9 @@ class LogWriter:
             self._unknown = attempt
             self._failpoint("commit.outcome_unknown")
             raise OutcomeUnknownError(
-                "the commit may or may not have landed; settle it", path=commit_path(attempt.version)
+                "the commit may or may not have landed: settle it, or start again, which does",
+                path=commit_path(attempt.version),
+                cause=error,
             ) from error
         self._in_flight = None
 

@@ -371,8 +371,17 @@ class LocalObjects:
             raise ObjectMissingError("the object is missing", path=path, store=self._root) from error
         except (OSError, ValueError) as error:
             raise UnavailableError(
-                "the object store failed", path=path, store=self._root, cause=error
+                f"the object store failed{_way_out(error)}", path=path, store=self._root, cause=error
             ) from error
+
+
+def _way_out(error: OSError | ValueError) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    if number in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return ": this user may not write there; give it the right, or take another folder"
+    if number in {errno.ENOSPC, errno.EDQUOT}:
+        return ": the disk is full; make room, and what waits goes on"
+    return ""
 
 
 def _folder_of(path: str) -> str:

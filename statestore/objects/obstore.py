@@ -63,6 +63,18 @@ _CLIENT_OPTIONS: Final = frozenset(
 )
 """Options of the connection, which ``obstore`` takes separately from those of the bucket."""
 
+_SCHEMES_SHOWN: Final = ("s3", "gs", "abfss", "az")
+_SCHEMES: Final = frozenset({*_SCHEMES_SHOWN, "s3a", "abfs", "adl", "azure"})
+_BUCKET_HOSTS: Final = (
+    ".amazonaws.com",
+    ".blob.core.windows.net",
+    ".dfs.core.windows.net",
+    ".blob.fabric.microsoft.com",
+    ".dfs.fabric.microsoft.com",
+    ".r2.cloudflarestorage.com",
+)
+"""The ends of the names of hosts that serve buckets with put-if-absent."""
+
 _PIECE_BYTES: Final = 8 << 20
 """Size of one piece of a streamed object; a few pieces are in memory at a time."""
 
@@ -92,6 +104,7 @@ class ObstoreObjects:
             from the environment (``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, …).
 
     Raises:
+        InvalidError: the URL is of a kind of store that has no put-if-absent.
         UnavailableError: the options or the URL are refused.
 
     Example:
@@ -105,6 +118,7 @@ class ObstoreObjects:
         self._store: Any = self._connect()
 
     def _connect(self) -> Any:
+        _check_scheme(self._url)
         client, bucket = _split_options(self._options)
         retries: Any = _CLIENT_RETRIES
         return self._attempt(
@@ -386,6 +400,20 @@ def _local_path(url: str) -> Path | None:
         return Path(url).absolute()
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def _check_scheme(url: str) -> None:
+    parts = urlsplit(url)
+    is_cloud = parts.scheme in _SCHEMES
+    # Buckets have addresses of this kind as well.
+    if parts.scheme == "https" and (parts.hostname or "").endswith(_BUCKET_HOSTS):
+        is_cloud = True
+    if not is_cloud:
+        raise InvalidError(
+            "this kind of path has no put-if-absent, on which commits rest: take a folder of a disk, or an object store "
+            f"({', '.join(f'{scheme}://' for scheme in _SCHEMES_SHOWN)})",
+            path=url,
+        )
 
 
 def _split_options(options: Mapping[str, str]) -> tuple[Any, Any]:

@@ -23,6 +23,7 @@ from millpond.statestore.errors import (
     InvalidError,
     ObjectExistsError,
     ObjectMissingError,
+    did_you_mean,
 )
 from millpond.statestore.failpoint import reach
 from millpond.statestore.log.checkpoint import checkpoint_path, write_part
@@ -89,7 +90,9 @@ def make_savepoint(
     snapshot = committer.refresh()
     kept = TableVersion(snapshot.version if version is None else version)
     if not 0 <= kept <= snapshot.version:
-        raise InvalidError("there is no such table version", version=kept, newest=snapshot.version)
+        raise InvalidError(
+            "there is no such table version (see `millpond history`)", version=kept, newest=snapshot.version
+        )
     before = open_savepoints(snapshot.txns)
     known = next((savepoint for savepoint in before if savepoint.name == name), None)
     if known is not None and (version is None or known.version == version):
@@ -125,7 +128,11 @@ def drop_savepoint(committer: Committer, name: str) -> None:
     """
     known = {savepoint.name for savepoint in open_savepoints(committer.refresh().txns)}
     if name not in known:
-        raise InvalidError("there is no savepoint of that name", savepoint=name, known=sorted(known))
+        raise InvalidError(
+            f"there is no savepoint of that name{did_you_mean(name, known)}",
+            savepoint=name,
+            known=sorted(known),
+        )
     committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): SAVEPOINT_RELEASED}))
 
 

@@ -24,7 +24,7 @@ from typing import Final
 
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.interval import Interval
-from millpond.statestore.leases.lease import TIMEOUT_MS, Holder, Lease, LeaseState, OnHeld
+from millpond.statestore.leases.lease import TIMEOUT_MS, Holder, Lease, LeaseState, OnHeld, lease_is_held
 from millpond.statestore.log.high_water import HighWater
 from millpond.statestore.types import Clock, Sequencer
 from millpond.statestore.zookeeper.high_water import ZooKeeperHighWater
@@ -213,9 +213,7 @@ class ZooKeeperLeases:
             if held is None or on_held == "take":
                 return found
             if on_held == "refuse" or deadline.left_s == 0:
-                raise ConflictError(
-                    "another writer holds the lease", interval=held.interval.app_id, holder=held.holder()
-                )
+                raise lease_is_held(held.interval, held.holder())
             self._book.wait_for_owner_change(changes, min(deadline.left_s, _STANDBY_POLL_S))
 
     def _find(

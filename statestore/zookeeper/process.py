@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -35,7 +34,6 @@ __all__ = [
     "answer",
     "class_path",
     "find_jars",
-    "find_java",
     "forget",
     "free_port",
     "free_ports",
@@ -119,21 +117,6 @@ _ANSWER_CHARACTERS_MAX: Final = 64 * 1024
 _WORDS_CHARACTERS_MAX: Final = 2_000
 _ENDED: Final = ("Z", "X", "x")
 """States of a process that has ended but has not been reaped."""
-
-
-def find_java(environment: Mapping[str, str] = os.environ) -> str:
-    """
-    The ``java`` program: of ``JAVA_HOME``, or on the path.
-
-    Raises:
-        UnavailableError: there is none.
-    """
-    home = environment.get("JAVA_HOME")
-    java = shutil.which("java", path=f"{home}/bin") if home else None
-    java = java or shutil.which("java", path=environment.get("PATH", ""))
-    if java is None:
-        raise UnavailableError("no java found: install java 17 or newer, or name a running zookeeper")
-    return java
 
 
 def find_jars() -> Path:

@@ -25,11 +25,11 @@ from typing import Final
 
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import Clock, Rng
+from millpond.statestore.zookeeper.java import find_java, refuse_old_java
 from millpond.statestore.zookeeper.process import (
     HOST,
     ServerProcess,
     find_jars,
-    find_java,
     forget,
     free_port,
     is_free,
@@ -166,6 +166,7 @@ class EmbeddedZooKeeper:
         """
         Why a server does not start, with what it said last.
         """
+        refuse_old_java(java)
         waited = f"it does not serve after {self._ready_timeout_ms / 1_000:g} s"
         failure = UnavailableError(
             "zookeeper's server does not start",

@@ -372,7 +372,11 @@ class ZooKeeperSession:
             self._raise_if_refused()
             fault = connection_fault(client)
             reason = {} if fault is None else {"cause": fault}
-            raise UnavailableError("zookeeper does not answer", hosts=self._hosts, **reason) from error
+            raise UnavailableError(
+                "zookeeper does not answer: are host and port right, and can this machine reach them?",
+                hosts=self._hosts,
+                **reason,
+            ) from error
 
     def _raise_if_refused(self) -> None:
         if self._was_refused:

@@ -21,11 +21,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.types import Clock
+from millpond.statestore.zookeeper.java import find_java
 from millpond.statestore.zookeeper.process import (
     HOST,
     ServerProcess,
     find_jars,
-    find_java,
     free_ports,
     launch,
 )

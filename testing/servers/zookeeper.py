@@ -18,12 +18,12 @@ from typing import Final, Self
 
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.types import Clock
+from millpond.statestore.zookeeper.java import find_java
 from millpond.statestore.zookeeper.process import (
     HOST,
     ServerProcess,
     answer,
     find_jars,
-    find_java,
     free_ports,
     launch,
 )

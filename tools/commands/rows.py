@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 import pyarrow as pa
 
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.keys.key_text import is_typed
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.view import RowsView
@@ -123,7 +123,10 @@ def _key_text(view: RowsView, given: str) -> str:
 def _check_known(snapshot: Snapshot, computation: str) -> None:
     if computation not in snapshot.computations:
         known = ", ".join(snapshot.computations) or "none has rows yet"
-        raise InvalidError("the store has no rows of that computation", computation=computation, known=known)
+        hint = did_you_mean(computation, snapshot.computations)
+        raise InvalidError(
+            f"the store has no rows of that computation{hint}", computation=computation, known=known
+        )
 
 
 def _rows(table: pa.Table, view: RowsView) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module, invalidate_caches
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +17,7 @@ from typing import Any, Final
 import click
 
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 
 __all__ = ["load_app", "load_function", "load_pipeline", "wrong_usage"]
 
@@ -49,7 +48,7 @@ def load_app(text: str) -> object:
         if not hasattr(found, part):
             names = [known for known in vars(found) if not known.startswith("_")]
             raise InvalidError(
-                f"{where} has no such name{_nearest(part, names)}", name=part, known=_some(names)
+                f"{where} has no such name{did_you_mean(part, names)}", name=part, known=_some(names)
             )
         found, where = getattr(found, part), f"{where}.{part}"
     return found
@@ -144,7 +143,7 @@ def _no_module(name: str, missing: str) -> InvalidError:
     names = [module.name for module in pkgutil.iter_modules(folders)]
     where = f"the package {parent}" if parent else "this folder"
     return InvalidError(
-        f"there is no such module in {where} or in what is installed{_nearest(last, names)}",
+        f"there is no such module in {where} or in what is installed{did_you_mean(last, names)}",
         module=name,
         known=_some(names),
     )
@@ -160,11 +159,6 @@ def _failed(what: str, error: Exception) -> InvalidError:
     if frames:
         failed.add_note("".join(traceback.format_list(frames)).rstrip())
     return failed
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    close = get_close_matches(name, list(names), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _some(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import click
 
-from millpond.statestore.errors import MillpondError
+from millpond.statestore.errors import MillpondError, did_you_mean
 
 __all__ = ["EXIT_CODES", "Example", "TeachingCommand", "TeachingGroup"]
 
@@ -129,6 +129,17 @@ class TeachingGroup(click.Group):
             return super().get_command(ctx, cmd_name)
         command: click.Command = getattr(import_module(home), home.rpartition(".")[2])
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """
+        The command that is meant; of an unknown one, the nearest is told.
+        """
+        names = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in names:
+            ctx.fail(f"no such command: {args[0]!r}{did_you_mean(args[0], names)}; --help lists them")
+        return super().resolve_command(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """

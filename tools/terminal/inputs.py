@@ -5,7 +5,6 @@ The inputs of a run on the command line: files and folders by stream, or a funct
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +13,7 @@ import click
 from millpond.executor.local.rows import RowsLike
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.tools.terminal.apps import call, load_app
 from millpond.tools.terminal.row_files import RowFiles
 
@@ -113,12 +112,11 @@ def _paths(given: Iterable[str], others: Mapping[str, Any], topology: Topology) 
     for text in given:
         stream, equals, path = text.partition("=")
         if not (stream and equals and path):
-            raise InvalidError("an input is written STREAM=PATH", input=text)
+            raise InvalidError("an input is written STREAM=PATH, as in queries=queries.parquet", input=text)
         if stream in paths or stream in others:
             raise InvalidError("an input is given twice: put its files into one folder", input=stream)
         if stream not in topology.injectors:
-            close = get_close_matches(stream, topology.injectors, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(stream, topology.injectors)
             raise InvalidError(
                 f"the pipeline injects no stream of that name{hint}",
                 input=stream,

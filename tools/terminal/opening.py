@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.errors import ConflictError, InvalidError, did_you_mean
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.stored_mark import list_marks, newest_mark
@@ -232,7 +232,8 @@ def version_in(savepoints: Iterable[Savepoint], named: str) -> int:
     known = {savepoint.name: savepoint.version for savepoint in savepoints}
     if named not in known:
         raise InvalidError(
-            "--version is a number (see `millpond history`) or the name of a savepoint (see `millpond savepoint`)",
+            "--version is a number (see `millpond history`) or the name of a savepoint (see `millpond savepoint`)"
+            f"{did_you_mean(named, known)}",
             version=named,
             savepoints=", ".join(sorted(known)) or "none",
         )

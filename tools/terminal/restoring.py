@@ -53,7 +53,9 @@ def table_to_restore(store: str, options: Mapping[str, str]) -> tuple[str, Objec
     """
     root = place_of(store)
     if "://" not in root and not Path(root, ROWS_FOLDER).is_dir():
-        raise InvalidError("there is no store at this path", path=store)
+        raise InvalidError(
+            "there is no store at this path: a store is the folder that a runner was given", path=store
+        )
     return root, open_objects(f"{root}/{ROWS_FOLDER}", options)
 
 

@@ -144,7 +144,7 @@ def test_a_file_is_no_store(tmp_path: Path) -> None:
     path = tmp_path / "pond"
     path.write_text("letters")
 
-    with pytest.raises(InvalidError, match=r"there is a file at its path path=`.*pond`"):
+    with pytest.raises(InvalidError, match=r"there is a file at its path: name another place path=`.*pond`"):
         Store.open(path)
     assert path.read_text() == "letters"
 
@@ -310,7 +310,7 @@ def test_a_folder_without_its_newest_commits_says_so_without_zookeeper(
         store.committer.commit(fence_request(2, INTERVAL))
     Store.open(tmp_path / "pond", read_only=True).close()
     (tmp_path / "pond" / "rows" / commit_path(TableVersion(2))).unlink()
-    said = "its log was cut or rolled back .*newest=`1` committed=`2`"
+    said = "its log was cut or rolled back.*newest=`1` committed=`2`"
     with pytest.raises(DataError, match=said):
         Store.open(tmp_path / "pond", read_only=True)
 

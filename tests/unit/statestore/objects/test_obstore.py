@@ -54,8 +54,8 @@ class TestLocal:
         assert caught.value.__cause__ is not None
 
     def test_an_unknown_scheme_is_refused(self) -> None:
-        """A URL that no store serves raises UnavailableError that names it."""
-        with pytest.raises(UnavailableError, match="nosuch"):
+        """A URL of a kind without put-if-absent raises InvalidError that names it."""
+        with pytest.raises(InvalidError, match="no put-if-absent.*nosuch"):
             open_objects("nosuch://host/path")
 
 

@@ -22,7 +22,8 @@ import pytest
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper import process
-from millpond.statestore.zookeeper.process import ServerProcess, answer, find_java, free_port, is_free, noted
+from millpond.statestore.zookeeper.java import find_java
+from millpond.statestore.zookeeper.process import ServerProcess, answer, free_port, is_free, noted
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.testing.servers.zookeeper import wait_until
 

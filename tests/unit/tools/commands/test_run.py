@@ -212,12 +212,12 @@ def test_only_the_summary_is_on_standard_output(zookeeper_hosts: str) -> None:
     [
         ((), "what is the input"),
         (("--input", "numbers"), "written STREAM=PATH"),
-        (("--input", "number=numbers"), "did you mean numbers"),
+        (("--input", "number=numbers"), "did you mean 'numbers'"),
         (("--input", "numbers=nowhere"), "no file and no folder"),
         (("--input", "numbers=s3://bucket/numbers"), "give --spark"),
         ((*FILES, *FILES), "given twice"),
         (("--inputs", "counts_of_test:wrong_inputs"), "returns a dict"),
-        (("--inputs", "counts_of_test:Counts"), "did you mean Count"),
+        (("--inputs", "counts_of_test:Counts"), "did you mean 'Count'"),
         (("--intervals", "0", *FILES), "--intervals"),
     ],
 )
@@ -239,4 +239,4 @@ def test_a_pipeline_that_is_not_there_is_wrong_usage() -> None:
     """
     result = run("", *FILES, pipeline="counts_of_test:pipelines")
 
-    assert (result.exit_code, "did you mean pipeline" in result.stderr) == (2, True)
+    assert (result.exit_code, "did you mean 'pipeline'" in result.stderr) == (2, True)

@@ -80,10 +80,10 @@ def test_anything_else_is_found_as_it_is() -> None:
     [
         ("app_of_test", "named module:name"),
         ("app_of_test:", "named module:name"),
-        ("ap_of_test:made", "did you mean app_of_test"),
-        ("package_of_test.job:made", "the package package_of_test.* did you mean jobs"),
-        ("app_of_test:mades", "did you mean made"),
-        ("app_of_test:Place.pipelines", "app_of_test.Place has no such name; did you mean pipeline"),
+        ("ap_of_test:made", "did you mean 'app_of_test'"),
+        ("package_of_test.job:made", "the package package_of_test.* did you mean 'jobs'"),
+        ("app_of_test:mades", "did you mean 'made'"),
+        ("app_of_test:Place.pipelines", "app_of_test.Place has no such name; did you mean 'pipeline'"),
         (
             "broken_of_test:made",
             "importing broken_of_test failed: ModuleNotFoundError: No module named 'nothing_of",
