@@ -27,8 +27,8 @@ _SECONDS_MIN: Final = 1_262_304_000
 _SECONDS_MAX: Final = 2_208_988_799
 """The end of 2039 in seconds; in microseconds it is 37 minutes after 1970 begins."""
 
-_AHEAD_US: Final = 86_400_000_000
-"""Clocks and zones differ by less than a day."""
+_AHEAD_US: Final = 366 * 86_400_000_000
+"""Clocks and zones differ by less than a day; bookings are made for months ahead."""
 
 
 class SuspectTimes:
@@ -85,7 +85,7 @@ def _warn_of_seconds(stream: str, oldest_us: int, newest_us: int) -> None:
 
 def _warn_of_future(stream: str, newest_us: int, now_us: int) -> None:
     _LOG.warning(
-        "a record's time lies more than a day ahead of the clock, and the watermark may follow it, so that all that "
+        "a record's time lies more than a year ahead of the clock, and the watermark may follow it, so that all that "
         "comes after is late: look at the unit of the times, or leave such records out: stream=`%s` newest=`%s` now=`%s`",
         stream,
         _shown(newest_us),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millpond.statestore.errors import ObjectExistsError, UnavailableError
+from millpond.statestore.errors import InvalidError, ObjectExistsError, UnavailableError
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import ObstoreObjects, open_objects, put_new
 
