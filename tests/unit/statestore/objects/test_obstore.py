@@ -55,7 +55,7 @@ class TestLocal:
 
     def test_an_unknown_scheme_is_refused(self) -> None:
         """A URL of a kind without put-if-absent raises InvalidError that names it."""
-        with pytest.raises(InvalidError, match="no put-if-absent.*nosuch"):
+        with pytest.raises(InvalidError, match=r"no put-if-absent.*nosuch"):
             open_objects("nosuch://host/path")
 
 
