@@ -33,7 +33,6 @@ from millpond.statestore.system import SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SECONDS_GOAL: Final = 60
 _FILES: Final = 4
 _OUTPUT: Final = "key long, count long, fired long"
 _HOUR_MS: Final = 3_600_000
@@ -131,7 +130,6 @@ def _moved(spark: SparkSession, folder: Path, keys: int, console: Console) -> di
         "timers": moved.timers,
         "spark_s": round(spark_s, 2),
         "import_s": round(import_s, 2),
-        "import_goal_s": SECONDS_GOAL,
         "keys_per_second": round(moved.rows / import_s),
         "resume_s": round(resume_s, 2),
         "differences": {name: count for name, count in differences.items() if count},

@@ -99,12 +99,13 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "testing": {
         "oracles": (),
         "servers": (),
+        "spark_code": (),
         "faults": ("servers",),
         "fixtures": ("faults",),
         "processes": ("fixtures",),
         "transcripts": ("fixtures", "oracles"),
         "simulation": ("fixtures", "oracles"),
-        TOP: ("processes", "transcripts", "simulation"),
+        TOP: ("processes", "transcripts", "simulation", "spark_code"),
     },
 }
 """

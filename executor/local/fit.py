@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from millpond.executor.pipeline.extract_rows import Rows, check_fields, read_injected, told_of_stream
+from millpond.executor.pipeline.extract_rows import Rows, check_fields, read_injected
+from millpond.executor.pipeline.injector_checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError
 

@@ -8,8 +8,7 @@ the others are not disturbed. Rows are Arrow columns or Python dicts; both give 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -47,7 +46,6 @@ __all__ = [
     "row_values",
     "rows_to_extract",
     "sorted_by_time",
-    "told_of_stream",
     "with_marks",
 ]
 
@@ -107,23 +105,6 @@ def read_injected(
         errors |= change_errors(rows)
         ids = None if ids is None else signed_ids(ids, change_signs(rows))
     return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
-
-
-@contextmanager
-def told_of_stream(stream: str) -> Iterator[None]:
-    """
-    Let an error about the columns of some rows name the stream that they are for.
-
-    Args:
-        stream: the injected stream.
-
-    Raises:
-        InvalidError: that error, with the stream as its last detail.
-    """
-    try:
-        yield
-    except InvalidError as error:
-        raise InvalidError(error.message, **{**error.details, "stream": stream}) from error
 
 
 def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequence[Any]) -> None:

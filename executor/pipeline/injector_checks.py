@@ -1,11 +1,12 @@
 """
-Checks of an injector's arguments that its line alone shows.
+Checks of an injector's arguments that its line alone shows, and what errors about its rows say of it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 from millpond.executor.event_time.duration import Duration, duration_us
@@ -17,7 +18,15 @@ from millpond.executor.pipeline.key_extractor import check_key_extractor
 from millpond.executor.pipeline.nodes import FieldExtractor
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["check_field", "check_ingress", "check_key_field", "check_members", "check_payload", "positive_us"]
+__all__ = [
+    "check_field",
+    "check_ingress",
+    "check_key_field",
+    "check_members",
+    "check_payload",
+    "positive_us",
+    "told_of_stream",
+]
 
 
 def check_field(argument: str, field: object, stream: str) -> None:
@@ -140,3 +149,20 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
                 field=name,
                 fields=sorted(known),
             )
+
+
+@contextmanager
+def told_of_stream(stream: str) -> Iterator[None]:
+    """
+    Let an error about the columns of some rows name the stream that they are for.
+
+    Args:
+        stream: the injected stream.
+
+    Raises:
+        InvalidError: that error, with the stream as its last detail.
+    """
+    try:
+        yield
+    except InvalidError as error:
+        raise InvalidError(error.message, **{**error.details, "stream": stream}) from error

@@ -24,7 +24,8 @@ from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.payloads.decoded_rows import check_payload_column
 from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.changes import CHANGE_ERROR, CHANGE_SIGN, image_names
-from millpond.executor.pipeline.extract_rows import Rows, read_injected, rows_to_extract, told_of_stream
+from millpond.executor.pipeline.extract_rows import Rows, read_injected, rows_to_extract
+from millpond.executor.pipeline.injector_checks import told_of_stream
 from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, key_names
 from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.executor.pipeline.topology import Topology

@@ -22,6 +22,7 @@ from millpond.executor.spark_api.schema import parse_schema
 from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.executor.spark_api.yielded_rows import YieldedAs, YieldedRows
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.views.state_columns import StateColumn
 
 __all__ = [
     "TIMEOUTS",
@@ -85,7 +86,7 @@ class _GroupsWithState(Computation):
         self._timeout = timeout
         self._has_watermark = has_watermark
         self._state = StructCodec(parse_schema(state_schema), "the state")
-        self.state_columns = columns_of_fields(self._state.schema)
+        self.state_columns: tuple[StateColumn, ...] = columns_of_fields(self._state.schema)
         self._output = YieldedRows(parse_schema(output_schema), self._yielded_as)
         self._given: GivenRows | None = None
 

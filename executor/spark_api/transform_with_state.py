@@ -18,6 +18,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Records
 from millpond.executor.computation.timer import Timer
+from millpond.executor.event_time.late_data_horizon import LateDataHorizon
 from millpond.executor.spark_api.declared_columns import columns_of_variables
 from millpond.executor.spark_api.given_rows import GivenRows
 from millpond.executor.spark_api.handle import TIME_MODES, ProcessorHandle, TimeMode
@@ -25,6 +26,7 @@ from millpond.executor.spark_api.schema import parse_schema
 from millpond.executor.spark_api.variables import EXPIRY_TAG, Variable
 from millpond.executor.spark_api.yielded_rows import RowsAs, YieldedRows
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.views.state_columns import StateColumn
 
 __all__ = ["INITIAL_STATE", "TransformWithState"]
 
@@ -97,12 +99,12 @@ class TransformWithState(Computation):
         self._output = YieldedRows(parse_schema(output_schema), rows_as, event_time_column_name or None)
         if event_time_column_name:
             # Spark bounds them by the watermark, and not by the rows that they were made of.
-            self.late_data_horizon = "unbounded"
+            self.late_data_horizon: LateDataHorizon = "unbounded"
         self._handle: ProcessorHandle | None = None
         self._given: GivenRows | None = None
         declared = self._declared()
         self.variables: tuple[str, ...] = tuple(declared)
-        self.state_columns = columns_of_variables(declared.values())
+        self.state_columns: tuple[StateColumn, ...] = columns_of_variables(declared.values())
 
     def _declared(self) -> dict[str, Variable]:
         """

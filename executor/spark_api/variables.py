@@ -238,7 +238,7 @@ class ValueVariable(Variable, ValueState):
     A ``ValueState``: one value.
     """
 
-    form = "value"
+    form: StateForm = "value"
 
     def exists(self) -> bool:
         """
@@ -266,7 +266,7 @@ class ListVariable(Variable, ListState):
     A ``ListState``: values in the order in which they were appended.
     """
 
-    form = "list"
+    form: StateForm = "list"
 
     def exists(self) -> bool:
         """
@@ -320,7 +320,7 @@ class MapVariable(Variable, MapState):
         ttl_ms: how long a value lives after its last change; ``None`` for ever.
     """
 
-    form = "map"
+    form: StateForm = "map"
     key_codec: StructCodec
 
     def __init__(

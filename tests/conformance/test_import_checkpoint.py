@@ -22,14 +22,8 @@ from millpond.executor.spark_api.drop_duplicates import drop_duplicates
 from millpond.executor.spark_api.spark_query import apply_in_pandas_with_state, transform_with_state
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
-from millpond.testing.fixtures.stateful_processors import (
-    SEEN,
-    AllTypes,
-    Remembering,
-    Sums,
-    Timers,
-    grouped,
-)
+from millpond.testing.spark_code.group_functions import grouped
+from millpond.testing.spark_code.stateful_processors import SEEN, AllTypes, Remembering, Sums, Timers
 from millpond.tools.command_line import main
 
 if TYPE_CHECKING:

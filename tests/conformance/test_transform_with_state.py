@@ -24,7 +24,8 @@ from millpond.executor.spark_api.spark_query import (
 )
 from millpond.statestore.errors import InvalidError
 from millpond.testing.fixtures.micro_batches import ROCKSDB, STATE_STORE, micro_batches
-from millpond.testing.fixtures.stateful_processors import (
+from millpond.testing.spark_code.group_functions import grouped, grouped_in_arrow
+from millpond.testing.spark_code.stateful_processors import (
     SEEN,
     AllTypes,
     Failing,
@@ -33,11 +34,8 @@ from millpond.testing.fixtures.stateful_processors import (
     Remembering,
     Seeded,
     Timers,
-    WindowEchoes,
-    Windowed,
-    grouped,
-    grouped_in_arrow,
 )
+from millpond.testing.spark_code.window_processors import WindowEchoes, Windowed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,0 +1,3 @@
+"""
+Code written for Spark's stateful operators, by which these and Millpond are compared.
+"""
