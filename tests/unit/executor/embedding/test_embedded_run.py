@@ -393,7 +393,7 @@ def test_functions_of_one_pipeline_and_store_share_a_run_however_they_are_made(t
     ("into", "options", "words"),
     [
         ("middle", {}, r"injects no such stream.*into=`middle` injected=`\['left', 'right'\]`"),
-        ("left", {"interval": 2}, "no such option option=`interval`"),
+        ("left", {"interval": 2}, "no such option; did you mean 'intervals'\\? option=`interval`"),
         ("left", {"intervals": 0}, "intervals"),
     ],
 )
