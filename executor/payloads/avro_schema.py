@@ -8,7 +8,7 @@ time is a number; so each default is replaced by the value that the same bytes w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 
@@ -34,12 +34,13 @@ def parsed_schema(text: str, what: str) -> dict[str, Any]:
     """
     import fastavro
 
+    given = orjson.loads(text)
     try:
-        parsed: Any = fastavro.parse_schema(_without_uuids(orjson.loads(text)))
+        parsed = cast(dict[str, Any], fastavro.parse_schema(_without_uuids(given)))
     except Exception as cause:
         # Of a malformed schema the library raises what its code meets: KeyError, TypeError and more.
         raise InvalidError(f"{what} is no Avro schema", reason=f"{type(cause).__name__}: {cause}") from cause
-    if not isinstance(parsed, dict) or parsed.get("type") != "record":
+    if not isinstance(given, dict) or given.get("type") != "record" or "fields" not in given:
         raise InvalidError(f"{what} is not that of a record, so its values have no fields", schema=text[:200])
     _make_defaults(parsed)
     return parsed

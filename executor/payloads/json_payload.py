@@ -4,7 +4,7 @@ Payloads of JSON text, checked against a JSON Schema.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import orjson
@@ -48,6 +48,16 @@ class JsonPayload(Payload):
         schema = orjson.loads(self._schema)
         told = schema if isinstance(schema, Mapping) else {}
         return str(told.get("title") or told.get("$id") or "JSON Schema")
+
+    def fields(self) -> Collection[str] | None:
+        """
+        The names of the properties, if the schema allows no others.
+        """
+        schema = orjson.loads(self._schema)
+        is_closed = isinstance(schema, dict) and schema.get("additionalProperties") is False
+        if not is_closed or not {"$ref", "patternProperties"}.isdisjoint(schema):
+            return None
+        return list(schema.get("properties", ()))
 
     def decoder(self) -> Decoder:
         """

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import millpond as mp
+from millpond.testing.fixtures.payloads import PAYMENT_AVRO, avro_bytes
+
+_LINE = {
+    "type": "record",
+    "name": "Line",
+    "fields": [{"name": "sku", "type": "string"}, {"name": "n", "type": "int"}],
+}
+
+
+def _of(*fields: tuple[str, Any]) -> dict[str, Any]:
+    return {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in fields]}
+
+
+_NESTED = _of(
+    ("lines", {"type": "array", "items": _LINE}),
+    ("by_name", {"type": "map", "values": "Line"}),
+    ("maybe", ["null", "Line", "string"]),
+    ("kind", {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}),
+)
+_VALUE = {
+    "lines": [{"sku": "tea", "n": 1}, {"sku": "cup", "n": 2}],
+    "by_name": {"first": {"sku": "pot", "n": 3}},
+    "maybe": {"sku": "jar", "n": 4},
+    "kind": "B",
+}
+_WHOLE = avro_bytes(_NESTED, _VALUE)
+
+
+@pytest.mark.parametrize(
+    ("payload", "field", "reason"),
+    [
+        (_WHOLE[: _WHOLE.index(b"cup")], "lines[1].sku", "the payload ends within it"),
+        (_WHOLE[: _WHOLE.index(b"cup") + 3], "lines[1].n", "the payload ends within it"),
+        (_WHOLE[: _WHOLE.index(b"pot") + 1], "by_name.first.sku", "the payload ends within it"),
+        (_WHOLE[: _WHOLE.index(b"first") + 1], "by_name", "the payload ends within it"),
+        (_WHOLE[: _WHOLE.index(b"jar") + 1], "maybe.sku", "the payload ends within it"),
+        (_WHOLE[:-1], "kind", "the payload ends within it"),
+        (_WHOLE[:-1] + b"\x08", "kind", "IndexError"),
+        (
+            _WHOLE.replace(b"\x02\x06jar", b"\x0a\x06jar"),
+            "maybe",
+            "IndexError: it says branch 5 of a union of 3",
+        ),
+        (_WHOLE.replace(b"cup", b"c\xffp"), "lines[1].sku", "UnicodeDecodeError"),
+        (b"\x01\x04\x00", "lines[0].n", "the payload ends within it"),
+        (b"", "lines", "the payload ends within it"),
+        (_WHOLE + b"zz", None, "2 bytes are left after the last field"),
+    ],
+)
+def test_the_innermost_part_is_named(payload: bytes, field: str | None, reason: str) -> None:
+    """A broken payload is told by the path of the part that cannot be read, through lists, maps and unions."""
+    with pytest.raises(mp.InvalidError) as refused:
+        mp.AvroPayload(_NESTED).decode(payload)
+
+    assert refused.value.details.get("field") == field
+    assert str(refused.value.details["reason"]).startswith(reason)
+    assert refused.value.details["schema"] == "R"
+
+
+def test_blocks_with_their_size_are_read() -> None:
+    """A block that says its size in bytes is read, and what is broken behind it is found."""
+    schema = _of(("numbers", {"type": "array", "items": "int"}), ("last", "string"))
+    encoded = b"\x03\x04\x02\x04\x00\x02x"
+
+    assert mp.AvroPayload(schema).decode(encoded) == {"numbers": [1, 2], "last": "x"}
+    with pytest.raises(mp.InvalidError, match="field=`last`"):
+        mp.AvroPayload(schema).decode(encoded[:-1])
+
+
+@pytest.mark.parametrize(
+    ("reader", "field", "reason"),
+    [
+        (_of(("lines", {"type": "array", "items": _LINE}), ("new", "string")), "new", "No default value"),
+        (_of(("kind", "long")), "kind", "Schema mismatch"),
+        (_of(("lines", {"type": "array", "items": "string"})), "lines", "Schema mismatch"),
+    ],
+)
+def test_schemas_that_do_not_go_together_are_told_by_the_field(reader: Any, field: str, reason: str) -> None:
+    """What can be read but not resolved names the field of the reader."""
+    with pytest.raises(mp.InvalidError) as refused:
+        mp.AvroPayload(reader, writer=_NESTED).decode(_WHOLE)
+
+    assert refused.value.details["field"] == field
+    assert str(refused.value.details["reason"]).startswith(f"the schemas do not go together: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted", "value", "read"),
+    [
+        ("int", "long", 5, 5),
+        ("int", "double", 5, 5.0),
+        ("long", "float", 5, 5.0),
+        ("string", "bytes", "é", "é".encode()),
+        ("bytes", "string", b"a", "a"),
+        ("int", ["null", "long"], 5, 5),
+        (["null", "int"], "int", 5, 5),
+        (
+            {"type": "enum", "name": "E", "symbols": ["A", "B"]},
+            {"type": "enum", "name": "E", "symbols": ["A"], "default": "A"},
+            "B",
+            "A",
+        ),
+    ],
+)
+def test_types_become_wider(written: Any, wanted: Any, value: Any, read: Any) -> None:
+    """A field of a wider type takes what was written with a narrower one."""
+    payload = mp.AvroPayload(_of(("f", wanted)), writer=_of(("f", written)))
+
+    assert payload.decode(avro_bytes(_of(("f", written)), {"f": value})) == {"f": read}
+
+
+def test_fields_are_found_by_an_alias() -> None:
+    """A field that was renamed is found by its former name."""
+    reader = {"type": "record", "name": "R", "fields": [{"name": "new", "type": "int", "aliases": ["old"]}]}
+
+    assert mp.AvroPayload(reader, writer=_of(("old", "int"))).decode(b"\x0a") == {"new": 5}
+
+
+def test_a_schema_with_a_namespace_is_named_alone() -> None:
+    """The name in a reason is the one that the schema's file says."""
+    with pytest.raises(mp.InvalidError, match="schema=`Payment`"):
+        mp.AvroPayload(PAYMENT_AVRO).decode(b"")

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+import millpond as mp
+
+_SCHEMA = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "$id": "shop:payment",
+    "type": "object",
+    "required": ["card"],
+    "$defs": {"line": {"properties": {"sku": {"type": "string", "minLength": 1}}}},
+    "properties": {
+        "lines": {"type": "array", "items": {"$ref": "#/$defs/line"}},
+        "at": {"type": "string", "format": "date-time"},
+        "kind": {"enum": ["buy", "refund"]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (
+            b'{"card":1,"lines":[{"sku":"a"},{"sku":""}]}',
+            'field=`lines[1].sku` reason=`"" is shorter than 1 character`',
+        ),
+        (b'{"card":1,"at":"yesterday"}', 'field=`at` reason=`"yesterday" is not a "date-time"`'),
+        (b'{"card":1,"kind":"gift"}', "field=`kind` reason="),
+        (b"{}", 'schema=`shop:payment` reason=`"card" is a required property`'),
+        (b'{"card":1} {"card":2}', "reason=`it is no JSON:"),
+        (b'{"card":NaN}', "reason=`it is no JSON:"),
+        (b'{"card":"\xff"}', "reason=`it is no JSON:"),
+        (b"", "reason=`it is no JSON:"),
+    ],
+)
+def test_reasons_name_schema_and_path(payload: bytes, reason: str) -> None:
+    """What does not fit is told with the schema, the path of the part and what is wrong with it."""
+    with pytest.raises(mp.InvalidError) as refused:
+        mp.JsonPayload(_SCHEMA).decode(payload)
+
+    assert reason in str(refused.value)
+
+
+def test_values_have_the_types_of_json() -> None:
+    """What fits is what JSON says; a format does not make it anything else."""
+    payload = mp.JsonPayload(_SCHEMA)
+
+    assert payload.decode(b'{"card":1,"at":"2026-11-23T17:00:00Z","more":[1.5,null,true]}') == {
+        "card": 1,
+        "at": "2026-11-23T17:00:00Z",
+        "more": [1.5, None, True],
+    }
+    assert repr(payload) == "JsonPayload('shop:payment', column='value')"
+    assert payload.fields() is None
+
+
+def test_values_are_objects() -> None:
+    """A list that fits its schema has no fields, and is refused."""
+    with pytest.raises(mp.InvalidError, match="it is no object with fields, but of type list"):
+        mp.JsonPayload({"type": "array"}).decode(b"[]")
+
+
+def test_names_are_known_of_a_closed_schema() -> None:
+    """A schema that allows no other properties tells the names of the fields."""
+    closed = {"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False}
+
+    assert mp.JsonPayload(closed).fields() == ["a", "b"]
+    assert mp.JsonPayload({**closed, "patternProperties": {"^x": {}}}).fields() is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "nothing"}, "the JSON Schema is none"),
+        ({"$ref": "#/$defs/gone"}, "the JSON Schema is none"),
+        ({"$ref": "http://schemas.invalid/payment"}, "the JSON Schema is none"),
+        ([1], "the JSON Schema is none"),
+    ],
+)
+def test_what_is_no_schema_is_refused_where_it_is_declared(schema: Any, reason: str) -> None:
+    """A malformed schema, and one that leads elsewhere, are refused; nothing is fetched."""
+    with pytest.raises(mp.InvalidError, match=reason):
+        mp.JsonPayload(schema)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package the declaration says what to install."""
+    monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
+
+    with pytest.raises(mp.InvalidError, match=r"pip install 'millpond\[json-schema\]'"):
+        mp.JsonPayload({})
