@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
-from millpond.testing.fixtures.both_runners import plays
+from millpond.testing.fixtures.both_runners import LocalPlay, plays
 from millpond.testing.fixtures.determinism import ManualClock
 from millpond.testing.fixtures.payloads import (
     PAYMENT_AVRO,
@@ -274,3 +274,74 @@ def test_columns_next_to_the_payload_say_key_and_time(play: Callable[..., Play])
         "t": [["{'n': 1}", 5_000_000], ["{'topic': 'x'}", 6_000_000]]
     }
     assert [value["offset"] for _, value in _letters(pond)] == [7]
+
+
+def test_each_consumer_has_its_own_key_and_the_watermark_its_marks(play: Callable[..., Play]) -> None:
+    """Several consumers, members and marks read the decoded fields, and what cannot be decoded is nothing to them."""
+
+    def make() -> mp.Pipeline:
+        pipeline = mp.Pipeline("payments")
+        payments = pipeline.inject(
+            "payments",
+            key="card",
+            at="at",
+            at_unit="us",
+            payload=mp.JsonPayload({"type": "object"}),
+            watermark=mp.MarkColumn("mark"),
+            members=["a", "b"],
+            member="shop",
+        )
+        payments.apply(Keep(), name="keep")
+        payments.apply(Keep(), name="by_shop", key=lambda value: value["shop"])
+        return pipeline
+
+    pond = play(make)
+    given = [{"card": f"c{n}", "shop": "ab"[n % 2], "at": n, "mark": n * 10} for n in range(1, 5)]
+
+    pond.inject("payments", _rows(*map(orjson.dumps, given), b"{"))
+    pond.settle()
+
+    assert {key: len(orjson.loads(state)) for key, state in pond.states("by_shop").items()} == {
+        "a": 2,
+        "b": 2,
+    }
+    assert pond.states("keep").keys() == {"c1", "c2", "c3", "c4"}
+    assert pond.watermark("keep") == 30
+    told = [orjson.loads(state) for state in pond.states("dead_letters").values()]
+    assert sorted(letter["computation"] for letter in told) == ["by_shop", "keep"]
+
+
+def test_a_history_is_decoded_too(play: Callable[..., Play]) -> None:
+    """The rows of a backfill have payloads as the stream's, and come in the order of the decoded times."""
+    history = _rows(
+        _json("a", n=2, paid_at="2026-11-23T00:00:02Z"), b"{", _json("a", n=1, paid_at="2026-11-23T00:00:01Z")
+    )
+
+    def make() -> mp.Pipeline:
+        pipeline = mp.Pipeline("payments")
+        payments = pipeline.inject("payments", key="card", at="paid_at", payload=mp.JsonPayload(PAYMENT_JSON))
+        payments.apply(Keep(), name="keep", backfill=history)
+        return pipeline
+
+    pond = play(make)
+    pond.settle()
+
+    assert [at for _, at in orjson.loads(pond.states("keep")["a"])] == [
+        _micros(dt.datetime(2026, 11, 23, 0, 0, second, tzinfo=dt.UTC)) for second in (1, 2)
+    ]
+    assert len(_letters(pond)) == 1
+
+
+def test_a_payload_of_another_type_is_refused(play: Callable[..., Play]) -> None:
+    """A column that holds no payloads is an error of the call, whichever runner it is."""
+    pond = play(_pipeline(mp.JsonPayload({"type": "object"}), key="card", id=None))
+
+    def give() -> None:
+        if isinstance(pond, LocalPlay):
+            pond.inject("payments", pa.table({"value": [1]}))
+        else:
+            frame = pond.spark.range(1).toDF("value")
+            mp.SparkRunner(pond.store, spark=pond.spark).open(pond.make(), {"payments": frame})
+
+    with pytest.raises(mp.InvalidError, match="the payload column is neither binary nor text"):
+        give()

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import millpond as mp
+
+_RECORD = {
+    "type": "record",
+    "name": "R",
+    "fields": [{"name": "card", "type": "string"}, {"name": "at", "type": "long"}],
+}
+
+
+def _inject(**arguments: Any) -> object:
+    given = {"key": "card", "at": "at", "payload": mp.AvroPayload(_RECORD), **arguments}
+    return mp.Pipeline("p").inject("in", **given)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"key": ["card", "at"]},
+        {"key": lambda row: row["anything"]},
+        {"at": "__row_timestamp", "id": "__row_offset"},
+        {"at": mp.IngressTime()},
+        {"payload": mp.JsonPayload({}), "key": "anything"},
+    ],
+)
+def test_fields_of_the_schema_and_columns_of_the_row_are_known(arguments: dict[str, Any]) -> None:
+    """Names of the schema's fields, and those of columns, say where key, time and id are; functions see to themselves."""
+    assert repr(_inject(**arguments)) == "Stream('in' of 'p')"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"key": "crad"},
+            r"the payload's schema has no such field; did you mean 'card'\?.* stream=`in` field=`crad`",
+        ),
+        ({"at": "timestamp"}, "no such field.*begin with __row_ stream=`in` field=`timestamp`"),
+        ({"key": ["card", "gone"]}, "field=`gone`"),
+        ({"id": "gone"}, "field=`gone`"),
+        (
+            {"payload": mp.AvroPayload},
+            "a payload is an AvroPayload, a ProtobufPayload or a JsonPayload.* type=`AvroPayload`",
+        ),
+        ({"payload": "value"}, "a payload is .* type=`str`"),
+        ({"change": "op"}, "a stream of changes takes no payload"),
+    ],
+)
+def test_what_no_payload_has_is_refused(arguments: dict[str, Any], message: str) -> None:
+    """A misspelt field, what is no payload, and a payload of changes are refused where the stream is declared."""
+    with pytest.raises(mp.InvalidError, match=message):
+        _inject(**arguments)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+
+import millpond as mp
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_RECORD = {
+    "type": "record",
+    "name": "R",
+    "fields": [{"name": "k", "type": "string"}, {"name": "t", "type": "long"}],
+}
+
+
+class Tally(mp.Computation):
+    """
+    Counts the records of a key.
+    """
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        context.state.set(context.state.get(0) + 1)
+
+
+def _frame(spark: SparkSession, *payloads: bytes) -> Any:
+    return spark.createDataFrame([(bytearray(one),) for one in payloads], "value binary").coalesce(1)
+
+
+def _letters(folder: Path) -> list[dict[str, Any]]:
+    with mp.Store.open(folder, read_only=True) as store:
+        return [
+            orjson.loads(state) for state in store.rows_view(mp.DEAD_LETTERS).to_arrow()["state"].to_pylist()
+        ]
+
+
+def test_nulls_of_a_permissive_function_are_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
+    """What from_json cannot read has a null key, and its letter the payload, of which a declaration tells the reason."""
+    fields = F.from_json(F.col("value").cast("string"), "k string, t bigint", {"mode": "PERMISSIVE"})
+    raw = _frame(spark, b'{"k":"a","t":1}', b'{"k":', b'{"k":"a","t":2}')
+    frame = raw.select(fields.alias("made"), "value").select("made.*", "value")
+    pipeline = mp.Pipeline("p")
+    pipeline.inject("in", key="k", at="t", at_unit="us").apply(Tally(), name="tally")
+
+    summary = mp.SparkRunner(tmp_path / "pond", spark=spark, progress=False).run(pipeline, {"in": frame})
+
+    assert (summary.run.records, summary.run.dead_letters) == (2, 1)
+    (letter,) = _letters(tmp_path / "pond")
+    assert letter["error"] == "the key is null"
+    payload = mp.letter_value(letter)["value"]
+    with pytest.raises(mp.InvalidError, match="does not fit its schema schema=`R` reason=`it is no JSON"):
+        mp.JsonPayload({"title": "R"}).decode(payload)
+
+
+def test_a_registry_that_is_away_ends_the_run(spark: SparkSession, tmp_path: Path) -> None:
+    """A lookup that fails makes no dead letters: the run ends, and the next one has the records."""
+    here = tmp_path / "here"
+
+    def schema(number: int) -> Any:
+        if not here.exists():
+            raise ConnectionError("no route")
+        return _RECORD if number == 1 else None
+
+    pipeline = mp.Pipeline("p")
+    payload = mp.AvroPayload(_RECORD, framing="confluent", schemas=schema)
+    pipeline.inject("in", key="k", at="t", at_unit="us", payload=payload).apply(Tally(), name="tally")
+    frame = _frame(spark, b"\x00\x00\x00\x00\x01\x02a\x02", b"\x00\x00\x00\x00\x02\x02a\x02")
+    runner = mp.SparkRunner(tmp_path / "pond", spark=spark, progress=False)
+
+    with pytest.raises((PySparkException, mp.UnavailableError), match="a schema could not be looked up"):
+        runner.run(pipeline, {"in": frame})
+    here.touch()
+    summary = runner.run(pipeline, {"in": frame})
+
+    assert (summary.run.records, summary.run.dead_letters) == (1, 1)
+    assert [letter["error"] for letter in _letters(tmp_path / "pond")] == [
+        "the payload names a schema that is not known schema_id=`2`"
+    ]
+
+
+def test_a_query_is_fed_with_payloads(spark: SparkSession, tmp_path: Path) -> None:
+    """A streaming frame of encoded values is taken as it is, restarted runs included."""
+    folder = tmp_path / "in"
+    payload = mp.JsonPayload({"type": "object", "required": ["k"]})
+
+    def run() -> mp.RunSummary:
+        pipeline = mp.Pipeline("p")
+        pipeline.inject("in", key="k", at="t", at_unit="us", payload=payload).apply(Tally(), name="tally")
+        stream = spark.readStream.schema("value binary").parquet(str(folder))
+        return mp.SparkRunner(tmp_path / "pond", spark=spark, progress=False).run(
+            pipeline, {"in": stream}, finish=False
+        )
+
+    _frame(spark, b'{"k":"a","t":1}', b'{"t":1}').write.parquet(str(folder))
+    first = run()
+    _frame(spark, b'{"k":"a","t":2}').write.mode("append").parquet(str(folder))
+    second = run()
+
+    assert [(one.run.records, one.run.dead_letters) for one in (first, second)] == [(1, 1), (1, 0)]
+    with mp.Store.open(tmp_path / "pond", read_only=True) as store:
+        assert store.rows_view("tally").to_arrow()["state"].to_pylist() == ["2"]
