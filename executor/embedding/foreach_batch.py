@@ -18,6 +18,7 @@ from millpond.executor.event_time.duration import Duration
 from millpond.executor.event_time.time_reading import TimeUnit
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
+from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.backfill import Backfill
 from millpond.executor.pipeline.key_extractor import KeyField
 from millpond.executor.pipeline.names import SIGNALS
@@ -200,6 +201,7 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
     at_unit: TimeUnit | None
     at_zone: str | None
     change: str | None
+    payload: Payload | None
     idle_after: Duration | None
     members: Sequence[str]
     member: FieldExtractor | None

@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 
 from millpond.executor.local.row_source import RowSource
 from millpond.executor.local.rows import rows_from
+from millpond.executor.payloads.decoded_rows import rows_to_extract
 from millpond.executor.pipeline.backfill import INPUT, Backfill
 from millpond.executor.pipeline.extract_rows import (
     Rows,
     check_fields,
     read_injected,
     row_count,
-    rows_to_extract,
     sorted_by_time,
 )
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before

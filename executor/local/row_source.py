@@ -11,7 +11,8 @@ from itertools import chain
 import pyarrow as pa
 
 from millpond.executor.local.rows import pieces
-from millpond.executor.pipeline.extract_rows import Rows, row_count, rows_to_extract
+from millpond.executor.payloads.decoded_rows import rows_to_extract
+from millpond.executor.pipeline.extract_rows import Rows, row_count
 from millpond.executor.pipeline.nodes import InjectorNode
 
 __all__ = ["DecodedSource", "RowSource", "RowsInMemory", "source_of"]

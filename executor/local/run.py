@@ -19,8 +19,9 @@ from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry
 from millpond.executor.local.row_source import DecodedSource, RowSource, source_of
 from millpond.executor.local.rows import RowsLike, pieces, rows_from
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
+from millpond.executor.payloads.decoded_rows import rows_to_extract
 from millpond.executor.pipeline.changes import flat_rows
-from millpond.executor.pipeline.extract_rows import Rows, rows_to_extract
+from millpond.executor.pipeline.extract_rows import Rows
 from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.positions import LOCAL_SOURCE, after_the_end
 from millpond.executor.pipeline.topology import Topology

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from millpond.executor.payloads.payload import Payload
-from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
+from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError, did_you_mean
 
 __all__ = [
     "ROW_DICTS",
@@ -24,7 +24,9 @@ __all__ = [
     "UndecodedRow",
     "check_payload_column",
     "decoded_rows",
+    "decoded_values",
     "original_row",
+    "rows_to_extract",
     "value_of_row",
 ]
 
@@ -89,6 +91,52 @@ def decoded_rows(payload: Payload, rows: Any, *, stream: str) -> list[Any]:
     return [_of_mapping(payload, row) for row in rows]
 
 
+def decoded_values(payload: Payload, rows: Any, *, stream: str) -> list[dict[str, Any]]:
+    """
+    The values of rows whose payload was decoded before, in another process.
+
+    Raises:
+        InvalidError: it cannot be decoded now.
+        UnavailableError: a schema could not be looked up.
+    """
+    decoded = decoded_rows(payload, rows, stream=stream)
+    for row in decoded:
+        if isinstance(row, UndecodedRow):
+            raise InvalidError(
+                "a payload was decoded to find its key, and cannot be decoded to process it: a decoder gives the same "
+                "for the same bytes",
+                stream=stream,
+                reason=row.reason,
+            )
+    return [row.value for row in decoded]
+
+
+class _Injector(Protocol):
+    """
+    What an injector says of its rows.
+    """
+
+    @property
+    def stream(self) -> str: ...
+    @property
+    def payload(self) -> Payload | None: ...
+
+
+def rows_to_extract(node: _Injector, rows: Any) -> Any:
+    """
+    Rows as the injector's extractors see them: with their payload decoded, where the stream has one.
+
+    Args:
+        node: the injector.
+        rows: the rows as they came.
+
+    Raises:
+        InvalidError: there is no column of the payload, or it holds no payloads.
+        UnavailableError: a schema could not be looked up.
+    """
+    return rows if node.payload is None else decoded_rows(node.payload, rows, stream=node.stream)
+
+
 def check_payload_column(payload: Payload, columns: Sequence[str], *, stream: str) -> None:
     """
     Refuse rows without the column of the payload.
@@ -98,7 +146,7 @@ def check_payload_column(payload: Payload, columns: Sequence[str], *, stream: st
     """
     if payload.column not in columns:
         raise InvalidError(
-            "the input has no such payload column",
+            f"the input has no such payload column{did_you_mean(payload.column, columns)}",
             stream=stream,
             column=payload.column,
             columns=list(columns),

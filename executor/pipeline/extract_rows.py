@@ -23,8 +23,7 @@ from millpond.executor.event_time.time_reading import TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.injectors.policies import MarkColumn
-from millpond.executor.payloads.decoded_rows import ROW_DICTS, UndecodedRow, decoded_rows, value_of_row
-from millpond.executor.payloads.payload import Payload
+from millpond.executor.payloads.decoded_rows import ROW_DICTS, UndecodedRow, value_of_row
 from millpond.executor.pipeline.changes import change_errors, change_signs, images, signed_ids
 from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_column, extract_keys, key_names
 from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
@@ -40,11 +39,9 @@ __all__ = [
     "delivered_values",
     "member_names",
     "oldest_time",
-    "payload_values",
     "read_injected",
     "row_count",
     "row_values",
-    "rows_to_extract",
     "sorted_by_time",
     "with_marks",
 ]
@@ -281,21 +278,6 @@ def row_count(rows: Rows) -> int:
     return int(rows.num_rows) if isinstance(rows, pa.Table) else len(rows)
 
 
-def rows_to_extract(node: InjectorNode, rows: Rows) -> Rows:
-    """
-    Rows as the injector's extractors see them: with their payload decoded, where the stream has one.
-
-    Args:
-        node: the injector.
-        rows: the rows as they came.
-
-    Raises:
-        InvalidError: there is no column of the payload, or it holds no payloads.
-        UnavailableError: a schema could not be looked up.
-    """
-    return rows if node.payload is None else decoded_rows(node.payload, rows, stream=node.stream)
-
-
 def delivered_values(node: InjectorNode, rows: Rows, at: npt.NDArray[np.int64]) -> Values:
     """
     The rows as record values; the rows of a change stream, which are flat, in envelopes.
@@ -310,26 +292,6 @@ def delivered_values(node: InjectorNode, rows: Rows, at: npt.NDArray[np.int64]) 
     if node.change is None:
         return row_values(rows)
     return ChangedValues(row_values(images(rows)), change_signs(rows), at)
-
-
-def payload_values(payload: Payload, rows: Rows, *, stream: str) -> Values:
-    """
-    The record values of rows whose payload was decoded before, in another process.
-
-    Raises:
-        InvalidError: it cannot be decoded now.
-        UnavailableError: a schema could not be looked up.
-    """
-    decoded = decoded_rows(payload, rows, stream=stream)
-    for row in decoded:
-        if isinstance(row, UndecodedRow):
-            raise InvalidError(
-                "a payload was decoded to find its key, and cannot be decoded to process it: a decoder gives the same "
-                "for the same bytes",
-                stream=stream,
-                reason=row.reason,
-            )
-    return row_values([row.value for row in decoded])
 
 
 def row_values(rows: Rows) -> Values:

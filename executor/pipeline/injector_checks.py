@@ -7,7 +7,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 
 from millpond.executor.event_time.duration import Duration, duration_us
 from millpond.executor.injectors.ingress_time import IngressTime
@@ -16,7 +15,7 @@ from millpond.executor.payloads.decoded_rows import ROW_PREFIX
 from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.key_extractor import check_key_extractor
 from millpond.executor.pipeline.nodes import FieldExtractor
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, did_you_mean
 
 __all__ = [
     "check_field",
@@ -141,10 +140,9 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
         for name in extractor if isinstance(extractor, list | tuple) else [extractor]:
             if known is None or not isinstance(name, str) or name in known or name.startswith(ROW_PREFIX):
                 continue
-            close = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(name, known) or f": columns of the row have {ROW_PREFIX} before their names"
             raise InvalidError(
-                f"the payload's schema has no such field{hint} The row's own columns begin with {ROW_PREFIX}",
+                f"the payload's schema has no such field{hint}",
                 stream=stream,
                 field=name,
                 fields=sorted(known),

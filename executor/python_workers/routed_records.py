@@ -18,11 +18,11 @@ from millpond.executor.bundle.bundle import DeadLetter, Deliveries
 from millpond.executor.computation.values import ArrowValues, ChangedValues, Values
 from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.executor.injectors.observation import InputObservation, observe_times
+from millpond.executor.payloads.decoded_rows import decoded_values, rows_to_extract
 from millpond.executor.pipeline.changes import change_signs, in_commit_order, signed_ids
 from millpond.executor.pipeline.extract_rows import (
     member_names,
-    payload_values,
-    rows_to_extract,
+    row_values,
     scoped_ids,
     with_marks,
 )
@@ -109,7 +109,7 @@ class RoutedRecords:
     def _values(self, table: pa.Table, at: npt.NDArray[np.int64]) -> Values:
         rows = table.select(self._columns.own)
         if self._source.payload is not None:
-            return payload_values(self._source.payload, rows, stream=self._source.stream)
+            return row_values(decoded_values(self._source.payload, rows, stream=self._source.stream))
         values = ArrowValues(rows)
         return values if self._columns.sign is None else ChangedValues(values, change_signs(table), at)
 

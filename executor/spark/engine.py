@@ -18,7 +18,7 @@ import cloudpickle
 import pyarrow as pa
 
 from millpond.executor.injectors.policies import MarkColumn
-from millpond.executor.pipeline.extract_rows import rows_to_extract
+from millpond.executor.payloads.decoded_rows import rows_to_extract
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, after_the_end
 from millpond.executor.pipeline.topology import Topology

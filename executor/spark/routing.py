@@ -21,10 +21,10 @@ from pyspark.sql.functions import expr
 from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, INSTANT_TEXT, NO_ZONE
 from millpond.executor.event_time.time_reading import MILLISECONDS_MAX, MILLISECONDS_MIN, TimeReading
 from millpond.executor.injectors.ingress_time import IngressTime
-from millpond.executor.payloads.decoded_rows import check_payload_column
+from millpond.executor.payloads.decoded_rows import check_payload_column, rows_to_extract
 from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.changes import CHANGE_ERROR, CHANGE_SIGN, image_names
-from millpond.executor.pipeline.extract_rows import Rows, read_injected, rows_to_extract
+from millpond.executor.pipeline.extract_rows import Rows, read_injected
 from millpond.executor.pipeline.injector_checks import told_of_stream
 from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, key_names
 from millpond.executor.pipeline.nodes import InjectorNode

@@ -11,6 +11,7 @@ from millpond.executor.payloads.decoded_rows import (
     UndecodedRow,
     check_payload_column,
     decoded_rows,
+    decoded_values,
     original_row,
     value_of_row,
 )
@@ -103,3 +104,15 @@ def test_what_a_decoder_raises_is_the_reason() -> None:
     assert undecoded.reason == "the payload cannot be decoded: ZeroDivisionError: no"
     with pytest.raises(mp.UnavailableError):
         decoded_rows(Failing(mp.UnavailableError("away")), rows, stream="s")
+
+
+def test_values_that_were_decoded_once_are_decoded_again() -> None:
+    """Rows that were decoded before give their values, and one that cannot be any more is refused."""
+    rows = [{"value": b'{"a":1}'}, {"value": b'{"a":2}'}]
+
+    assert decoded_values(_PAYLOAD, rows, stream="s") == [{"a": 1}, {"a": 2}]
+    with pytest.raises(
+        mp.InvalidError,
+        match="a decoder gives the same for the same bytes stream=`s` reason=`the payload is null`",
+    ):
+        decoded_values(_PAYLOAD, [*rows, {"value": None}], stream="s")

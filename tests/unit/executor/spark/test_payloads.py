@@ -105,3 +105,34 @@ def test_a_query_is_fed_with_payloads(spark: SparkSession, tmp_path: Path) -> No
     assert [(one.run.records, one.run.dead_letters) for one in (first, second)] == [(1, 1), (1, 0)]
     with mp.Store.open(tmp_path / "pond", read_only=True) as store:
         assert store.rows_view("tally").to_arrow()["state"].to_pylist() == ["2"]
+
+
+def test_an_embedded_computation_has_payloads(spark: SparkSession, tmp_path: Path) -> None:
+    """A query of the user's own gives its encoded values to a function of `foreach_batch` as they are."""
+    folder = tmp_path / "in"
+    _frame(spark, b'{"k":"a","t":1}', b'{"t":1}').write.parquet(str(folder))
+    payload = mp.JsonPayload({"type": "object", "required": ["k"]})
+    function = mp.foreach_batch(
+        tmp_path / "pond",
+        Tally(),
+        name="tally",
+        key="k",
+        at="t",
+        at_unit="us",
+        payload=payload,
+        progress=False,
+    )
+    stream = spark.readStream.schema("value binary").parquet(str(folder))
+
+    query = (
+        stream.writeStream.foreachBatch(function)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    function.close()
+
+    with mp.Store.open(tmp_path / "pond", read_only=True) as store:
+        assert store.rows_view("tally").to_arrow()["state"].to_pylist() == ["1"]
+    assert len(_letters(tmp_path / "pond")) == 1
