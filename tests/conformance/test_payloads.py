@@ -15,7 +15,7 @@ import pytest
 import millpond as mp
 from millpond.testing.fixtures.both_runners import LocalPlay, plays
 from millpond.testing.fixtures.determinism import ManualClock
-from millpond.testing.fixtures.payloads import (
+from tests.payloads import (
     PAYMENT_AVRO,
     PAYMENT_JSON,
     avro_bytes,

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millpond as mp
-from millpond.testing.fixtures.payloads import (
+from tests.payloads import (
     avro_bytes,
     confluent,
     descriptor_set,

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 import millpond as mp
-from millpond.testing.fixtures.payloads import avro_bytes, confluent, single_object
+from tests.payloads import avro_bytes, confluent, single_object
 
 _OLD = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "int"}]}
 _NEW = {**_OLD, "fields": [{"name": "n", "type": "long"}, {"name": "note", "type": "string", "default": "-"}]}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
-from millpond.testing.fixtures.payloads import PAYMENT_AVRO, avro_bytes
+from tests.payloads import PAYMENT_AVRO, avro_bytes
 
 _LINE = {
     "type": "record",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
-from millpond.testing.fixtures.payloads import confluent, descriptor_set, message_bytes, payment_descriptors
+from tests.payloads import confluent, descriptor_set, message_bytes, payment_descriptors
 
 _SET = payment_descriptors()
 _AT = dt.datetime(2026, 11, 23, 17, 0, 0, 123456, tzinfo=dt.UTC)

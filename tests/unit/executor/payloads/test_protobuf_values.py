@@ -8,7 +8,7 @@ import pytest
 import millpond as mp
 from millpond.executor.payloads.protobuf_types import message_type
 from millpond.executor.payloads.protobuf_values import reader_of
-from millpond.testing.fixtures.payloads import descriptor_set, message_bytes
+from tests.payloads import descriptor_set, message_bytes
 
 _SPECIAL: Final = descriptor_set(
     """

@@ -4,7 +4,7 @@ import pytest
 
 from millpond.executor.payloads.protobuf_types import message_type
 from millpond.executor.payloads.protobuf_wire import first_failure
-from millpond.testing.fixtures.payloads import message_bytes, payment_descriptors
+from tests.payloads import message_bytes, payment_descriptors
 
 _SET = payment_descriptors()
 
