@@ -158,7 +158,7 @@ def _spark_options(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """
-    One local Spark session with Delta for the whole run: its users are one group, and so in one process.
+    One local Spark session with Delta for a process: its users are one group, which one process takes, or two.
     """
     user = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
     assert group_of(request.config.rootpath, user) == SPARK, user

@@ -1,9 +1,9 @@
 """
-Distribution of tests over processes: module by module, with all users of the run's Spark session in one process.
+Distribution of tests over processes: module by module, with the users of a Spark session in one process.
 
-A Spark session costs seconds and a gigabyte, so only one process has it. The tests of a module that do without it are
-as free as those that start programs with a Spark of their own: else the process with Spark works longer than all
-others. Shares of a test's generated examples go to any process.
+A Spark session costs seconds and a gigabyte, and its tests wait for half of their time: one process has it, or two
+where there are three. The tests of a module that do without it are as free as those that start programs with a
+Spark of their own: else the processes with Spark work longer than all others. Shares of a test's generated examples go to any process.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-__all__ = ["SPARK", "Distribution", "group_of"]
+__all__ = ["SPARK", "Distribution", "group_of", "scope_of"]
 
 SPARK: Final = "spark"
-"""The group of the tests that use the run's Spark session."""
+"""The group of the tests that use a Spark session."""
 
+_PROCESSES_WITH_TWO_SESSIONS: Final = 3
 _SHARE: Final = re.compile(r"\[share \d+\]$")
 _SESSIONS: Final = frozenset({"spark", "spark_as_reader"})
 _ASKS: Final = re.compile(r'\bspark(?:_as_reader)?: SparkSession\b|getfixturevalue\("spark"\)')
@@ -41,7 +43,22 @@ class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler 
         self._root = config.rootpath
 
     def _split_scope(self, nodeid: str) -> str:
-        return group_of(self._root, nodeid)
+        return scope_of(group_of(self._root, nodeid), nodeid, self.numnodes)
+
+
+def scope_of(group: str, nodeid: str, processes: int) -> str:
+    """
+    What one process takes as a whole: a group, or with three processes or more one of two parts of `SPARK`.
+
+    Args:
+        group: the test's group.
+        nodeid: the test's node id; a module's users of Spark stay together.
+        processes: how many there are.
+    """
+    if group != SPARK or processes < _PROCESSES_WITH_TWO_SESSIONS:
+        return group
+    module = nodeid.partition("::")[0]
+    return f"{SPARK} {crc32(module.encode()) % 2}"
 
 
 @functools.cache

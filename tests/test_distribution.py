@@ -2,7 +2,7 @@
 Distribution of tests over processes.
 """
 
-from tests.distribution import SPARK, group_of
+from tests.distribution import SPARK, group_of, scope_of
 from tests.tidy import ROOT
 
 ORACLE = "tests/property/test_window_oracle.py"
@@ -28,6 +28,21 @@ def test_all_users_of_the_shared_session_are_in_one_group(request):
 
     assert {group_of(ROOT, user) for user in users} <= {SPARK}
     assert group_of(ROOT, "tests/conformance/test_table_readers.py::test_with_spark") == SPARK
+
+
+def test_two_processes_of_three_share_the_users_by_module():
+    """
+    With fewer processes one has them all; tests without Spark stay as they are.
+    """
+    modules = [f"tests/test_{number}.py" for number in range(20)]
+
+    assert {scope_of(SPARK, f"{module}::test_it", 2) for module in modules} == {SPARK}
+    assert {scope_of(SPARK, f"{module}::test_it", 3) for module in modules} == {"spark 0", "spark 1"}
+    for module in modules:
+        assert scope_of(SPARK, f"{module}::test_it", 3) == scope_of(
+            SPARK, f"{module}::TestOther::test_it[a]", 3
+        )
+    assert scope_of(TIME, f"{TIME}::test_it", 3) == TIME
 
 
 def test_users_are_found_however_they_ask_for_the_session():
