@@ -96,7 +96,7 @@ def test_a_log_that_was_rolled_back_is_refused(opened: Callable[[], Store], tmp_
     shutil.rmtree(tmp_path / "pond" / "rows")
     shutil.copytree(copy, tmp_path / "pond" / "rows")
 
-    with pytest.raises(DataError, match=rf"cut or rolled back .*{newest:020d}\.json.*committed=`{newest}`"):
+    with pytest.raises(DataError, match=rf"cut or rolled back.*{newest:020d}\.json.*committed=`{newest}`"):
         opened()
 
 
