@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from millpond.executor.event_time.duration import duration_text
 from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.payloads.decoded_rows import ROW_PREFIX
 from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.python_workers.importable import check_importable
@@ -135,7 +136,8 @@ def _with_frame_watermarks(topology: Topology, inputs: Mapping[str, DataFrame]) 
 
 def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:
     delays_us = _delays_us(schema)
-    delay_us = delays_us.get(node.at) if isinstance(node.at, str) else None
+    column = _column_of_time(node)
+    delay_us = None if column is None else delays_us.get(column)
     if delay_us is None:
         if delays_us:
             _LOG.warning(
@@ -148,6 +150,15 @@ def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:
         return node
     _LOG.info("watermark from withWatermark stream=`%s` delay=`%s`", node.stream, duration_text(delay_us))
     return replace(node, watermark=BoundedDisorder(delay_us), is_assumed=False)
+
+
+def _column_of_time(node: InjectorNode) -> str | None:
+    """
+    The frame's own column that the event time is read from; ``None`` if a function or a payload has it.
+    """
+    if not isinstance(node.at, str) or node.payload is None:
+        return node.at if isinstance(node.at, str) else None
+    return node.at.removeprefix(ROW_PREFIX) if node.at.startswith(ROW_PREFIX) else None
 
 
 def _delays_us(schema: StructType) -> dict[str, int]:

@@ -136,3 +136,23 @@ def test_an_embedded_computation_has_payloads(spark: SparkSession, tmp_path: Pat
     with mp.Store.open(tmp_path / "pond", read_only=True) as store:
         assert store.rows_view("tally").to_arrow()["state"].to_pylist() == ["1"]
     assert len(_letters(tmp_path / "pond")) == 1
+
+
+@pytest.mark.parametrize(("at", "watermark"), [("__row_timestamp", 7_000_000), ("timestamp", 9_000_000)])
+def test_the_watermark_of_a_column_is_that_of_the_row(
+    spark: SparkSession, tmp_path: Path, at: str, watermark: int
+) -> None:
+    """The delay of withWatermark holds for the column next to the payload, and for no field of the same name."""
+    folder = str(tmp_path / "in")
+    given = _frame(spark, b'{"k":"a","timestamp":9000000}')
+    given.withColumn("timestamp", F.timestamp_seconds(F.lit(9))).write.parquet(folder)
+    stream = spark.readStream.schema("value binary, timestamp timestamp").parquet(folder)
+    pipeline = mp.Pipeline("p")
+    payload = mp.JsonPayload({"type": "object"})
+    pipeline.inject("in", key="k", at=at, at_unit="us", payload=payload).apply(Tally(), name="tally")
+
+    summary = mp.SparkRunner(tmp_path / "pond", spark=spark, progress=False).run(
+        pipeline, {"in": stream.withWatermark("timestamp", "2 seconds")}, finish=False
+    )
+
+    assert summary.watermark == watermark
