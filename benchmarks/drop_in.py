@@ -3,9 +3,10 @@ A processor written for Spark, on Spark's operator and on Millpond, over the sam
 
     python -m benchmarks.drop_in --json build/bench/drop_in.json
 
-Each reads all rows of a key in a micro-batch, gets and updates one number, and yields one row. Spark's output is
-thrown away (``noop``); Millpond's is kept in the store, as all productions are. Spark's operator has RocksDB with
-a change log, and as many partitions as cores, as in `benchmarks.transform_with_state`.
+Each reads all rows of a key in a micro-batch, gets and updates one number, and yields one row. A function for
+``applyInPandasWithState`` does the same, and once more in Arrow, for which Spark has only that operator of pandas to
+compare with. Spark's output is thrown away (``noop``); Millpond's is kept in the store, as all productions are. Spark's
+operator has RocksDB with a change log, and as many partitions as cores, as in `benchmarks.transform_with_state`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import Row
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from rich.console import Console
 from rich.table import Table
@@ -39,7 +42,11 @@ WARM_UP: Final = Load(rows_per_batch=20_000, keys_per_batch=4_000, batches=4, wa
 GOALS: Final = {"row": 4, "pandas": 10}
 """The required ratio of Millpond's rate to that of Spark's operator, by what rows are given as."""
 
+GROUPS: Final = ("pandas groups", "arrow groups")
+"""What has a ``GroupState``."""
+
 _OUTPUT: Final = "key string, count long"
+_STATE: Final = "count long"
 
 
 class RowCounter(StatefulProcessor):
@@ -84,6 +91,29 @@ class PandasCounter(RowCounter):
         yield pd.DataFrame({"key": [key[0]], "count": [count]})
 
 
+def count_frames(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """
+    Count the rows of a key, frame by frame.
+    """
+    known = state.getOption
+    count = (0 if known is None else known[0]) + sum(int(frame["id"].count()) for frame in frames)
+    state.update((count,))
+    yield pd.DataFrame({"key": [key[0]], "count": [count]})
+
+
+def count_batches(key: Any, batches: Iterator[pa.RecordBatch], state: GroupState) -> Iterator[pa.RecordBatch]:
+    """
+    Count the rows of a key by Arrow.
+    """
+    known = state.getOption
+    count = 0 if known is None else known[0]
+    for batch in batches:
+        ids = batch.column("id")
+        count += len(ids) - ids.null_count
+    state.update((count,))
+    yield pa.record_batch({"key": [key[0]], "count": [count]})
+
+
 @click.command(help=__doc__)
 @click.option("--json", "path", type=click.Path(path_type=Path), default=Path("build/bench/drop_in.json"))
 @click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
@@ -97,7 +127,7 @@ def main(path: Path, master: str) -> None:
     spark = quiet_spark("millpond-drop-in", master=master, log=path.parent / "spark.log", options=options)
     report = {}
     try:
-        for rows_as, load in (("row", LOAD), ("pandas", PANDAS_LOAD)):
+        for rows_as, load in (("row", LOAD), *((one, PANDAS_LOAD) for one in ("pandas", *GROUPS))):
             _side_by_side(spark, rows_as, WARM_UP)
             console.print(
                 f"rows as {rows_as}: {load.rows_per_batch:,} over {load.keys_per_batch:,} keys a batch …"
@@ -109,9 +139,10 @@ def main(path: Path, master: str) -> None:
     ratios = {}
     for rows_as, (theirs, ours) in report.items():
         ratio = round(ours.records_per_second / theirs.records_per_second, 2)
-        ratios[rows_as] = {"ratio": ratio, "goal": GOALS[rows_as]}
+        goal = GOALS.get(rows_as)
+        ratios[rows_as] = {"ratio": ratio, "goal": goal}
         rates = [f"{one.records_per_second:,.0f}" for one in (theirs, ours)]
-        table.add_row(rows_as, *rates, str(ratio), str(GOALS[rows_as]))
+        table.add_row(rows_as, *rates, str(ratio), "" if goal is None else str(goal))
     results = [one.to_json() for pair in report.values() for one in pair]
     path.write_text(f"{json.dumps({'results': results, 'ratios': ratios}, indent=2)}\n", encoding="utf-8")
     console.print(table, f"Every raw time is in {path}.")
@@ -134,26 +165,35 @@ def _on_spark(spark: SparkSession, checkpoint: Path, rows_as: str, load: Load, i
     with settings(spark, ROCKSDB | {"spark.sql.shuffle.partitions": str(cores)}):
         frame = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(inputs))
         grouped = frame.groupBy("key")
-        operator = grouped.transformWithState if rows_as == "row" else grouped.transformWithStateInPandas
-        processor = RowCounter() if rows_as == "row" else PandasCounter()
-        output = operator(processor, _OUTPUT, "Update", "None")
+        if rows_as in GROUPS:
+            timeout = GroupStateTimeout.NoTimeout
+            output = grouped.applyInPandasWithState(count_frames, _OUTPUT, _STATE, "Update", timeout)
+        else:
+            operator = grouped.transformWithState if rows_as == "row" else grouped.transformWithStateInPandas
+            processor = RowCounter() if rows_as == "row" else PandasCounter()
+            output = operator(processor, _OUTPUT, "Update", "None")
         times = run_to_end(output, checkpoint)
     return EngineResult(engine=f"spark-{rows_as}", load=load, times=times)
 
 
 def _on_millpond(spark: SparkSession, store: Path, rows_as: str, load: Load, inputs: Path) -> EngineResult:
     frame = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(inputs))
-    run = mp.transform_with_state(
-        frame,
-        keys="key",
-        processor=RowCounter() if rows_as == "row" else PandasCounter(),
-        output_schema=_OUTPUT,
-        rows_as="row" if rows_as == "row" else "pandas",
-        store=store,
-        trigger={"availableNow": True},
-        spark=spark,
-        progress=False,
-    )
+    place: dict[str, Any] = {
+        "keys": "key",
+        "output_schema": _OUTPUT,
+        "store": store,
+        "trigger": {"availableNow": True},
+        "spark": spark,
+        "progress": False,
+    }
+    if rows_as == "pandas groups":
+        run = mp.apply_in_pandas_with_state(frame, function=count_frames, state_schema=_STATE, **place)
+    elif rows_as == "arrow groups":
+        run = mp.apply_in_arrow_with_state(frame, function=count_batches, state_schema=_STATE, **place)
+    elif rows_as == "pandas":
+        run = mp.transform_with_state(frame, processor=PandasCounter(), rows_as="pandas", **place)
+    else:
+        run = mp.transform_with_state(frame, processor=RowCounter(), **place)
     run.await_termination()
     times = batch_times(run.queries[0])
     run.stop()

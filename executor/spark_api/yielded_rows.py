@@ -70,7 +70,7 @@ class YieldedRows:
         yielded_as = self._yielded_as
         for one in yielded:
             if yielded_as == "pandas" and isinstance(one, pd.DataFrame):
-                names = list(map(str, one.columns))
+                names = list(map(str, one.columns.tolist()))
                 for values in one.to_numpy(dtype=object).tolist():
                     yield dict(zip(names, map(_or_none, values), strict=True))
             elif yielded_as == "row" and isinstance(one, Row):
