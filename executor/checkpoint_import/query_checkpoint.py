@@ -78,7 +78,7 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
         folder: an empty folder of this machine.
 
     Raises:
-        InvalidError: there is no checkpoint of a streaming query, or it has not finished a batch.
+        InvalidError: there is no checkpoint of a streaming query, it has not finished a batch, or the session runs it.
         DataError: an entry of it cannot be read.
     """
     place = str(path)
@@ -93,9 +93,12 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
     if version not in _VERSIONS:
         raise DataError("this version of Spark's offsets is not known", path=place, version=version)
     committed = _lines(folder / _COMMITS / str(done))
+    query = str(_object(folder / _METADATA, _lines(folder / _METADATA)[0]).get("id", ""))
+    if any(str(running.id) == query for running in spark.streams.active):
+        raise InvalidError("the query runs: stop it first", path=place, query=query)
     return QueryCheckpoint(
         path=place,
-        query=str(_object(folder / _METADATA, _lines(folder / _METADATA)[0]).get("id", "")),
+        query=query,
         batch=done,
         unfinished=max((batch for batch in batches[_OFFSETS] if batch > done), default=None),
         watermark_ms=int(_object(folder / _OFFSETS, settings).get("batchWatermarkMs", 0)),

@@ -22,6 +22,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 
 from millpond.executor.checkpoint_import.operators import StatefulOperator, StateVariable, state_frame
 from millpond.executor.event_time.duration import datetime_us
+from millpond.executor.spark.jvm import worker_calls
 from millpond.executor.spark.key_sql import check_key_type, key_sql
 from millpond.executor.spark_api.drop_duplicates import EXPIRES_AT
 from millpond.executor.spark_api.group_state import TIMEOUT_TAG, TIMEOUTS, timeout_micros
@@ -121,14 +122,23 @@ def batches_of(rows: StateRows) -> pa.RecordBatchReader:
     """
     The rows as record batches, one partition after the other, so that memory does not grow with their number.
     """
-    packed = rows.frame.mapInArrow(_packed, "batch binary").toLocalIterator(prefetchPartitions=True)
+    packed = rows.frame.mapInArrow(_packed, "batch binary")
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for (buffer,) in packed:
+        for (buffer,) in _told_by_workers(packed.toLocalIterator(prefetchPartitions=True)):
             reader: pa.RecordBatchReader = pa.ipc.open_stream(bytes(buffer))
             yield from reader
 
     return pa.RecordBatchReader.from_batches(_ARROW, batches())
+
+
+def _told_by_workers(rows: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        with worker_calls():
+            row = next(rows, None)
+        if row is None:
+            return
+        yield row
 
 
 def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -386,7 +396,12 @@ class _ValueWriter:
         if self._convert is None:
             return self._codec.to_json(value), timer
         named = dict(zip(self._key.names, key, strict=True)), dict(zip(self.schema.names, value, strict=True))
-        return self._convert(*named), timer
+        try:
+            return self._convert(*named), timer
+        except Exception as cause:
+            raise InvalidError(
+                f"convert failed for a key: {type(cause).__name__}: {cause}", key=named[0], buffers=named[1]
+            ) from cause
 
     def _seen(self, key: Any, value: Any) -> tuple[Any, dict[str, Any] | None]:
         """

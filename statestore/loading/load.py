@@ -153,7 +153,7 @@ def load_rows(
         for piece in pieces_of(source):
             staging.add(staged_rows(piece, form.codec, before=staging.rows))
             told("read", staging.rows, None)
-        if not staging.rows:
+        if not staging.rows and beginning is None:
             raise InvalidError("the table has no rows", computation=computation)
         staging.sort()
         leases = opened.enter_context(

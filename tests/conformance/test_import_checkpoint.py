@@ -5,7 +5,7 @@ Queries that are stopped and moved: what Millpond yields from there on is what S
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from millpond.executor.checkpoint_import.import_checkpoint import ImportedCheckp
 from millpond.executor.spark_api.drop_duplicates import drop_duplicates
 from millpond.executor.spark_api.spark_query import apply_in_pandas_with_state, transform_with_state
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.failpoint import listening
 from millpond.statestore.store import Store
 from millpond.testing.spark_code.group_functions import grouped
 from millpond.testing.spark_code.stateful_processors import SEEN, AllTypes, Remembering, Sums, Timers
@@ -360,6 +361,8 @@ def test_an_aggregation_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
     theirs()
     plain = move.move("buffers", dry_run=True)
     assert orjson.loads(plain.samples[0]["state"]) == {"count": 3, "sum": 7, "sum_2": 7.0, "count_2": 3}
+    with pytest.raises(InvalidError, match=r"convert failed for a key: KeyError: 'typo'.*'k': '"):
+        move.move("Sums", convert=lambda _, buffers: buffers["typo"], dry_run=True)
     assert move.move("Sums", convert=_sums_of).rows == 2
     move.put([[{"k": key, "n": 5} for key in ("a", "new")]])
     run = transform_with_state(move.frame(), keys="k", processor=Sums(), output_schema=SEEN, **move.place)
@@ -430,6 +433,53 @@ def test_a_second_import_is_refused(rocksdb: SparkSession, tmp_path: Path) -> No
     with pytest.raises(InvalidError, match="no checkpoint"):
         import_checkpoint(tmp_path / "nowhere", computation="c", into=tmp_path / "pond", spark=rocksdb)
     assert move.move("other", input=None, plain_key=True).samples[0]["key"] == "a"
+
+
+@pytest.mark.spark_all
+def test_an_import_that_died_has_no_effect(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    Wherever it dies before its commit; the next one moves everything.
+    """
+    move = Move(rocksdb, tmp_path, "k string, do string, n long")
+    move.put([[{"k": "a", "do": "append", "n": 1}]])
+    move.in_spark(move.frame().groupBy("k").transformWithState(Remembering(), SEEN, "Update", "None"))
+
+    def dies(at: str) -> Callable[[str], None]:
+        def listener(reached: str) -> None:
+            if reached == at:
+                raise KeyboardInterrupt
+
+        return listener
+
+    for failpoint in ("lease.taken", "lease.fenced", "commit.before_put"):
+        with pytest.raises(KeyboardInterrupt), listening(dies(failpoint)):
+            move.move("Remembering")
+        with Store.open(move.folder / "pond", read_only=True) as store:
+            assert not store.rows_view("Remembering").to_arrow().num_rows
+    assert move.move("Remembering").rows == 1
+    move.put([[{"k": "a", "do": "update", "n": 2}]])
+    run = transform_with_state(
+        move.frame(), keys="k", processor=Remembering(), output_schema=SEEN, **move.place
+    )
+    assert "[(1,), (2,), (3,)]" in "".join(move.in_millpond(run))
+
+
+def test_a_query_without_state_moves_its_place(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """
+    Its watermark and the files that it has read, although its keys have expired.
+    """
+    move = Move(rocksdb, tmp_path, _CLICKS, "1 second")
+    move.put([_clicks(("a", 1)), _clicks(("late", 0.5), ("b", 60))])
+    frame = move.frame().dropDuplicatesWithinWatermark(["k"])
+    kept = move.in_spark(frame.where("k <> 'b'"), "append")
+    assert kept == ["a 1"]
+    known = rocksdb.read.format("statestore").load(str(move.checkpoint)).count()
+    moved = move.move("drop_duplicates")
+
+    assert (moved.rows, moved.sources, moved.watermark_ms) == (known, 1, 59_000)
+    move.put([_clicks(("a", 70), ("c", 58))])
+    run = drop_duplicates(move.frame(), ["k"], within_watermark=True, **move.place)
+    assert move.in_millpond(run) == ["a 70"]
 
 
 def test_the_command_moves_a_query(rocksdb: SparkSession, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from millpond.statestore.keys.key_text import decode_key
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.apps import load_function
 from millpond.tools.terminal.cli_help import Example, TeachingCommand
@@ -167,5 +168,9 @@ def _print(found: ImportedCheckpoint, into: str, stream: str) -> None:
         click.echo(f"sources   {found.sources}, which {stream} resumes")
     if found.unfinished is not None:
         note(f"batch {found.unfinished} was not finished: its records are read again")
-    cells = [(row["key"], row["state"], len(row["timers"] or ())) for row in found.samples]
+    cells = [(_key_text(row["key"]), row["state"], len(row["timers"] or ())) for row in found.samples]
     print_table("some of the rows", ("key", "state", "timers"), cells)
+
+
+def _key_text(key: str) -> str:
+    return ", ".join("null" if value is None else str(value) for value in decode_key(key))
