@@ -435,6 +435,12 @@ def test_a_second_import_is_refused(rocksdb: SparkSession, tmp_path: Path) -> No
     assert move.move("other", input=None, plain_key=True).samples[0]["key"] == "a"
 
 
+class Died(BaseException):
+    """
+    The process died here.
+    """
+
+
 @pytest.mark.spark_all
 def test_an_import_that_died_has_no_effect(rocksdb: SparkSession, tmp_path: Path) -> None:
     """
@@ -447,12 +453,12 @@ def test_an_import_that_died_has_no_effect(rocksdb: SparkSession, tmp_path: Path
     def dies(at: str) -> Callable[[str], None]:
         def listener(reached: str) -> None:
             if reached == at:
-                raise KeyboardInterrupt
+                raise Died(at)
 
         return listener
 
     for failpoint in ("lease.taken", "lease.fenced", "commit.before_put"):
-        with pytest.raises(KeyboardInterrupt), listening(dies(failpoint)):
+        with pytest.raises(Died), listening(dies(failpoint)):
             move.move("Remembering")
         with Store.open(move.folder / "pond", read_only=True) as store:
             assert not store.rows_view("Remembering").to_arrow().num_rows
@@ -466,20 +472,25 @@ def test_an_import_that_died_has_no_effect(rocksdb: SparkSession, tmp_path: Path
 
 def test_a_query_without_state_moves_its_place(rocksdb: SparkSession, tmp_path: Path) -> None:
     """
-    Its watermark and the files that it has read, although its keys have expired.
+    Files that it has read are not read again, although no key has anything left.
     """
-    move = Move(rocksdb, tmp_path, _CLICKS, "1 second")
-    move.put([_clicks(("a", 1)), _clicks(("late", 0.5), ("b", 60))])
-    frame = move.frame().dropDuplicatesWithinWatermark(["k"])
-    kept = move.in_spark(frame.where("k <> 'b'"), "append")
-    assert kept == ["a 1"]
-    known = rocksdb.read.format("statestore").load(str(move.checkpoint)).count()
-    moved = move.move("drop_duplicates")
+    move = Move(rocksdb, tmp_path, "k string, do string, n long")
 
-    assert (moved.rows, moved.sources, moved.watermark_ms) == (known, 1, 59_000)
-    move.put([_clicks(("a", 70), ("c", 58))])
-    run = drop_duplicates(move.frame(), ["k"], within_watermark=True, **move.place)
-    assert move.in_millpond(run) == ["a 70"]
+    def theirs() -> list[str]:
+        return move.in_spark(
+            move.frame().groupBy("k").transformWithState(Remembering(), SEEN, "Update", "None")
+        )
+
+    move.put([[{"k": "a", "do": "append", "n": 1}], [{"k": "a", "do": "clear", "n": 1}]])
+    theirs()
+    moved = move.move("Remembering")
+    assert (moved.rows, moved.sources, moved.batch) == (0, 1, 1)
+    move.put([[{"k": "a", "do": "update", "n": 2}]])
+    run = transform_with_state(
+        move.frame(), keys="k", processor=Remembering(), output_schema=SEEN, **move.place
+    )
+
+    assert move.in_millpond(run) == theirs()
 
 
 def test_the_command_moves_a_query(rocksdb: SparkSession, tmp_path: Path) -> None:
