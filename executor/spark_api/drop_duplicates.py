@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from pyspark.sql.types import StructType
 
-from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Records
 from millpond.executor.computation.timer import Timer
@@ -20,7 +19,7 @@ from millpond.executor.sinks.sink import Sink
 from millpond.executor.spark.input_frames import watermark_delay_us
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunnerOptions
-from millpond.executor.spark_api.given_rows import GivenRows
+from millpond.executor.spark_api.given_rows import ComputationOfRows
 from millpond.executor.spark_api.schema import parse_schema
 from millpond.executor.spark_api.spark_query import GroupedQuery
 from millpond.executor.spark_api.variables import EXPIRY_TAG
@@ -37,7 +36,7 @@ EXPIRES_AT: Final = "expiresAtMicros"
 """The field of a key's state that says until when it is kept, if that is so."""
 
 
-class DropDuplicates(Computation):
+class DropDuplicates(ComputationOfRows):
     """
     A computation that produces the first record of each key and drops the others.
 
@@ -55,25 +54,9 @@ class DropDuplicates(Computation):
         firsts = payments.apply(mp.DropDuplicates("id string, cents long", kept="1h"), name="firsts", key="id")
     """
 
-    in_micro_batches = True
-    in_order_of_arrival = True
-
     def __init__(self, schema: StructType | str, kept: Duration | None = None) -> None:
         self._output = YieldedRows(parse_schema(schema), "row")
         self._kept_us = None if kept is None else duration_us(kept)
-        self._given: GivenRows | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """
-        Travel without what belongs to a bundle.
-        """
-        return {**self.__dict__, "_given": None}
-
-    def end_bundle(self) -> None:
-        """
-        Release the bundle's rows.
-        """
-        self._given = None
 
     def process_records(self, context: Context, records: Records) -> None:
         """
@@ -82,8 +65,7 @@ class DropDuplicates(Computation):
         if context.state.get() is not None:
             return
         start, _ = records.range
-        given = self._given = GivenRows.of(records.columns, self._given)
-        self._output.produce(context, given.rows(start, start + 1))
+        self._output.produce(context, self._given_of(records).rows(start, start + 1))
         if self._kept_us is None:
             context.state.set({})
             return

@@ -15,10 +15,12 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql.types import Row
 
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.record import Records
 from millpond.executor.computation.record_columns import RecordColumns
 from millpond.executor.computation.values import ArrowValues
 
-__all__ = ["GivenRows"]
+__all__ = ["ComputationOfRows", "GivenRows"]
 
 _ALONE: Final = "value"
 """The only column of values that are no rows."""
@@ -105,6 +107,32 @@ class GivenRows:
             rows = values.take(np.asarray(self.columns.sources, dtype=np.int64))
             self._batch = pa.RecordBatch.from_arrays(rows.columns.flatten(), names=rows.names)
         yield self._batch.slice(start, stop - start)
+
+
+class ComputationOfRows(Computation):
+    """
+    A computation in Spark's micro-batches, whose code is given rows or frames: those of a bundle are made once.
+    """
+
+    in_micro_batches = True
+    in_order_of_arrival = True
+    _given: GivenRows | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """
+        Travel without what belongs to a bundle.
+        """
+        return {**self.__dict__, "_given": None}
+
+    def end_bundle(self) -> None:
+        """
+        Release the bundle's rows.
+        """
+        self._given = None
+
+    def _given_of(self, records: Records) -> GivenRows:
+        given = self._given = GivenRows.of(records.columns, self._given)
+        return given
 
 
 @lru_cache(maxsize=1_024)

@@ -5,19 +5,18 @@ Groups with one state each, as Spark's ``GroupState`` has it: the user's functio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import Row, StructType
 
-from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context, DomainName
 from millpond.executor.computation.record import Records
 from millpond.executor.computation.timer import Timer
 from millpond.executor.spark_api.declared_columns import columns_of_fields
-from millpond.executor.spark_api.given_rows import GivenRows
+from millpond.executor.spark_api.given_rows import ComputationOfRows, GivenRows
 from millpond.executor.spark_api.schema import parse_schema
 from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.executor.spark_api.yielded_rows import YieldedAs, YieldedRows
@@ -44,6 +43,8 @@ ArrowFunction: TypeAlias = Callable[
 ]
 """The user's function: of the key, its rows in record batches, and its state; it yields batches or tables."""
 
+_Function = TypeVar("_Function", bound=Callable[..., Iterable[Any]])
+
 TIMEOUTS: Final[dict[str, DomainName | None]] = {
     GroupStateTimeout.NoTimeout: None,
     GroupStateTimeout.ProcessingTimeTimeout: "wall",
@@ -62,18 +63,16 @@ def timeout_micros(timeout_ms: int) -> int:
     return (timeout_ms + 1) * 1_000
 
 
-class _GroupsWithState(Computation):
+class _GroupsWithState(ComputationOfRows, Generic[_Function]):
     """
     Calls the function once for each key with rows in a bundle, and once for each key whose timeout has passed.
     """
 
-    in_micro_batches = True
-    in_order_of_arrival = True
     _yielded_as: YieldedAs
 
     def __init__(
         self,
-        function: Callable[..., Iterable[Any]],
+        function: _Function,
         output_schema: StructType | str,
         state_schema: StructType | str,
         timeout: str = GroupStateTimeout.NoTimeout,
@@ -88,26 +87,12 @@ class _GroupsWithState(Computation):
         self._state = StructCodec(parse_schema(state_schema), "the state")
         self.state_columns: tuple[StateColumn, ...] = columns_of_fields(self._state.schema)
         self._output = YieldedRows(parse_schema(output_schema), self._yielded_as)
-        self._given: GivenRows | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """
-        Travel without what belongs to a bundle.
-        """
-        return {**self.__dict__, "_given": None}
-
-    def end_bundle(self) -> None:
-        """
-        Release the bundle's rows.
-        """
-        self._given = None
 
     def process_records(self, context: Context, records: Records) -> None:
         """
         Call the function with the key's rows.
         """
-        given = self._given = GivenRows.of(records.columns, self._given)
-        self._call(context, self._parts_of(given, *records.range), has_timed_out=False)
+        self._call(context, self._parts_of(self._given_of(records), *records.range), has_timed_out=False)
 
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
         """
@@ -158,7 +143,7 @@ class _GroupsWithState(Computation):
             context.set_timer(timeout_micros(timeout_ms), TIMEOUT_TAG, domain)
 
 
-class ApplyInPandasWithState(_GroupsWithState):
+class ApplyInPandasWithState(_GroupsWithState[PandasFunction]):
     """
     A computation that runs a function written for ``applyInPandasWithState``, with the same answers as Spark.
 
@@ -179,22 +164,11 @@ class ApplyInPandasWithState(_GroupsWithState):
 
     _yielded_as = "pandas"
 
-    def __init__(
-        self,
-        function: PandasFunction,
-        output_schema: StructType | str,
-        state_schema: StructType | str,
-        timeout: str = GroupStateTimeout.NoTimeout,
-        *,
-        has_watermark: bool = True,
-    ) -> None:
-        super().__init__(function, output_schema, state_schema, timeout, has_watermark=has_watermark)
-
     def _parts_of(self, given: GivenRows, start: int, stop: int) -> Iterator[pd.DataFrame]:
         return given.frames(start, stop)
 
 
-class ApplyInArrowWithState(_GroupsWithState):
+class ApplyInArrowWithState(_GroupsWithState[ArrowFunction]):
     """
     The same as `ApplyInPandasWithState` with Arrow in and out, for functions whose time pandas would take.
 
@@ -221,17 +195,6 @@ class ApplyInArrowWithState(_GroupsWithState):
     """
 
     _yielded_as = "arrow"
-
-    def __init__(
-        self,
-        function: ArrowFunction,
-        output_schema: StructType | str,
-        state_schema: StructType | str,
-        timeout: str = GroupStateTimeout.NoTimeout,
-        *,
-        has_watermark: bool = True,
-    ) -> None:
-        super().__init__(function, output_schema, state_schema, timeout, has_watermark=has_watermark)
 
     def _parts_of(self, given: GivenRows, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         return given.batches(start, stop)

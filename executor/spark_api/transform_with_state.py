@@ -14,13 +14,12 @@ import cloudpickle
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from pyspark.sql.types import Row, StructType
 
-from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Records
 from millpond.executor.computation.timer import Timer
 from millpond.executor.event_time.late_data_horizon import LateDataHorizon
 from millpond.executor.spark_api.declared_columns import columns_of_variables
-from millpond.executor.spark_api.given_rows import GivenRows
+from millpond.executor.spark_api.given_rows import ComputationOfRows, GivenRows
 from millpond.executor.spark_api.handle import TIME_MODES, ProcessorHandle, TimeMode
 from millpond.executor.spark_api.schema import parse_schema
 from millpond.executor.spark_api.variables import EXPIRY_TAG, Variable
@@ -36,7 +35,7 @@ INITIAL_STATE: Final = "initial_state"
 _NO_TIME: Final = TimerValues()
 
 
-class TransformWithState(Computation):
+class TransformWithState(ComputationOfRows):
     """
     A computation that runs a ``StatefulProcessor``, with the same answers as Spark from the same micro-batches.
 
@@ -70,9 +69,6 @@ class TransformWithState(Computation):
         )
     """
 
-    in_micro_batches = True
-    in_order_of_arrival = True
-
     def __init__(
         self,
         processor: StatefulProcessor,
@@ -101,7 +97,6 @@ class TransformWithState(Computation):
             # Spark bounds them by the watermark, and not by the rows that they were made of.
             self.late_data_horizon: LateDataHorizon = "unbounded"
         self._handle: ProcessorHandle | None = None
-        self._given: GivenRows | None = None
         declared = self._declared()
         self.variables: tuple[str, ...] = tuple(declared)
         self.state_columns: tuple[StateColumn, ...] = columns_of_variables(declared.values())
@@ -120,7 +115,7 @@ class TransformWithState(Computation):
         """
         Travel without what belongs to a bundle.
         """
-        return {**self.__dict__, "_handle": None, "_given": None}
+        return {**super().__getstate__(), "_handle": None}
 
     def begin_bundle(self) -> None:
         """
@@ -135,7 +130,8 @@ class TransformWithState(Computation):
         Let the processor release what it holds.
         """
         self._processor.close()
-        self._handle = self._given = None
+        self._handle = None
+        super().end_bundle()
 
     def process_records(self, context: Context, records: Records) -> None:
         """
@@ -143,7 +139,7 @@ class TransformWithState(Computation):
         """
         handle, times = self._bound(context), self._times(context)
         start, stop = records.range
-        given = self._given = GivenRows.of(records.columns, self._given)
+        given = self._given_of(records)
         rows = given.rows if self._rows_as == "row" else given.frames
         initial = self._initial_of(given, start, stop)
         try:
