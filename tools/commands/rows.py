@@ -15,13 +15,18 @@ from typing import Any, Final
 import click
 import pyarrow as pa
 
-from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.keys.key_text import is_typed
-from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.view import RowsView
 from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.completing import complete_computation
-from millpond.tools.terminal.opening import open_to_read, snapshot_to_read, store_argument, version_option
+from millpond.tools.terminal.opening import (
+    check_computation,
+    open_to_read,
+    snapshot_to_read,
+    store_argument,
+    version_option,
+)
 from millpond.tools.terminal.output import json_option, note, print_json, print_table, time_text
 
 __all__ = ["rows"]
@@ -80,7 +85,7 @@ def rows(
     A table shows the first 100 rows by default; --json shows all rows.
     """
     with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
-        _check_known(snapshot, computation)
+        check_computation(snapshot, computation)
         view = RowsView.of(snapshot, opened.objects, computation)
         texts = [_key_text(view, key) for key in keys]
         table = view.to_arrow(texts or None, whole=True)
@@ -118,15 +123,6 @@ def _key_text(view: RowsView, given: str) -> str:
             "the key is no JSON list", key=given, columns=[column.name for column in view.key_columns]
         ) from cause
     return view.key_of(values)
-
-
-def _check_known(snapshot: Snapshot, computation: str) -> None:
-    if computation not in snapshot.computations:
-        known = ", ".join(snapshot.computations) or "none has rows yet"
-        hint = did_you_mean(computation, snapshot.computations)
-        raise InvalidError(
-            f"the store has no rows of that computation{hint}", computation=computation, known=known
-        )
 
 
 def _rows(table: pa.Table, view: RowsView) -> Iterator[dict[str, Any]]:

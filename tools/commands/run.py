@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final, TypedDict, get_args
 
 import click
@@ -20,7 +18,7 @@ from millpond.executor.reporting.summary import RunSummary
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.types import DURABILITIES, Durability
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
-from millpond.tools.terminal.apps import load_pipeline, wrong_usage
+from millpond.tools.terminal.apps import load_pipeline, workers_import_from_here, wrong_usage
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.completing import complete_store
 from millpond.tools.terminal.inputs import input_option, read_frames, read_inputs
@@ -186,9 +184,7 @@ def _run_on_spark(wanted: _Wanted, options: _Options) -> RunSummary:
     from millpond.executor.spark.runner import SparkRunner
     from millpond.executor.spark.session import spark_session
 
-    # Workers on this machine find the modules of the current folder, too.
-    known = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *([known] if known else [])])
+    workers_import_from_here()
     session = spark_session(wanted.pipeline.name)
     with wrong_usage():
         given = read_frames(wanted.pipeline, wanted.inputs, wanted.inputs_of, session)

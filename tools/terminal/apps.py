@@ -4,6 +4,7 @@ Pipelines and other objects of the user's code, by ``module:name``; the current 
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import sys
 import traceback
@@ -19,7 +20,7 @@ import click
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import InvalidError, did_you_mean
 
-__all__ = ["load_app", "load_function", "load_pipeline", "wrong_usage"]
+__all__ = ["load_app", "load_function", "load_pipeline", "workers_import_from_here", "wrong_usage"]
 
 _NAMES_SHOWN: Final = 8
 
@@ -108,6 +109,14 @@ def call(text: str, function: object) -> object:
     except Exception as error:
         raise _failed(f"calling {text} failed", error) from error
     return result
+
+
+def workers_import_from_here() -> None:
+    """
+    Have Spark's workers on this machine find the modules of the current folder, too; before the session begins.
+    """
+    known = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *([known] if known else [])])
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from millpond.tools.terminal.completing import complete_savepoint, complete_stor
 from millpond.tools.terminal.output import note
 
 __all__ = [
+    "check_computation",
     "open_to_read",
     "open_to_write",
     "read_options",
@@ -218,6 +219,21 @@ def snapshot_to_read(store: Store, named: str | None) -> Iterator[Snapshot]:
             note("that version is older than the retention: its files may be deleted at any moment")
             snapshot = store.snapshot(version)
         yield snapshot
+
+
+def check_computation(snapshot: Snapshot, computation: str) -> None:
+    """
+    Refuse a computation of which a version has no rows.
+
+    Raises:
+        InvalidError: it has none; the nearest name is told.
+    """
+    if computation not in snapshot.computations:
+        known = ", ".join(snapshot.computations) or "none has rows yet"
+        hint = did_you_mean(computation, snapshot.computations)
+        raise InvalidError(
+            f"the store has no rows of that computation{hint}", computation=computation, known=known
+        )
 
 
 def version_in(savepoints: Iterable[Savepoint], named: str) -> int:

@@ -22,7 +22,13 @@ from millpond.statestore.store import Store
 from millpond.statestore.view import RowsView
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.completing import complete_computation
-from millpond.tools.terminal.opening import open_to_read, snapshot_to_read, store_argument, version_option
+from millpond.tools.terminal.opening import (
+    check_computation,
+    open_to_read,
+    snapshot_to_read,
+    store_argument,
+    version_option,
+)
 from millpond.tools.terminal.output import json_option, print_json
 from millpond.tools.terminal.progress import progress_bar
 
@@ -104,12 +110,7 @@ def _target(folder: Path, computation: str, format_: str) -> Path:
 
 def _check(snapshot: Snapshot, names: tuple[str, ...], folder: Path, format_: str) -> None:
     for name in names:
-        if name not in snapshot.computations:
-            raise InvalidError(
-                "the store has no rows of that computation",
-                computation=name,
-                known=", ".join(snapshot.computations) or "none has rows yet",
-            )
+        check_computation(snapshot, name)
         target = _target(folder, name, format_)
         if target.parent != folder:
             raise InvalidError("the computation's name is no name of a file", computation=name)

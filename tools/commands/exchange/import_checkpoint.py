@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from millpond.statestore.keys.key_text import decode_key
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
-from millpond.tools.terminal.apps import load_function
+from millpond.tools.terminal.apps import load_function, workers_import_from_here
 from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.completing import complete_store
 from millpond.tools.terminal.opening import open_to_write, storage_option, zookeeper_options
@@ -125,9 +123,7 @@ def import_checkpoint(
     from millpond.executor.spark.session import spark_session
 
     convert = None if convert_name is None else load_function(convert_name)
-    # Workers on this machine find the modules of the current folder, too.
-    known = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *([known] if known else [])])
+    workers_import_from_here()
     session = spark_session("millpond import-checkpoint")
     options: dict[str, Any] = {
         "computation": computation,
