@@ -93,7 +93,14 @@ def disk_ratio(files: Sequence[Life], log: Sequence[Life], kept_s: float, end_s:
 
 
 def measure_retention(
-    folder: Path, *, hours: float, superstep_s: float, keys: int, records: int, check: str = "1h"
+    folder: Path,
+    *,
+    hours: float,
+    superstep_s: float,
+    keys: int,
+    records: int,
+    intervals: int = 1,
+    check: str = "1h",
 ) -> dict[str, Any]:
     """
     Run the pipeline without collection, and say what each retention costs.
@@ -104,6 +111,7 @@ def measure_retention(
         superstep_s: the time between supersteps.
         keys: how many keys there are.
         records: how many records a superstep gets.
+        intervals: into how many intervals the keys are divided.
         check: the retention that is run as well; "" for none.
 
     Returns:
@@ -111,7 +119,7 @@ def measure_retention(
         run, ``live_bytes``, and ``updates_per_key_per_day``.
     """
     supersteps = int(hours * 3_600 / superstep_s)
-    with _open(folder / "kept", "3650d", keys, records, superstep_s) as pond:
+    with _open(folder / "kept", "3650d", keys, records, superstep_s, intervals) as pond:
         pond.play(supersteps)
         files, log = _lives(folder / "kept" / "rows", superstep_s)
         live_bytes = pond.store.committer.snapshot.size_bytes
@@ -119,6 +127,7 @@ def measure_retention(
         "hours": hours,
         "superstep_s": superstep_s,
         "keys": keys,
+        "intervals": intervals,
         "updates_per_key_per_day": round(records / superstep_s * 86_400 / keys, 2),
         "live_bytes": live_bytes,
     }
@@ -128,7 +137,7 @@ def measure_retention(
     if not check:
         return figures
     greatest = 0.0
-    with _open(folder / "run", check, keys, records, superstep_s) as pond:
+    with _open(folder / "run", check, keys, records, superstep_s, intervals) as pond:
         for number in range(supersteps):
             pond.play(1)
             if number >= supersteps * _STEADY and number % 20 == 0:
@@ -167,7 +176,9 @@ class _Pond:
 
 
 @contextmanager
-def _open(folder: Path, retention: str, keys: int, records: int, superstep_s: float) -> Iterator[_Pond]:
+def _open(
+    folder: Path, retention: str, keys: int, records: int, superstep_s: float, intervals: int
+) -> Iterator[_Pond]:
     clock, registry = ManualClock(), MemoryRegistry()
     pipeline = Pipeline("retention")
     records_in = pipeline.inject("records", key="key", at="at", watermark=BoundedDisorder("1s"))
@@ -175,7 +186,8 @@ def _open(folder: Path, retention: str, keys: int, records: int, superstep_s: fl
     with Store.open(
         folder, clock=clock, leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer)
     ) as store:
-        runner = LocalRunner(store, clock=clock, progress=False, upkeep=UpkeepPolicy(retention=retention))
+        upkeep = UpkeepPolicy(retention=retention)
+        runner = LocalRunner(store, clock=clock, intervals=intervals, progress=False, upkeep=upkeep)
         with runner.start(pipeline, stepping=True) as run:
             run.inject(
                 "records", [{"key": f"key-{n:07d}", "number": n, "at": clock.now_us()} for n in range(keys)]
@@ -217,19 +229,32 @@ def _lives(rows: Path, superstep_s: float) -> tuple[list[Life], list[Life]]:
 )
 @click.option("--keys", default=20_000, show_default=True)
 @click.option("--records", default=250, show_default=True, help="Records of a superstep.")
+@click.option("--intervals", default=1, show_default=True, help="Into how many the keys are divided.")
 @click.option(
     "--check", default="1h", show_default=True, help="The retention that is run as well; '' for none."
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where the figures go.")
 def main(
-    hours: float, superstep_s: float, keys: int, records: int, check: str, json_path: Path | None
+    hours: float,
+    superstep_s: float,
+    keys: int,
+    records: int,
+    intervals: int,
+    check: str,
+    json_path: Path | None,
 ) -> None:
     """
     Measure, and print one figure a line.
     """
     with tempfile.TemporaryDirectory(prefix="millpond-retention-") as folder:
         figures = measure_retention(
-            Path(folder), hours=hours, superstep_s=superstep_s, keys=keys, records=records, check=check
+            Path(folder),
+            hours=hours,
+            superstep_s=superstep_s,
+            keys=keys,
+            records=records,
+            intervals=intervals,
+            check=check,
         )
     for name, value in figures.items():
         click.echo(f"{name:28} {value}")

@@ -1,5 +1,8 @@
 """
 When garbage is collected: after a number of versions, and sooner when compactions have replaced much.
+
+What is replaced can be deleted once a checkpoint has noted it and the retention has passed since. Where supersteps
+are slow, some versions are hours: so as long as much waits for that, rounds also come by time.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Collection
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Final
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
@@ -25,6 +29,11 @@ __all__ = ["CollectionSchedule"]
 _LOG = logging.getLogger("millpond")
 _FIRST_ROUND_AFTER: Final = 64
 _REPLACED_BYTES_MIN: Final = 1 << 18
+_ROUNDS_A_RETENTION: Final = 6
+_ROUND_EVERY_US_MIN: Final = 60_000_000
+_WAITING_SHARE: Final = 8
+"""Rounds come by time while an eighth of the live bytes waits to be deleted."""
+
 _SIGHTINGS_MAX: Final = 16
 """So many versions are remembered, over twice the time for which the log is kept."""
 
@@ -53,6 +62,10 @@ class CollectionSchedule:
         self._due_at = TableVersion(0)
         self._early_at = TableVersion(0)
         self._replaced_bytes = 0
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._waiting_bytes = 0
+        self._round_every_us = max(policy.kept.keep_ms * 1_000 // _ROUNDS_A_RETENTION, _ROUND_EVERY_US_MIN)
+        self._last_round_us = clock.monotonic_us()
         self._sightings: deque[tuple[int, TableVersion]] = deque(maxlen=_SIGHTINGS_MAX)
 
     @property
@@ -67,9 +80,23 @@ class CollectionSchedule:
         """
         Whether a round is to start.
         """
+        if self.is_running:
+            return False
         snapshot = self._store.committer.snapshot
         is_much = 2 * self._replaced_bytes >= max(snapshot.size_bytes, _REPLACED_BYTES_MIN)
-        return not self.is_running and snapshot.version >= (self._early_at if is_much else self._due_at)
+        return snapshot.version >= (self._early_at if is_much else self._due_at) or self._is_due_by_time
+
+    @property
+    def _is_due_by_time(self) -> bool:
+        now_us = self._clock.monotonic_us()
+        if now_us - self._last_round_us < self._round_every_us:
+            return False
+        # By then one round has noted it in a checkpoint, and another one has deleted it.
+        gone_us = now_us - self._policy.kept.keep_ms * 1_000 - 2 * self._round_every_us
+        while self._waiting and self._waiting[0][0] < gone_us:
+            self._waiting_bytes -= self._waiting.popleft()[1]
+        live_bytes = self._store.committer.snapshot.size_bytes
+        return _WAITING_SHARE * self._waiting_bytes >= max(live_bytes, _REPLACED_BYTES_MIN)
 
     def open(self) -> None:
         """
@@ -91,6 +118,8 @@ class CollectionSchedule:
         Note the bytes that a compaction has replaced, which are garbage now.
         """
         self._replaced_bytes += size_bytes
+        self._waiting_bytes += size_bytes
+        self._waiting.append((self._clock.monotonic_us(), size_bytes))
 
     def settle(self) -> None:
         """
@@ -115,6 +144,10 @@ class CollectionSchedule:
             busy: computations whose orphans are left alone: a file of theirs may wait for its commit.
         """
         version = self._store.committer.snapshot.version
+        retention = self._policy.kept
+        if self._is_due_by_time:
+            retention = replace(retention, checkpoint_every=1)
+        self._last_round_us = self._clock.monotonic_us()
         self._due_at = TableVersion(version + self._policy.collect_every)
         self._early_at = TableVersion(version + self._policy.collect_early)
         self._replaced_bytes = 0
@@ -124,7 +157,7 @@ class CollectionSchedule:
             if current.interval.computation not in busy
         }
         self._round = self._worker.collect(
-            self._store, retention=self._policy.kept, owned=owned, seen=self._seen_long_ago()
+            self._store, retention=retention, owned=owned, seen=self._seen_long_ago()
         )
 
     def _seen_long_ago(self) -> TableVersion:

@@ -32,7 +32,8 @@ class UpkeepPolicy:
             keep their versions for as long as they are open.
         collect_every: the number of versions between two garbage collections, each of which writes a
             checkpoint. Collection starts after a sixteenth of that number if compactions have
-            replaced half as many bytes as are live.
+            replaced half as many bytes as are live, and every sixth of ``retention`` while an
+            eighth of the live bytes waits to be deleted.
         background: whether compactions are prepared in parallel with supersteps; if not, they are
             prepared between supersteps.
         place: where compactions are prepared in the background. ``"spark"`` runs each as a Spark job

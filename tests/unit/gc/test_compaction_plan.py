@@ -84,15 +84,33 @@ def test_a_large_old_file_is_left_out():
     assert not compaction.is_complete
 
 
-def test_young_files_as_large_as_the_oldest_compact_everything():
+def test_young_files_of_half_the_size_of_the_oldest_compact_everything():
     """
-    Young files that together are as large as the bulk are compacted into it.
+    Young files that together are half as large as the bulk, give or take a fifth, are compacted into it.
     """
-    compaction = plan(compacted(5, 300), own(6, 150), own(7, 150))
+    for superstep in range(5, 50):
+        bulk = compacted(superstep, 1_000)
+        compaction = plan(bulk, own(60, 300), own(61, 301))
 
-    assert supersteps(compaction) == [5, 6, 7]
-    assert compaction is not None
-    assert compaction.is_complete
+        assert supersteps(compaction) == [superstep, 60, 61]
+        assert compaction is not None
+        assert compaction.is_complete
+        assert plan(bulk, own(60, 200), own(61, 199)) is None
+
+
+def test_bulks_of_one_size_are_not_all_due_at_once():
+    """
+    With young files of exactly half their size some of many bulks are compacted, and the choice is the same
+    each time.
+    """
+    due = [
+        superstep
+        for superstep in range(100)
+        if plan(compacted(superstep, 1_000), own(200, 250), own(201, 250)) is not None
+    ]
+
+    assert 25 < len(due) < 75
+    assert all(plan(compacted(superstep, 1_000), own(200, 250), own(201, 250)) for superstep in due)
 
 
 def test_files_of_the_last_superstep_stay():
