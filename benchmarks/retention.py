@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,7 +120,8 @@ def measure_retention(
         run, ``live_bytes``, and ``updates_per_key_per_day``.
     """
     supersteps = int(hours * 3_600 / superstep_s)
-    with _open(folder / "kept", "3650d", keys, records, superstep_s, intervals) as pond:
+    open_pond = partial(_open, keys=keys, records=records, superstep_s=superstep_s, intervals=intervals)
+    with open_pond(folder / "kept", "3650d") as pond:
         pond.play(supersteps)
         files, log = _lives(folder / "kept" / "rows", superstep_s)
         live_bytes = pond.store.committer.snapshot.size_bytes
@@ -137,7 +139,7 @@ def measure_retention(
     if not check:
         return figures
     greatest = 0.0
-    with _open(folder / "run", check, keys, records, superstep_s, intervals) as pond:
+    with open_pond(folder / "run", check) as pond:
         for number in range(supersteps):
             pond.play(1)
             if number >= supersteps * _STEADY and number % 20 == 0:
@@ -177,7 +179,7 @@ class _Pond:
 
 @contextmanager
 def _open(
-    folder: Path, retention: str, keys: int, records: int, superstep_s: float, intervals: int
+    folder: Path, retention: str, *, keys: int, records: int, superstep_s: float, intervals: int
 ) -> Iterator[_Pond]:
     clock, registry = ManualClock(), MemoryRegistry()
     pipeline = Pipeline("retention")

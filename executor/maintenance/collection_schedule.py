@@ -82,21 +82,30 @@ class CollectionSchedule:
         """
         if self.is_running:
             return False
-        snapshot = self._store.committer.snapshot
-        is_much = 2 * self._replaced_bytes >= max(snapshot.size_bytes, _REPLACED_BYTES_MIN)
-        return snapshot.version >= (self._early_at if is_much else self._due_at) or self._is_due_by_time
+        is_much = 2 * self._replaced_bytes >= self._live_bytes()
+        due_at = self._early_at if is_much else self._due_at
+        return self._store.committer.snapshot.version >= due_at or self._comes_by_time()
 
-    @property
-    def _is_due_by_time(self) -> bool:
+    def _comes_by_time(self) -> bool:
         now_us = self._clock.monotonic_us()
         if now_us - self._last_round_us < self._round_every_us:
             return False
-        # By then one round has noted it in a checkpoint, and another one has deleted it.
+        self._forget_collected(now_us)
+        return _WAITING_SHARE * self._waiting_bytes >= self._live_bytes()
+
+    def _forget_collected(self, now_us: int) -> None:
+        """
+        Forget what was replaced so long ago that one round has noted it in a checkpoint and another has deleted it.
+        """
         gone_us = now_us - self._policy.kept.keep_ms * 1_000 - 2 * self._round_every_us
         while self._waiting and self._waiting[0][0] < gone_us:
             self._waiting_bytes -= self._waiting.popleft()[1]
-        live_bytes = self._store.committer.snapshot.size_bytes
-        return _WAITING_SHARE * self._waiting_bytes >= max(live_bytes, _REPLACED_BYTES_MIN)
+
+    def _live_bytes(self) -> int:
+        """
+        The bytes that garbage is held against: those of a small store count as more than they are.
+        """
+        return max(self._store.committer.snapshot.size_bytes, _REPLACED_BYTES_MIN)
 
     def open(self) -> None:
         """
@@ -145,7 +154,7 @@ class CollectionSchedule:
         """
         version = self._store.committer.snapshot.version
         retention = self._policy.kept
-        if self._is_due_by_time:
+        if self._comes_by_time():
             retention = replace(retention, checkpoint_every=1)
         self._last_round_us = self._clock.monotonic_us()
         self._due_at = TableVersion(version + self._policy.collect_every)
