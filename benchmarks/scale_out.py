@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["measure", "run_once"]
 
-_WARM_UP: Final = 16
+_WARM_UP: Final = 64
 """By then the JVMs of new executors have compiled what they run."""
 
 _MIB: Final = 2**20

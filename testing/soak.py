@@ -41,7 +41,7 @@ from millpond.testing.processes.scenarios import (
     stopped_owners,
     stormy_store,
 )
-from millpond.testing.processes.usage import Usage, slope_per_hour
+from millpond.testing.processes.usage import UsageSampler, slope_per_hour
 from millpond.testing.processes.worker import Nest, Worker, WorkerOptions
 from millpond.testing.servers.s3_proxy import S3Proxy
 from millpond.testing.servers.s3_server import S3Server, s3_options
@@ -57,6 +57,7 @@ _STEADY_KEPT: Final = 20
 _STEADY_RETENTION: Final = "1m"
 _STEADY_ID_SLACK: Final = "1m"
 _WARM_UP_S: Final = 300.0
+_SAMPLE_EVERY_MS: Final = 2_000
 _MINUTE_US: Final = 60_000_000
 
 
@@ -89,7 +90,7 @@ class Soak:
         self._runs = before["runs"] if before else 0
         self._minutes_before = before["minutes"] if before else 0.0
         self._report = FaultReport.from_json(before) if before else FaultReport()
-        self._samples: list[tuple[float, Usage]] = []
+        self._sampler: UsageSampler | None = None
         self._started_us = clock.monotonic_us()
 
     @property
@@ -109,9 +110,9 @@ class Soak:
             calm = EmbeddedZooKeeper(self._folder / "calm", self._clock, self._rng)
             held.callback(calm.close)
             steady = self._steady(nest, calm.start_or_join())
+            self._sampler = held.enter_context(UsageSampler(steady.usage, self._clock, _SAMPLE_EVERY_MS))
             while self._elapsed_us < self._minutes * _MINUTE_US:
                 self._one_run(ensemble, nest, server, proxy)
-                self._sample(steady)
                 self.write()
             if not steady.is_alive:
                 self._report.violation("the steady worker has ended")
@@ -183,10 +184,6 @@ class Soak:
             ("lost quorum", lambda ground: lost_quorum(ground, times=1, away_ms=30_000)),
         )
 
-    def _sample(self, steady: Worker) -> None:
-        if steady.is_alive:
-            self._samples.append((self._elapsed_us / 1e6, steady.usage()))
-
     def _tell(self, name: str, report: FaultReport) -> None:
         counts = ", ".join(
             f"{row} {counts_of_row['trials']}" for row, counts_of_row in report.to_json()["faults"].items()
@@ -202,21 +199,24 @@ class Soak:
         Write the report as it is now.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
+        samples = self._sampler.samples if self._sampler is not None else ()
+        slopes = {
+            name: slope_per_hour(
+                [(seconds, getattr(usage, name)) for seconds, usage in samples], warm_up_s=_WARM_UP_S
+            )
+            for name in ("memory_mib", "threads", "descriptors")
+        }
         figures: dict[str, Any] = {
             "runs": self._runs,
             "minutes": round(self._minutes_before + self._elapsed_us / _MINUTE_US, 2),
             **self._report.to_json(),
             "takeover_bound_s": _TAKEOVER_BOUND_S,
-            "memory_slope_mib_per_hour": self._slope("memory_mib"),
-            "threads_slope_per_hour": self._slope("threads"),
-            "descriptors_slope_per_hour": self._slope("descriptors"),
-            "steady": [{"seconds": round(seconds, 1), **asdict(usage)} for seconds, usage in self._samples],
+            "memory_slope_mib_per_hour": slopes["memory_mib"],
+            "threads_slope_per_hour": slopes["threads"],
+            "descriptors_slope_per_hour": slopes["descriptors"],
+            "steady": [{"seconds": round(seconds, 1), **asdict(usage)} for seconds, usage in samples],
         }
         self._file.write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
-
-    def _slope(self, name: str) -> float | None:
-        samples = [(seconds, getattr(usage, name)) for seconds, usage in self._samples]
-        return slope_per_hour(samples, warm_up_s=_WARM_UP_S)
 
 
 def _end(number: int, _frame: object) -> None:

@@ -1,7 +1,8 @@
 """
-The allocator of a worker process's Arrow data: one that keeps little of what is freed.
+The allocator of Arrow's data in a process that is Millpond's own: one that keeps little of what is freed.
 
-A superstep decodes many parts of files, one after the other, and keeps a few rows of each. Arrow's default allocator
+Such are Spark's Python workers and `millpond run`; in a program that embeds Millpond the choice is the program's. A
+superstep decodes many parts of files, one after the other, and keeps a few rows of each. Arrow's default allocator
 takes new memory for the next part while it still holds that of the last ones, beyond the memory budget.
 """
 

@@ -29,6 +29,7 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.ownership import Ownership
+from millpond.executor.python_workers.allocator import use_frugal_allocator
 from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.statestore.commit import committer as commit
 from millpond.statestore.errors import FencedError, MillpondError, UnavailableError
@@ -135,6 +136,7 @@ def work(options: WorkerOptions) -> None:
     """
     Run a worker; called in the forked process.
     """
+    use_frugal_allocator()
     told = HistoryFile(options.history, options.name, _CLOCK)
     logging.basicConfig(filename=options.history / f"{options.name}.log", level=logging.WARNING)
     told.tell("start", pid=os.getpid())

@@ -14,6 +14,7 @@ from millpond.executor.local.row_source import RowSource, source_of
 from millpond.executor.local.rows import RowsLike, rows_from
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.python_workers.allocator import use_frugal_allocator
 from millpond.executor.reporting.summary import RunSummary
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.types import DURABILITIES, Durability
@@ -165,6 +166,7 @@ def run(
 def _run_here(wanted: _Wanted, options: _Options) -> RunSummary:
     with wrong_usage():
         given = read_inputs(wanted.pipeline, wanted.inputs, wanted.inputs_of)
+    use_frugal_allocator()
     has_bar = wanted.shows and is_terminal()
     runner = LocalRunner(
         wanted.store, intervals=wanted.intervals or 1, progress=wanted.shows and not has_bar, **options

@@ -10,7 +10,9 @@ import sys
 
 import pytest
 
-from millpond.testing.processes.usage import slope_per_hour, usage_of
+from millpond.statestore.system import SystemClock
+from millpond.testing.processes.usage import Usage, UsageSampler, slope_per_hour, usage_of
+from millpond.testing.servers.zookeeper import wait_until
 
 GROWS_WHEN_ASKED = """
 import os, sys, threading
@@ -64,6 +66,29 @@ def test_a_process_that_is_gone_has_no_usage() -> None:
     """
     with pytest.raises(OSError, match="No such file"):
         usage_of(1 << 30)
+
+
+def test_samples_are_taken_until_the_process_ends() -> None:
+    """
+    A process is sampled at even intervals, and no longer once it has gone.
+    """
+    usages = [Usage(memory_mib=float(mib), threads=1, descriptors=3) for mib in range(4)]
+    left = iter(usages)
+    gone: list[bool] = []
+
+    def next_usage() -> Usage:
+        for usage in left:
+            return usage
+        gone.append(True)
+        raise ProcessLookupError
+
+    with UsageSampler(next_usage, SystemClock(), every_ms=1) as sampler:
+        assert wait_until(lambda: bool(gone), SystemClock(), 10_000)
+
+    seconds = [second for second, _ in sampler.samples]
+    assert [usage for _, usage in sampler.samples] == usages
+    assert seconds == sorted(seconds)
+    assert gone == [True]
 
 
 def test_the_slope_leaves_the_warming_up_out() -> None:
