@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Savepoint", "drop_savepoint", "make_savepoint", "open_savepoints", "write_checkpoint_of"]
 
 _NAME_CHARACTERS_MAX = 200
+_TRIES = 8
+"""How many newest versions are tried, one after the other, before collectors are found to be quicker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,23 @@ def make_savepoint(
     """
     if not name or len(name) > _NAME_CHARACTERS_MAX or name.isdecimal():
         raise InvalidError("a savepoint has a name of 1 to 200 characters, not all of them digits", name=name)
+    # Where a collector was quicker, what was the newest version is not the newest any more: the next one is meant.
+    for _ in range(_TRIES if version is None else 1):
+        made = _make(committer, log, name, version)
+        if made is not None:
+            return made
+    oldest = collected_horizon(log.objects)
+    if version is None:
+        raise ConflictError("the newest version is collected before it can be kept: try again", oldest_kept=oldest)
+    raise ConflictError(
+        "that version has been collected: it was older than the retention", version=version, oldest_kept=oldest
+    )
+
+
+def _make(committer: Committer, log: Log, name: str, version: TableVersion | None) -> Savepoint | None:
+    """
+    Make a savepoint; ``None``: its version has been collected, and the savepoint is not there.
+    """
     snapshot = committer.refresh()
     kept = TableVersion(snapshot.version if version is None else version)
     if not 0 <= kept <= snapshot.version:
@@ -96,24 +115,23 @@ def make_savepoint(
     before = open_savepoints(snapshot.txns)
     known = next((savepoint for savepoint in before if savepoint.name == name), None)
     if known is not None and (version is None or known.version == version):
-        _check_whole(committer, log, known)
-        return known
+        return known if _is_whole(committer, log, known) else None
     if known is not None:
         raise InvalidError(
             "another savepoint has that name: drop it first, or take another name",
             savepoint=name,
             version=known.version,
         )
-    oldest = collected_horizon(log.objects)
-    if kept < oldest and not _is_kept(before, kept, name):
-        raise _collected(kept, oldest)
-    _write_checkpoint(log, kept)
+    if kept < collected_horizon(log.objects) and not _is_kept(before, kept, name):
+        return None
+    if not _write_checkpoint(log, kept):
+        return None
     committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): int(kept)}))
-    oldest = collected_horizon(log.objects)
     # Another one of that version counts if it was there when this one was committed.
-    if kept < oldest and not _is_kept(open_savepoints(committer.snapshot.txns), kept, name):
+    others = open_savepoints(committer.snapshot.txns)
+    if kept < collected_horizon(log.objects) and not _is_kept(others, kept, name):
         drop_savepoint(committer, name)
-        raise _collected(kept, oldest)
+        return None
     return Savepoint(name, kept)
 
 
@@ -168,13 +186,13 @@ def _is_kept(savepoints: Iterable[Savepoint], version: TableVersion, name: str) 
     return any(savepoint.version == version and savepoint.name != name for savepoint in savepoints)
 
 
-def _check_whole(committer: Committer, log: Log, known: Savepoint) -> None:
+def _is_whole(committer: Committer, log: Log, known: Savepoint) -> bool:
     """
-    Drop a savepoint whose maker was killed before it saw that a collector had been quicker.
+    Whether all of a savepoint is there; one whose maker was killed before it saw that a collector had been quicker is
+    dropped.
     """
-    oldest = collected_horizon(log.objects)
-    if known.version >= oldest:
-        return
+    if known.version >= collected_horizon(log.objects):
+        return True
     try:
         files = replay_log(log, known.version).adds.keys()
     except ObjectMissingError:
@@ -183,25 +201,20 @@ def _check_whole(committer: Committer, log: Log, known: Savepoint) -> None:
         is_whole = files <= set(log.objects.list(""))
     if not is_whole:
         drop_savepoint(committer, known.name)
-        raise _collected(known.version, oldest)
+    return is_whole
 
 
-def _write_checkpoint(log: Log, version: TableVersion) -> None:
+def _write_checkpoint(log: Log, version: TableVersion) -> bool:
+    """
+    Write the checkpoint of a version, if there is none; ``False``: the version has been collected.
+    """
     if any(known.version == version for known in log.inventory().checkpoints):
-        return
+        return True
     try:
         replayed = replay_log(log, version)
-    except DataError as error:
-        oldest = collected_horizon(log.objects)
-        if version < oldest:
-            raise _collected(version, oldest) from error
+    except DataError:
+        if version < collected_horizon(log.objects):
+            return False
         raise
     write_checkpoint_of(log.objects, replayed, names_newest=False)
-
-
-def _collected(version: TableVersion, oldest: TableVersion) -> ConflictError:
-    return ConflictError(
-        "that version has been collected: it was older than the retention",
-        version=version,
-        oldest_kept=oldest,
-    )
+    return True

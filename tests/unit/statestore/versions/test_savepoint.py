@@ -12,10 +12,13 @@ from deltalake import DeltaTable
 from millpond.statestore.app_ids import SAVEPOINT_RELEASED, savepoint_app_id
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.failpoint import listening
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
+from millpond.statestore.types import TableVersion
+from millpond.statestore.versions.collected import publish_collected_horizon
 from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
 
 
@@ -99,6 +102,28 @@ def test_of_two_that_want_a_name_one_gets_it(store: Store) -> None:
     store.committer.commit(drop)
     store.committer.commit(other)
     assert [one.version for one in store.savepoints()] == [1]
+
+
+@pytest.mark.parametrize("version", [None, 0])
+def test_a_collector_is_quicker(store: Store, version: int | None) -> None:
+    """
+    It moved past the version after that was found to be readable: the newest one is then a newer one, and of a version
+    that was named there is no savepoint.
+    """
+
+    def collect(name: str) -> None:
+        if name == "checkpoint.written" and not store.log.inventory().checkpoints[1:]:
+            store.committer.commit(CommitRequest(kind="request", positions={"other": 1}))
+            publish_collected_horizon(store.objects, TableVersion(1))
+
+    with listening(collect):
+        if version is None:
+            assert store.savepoint("mine").version == 3, "after the other one's commit, and its own two"
+            assert [one.version for one in store.savepoints()] == [3]
+            return
+        with pytest.raises(ConflictError, match="older than the retention"):
+            store.savepoint("mine", version)
+        assert store.savepoints() == ()
 
 
 def test_delta_readers_read_a_savepoint_whose_log_is_gone(tmp_path: Path) -> None:
