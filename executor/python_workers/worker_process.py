@@ -8,6 +8,7 @@ other processes hand over. An interval is run by one of them at a time.
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import threading
@@ -44,6 +45,9 @@ __all__ = ["WorkerProcess"]
 _INTERVALS_MAX: Final = 4_096
 """The most intervals whose soft state a worker process keeps."""
 
+_READING_SHARE: Final = 16
+"""This part of the budget is left for the pages that are being read, of which a few rows are kept."""
+
 
 @dataclass(slots=True)
 class _Kept:
@@ -79,7 +83,8 @@ class WorkerProcess:
         self._objects = setting.disk.tier_of(store, SystemClock(), below=self._metered)
         self._kept: dict[Interval, _Kept] = {}
         self._keeping = threading.Lock()
-        self._memory = MemoryBudget(setting.cache_bytes, lambda: PAGE_INDEXES.size_bytes)
+        reading = setting.cache_bytes // _READING_SHARE
+        self._memory = MemoryBudget(setting.cache_bytes, lambda: PAGE_INDEXES.size_bytes + reading)
         self._rng = SystemRng()
         self._homes: SlotHomes | None = None
 
@@ -96,6 +101,7 @@ class WorkerProcess:
                 current.close()
             use_frugal_allocator()
             cls._current = WorkerProcess(setting)
+            _spare_collector()
             return cls._current
 
     def homes(self, secret: str, serve: Serve) -> SlotHomes:
@@ -234,6 +240,17 @@ class WorkerProcess:
         self.abandon()
         if kept is not None and kept.on_stuck is not None:
             kept.on_stuck(error)
+
+
+def _spare_collector() -> None:
+    """
+    Have the garbage collector search no more what is there by now: modules and code, which stay.
+
+    PySpark has it search all objects after each task, 40 ms with what a worker imports. Workers of `daemon` begin
+    without, but on a cluster it is PySpark's own daemon that forks them.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _loaded(code: bytes) -> dict[str, ComputationNode]:

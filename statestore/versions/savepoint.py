@@ -96,9 +96,13 @@ def make_savepoint(
             return made
     oldest = collected_horizon(log.objects)
     if version is None:
-        raise ConflictError("the newest version is collected before it can be kept: try again", oldest_kept=oldest)
+        raise ConflictError(
+            "the newest version is collected before it can be kept: try again", oldest_kept=oldest
+        )
     raise ConflictError(
-        "that version has been collected: it was older than the retention", version=version, oldest_kept=oldest
+        "that version has been collected: it was older than the retention",
+        version=version,
+        oldest_kept=oldest,
     )
 
 

@@ -4,6 +4,7 @@ A Spark task without Spark: what a slot reports, and what a worker process keeps
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,23 @@ def test_a_slot_runs_its_intervals_only(tmp_path: Path) -> None:
         ("first", "the key is null")
     ]
     assert [report.inputs[0].records for report in (low, high)] == [2, 1]
+
+
+def test_a_task_ends_without_a_search_of_all_modules(tmp_path: Path) -> None:
+    """
+    PySpark collects garbage after each task: it finds that of the task, and searches nothing that was there before.
+    """
+    gc.unfreeze()
+    before = len(gc.get_objects())
+    try:
+        WorkerProcess.of(setting(tmp_path))
+        assert len(gc.get_objects()) < before / 10
+        own: list[Any] = []
+        own.append(own)
+        del own
+        assert gc.collect() > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_a_worker_reads_what_the_disk_has_not_got(tmp_path: Path) -> None:
