@@ -119,7 +119,11 @@ def _make(committer: Committer, log: Log, name: str, version: TableVersion | Non
     before = open_savepoints(snapshot.txns)
     known = next((savepoint for savepoint in before if savepoint.name == name), None)
     if known is not None and (version is None or known.version == version):
-        return known if _is_whole(committer, log, known) else None
+        if _is_whole(log, known):
+            return known
+        # Its maker was killed before it saw that a collector had been quicker.
+        drop_savepoint(committer, name)
+        return None
     if known is not None:
         raise InvalidError(
             "another savepoint has that name: drop it first, or take another name",
@@ -190,22 +194,17 @@ def _is_kept(savepoints: Iterable[Savepoint], version: TableVersion, name: str) 
     return any(savepoint.version == version and savepoint.name != name for savepoint in savepoints)
 
 
-def _is_whole(committer: Committer, log: Log, known: Savepoint) -> bool:
+def _is_whole(log: Log, known: Savepoint) -> bool:
     """
-    Whether all of a savepoint is there; one whose maker was killed before it saw that a collector had been quicker is
-    dropped.
+    Whether all that a savepoint keeps is there.
     """
     if known.version >= collected_horizon(log.objects):
         return True
     try:
         files = replay_log(log, known.version).adds.keys()
     except ObjectMissingError:
-        is_whole = False
-    else:
-        is_whole = files <= set(log.objects.list(""))
-    if not is_whole:
-        drop_savepoint(committer, known.name)
-    return is_whole
+        return False
+    return files <= set(log.objects.list(""))
 
 
 def _write_checkpoint(log: Log, version: TableVersion) -> bool:
