@@ -1,3 +1,1 @@
-"""
-Benchmarks of Millpond's costs; run them from the root of the repository.
-"""
+"""Benchmarks of Millpond's costs; run them from the root of the repository."""

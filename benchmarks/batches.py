@@ -1,5 +1,4 @@
-"""
-The input of the engines under measurement: the same Parquet files, one a micro-batch.
+"""The input of the engines under measurement: the same Parquet files, one a micro-batch.
 
 The files are written before anything is measured, and both engines read them through Spark's own file
 source, so the input costs both the same. Every batch touches every key, in an order that is mixed but
@@ -17,8 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["COLUMNS", "Load", "write_batches"]
-
 COLUMNS: Final = "key STRING, id STRING, at TIMESTAMP"
 """The columns for Spark: a key, a record id that never comes twice, and the event time."""
 
@@ -30,8 +27,7 @@ _STRIDE: Final = 7_919
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """
-    The size of a load.
+    """The size of a load.
 
     Attributes:
         rows_per_batch: records in each micro-batch.
@@ -47,16 +43,12 @@ class Load:
 
     @property
     def files(self) -> int:
-        """
-        Number of micro-batches, warm-up included.
-        """
+        """Number of micro-batches, warm-up included."""
         return self.batches + self.warm_up
 
 
 def write_batches(folder: Path, load: Load) -> Path:
-    """
-    Write the files of a load, with rising modification times, the order in which Spark reads them.
-    """
+    """Write the files of a load, with rising modification times, the order in which Spark reads them."""
     folder.mkdir(parents=True)
     for number in range(load.files):
         path = folder / f"batch-{number:04d}.parquet"

@@ -1,5 +1,4 @@
-"""
-What each eviction policy costs, by how much of the state is in memory (MillWheel §8.3, figure 16).
+"""What each eviction policy costs, by how much of the state is in memory (MillWheel §8.3, figure 16).
 
 One interval's soft state runs five loads: the routes of the Zeitgeist demo's flights by hour, whose windows close a day
 later; sessions of users; sliding windows; a Zipf load with timers; and a hot set that a scan of all keys interrupts.
@@ -49,8 +48,6 @@ from millpond.statestore.rows.id_retention import IdRetention
 from millpond.statestore.types import TIME_MIN_US, Superstep, WallTimeMicros
 from millpond.testing.fixtures.interval_run import IntervalRun
 
-__all__ = ["POLICIES", "Future", "Recorded", "draw", "measure", "record", "run_once"]
-
 _INTERVAL: Final = Interval("rows")
 _MIB: Final = 2**20
 _SHARES: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -66,25 +63,19 @@ POLICIES: Final = ("none", "lru", "window_aware", "optimal")
 
 
 class Future:
-    """
-    Which supersteps use a key, of a run that has been recorded.
-    """
+    """Which supersteps use a key, of a run that has been recorded."""
 
     def __init__(self) -> None:
         self._uses: dict[str, list[int]] = defaultdict(list)
         self.now: int = 0
 
     def record(self, keys: Iterable[str]) -> None:
-        """
-        Note that a superstep uses these keys.
-        """
+        """Note that a superstep uses these keys."""
         for key in keys:
             self._uses[key].append(self.now)
 
     def policy(self, candidates: Candidates) -> npt.NDArray[np.intp]:
-        """
-        Evict those rows first that are used last, or never again.
-        """
+        """Evict those rows first that are used last, or never again."""
         return np.argsort(-np.array([self._next(key) for key in candidates.keys], np.float64), kind="stable")
 
     def _next(self, key: str) -> float:
@@ -94,9 +85,7 @@ class Future:
 
 
 class _CountingReader(StoreRowReader):
-    """
-    Counts the rows that are read because they are not in memory.
-    """
+    """Counts the rows that are read because they are not in memory."""
 
     def __init__(self, objects: MeteredObjects) -> None:
         super().__init__(objects)
@@ -111,27 +100,21 @@ class _CountingReader(StoreRowReader):
         interval: Interval | None = None,
         large: Collection[str] = (),
     ) -> pa.Table:
-        """
-        Read, and count.
-        """
+        """Read, and count."""
         wanted = None if keys is None else list(keys)
         self.misses += len(wanted or ())
         return super().read(paths, columns, keys=wanted, interval=interval, large=large)
 
 
 class _CountingState(SoftState):
-    """
-    Counts the rows that supersteps use, and tells a `Future` which they are.
-    """
+    """Counts the rows that supersteps use, and tells a `Future` which they are."""
 
     future: Future | None = None
     used = 0
     seen: set[str]
 
     def load(self, keys: Sequence[str]) -> list[Any]:
-        """
-        Load, and count the keys that have had a row before.
-        """
+        """Load, and count the keys that have had a row before."""
         self.used += sum(key in self.seen for key in keys)
         self.seen.update(keys)
         if self.future is not None:
@@ -150,8 +133,7 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """
-    What a run with all rows in memory shows of a load.
+    """What a run with all rows in memory shows of a load.
 
     Attributes:
         future: which supersteps use which rows.
@@ -163,9 +145,7 @@ class Recorded:
 
 
 def record(load: Load, *, steps_max: int | None = None) -> Recorded:
-    """
-    Run a load with all rows in memory.
-    """
+    """Run a load with all rows in memory."""
     future = Future()
     whole = _run(load, least_recently_used, None, future, steps_max, records=True)
     return Recorded(future, whole.state_bytes)
@@ -174,9 +154,7 @@ def record(load: Load, *, steps_max: int | None = None) -> Recorded:
 def run_once(
     load: Load, recorded: Recorded, policy: str, memory_share: float, *, steps_max: int | None = None
 ) -> dict[str, Any]:
-    """
-    Run a load with so much of its state in memory.
-    """
+    """Run a load with so much of its state in memory."""
     policies: Mapping[str, EvictionPolicy] = {
         "none": least_recently_used,
         "lru": least_recently_used,
@@ -236,9 +214,7 @@ def _run(
 
 
 def _compact(run: IntervalRun, number: int) -> None:
-    """
-    Compact as a pipeline does next to its supersteps: their time does not count.
-    """
+    """Compact as a pipeline does next to its supersteps: their time does not count."""
     if number % _ALL_FILES == _ALL_FILES - 1:
         run.compact(_RULES, last=-1)
     elif len(run.files) > _YOUNG_FILES:
@@ -259,9 +235,7 @@ def measure(
     steps_max: int | None = None,
     tell: Callable[[Mapping[str, Any]], None] = lambda run: None,
 ) -> list[dict[str, Any]]:
-    """
-    Measure each load with each policy and share of memory.
-    """
+    """Measure each load with each policy and share of memory."""
     runs: list[dict[str, Any]] = []
     for name in loads:
         load = LOADS[name]
@@ -274,9 +248,7 @@ def measure(
 
 
 def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """
-    Draw processor time and misses over the share of the state that is in memory, a column for each load.
-    """
+    """Draw processor time and misses over the share of the state that is in memory, a column for each load."""
     loads = list(dict.fromkeys(run["load"] for run in runs))
     with mpl.rc_context({**STYLE, "font.size": 9}):
         figure = Figure(figsize=(2.6 * len(loads), 4.6), layout="constrained")
@@ -334,9 +306,7 @@ def main(
     steps_max: int | None,
     shares: list[float],
 ) -> None:
-    """
-    Measure, print, draw.
-    """
+    """Measure, print, draw."""
     runs = measure(loads, shares, steps_max=steps_max, tell=lambda run: click.echo(f"{run}", err=True))
     tell_result({"runs": runs}, path, indent=2)
     if picture is not None:

@@ -1,6 +1,4 @@
-"""
-The loads of the cache benchmark: which rows supersteps use, and which timers they set.
-"""
+"""The loads of the cache benchmark: which rows supersteps use, and which timers they set."""
 
 from __future__ import annotations
 
@@ -18,8 +16,6 @@ import millpond as mp
 from examples.zeitgeist.data import arrivals, load_flights
 from examples.zeitgeist.hours import NEW_YORK
 
-__all__ = ["LOADS", "Load", "Rows", "Step"]
-
 _MINUTE_US: Final = 60_000_000
 _HOUR_US: Final = 60 * _MINUTE_US
 _STATE_BYTES: Final = 400
@@ -28,8 +24,7 @@ _FLIGHTS_AT_ONCE: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """
-    The records of a superstep, and the watermark that it begins with.
+    """The records of a superstep, and the watermark that it begins with.
 
     Attributes:
         keys: their keys.
@@ -44,8 +39,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """
-    Records, and the timers that they set.
+    """Records, and the timers that they set.
 
     Attributes:
         name: what it is called in figures.
@@ -61,9 +55,7 @@ class Load:
 
 
 class Rows(mp.Computation):
-    """
-    Keeps bytes that do not compress, and wakes up when its load says.
-    """
+    """Keeps bytes that do not compress, and wakes up when its load says."""
 
     codec = mp.BytesCodec()
 
@@ -72,17 +64,13 @@ class Rows(mp.Computation):
         self._period_us = load.period_us
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Change the state, and set the key's timer.
-        """
+        """Change the state, and set the key's timer."""
         self._change(context, int(record.at))
         if self._period_us >= 0:
             context.set_timer(self._next(int(record.at)))
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """
-        Change the state; of sliding windows there are more to come.
-        """
+        """Change the state; of sliding windows there are more to come."""
         last = int.from_bytes(context.state.get(bytes(8))[:8], "little")
         self._change(context, last)
         if self._period_us and int(timer.at) + self._period_us <= last + self._size_us:
@@ -103,9 +91,7 @@ def _flights() -> pd.DataFrame:
 
 
 def _zeitgeist() -> Iterator[Step]:
-    """
-    The flights of three weeks in the order of their reports; a route's counts of an hour are complete a day later.
-    """
+    """The flights of three weeks in the order of their reports; a route's counts of an hour are complete a day later."""
     flights = _flights()
     at = flights["scheduled"].astype("int64").to_numpy() // (
         1_000 if flights["scheduled"].dt.unit == "ns" else 1
@@ -119,9 +105,7 @@ def _zeitgeist() -> Iterator[Step]:
 
 
 def _sessions() -> Iterator[Step]:
-    """
-    Users who come back after hours: eight records two minutes apart, and half an hour until the session ends.
-    """
+    """Users who come back after hours: eight records two minutes apart, and half an hour until the session ends."""
     rng = np.random.default_rng(1)
     users, minutes = 6_000, 300
     starts = rng.integers(-60, minutes, users * 2)
@@ -132,9 +116,7 @@ def _sessions() -> Iterator[Step]:
 
 
 def _sliding() -> Iterator[Step]:
-    """
-    Keys of which each has a record in some of the windows, an hour long and one every ten minutes.
-    """
+    """Keys of which each has a record in some of the windows, an hour long and one every ten minutes."""
     rng = np.random.default_rng(2)
     keys, minutes, records = 5_000, 240, 40_000
     who = (rng.beta(0.7, 2.0, records) * keys).astype(np.int64)
@@ -142,9 +124,7 @@ def _sliding() -> Iterator[Step]:
 
 
 def _zipf() -> Iterator[Step]:
-    """
-    A few keys have most of the records; a row wakes up at the end of its hour.
-    """
+    """A few keys have most of the records; a row wakes up at the end of its hour."""
     rng = np.random.default_rng(3)
     keys, minutes, records = 15_000, 240, 60_000
     who = rng.zipf(1.2, records * 2)
@@ -153,9 +133,7 @@ def _zipf() -> Iterator[Step]:
 
 
 def _scan() -> Iterator[Step]:
-    """
-    A tenth of the keys have nearly all of the records, but every hour each key has one.
-    """
+    """A tenth of the keys have nearly all of the records, but every hour each key has one."""
     rng = np.random.default_rng(4)
     keys, minutes, records = 6_000, 240, 40_000
     hot = rng.integers(0, keys // 10, records)

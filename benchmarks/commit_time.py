@@ -1,5 +1,4 @@
-"""
-The time of a commit, by the size of the table and its number of live files.
+"""The time of a commit, by the size of the table and its number of live files.
 
 A commit is the end of a superstep: write a file of 100 row updates, check the fence on the newest
 snapshot, put one log entry. Tables of all sizes take turns, one commit each, so that other load on
@@ -32,8 +31,6 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
-__all__ = ["SHAPES", "measure"]
-
 SHAPES: Final = tuple((keys, files) for keys in (10_000, 1_000_000) for files in (10, 1_000))
 """Numbers of keys and live files of the tables."""
 
@@ -45,9 +42,7 @@ _MS: Final = 1_000
 
 @dataclass(slots=True)
 class Table:
-    """
-    A table of a given size, with one writer.
-    """
+    """A table of a given size, with one writer."""
 
     store: Store
     keys: int
@@ -59,9 +54,7 @@ class Table:
     commit_ms: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """
-        Take the lease, and fill the table in one commit.
-        """
+        """Take the lease, and fill the table in one commit."""
         lease = self.store.leases.take(_INTERVAL, above=Sequencer(0))
         self.fence = Fence(lease.sequencer, CommitNumber(0))
         self._commit("fence", ())
@@ -74,9 +67,7 @@ class Table:
         self._commit("superstep", tuple(files))
 
     def measure(self) -> None:
-        """
-        Commit 100 updates spread over all keys, and record the times of the file and of the log entry.
-        """
+        """Commit 100 updates spread over all keys, and record the times of the file and of the log entry."""
         clock = SystemClock()
         step = self._next()
         updates = self._updates(range(self.superstep % 7, self.keys, self.keys // _UPDATES), step)
@@ -89,9 +80,7 @@ class Table:
         self.last = file
 
     def to_json(self) -> dict[str, Any]:
-        """
-        Percentiles, and every raw time.
-        """
+        """Percentiles, and every raw time."""
         file_ms, commit_ms = self.file_ms[_WARM_UP:], self.commit_ms[_WARM_UP:]
         total_ms = [sum(pair) for pair in zip(file_ms, commit_ms, strict=True)]
         return {
@@ -146,8 +135,7 @@ class Table:
 
 
 def measure(commits: int = 200, shapes: tuple[tuple[int, int], ...] = SHAPES) -> list[dict[str, Any]]:
-    """
-    Measure commits on tables of all shapes, in turns.
+    """Measure commits on tables of all shapes, in turns.
 
     Args:
         commits: number of commits on each table, without the warm-up.
@@ -163,9 +151,7 @@ def measure(commits: int = 200, shapes: tuple[tuple[int, int], ...] = SHAPES) ->
 
 @contextmanager
 def _tables(shapes: tuple[tuple[int, int], ...]) -> Iterator[list[Table]]:
-    """
-    The tables, on disk as in production, with one ZooKeeper for all.
-    """
+    """The tables, on disk as in production, with one ZooKeeper for all."""
     with ExitStack() as resources:
         work = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="millpond-commits-")))
         server = EmbeddedZooKeeper(work / "zookeeper", SystemClock(), SystemRng())
@@ -180,9 +166,7 @@ def _tables(shapes: tuple[tuple[int, int], ...]) -> Iterator[list[Table]]:
 @click.command(help=__doc__)
 @click.option("--commits", type=click.IntRange(1), default=200, show_default=True)
 def main(commits: int) -> None:
-    """
-    Measure and print a line of JSON for each table.
-    """
+    """Measure and print a line of JSON for each table."""
     for result in measure(commits):
         result.pop("commit_ms")
         print(json.dumps(result))

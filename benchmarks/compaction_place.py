@@ -1,5 +1,4 @@
-"""
-Where to prepare compactions: supersteps on Spark next to a helper process that compacts, and next to Spark jobs that do.
+"""Where to prepare compactions: supersteps on Spark next to a helper process that compacts, and next to Spark jobs that do.
 
 Two pipelines on two stores take the same batches in turns, so other load on the machine affects both.
 Compactions are frequent, so that one is running nearly all the time. The figure is the ratio of the
@@ -33,15 +32,12 @@ from millpond.testing.processes.ledger import ROWS, ledger_pipeline, numbered
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["measure"]
-
 _PLACES: Final[tuple[Place, ...]] = ("process", "spark")
 _WARM_UP: Final = 10
 
 
 def measure(spark: SparkSession, supersteps: int = 60, records: int = 5_000) -> dict[str, Any]:
-    """
-    Run the supersteps with compactions in either place.
+    """Run the supersteps with compactions in either place.
 
     Returns:
         By place the median and the 95th percentile of a superstep in milliseconds and the files of an
@@ -87,9 +83,7 @@ def _run(store: Store, spark: SparkSession, place: Place) -> SparkRun:
 
 
 def main() -> None:
-    """
-    Measure, print one line of JSON, and write it to the file in ``--json``.
-    """
+    """Measure, print one line of JSON, and write it to the file in ``--json``."""
     parser = argparse.ArgumentParser(description="where to prepare compactions")
     parser.add_argument("--supersteps", type=int, default=60)
     parser.add_argument("--records", type=int, default=5_000)

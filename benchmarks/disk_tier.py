@@ -1,5 +1,4 @@
-"""
-Rows that are read by key from a large row file: of a store, and through the disk tier, empty and filled.
+"""Rows that are read by key from a large row file: of a store, and through the disk tier, empty and filled.
 
 The store is a local folder of which each call takes ``--latency-ms`` longer, as a request to an object store does: the
 best case of one, where all parts that are asked for come at once. Then the folder: how long a sweep of many files takes.
@@ -35,8 +34,6 @@ from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep
 
-__all__ = ["measure"]
-
 _STATE_BYTES: Final = 400
 _TIMES: Final = 5
 _BUDGET_BYTES: Final = 64 << 30
@@ -45,40 +42,30 @@ _CLOCK: Final = SystemClock()
 
 
 class _Far(MeteredObjects):
-    """
-    A store whose reads take a while.
-    """
+    """A store whose reads take a while."""
 
     def __init__(self, objects: Objects, latency_ms: float) -> None:
         super().__init__(objects)
         self._latency_ms = latency_ms
 
     def get(self, path: str) -> bytes:
-        """
-        The object's bytes.
-        """
+        """The object's bytes."""
         _CLOCK.sleep_ms(self._latency_ms)
         return super().get(path)
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """
-        Parts of the object.
-        """
+        """Parts of the object."""
         _CLOCK.sleep_ms(self._latency_ms)
         return super().read_ranges(path, ranges)
 
     def read_tail(self, path: str, size_bytes: int) -> Tail:
-        """
-        The last bytes of the object.
-        """
+        """The last bytes of the object."""
         _CLOCK.sleep_ms(self._latency_ms)
         return super().read_tail(path, size_bytes)
 
 
 def measure(keys: int, touched: int, latency_ms: float, swept: int) -> dict[str, Any]:
-    """
-    What reads of some keys take, and a sweep.
-    """
+    """What reads of some keys take, and a sweep."""
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="millpond-disk-")))
         store = LocalObjects(folder / "store", "os_cache")
@@ -138,9 +125,7 @@ def _timed(store: MeteredObjects, read: Callable[[], None]) -> dict[str, float]:
 
 
 def _sweep(folder: Path, count: int) -> dict[str, float]:
-    """
-    Write small objects, and sweep them as the next process does.
-    """
+    """Write small objects, and sweep them as the next process does."""
     objects = MemoryObjects()
     tier = DiskTier(objects, DiskFolder(folder, _BUDGET_BYTES, _CLOCK), _CLOCK)
     begun_us = _CLOCK.monotonic_us()
@@ -163,9 +148,7 @@ def _sweep(folder: Path, count: int) -> dict[str, float]:
 @click.option("--swept", default=20_000, show_default=True, help="How many small files are swept.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result to a file.")
 def main(keys: int, touched: int, latency_ms: float, swept: int, json_path: Path | None) -> None:
-    """
-    Measure reads through the disk tier.
-    """
+    """Measure reads through the disk tier."""
     tell_result(measure(keys, touched, latency_ms, swept), json_path)
 
 

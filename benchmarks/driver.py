@@ -1,5 +1,4 @@
-"""
-The driver alone: what it does in a superstep, by the number of intervals.
+"""The driver alone: what it does in a superstep, by the number of intervals.
 
 A real store on disk, whose intervals all have work in every superstep. The driver plans, pickles the plan as Spark
 takes it, reads the reports of the tasks, commits, and journals in the catalog. What tasks and Spark do between these
@@ -62,8 +61,6 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import EventTimeMicros
 from millpond.testing.fixtures.row_updates import row_updates
 
-__all__ = ["PHASES", "Driver", "measure", "run_once"]
-
 PHASES: Final = ("plan", "pack", "reports", "commit", "journal", "upkeep")
 """The parts of the driver's work in a superstep, in their order; the journal is a thread of the same process."""
 
@@ -79,14 +76,11 @@ _WIDTH: Final = 120
 
 
 class Visits(Computation):
-    """
-    Stands for user code, which the driver never runs.
-    """
+    """Stands for user code, which the driver never runs."""
 
 
 class Driver:
-    """
-    The driver of a pipeline of one computation, and what its tasks would report.
+    """The driver of a pipeline of one computation, and what its tasks would report.
 
     Args:
         store: the open store.
@@ -109,9 +103,7 @@ class Driver:
         self._intervals = intervals
 
     def open(self) -> None:
-        """
-        Take the leases, and cut the keys: each interval gets one of the sampled keys.
-        """
+        """Take the leases, and cut the keys: each interval gets one of the sampled keys."""
         self.coordinator.open()
         # The catalog is opened by a thread, for which a run would not wait.
         opening = self.coordinator._journal._opening
@@ -121,15 +113,11 @@ class Driver:
         self.coordinator.create_intervals("visits", sample)
 
     def close(self) -> None:
-        """
-        Give the leases back.
-        """
+        """Give the leases back."""
         self.coordinator.close()
 
     def step(self) -> dict[str, float]:
-        """
-        Run a superstep, and say how many milliseconds each of its phases took, and what it sent and wrote.
-        """
+        """Run a superstep, and say how many milliseconds each of its phases took, and what it sent and wrote."""
         figures: defaultdict[str, float] = defaultdict(float)
         with self._timed(figures, "plan"):
             batch = self.coordinator.superstep
@@ -160,17 +148,13 @@ class Driver:
         }
 
     def replay_ms(self) -> float:
-        """
-        How long another process reads a log entry, on average over the whole log.
-        """
+        """How long another process reads a log entry, on average over the whole log."""
         started_us = self._clock.monotonic_us()
         snapshot = load(self._store.log)
         return (self._clock.monotonic_us() - started_us) / 1_000 / (snapshot.version + 1)
 
     def _task_plan(self, plan: SuperstepPlan, parts: SlotParts) -> TaskPlan:
-        """
-        The plan as `SparkEngine` makes it of a batch.
-        """
+        """The plan as `SparkEngine` makes it of a batch."""
         (route,) = routes_of(self._topology, _STREAM, parts)
         return TaskPlan(
             setting=self._setting,
@@ -189,9 +173,7 @@ class Driver:
         )
 
     def _collected(self, plan: SuperstepPlan, parts: SlotParts) -> pa.Table:
-        """
-        What Spark would collect of the tasks, whose files are written here.
-        """
+        """What Spark would collect of the tasks, whose files are written here."""
         manifests: defaultdict[int, list[Manifest]] = defaultdict(list)
         for position, part in parts.items():
             manifests[position % self._slots.count].append(self._manifest(plan, part))
@@ -247,9 +229,7 @@ class Driver:
 
 @contextmanager
 def _opened(folder: Path, intervals: int, upkeep: UpkeepPolicy | None = None) -> Iterator[Driver]:
-    """
-    A driver over a new store in an empty folder.
-    """
+    """A driver over a new store in an empty folder."""
     registry, clock = MemoryRegistry(), SystemClock()
     with Store.open(
         folder, leases=lambda _, writer_id: MemoryLeases(registry, clock, writer_id=writer_id)
@@ -263,9 +243,7 @@ def _opened(folder: Path, intervals: int, upkeep: UpkeepPolicy | None = None) ->
 
 
 def _cpu_s() -> float:
-    """
-    Processor seconds of this process so far, all threads included.
-    """
+    """Processor seconds of this process so far, all threads included."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -273,8 +251,7 @@ def _cpu_s() -> float:
 def run_once(
     intervals: int, supersteps: int, files: int, upkeep: UpkeepPolicy | None = None
 ) -> dict[str, Any]:
-    """
-    Run supersteps, and return their medians; ``superstep_ms`` is all but the journal, for which nothing waits.
+    """Run supersteps, and return their medians; ``superstep_ms`` is all but the journal, for which nothing waits.
 
     Args:
         intervals: how many the computation has.
@@ -305,9 +282,7 @@ def run_once(
 def measure(
     intervals: Sequence[int], supersteps: int, files: int, upkeep: UpkeepPolicy | None = None
 ) -> list[dict[str, Any]]:
-    """
-    Measure each number of intervals, one after the other; see `run_once`.
-    """
+    """Measure each number of intervals, one after the other; see `run_once`."""
     return [run_once(number, supersteps, files, upkeep) for number in intervals]
 
 
@@ -318,9 +293,7 @@ def measure(
 @click.option("--upkeep/--no-upkeep", default=False, help="Compact meanwhile, in a helper process.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there.")
 def main(intervals: list[int], supersteps: int, files: int, upkeep: bool, path: Path | None) -> None:
-    """
-    Run the benchmark.
-    """
+    """Run the benchmark."""
     runs = measure(intervals, supersteps, files, UpkeepPolicy() if upkeep else None)
     Console(stderr=True, width=_WIDTH).print(driver_table(runs))
     tell_result({"runs": runs}, path, indent=2)

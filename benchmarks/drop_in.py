@@ -1,5 +1,4 @@
-"""
-A processor written for Spark, on Spark's operator and on Millpond, over the same files in one session.
+"""A processor written for Spark, on Spark's operator and on Millpond, over the same files in one session.
 
     python -m benchmarks.drop_in --json build/bench/drop_in.json
 
@@ -49,20 +48,14 @@ _STATE: Final = "count long"
 
 
 class RowCounter(StatefulProcessor):
-    """
-    Counts the rows of each key, row by row.
-    """
+    """Counts the rows of each key, row by row."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """
-        One number per key.
-        """
+        """One number per key."""
         self._count = handle.getValueState("count", "count long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        """
-        One get and one update for all rows of the key.
-        """
+        """One get and one update for all rows of the key."""
         known = self._count.get()
         count = 0 if known is None else known[0]
         for row in rows:
@@ -72,16 +65,12 @@ class RowCounter(StatefulProcessor):
 
 
 class PandasCounter(RowCounter):
-    """
-    Counts the rows of each key, frame by frame.
-    """
+    """Counts the rows of each key, frame by frame."""
 
     def handleInputRows(
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:  # type: ignore[override]
-        """
-        One get and one update for all rows of the key.
-        """
+        """One get and one update for all rows of the key."""
         known = self._count.get()
         count = 0 if known is None else known[0]
         for frame in rows:
@@ -91,9 +80,7 @@ class PandasCounter(RowCounter):
 
 
 def count_frames(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """
-    Count the rows of a key, frame by frame.
-    """
+    """Count the rows of a key, frame by frame."""
     known = state.getOption
     count = (0 if known is None else known[0]) + sum(int(frame["id"].count()) for frame in frames)
     state.update((count,))
@@ -101,9 +88,7 @@ def count_frames(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) ->
 
 
 def count_batches(key: Any, batches: Iterator[pa.RecordBatch], state: GroupState) -> Iterator[pa.RecordBatch]:
-    """
-    Count the rows of a key by Arrow.
-    """
+    """Count the rows of a key by Arrow."""
     known = state.getOption
     count = 0 if known is None else known[0]
     for batch in batches:
@@ -117,9 +102,7 @@ def count_batches(key: Any, batches: Iterator[pa.RecordBatch], state: GroupState
 @click.option("--json", "path", type=click.Path(path_type=Path), default=Path("build/bench/drop_in.json"))
 @click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
 def main(path: Path, master: str) -> None:
-    """
-    Measure, write the JSON, print a table.
-    """
+    """Measure, write the JSON, print a table."""
     console = Console()
     path.parent.mkdir(parents=True, exist_ok=True)
     options = {"spark.driver.memory": "3g"}
@@ -148,9 +131,7 @@ def main(path: Path, master: str) -> None:
 
 
 def _side_by_side(spark: SparkSession, rows_as: str, load: Load) -> tuple[EngineResult, EngineResult]:
-    """
-    Run both engines over the same files.
-    """
+    """Run both engines over the same files."""
     with tempfile.TemporaryDirectory(prefix="millpond-drop-in-") as name:
         inputs = write_batches(Path(name, "inputs"), load)
         return (

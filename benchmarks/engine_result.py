@@ -1,5 +1,4 @@
-"""
-The result of one engine under one load, from Spark's progress reports of the micro-batches.
+"""The result of one engine under one load, from Spark's progress reports of the micro-batches.
 
 Both engines run as a Spark streaming query, so both are timed by the same clock over the same span:
 ``triggerExecution`` of the query's progress, from Spark's search for new files until the batch is in
@@ -18,13 +17,10 @@ from benchmarks.batches import Load
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["BatchTime", "EngineResult", "as_mapping", "batch_times", "percentile"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTime:
-    """
-    One micro-batch.
+    """One micro-batch.
 
     Attributes:
         rows_read: rows that Spark read; more than its records if an engine reads them twice.
@@ -39,9 +35,7 @@ class BatchTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineResult:
-    """
-    All micro-batches of one engine under one load.
-    """
+    """All micro-batches of one engine under one load."""
 
     engine: str
     load: Load
@@ -49,23 +43,17 @@ class EngineResult:
 
     @property
     def measured(self) -> tuple[BatchTime, ...]:
-        """
-        The micro-batches after the warm-up.
-        """
+        """The micro-batches after the warm-up."""
         return self.times[self.load.warm_up :]
 
     @property
     def records_per_second(self) -> float:
-        """
-        Measured records by measured time: the mean, so a slow batch counts.
-        """
+        """Measured records by measured time: the mean, so a slow batch counts."""
         measured = self.measured
         return len(measured) * self.load.rows_per_batch / sum(time.batch_ms for time in measured) * 1_000
 
     def to_json(self) -> dict[str, Any]:
-        """
-        The result with every batch time, warm-up included.
-        """
+        """The result with every batch time, warm-up included."""
         return {
             "engine": self.engine,
             "rows_per_batch": self.load.rows_per_batch,
@@ -79,8 +67,7 @@ class EngineResult:
 
 
 def batch_times(query: StreamingQuery) -> tuple[BatchTime, ...]:
-    """
-    The micro-batches of an ended query that had input, in order.
+    """The micro-batches of an ended query that had input, in order.
 
     Spark keeps the progress of the last 100 batches, so a load must have no more.
     """
@@ -96,15 +83,11 @@ def batch_times(query: StreamingQuery) -> tuple[BatchTime, ...]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """
-    The smallest value that at least this share of the values do not exceed.
-    """
+    """The smallest value that at least this share of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def as_mapping(progress: Any) -> Mapping[str, Any]:
-    """
-    The progress of a micro-batch, which some versions of Spark give as an object.
-    """
+    """The progress of a micro-batch, which some versions of Spark give as an object."""
     return progress if isinstance(progress, Mapping) else progress.jsonValue()

@@ -1,5 +1,4 @@
-"""
-What exact sums cost: `Sum` next to one that rounds at each addition.
+"""What exact sums cost: `Sum` next to one that rounds at each addition.
 
 First the combiner alone, in nanoseconds of processor time a number: floats, whole numbers and both, added one
 by one, as triggers need it that look after each element, and a hundred at a time. Then whole runs of
@@ -27,16 +26,13 @@ import pyarrow as pa
 import millpond as mp
 from benchmarks.json_result import tell_result
 
-__all__ = ["RoundingSum", "of_the_combiner", "of_whole_runs"]
-
 _AT_A_TIME: Final = 100
 _KEYS: Final = 1_000
 _SECOND_US: Final = 1_000_000
 
 
 class RoundingSum(mp.CombineFn):
-    """
-    The sum as plain Python adds: rounded at each addition.
+    """The sum as plain Python adds: rounded at each addition.
 
     Args:
         of: the field that is summed; ``None``: the value itself.
@@ -46,21 +42,15 @@ class RoundingSum(mp.CombineFn):
         self.of = of
 
     def create(self) -> int | float:
-        """
-        Zero.
-        """
+        """Zero."""
         return 0
 
     def add(self, accumulator: Any, value: Any) -> Any:
-        """
-        Add, and round.
-        """
+        """Add, and round."""
         return accumulator + (value if self.of is None else value[self.of])
 
     def merge(self, accumulators: Sequence[Any]) -> Any:
-        """
-        Add, and round.
-        """
+        """Add, and round."""
         return sum(accumulators)
 
 
@@ -72,8 +62,7 @@ def _numbers(count: int) -> Mapping[str, list[Any]]:
 
 
 def of_the_combiner(count: int = 20_000, rounds: int = 7) -> list[dict[str, Any]]:
-    """
-    The cost of a number in each way of adding it.
+    """The cost of a number in each way of adding it.
 
     Returns:
         By kind of numbers and number of them at a time, nanoseconds of processor time for each.
@@ -98,9 +87,7 @@ def _added(combine: mp.CombineFn, pieces: Iterable[Sequence[Any]]) -> None:
 
 
 def of_whole_runs(records: int = 50_000, rounds: int = 7, keys: int = _KEYS) -> list[dict[str, Any]]:
-    """
-    The processor time of bounded runs, in seconds, and the ratio of exact to rounding.
-    """
+    """The processor time of bounded runs, in seconds, and the ratio of exact to rounding."""
     numbers = _numbers(records)["floats"]
     table = pa.table(
         {
@@ -134,9 +121,7 @@ def _run(combine: mp.CombineFn, trigger: mp.Trigger, rows: Any) -> None:
 
 
 def _in_turns(codes: Sequence[Callable[[], None]], rounds: int) -> list[list[float]]:
-    """
-    Processor seconds of each code in each round; the first round does not count.
-    """
+    """Processor seconds of each code in each round; the first round does not count."""
     took: list[list[float]] = [[] for _ in codes]
     # What the process had before is not looked at again in each round.
     gc.freeze()
@@ -165,9 +150,7 @@ def _processor_s() -> float:
 @click.option("--records", type=click.IntRange(100), default=50_000, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
 def main(path: Path | None, records: int, rounds: int) -> None:
-    """
-    Measure, and print JSON.
-    """
+    """Measure, and print JSON."""
     figures = {
         "combiner": of_the_combiner(rounds=rounds),
         "runs": of_whole_runs(records, rounds),

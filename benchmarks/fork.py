@@ -1,5 +1,4 @@
-"""
-Forks: the seconds and the bytes that a store of its own costs, next to one of many rows.
+"""Forks: the seconds and the bytes that a store of its own costs, next to one of many rows.
 
 A store on disk gets a row per key, and is forked several times. New bytes are what the file system keeps for the fork
 alone: files that have a second name in the original are not counted, and small ones are counted by whole blocks.
@@ -29,25 +28,20 @@ from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 
-__all__ = ["measure_forks", "new_bytes"]
-
 _PIECE: Final = 100_000
 _BLOCK_BYTES: Final = 512
 _LIMITS: Final = {"fork_s": 1.0, "new_bytes": 1 << 20}
 
 
 class Keep(Computation):
-    """
-    Keeps what came last.
-    """
+    """Keeps what came last."""
 
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set({"at": record.value["at"], "text": f"the {record.value['at']}th of them"})
 
 
 def measure_forks(rows: int, folder: Path, *, times: int = 5) -> dict[str, Any]:
-    """
-    Fill a store, and fork it several times.
+    """Fill a store, and fork it several times.
 
     Args:
         rows: how many keys it gets.
@@ -100,9 +94,7 @@ def measure_forks(rows: int, folder: Path, *, times: int = 5) -> dict[str, Any]:
 
 
 def new_bytes(folder: Path) -> int:
-    """
-    What a folder takes on its disk of its own: its files of one name, and its folders.
-    """
+    """What a folder takes on its disk of its own: its files of one name, and its folders."""
     stats = [path.lstat() for path in (folder, *folder.rglob("*"))]
     alone = [
         stat
@@ -116,9 +108,7 @@ def new_bytes(folder: Path) -> int:
 @click.option("--rows", default=1_000_000, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where the figures go.")
 def main(rows: int, json_path: Path | None) -> None:
-    """
-    Measure, print one figure a line, and hold them against their bounds.
-    """
+    """Measure, print one figure a line, and hold them against their bounds."""
     with tempfile.TemporaryDirectory(prefix="millpond-fork-") as folder:
         figures = measure_forks(rows, Path(folder))
     for name, value in figures.items():

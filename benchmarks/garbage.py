@@ -1,5 +1,4 @@
-"""
-Garbage: the cost of a long-running store in bytes, files and time.
+"""Garbage: the cost of a long-running store in bytes, files and time.
 
 The pipeline counts the records of each key in windows of a minute and sums the counts of closed windows
 for ever; records have ids, of which the last minute is kept. Each superstep is a second of event time and of
@@ -49,8 +48,6 @@ from millpond.statestore.types import Clock
 from millpond.statestore.view import RowsView
 from millpond.testing.fixtures.determinism import ManualClock
 
-__all__ = ["POLICY", "measure_commits", "measure_garbage"]
-
 POLICY: Final = UpkeepPolicy(compaction=CompactionPolicy(), retention="0s", collect_every=512)
 """Compactions as by default; nothing is kept for readers of older versions."""
 
@@ -64,9 +61,7 @@ _LOOK_EVERY: Final = 10
 
 
 class Total(Computation):
-    """
-    Sums the window counts of a key, and keeps a profile that changes each time.
-    """
+    """Sums the window counts of a key, and keeps a profile that changes each time."""
 
     def process_record(self, context: Context, record: Record) -> None:
         total = (context.state.get() or {"total": 0})["total"] + record.value["value"]["count"]
@@ -75,9 +70,7 @@ class Total(Computation):
 
 
 def build() -> Pipeline:
-    """
-    A windowed count with ids, followed by a total per key.
-    """
+    """A windowed count with ids, followed by a total per key."""
     pipeline = Pipeline("garbage")
     records = pipeline.inject(
         "records", key="key", at="at", id="id", watermark=BoundedDisorder("1s"), id_slack="1m"
@@ -91,9 +84,7 @@ def build() -> Pipeline:
 
 @dataclass(slots=True)
 class Pond:
-    """
-    A store on disk, and the pipeline that is stepped over it.
-    """
+    """A store on disk, and the pipeline that is stepped over it."""
 
     store: Store
     run: LocalRun
@@ -104,9 +95,7 @@ class Pond:
     injected: int = 0
 
     def step(self) -> float:
-        """
-        Run a superstep with a second of records; returns the duration of its commit in milliseconds.
-        """
+        """Run a superstep with a second of records; returns the duration of its commit in milliseconds."""
         rows = []
         for number in range(self.injected, self.injected + self.records):
             key = number * 7_919 % self.keys
@@ -120,16 +109,13 @@ class Pond:
         return 0.0 if report is None else report.commit_ms
 
     def files_per_interval(self) -> int:
-        """
-        The greatest number of live files of an interval.
-        """
+        """The greatest number of live files of an interval."""
         counts = Counter(file.interval_id for file in self.store.committer.snapshot.files)
         return max(counts.values(), default=0)
 
 
 def measure_garbage(supersteps: int, keys: int, folder: Path, reads: int = _READS) -> dict[str, Any]:
-    """
-    Run the pipeline, and say what the store weighs and what a read of one key costs.
+    """Run the pipeline, and say what the store weighs and what a read of one key costs.
 
     Args:
         supersteps: how many.
@@ -171,8 +157,7 @@ def measure_garbage(supersteps: int, keys: int, folder: Path, reads: int = _READ
 
 
 def measure_commits(versions: int, folder: Path, turns: int = _TURNS) -> dict[str, Any]:
-    """
-    Compare commits of an old store with those of a young one, in turns.
+    """Compare commits of an old store with those of a young one, in turns.
 
     Args:
         versions: version of the old store.
@@ -214,9 +199,7 @@ def _open(folder: Path, clock: Clock, keys: int, records: int) -> Iterator[Pond]
 
 
 def _read(pond: Pond, copy: Path, reads: int) -> dict[str, Any]:
-    """
-    Reads of random single keys, of the store at its start and now, in turns.
-    """
+    """Reads of random single keys, of the store at its start and now, in turns."""
     clock, rng = SystemClock(), SystemRng()
     with Store.open(copy, read_only=True) as early:
         views = [
@@ -254,9 +237,7 @@ def _disk_bytes(folder: Path, part: str = "rows") -> int:
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where the figures go.")
 def main(supersteps: int, keys: int, versions: int, json_path: Path | None) -> None:
-    """
-    Measure, print one figure a line, and hold them against their bounds.
-    """
+    """Measure, print one figure a line, and hold them against their bounds."""
     with tempfile.TemporaryDirectory(prefix="millpond-garbage-") as folder:
         figures = measure_garbage(supersteps, keys, Path(folder)) | measure_commits(versions, Path(folder))
     for name, value in figures.items():

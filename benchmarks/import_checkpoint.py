@@ -1,5 +1,4 @@
-"""
-A Spark query with a million keys and a timer for each, stopped, moved and resumed; what it takes, and that nothing is lost.
+"""A Spark query with a million keys and a timer for each, stopped, moved and resumed; what it takes, and that nothing is lost.
 
     python -m benchmarks.import_checkpoint --keys 1000000 --json build/bench/import_checkpoint.json
 
@@ -40,22 +39,16 @@ _BEGIN_US: Final = 1_700_000_000_000_000
 
 
 class CountWithTimer(StatefulProcessor):
-    """
-    Counts the rows of each key, and sets one timer with the first.
-    """
+    """Counts the rows of each key, and sets one timer with the first."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """
-        A number and a list.
-        """
+        """A number and a list."""
         self._handle = handle
         self._count = handle.getValueState("count", "count long")
         self._first = handle.getListState("first", "at timestamp")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        """
-        One get and one update for all rows of the key.
-        """
+        """One get and one update for all rows of the key."""
         known = self._count.get()
         count = 0 if known is None else known[0]
         for row in rows:
@@ -67,9 +60,7 @@ class CountWithTimer(StatefulProcessor):
         yield Row(key=key[0], count=count, fired=0)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
-        """
-        Tell when it was.
-        """
+        """Tell when it was."""
         yield Row(key=key[0], count=0, fired=expiredTimerInfo.getExpiryTimeInMs())
 
 
@@ -80,9 +71,7 @@ class CountWithTimer(StatefulProcessor):
 )
 @click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
 def main(keys: int, path: Path, master: str) -> None:
-    """
-    Move the query, compare, write the JSON.
-    """
+    """Move the query, compare, write the JSON."""
     console = Console()
     path.parent.mkdir(parents=True, exist_ok=True)
     options = {"spark.driver.memory": "4g"}
@@ -177,9 +166,7 @@ def _in_millpond(spark: SparkSession, folder: Path) -> None:
 
 
 def _state_differences(spark: SparkSession, folder: Path) -> dict[str, int]:
-    """
-    In how many keys or timers the store's rows are not those of Spark's state data source.
-    """
+    """In how many keys or timers the store's rows are not those of Spark's state data source."""
 
     def theirs(**options: Any) -> DataFrame:
         reader = spark.read.format("statestore").options(**options)
@@ -217,9 +204,7 @@ def _state_differences(spark: SparkSession, folder: Path) -> dict[str, int]:
 
 
 def _output_differences(spark: SparkSession, folder: Path, keys: int) -> dict[str, int]:
-    """
-    How many keys have another count than rows in all files, and how many timers did not fire once at their time.
-    """
+    """How many keys have another count than rows in all files, and how many timers did not fire once at their time."""
     rows = spark.read.parquet(str(folder / "in")).where("key >= 0")
     output = spark.read.format("delta").load(str(folder / "out")).where("key >= 0")
     last = output.where("fired = 0").groupBy("key").agg(F.max("count").alias("count"))

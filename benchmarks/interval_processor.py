@@ -1,5 +1,4 @@
-"""
-The processor time of a record and of a key in the interval processor, without Spark.
+"""The processor time of a record and of a key in the interval processor, without Spark.
 
 Run it with ``python -m benchmarks.interval_processor``; ``--profile`` adds a profile. The bundle is
 that of the throughput benchmark: a keyed count with state and record ids.
@@ -48,42 +47,30 @@ _HOUR_US = 3_600_000_000
 
 
 class CountRecords(Computation):
-    """
-    A count with one call per record.
-    """
+    """A count with one call per record."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Read, add one, set.
-        """
+        """Read, add one, set."""
         state = context.state.get()
         count = 1 if state is None else state["count"] + 1
         context.state.set({"count": count})
 
 
 class CountBatches(Computation):
-    """
-    A count with one call per key: one get and one set.
-    """
+    """A count with one call per key: one get and one set."""
 
     def process_records(self, context: Context, records: Records) -> None:
-        """
-        Read, add all, set.
-        """
+        """Read, add all, set."""
         state = context.state.get()
         count = 0 if state is None else state["count"]
         context.state.set({"count": count + len(records)})
 
 
 class CountWindows(Computation):
-    """
-    An hourly count with a timer at its end, one call per record, which reads one value.
-    """
+    """An hourly count with a timer at its end, one call per record, which reads one value."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Add the value to its window, and set the timer.
-        """
+        """Add the value to its window, and set the timer."""
         end = (record.at // _HOUR_US + 1) * _HOUR_US
         windows = context.state.get({})
         name = str(end)
@@ -92,9 +79,7 @@ class CountWindows(Computation):
         context.set_timer(end, name)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Produce the window and delete it.
-        """
+        """Produce the window and delete it."""
         windows = context.state.get()
         context.produce("windows", windows.pop(timer.tag))
         if windows:
@@ -105,9 +90,7 @@ class CountWindows(Computation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """
-    The size of a bundle.
-    """
+    """The size of a bundle."""
 
     records: int
     keys: int
@@ -115,9 +98,7 @@ class Load:
 
 
 def deliveries(load: Load, number: int) -> Deliveries:
-    """
-    One bundle's records: random keys, new ids, times in disorder within their hour.
-    """
+    """One bundle's records: random keys, new ids, times in disorder within their hour."""
     rng = np.random.default_rng(number)
     keys = pa.array(np.char.add("key-", rng.integers(0, load.keys, load.records).astype("U8")), pa.string())
     ids = np.arange(number * load.records, (number + 1) * load.records).astype("S16")
@@ -129,9 +110,7 @@ def deliveries(load: Load, number: int) -> Deliveries:
 
 
 class Run:
-    """
-    One interval's bundles in sequence, as a task runs them.
-    """
+    """One interval's bundles in sequence, as a task runs them."""
 
     def __init__(self, computation: Computation) -> None:
         self.objects = MemoryObjects()
@@ -143,9 +122,7 @@ class Run:
         self.files: list[LiveFile] = []
 
     def bundle(self, number: int, arrived: Deliveries) -> Bundle:
-        """
-        The bundle of superstep ``number``; its watermark is the end of the hour before.
-        """
+        """The bundle of superstep ``number``; its watermark is the end of the hour before."""
         return Bundle(
             interval=_INTERVAL,
             fence=Fence(Sequencer(1), CommitNumber(number)),
@@ -156,9 +133,7 @@ class Run:
         )
 
     def step(self, bundle: Bundle) -> tuple[BundleResult, float, float]:
-        """
-        Process, write and adopt; the result, and CPU milliseconds of processing and of writing.
-        """
+        """Process, write and adopt; the result, and CPU milliseconds of processing and of writing."""
         self.soft_state.synchronise(self.files)
         started_us = cpu_us()
         result = self.processor.process(bundle)
@@ -182,26 +157,20 @@ class Run:
 
 
 def cpu_us() -> float:
-    """
-    Processor time of this process in microseconds, which is less sensitive to other load than wall time.
-    """
+    """Processor time of this process in microseconds, which is less sensitive to other load than wall time."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return (usage.ru_utime + usage.ru_stime) * 1e6
 
 
 def live(file: RowFile) -> LiveFile:
-    """
-    The file as a snapshot lists it after its commit.
-    """
+    """The file as a snapshot lists it after its commit."""
     version = TableVersion(int(file.superstep))
     add = row_file_to_add(file, _INTERVAL, version=version, modification_time_ms=0)
     return LiveFile.from_add(add, version)
 
 
 def measure(computation: Computation, load: Load, *, profile: bool) -> Run:
-    """
-    Run the load and print a line per bundle.
-    """
+    """Run the load and print a line per bundle."""
     run = Run(computation)
     arrived = [deliveries(load, number) for number in range(1, load.bundles + 1)]
     profiler = cProfile.Profile()
@@ -224,9 +193,7 @@ def measure(computation: Computation, load: Load, *, profile: bool) -> Run:
 
 
 def measure_rebuild(run: Run) -> None:
-    """
-    Read the run's files into empty soft state: all at once, and only the last.
-    """
+    """Read the run's files into empty soft state: all at once, and only the last."""
     soft_state = SoftState(_INTERVAL, StoreRowReader(run.objects))
     for name, files in (("cold", run.files[:-1]), ("catch-up of one file", run.files)):
         started_us = cpu_us()
@@ -235,9 +202,7 @@ def measure_rebuild(run: Run) -> None:
 
 
 def main() -> None:
-    """
-    Measure all three computations.
-    """
+    """Measure all three computations."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=250_000)
     parser.add_argument("--keys", type=int, default=50_000)

@@ -1,6 +1,4 @@
-"""
-Output of a benchmark: JSON on standard output, and in a file where asked.
-"""
+"""Output of a benchmark: JSON on standard output, and in a file where asked."""
 
 from __future__ import annotations
 
@@ -8,12 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["tell_result"]
-
 
 def tell_result(figures: Mapping[str, object], path: Path | None, *, indent: int | None = None) -> None:
-    """
-    Print the figures as JSON, and write them to ``path``, whose folder is created.
+    """Print the figures as JSON, and write them to ``path``, whose folder is created.
 
     Args:
         figures: the figures by name.

@@ -1,5 +1,4 @@
-"""
-Loads: what it takes to make rows of a table, with a state and a timer each, and to start a pipeline on them.
+"""Loads: what it takes to make rows of a table, with a state and a timer each, and to start a pipeline on them.
 
 Keys come in no order. By kind of source: an Arrow table with states in a struct, the same in a Parquet file, JSON text
 in CSV, and mappings. Each goes into a new store in a local folder, and in one commit; then a pipeline opens that has the
@@ -31,8 +30,6 @@ import millpond as mp
 from benchmarks.json_result import tell_result
 from millpond.statestore.system import SystemClock
 
-__all__ = ["measure"]
-
 _CLOCK: Final = SystemClock()
 _START_US: Final = 1_700_000_000_000_000
 _BOUND_S: Final = 20
@@ -40,9 +37,7 @@ _STEP: Final = 7_919
 
 
 class _Total(mp.Computation):
-    """
-    Adds up, and has a timer pending that it has never set itself.
-    """
+    """Adds up, and has a timer pending that it has never set itself."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         state = context.state.get()
@@ -50,8 +45,7 @@ class _Total(mp.Computation):
 
 
 def measure(rows: int = 1_000_000, intervals: int = 4) -> dict[str, Any]:
-    """
-    Load each kind of source into a store of its own.
+    """Load each kind of source into a store of its own.
 
     Returns:
         ``sources``: by kind, ``load_s``, ``cpu_s`` of it, ``rows_per_second``, ``store_mib`` and ``open_s``, the time
@@ -160,9 +154,7 @@ def _shown(figures: Mapping[str, Any]) -> Table:
 @click.option("--intervals", default=4, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result to a file.")
 def main(rows: int, intervals: int, json_path: Path | None) -> None:
-    """
-    Measure loads, and what a pipeline takes to start on what was loaded.
-    """
+    """Measure loads, and what a pipeline takes to start on what was loaded."""
     figures = measure(rows, intervals)
     Console(stderr=True).print(_shown(figures))
     tell_result(figures, json_path)

@@ -1,5 +1,4 @@
-"""
-Latency of the local runner: strong productions and exactly-once through one stage.
+"""Latency of the local runner: strong productions and exactly-once through one stage.
 
 Each record is injected with an id, deduplicated, counted and produced by ``first`` and reaches
 ``second`` under another key, after the commit that made its production durable. The figure is
@@ -39,16 +38,12 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import DURABILITIES, Durability
 
-__all__ = ["measure"]
-
 KEYS = 1_000
 WARM_UP_SHARE = 0.2
 
 
 class First(Computation):
-    """
-    Counts per user, and produces to the city.
-    """
+    """Counts per user, and produces to the city."""
 
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set((context.state.get() or 0) + 1)
@@ -56,9 +51,7 @@ class First(Computation):
 
 
 class Second(Computation):
-    """
-    Counts per city, and records each record's latency.
-    """
+    """Counts per city, and records each record's latency."""
 
     latencies_us: list[tuple[int, int]] = []  # noqa: RUF012 - shared with the process that measures
 
@@ -69,9 +62,7 @@ class Second(Computation):
 
 
 class Hop(Computation):
-    """
-    Counts its records and forwards them.
-    """
+    """Counts its records and forwards them."""
 
     def __init__(self, output: str) -> None:
         self.output = output
@@ -82,9 +73,7 @@ class Hop(Computation):
 
 
 def build(stages: int = 1, productions: ProductionMode = "strong") -> EnginePipeline:
-    """
-    A chain of stages, followed by the measuring one.
-    """
+    """A chain of stages, followed by the measuring one."""
     pipeline = EnginePipeline("latency")
     people = pipeline.inject("people", key="user", at="at", id="id", watermark=BoundedDisorder("1s"))
     stream = people.apply(First(), name="first", produces="visits", productions=productions)
@@ -96,9 +85,7 @@ def build(stages: int = 1, productions: ProductionMode = "strong") -> EnginePipe
 
 
 def compare(seconds: float, rate: int, stages: int, rounds: int = 3) -> dict[str, Any]:
-    """
-    Measure strong and weak productions through the same stages, in turns; figures are medians of the rounds.
-    """
+    """Measure strong and weak productions through the same stages, in turns; figures are medians of the rounds."""
     modes: tuple[ProductionMode, ProductionMode] = ("strong", "weak")
     results = [
         {mode: measure(seconds / rounds, rate, stages=stages, productions=mode) for mode in modes}
@@ -114,9 +101,7 @@ def compare(seconds: float, rate: int, stages: int, rounds: int = 3) -> dict[str
 
 
 def compare_durabilities(seconds: float, rate: int, rounds: int = 5) -> dict[str, Any]:
-    """
-    Measure with and without syncs, in turns; the price is the median of the rounds' differences.
-    """
+    """Measure with and without syncs, in turns; the price is the median of the rounds' differences."""
     results = [
         {name: measure(seconds / rounds, rate, durability=name) for name in DURABILITIES}
         for _ in range(rounds)
@@ -144,8 +129,7 @@ def measure(
     productions: ProductionMode = "strong",
     durability: Durability | None = None,
 ) -> dict[str, Any]:
-    """
-    Inject ``rate`` records per second one by one, evenly, and measure the latency of each.
+    """Inject ``rate`` records per second one by one, evenly, and measure the latency of each.
 
     Args:
         seconds: duration.
@@ -220,9 +204,7 @@ def _store(given: Store | None, durability: Durability | None) -> Iterator[Store
 
 
 def main() -> None:
-    """
-    Measure and print one line of JSON.
-    """
+    """Measure and print one line of JSON."""
     parser = argparse.ArgumentParser(description="latency of the local runner")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rate", type=int, default=1_000)

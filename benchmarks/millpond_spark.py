@@ -1,5 +1,4 @@
-"""
-The keyed count on Millpond's Spark runner: state, record ids, exactly once, one commit per batch.
+"""The keyed count on Millpond's Spark runner: state, record ids, exactly once, one commit per batch.
 
 The same function as `benchmarks.transform_with_state`, in the same form (all of a key's rows of a
 batch in one call), plus what Spark leaves out: each record's id is checked and stored.
@@ -17,28 +16,20 @@ from benchmarks.engine_result import EngineResult, batch_times
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ENGINE", "Count", "measure", "pipeline"]
-
 ENGINE: Final = "millpond-spark"
 
 
 class Count(mp.Computation):
-    """
-    Counts the records of each key.
-    """
+    """Counts the records of each key."""
 
     def process_records(self, context: mp.Context, records: mp.Records) -> None:
-        """
-        One get and one set for all records of the key.
-        """
+        """One get and one set for all records of the key."""
         count = context.state.get(0)
         context.state.set(count + sum(1 for _ in records))
 
 
 def pipeline() -> mp.Pipeline:
-    """
-    One computation, with exactly-once by record id.
-    """
+    """One computation, with exactly-once by record id."""
     built = mp.Pipeline("throughput")
     stream = built.inject("records", key="key", at="at", id="id", watermark=mp.BoundedDisorder("1s"))
     stream.apply(Count(), name="count")
@@ -46,8 +37,7 @@ def pipeline() -> mp.Pipeline:
 
 
 def measure(spark: SparkSession, folder: Path, load: Load, inputs: Path) -> EngineResult:
-    """
-    Run the load to its end and report every micro-batch.
+    """Run the load to its end and report every micro-batch.
 
     Args:
         spark: the session; the same for both engines.

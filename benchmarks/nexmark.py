@@ -1,5 +1,4 @@
-"""
-Nexmark's queries over generated events: events per second on both runners, and of the generator.
+"""Nexmark's queries over generated events: events per second on both runners, and of the generator.
 
     python -m benchmarks.nexmark --json build/bench/nexmark.json
 
@@ -35,8 +34,6 @@ from millpond.statestore.system import SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Figure", "generator_speed", "measure"]
-
 _CHOSEN: Final = ("q0", "q12_event_time", "q5", "q19", "q20", "q4")
 """No state, fixed windows, sliding windows, rankings, a join, timers."""
 
@@ -47,8 +44,7 @@ _WARM_UP: Final = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """
-    One query's result.
+    """One query's result.
 
     Attributes:
         query: its name.
@@ -68,8 +64,7 @@ class Figure:
 
 
 def measure(query: Query, pieces: Sequence[Events], spark: SparkSession | None) -> Figure:
-    """
-    Run a query on both runners.
+    """Run a query on both runners.
 
     Args:
         query: the query.
@@ -105,9 +100,7 @@ def _speed(summary: mp.RunSummary) -> float:
 
 
 def generator_speed(events: int) -> float:
-    """
-    Events per second of the generator, once its texts are drawn.
-    """
+    """Events per second of the generator, once its texts are drawn."""
     generator, clock = Generator(rate=_RATE), SystemClock()
     generator.events(1)
     started_us = clock.monotonic_us()
@@ -125,9 +118,7 @@ def generator_speed(events: int) -> float:
 def main(
     path: Path, names: tuple[str, ...], events: int, quick: bool, without_spark: bool, master: str
 ) -> None:
-    """
-    Measure, write the JSON, print a table.
-    """
+    """Measure, write the JSON, print a table."""
     console, count = Console(), _PIECE if quick else events
     report: dict[str, Any] = {
         "cores": os.cpu_count(),

@@ -1,6 +1,4 @@
-"""
-Options with several numbers: ``--intervals 100,1000``.
-"""
+"""Options with several numbers: ``--intervals 100,1000``."""
 
 from __future__ import annotations
 
@@ -9,14 +7,11 @@ from typing import TypeVar
 
 import click
 
-__all__ = ["numbers"]
-
 _Number = TypeVar("_Number", int, float)
 
 
 def numbers(kind: Callable[[str], _Number]) -> Callable[[click.Context, click.Parameter, str], list[_Number]]:
-    """
-    A callback of `click.option`: the numbers of a text with commas between them.
+    """A callback of `click.option`: the numbers of a text with commas between them.
 
     Args:
         kind: ``int`` or ``float``.

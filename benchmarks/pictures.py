@@ -1,13 +1,9 @@
-"""
-How the pictures of benchmarks look.
-"""
+"""How the pictures of benchmarks look."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
-
-__all__ = ["STYLE"]
 
 STYLE: Final[Mapping[str, Any]] = {
     "axes.spines.top": False,

@@ -1,5 +1,4 @@
-"""
-A hot range of keys that wanders: throughput over time, with and without the balancer, and with an even load.
+"""A hot range of keys that wanders: throughput over time, with and without the balancer, and with an even load.
 
 Nine tenths of the records have keys of one range, narrower than an interval, which moves on every so many supersteps.
 Each record takes the same small computation. The three runs do the same supersteps on ``local[2]``; what they count is
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
     from millpond.executor.spark.run import SparkRun
 
-__all__ = ["LOADS", "draw", "measure", "run_once", "summarise"]
-
 LOADS: Final = ("even", "balanced", "as cut at first")
 """An even load; a hot range with the balancer; the same without it."""
 
@@ -47,14 +44,10 @@ _ROUNDS: Final = 200
 
 
 class Work(mp.Computation):
-    """
-    Counts a key's records, each at the price of some hashes.
-    """
+    """Counts a key's records, each at the price of some hashes."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Hash and count.
-        """
+        """Hash and count."""
         digest = record.key.encode()
         for _ in range(_ROUNDS):
             digest = hashlib.sha256(digest).digest()
@@ -64,9 +57,7 @@ class Work(mp.Computation):
 def run_once(
     load: str, supersteps: int, records: int, wander_every: int, *, faults: bool = False
 ) -> dict[str, Any]:
-    """
-    Run supersteps of a load, and tell how fast each was and whether all was counted.
-    """
+    """Run supersteps of a load, and tell how fast each was and whether all was counted."""
     options = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
     with tempfile.TemporaryDirectory(prefix="millpond-rebalance-") as folder:
         spark = spark_session("rebalance", master="local[2]", options=options)
@@ -139,9 +130,7 @@ def _run(spark: SparkSession, folder: Path, *, balanced: bool) -> Iterator[Spark
 def measure(
     loads: Sequence[str], supersteps: int, records: int, wander_every: int, *, faults: bool = False
 ) -> list[dict[str, Any]]:
-    """
-    Measure each load, in a process of its own each.
-    """
+    """Measure each load, in a process of its own each."""
     # By this module's own name, under which the workers import the computation.
     from benchmarks.rebalance import run_once as run_by_name
 
@@ -155,9 +144,7 @@ def measure(
 
 
 def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """
-    By load: the median rate to the even one, in the supersteps after a move of the hot range and 20 later.
-    """
+    """By load: the median rate to the even one, in the supersteps after a move of the hot range and 20 later."""
     even = {run["load"]: run for run in runs}.get("even")
     if even is None:
         return {}
@@ -176,9 +163,7 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """
-    Draw the rate of each load over its supersteps, smoothed over five, with the moves of the hot range.
-    """
+    """Draw the rate of each load over its supersteps, smoothed over five, with the moves of the hot range."""
     with mpl.rc_context(dict(STYLE)):
         figure = Figure(figsize=(7, 3.8), layout="constrained")
         axes = figure.add_subplot()
@@ -212,9 +197,7 @@ def main(
     *,
     faults: bool,
 ) -> None:
-    """
-    Measure, print JSON, draw.
-    """
+    """Measure, print JSON, draw."""
     runs = measure(loads, supersteps, records, wander_every, faults=faults)
     tell_result({"to_even": summarise(runs), "runs": runs}, path)
     if picture is not None:

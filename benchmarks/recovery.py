@@ -1,5 +1,4 @@
-"""
-Recovery: the time until a new owner is at work, and its rate through undelivered productions.
+"""Recovery: the time until a new owner is at work, and its rate through undelivered productions.
 
 A store gets a number of rows (state, a pending timer and a record id each) in one computation, and its
 process releases it. Then a new owner opens it: leases, fences, the initial scan of timers, holds and
@@ -35,8 +34,6 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 
-__all__ = ["measure"]
-
 FAN_OUT: Final = 5
 BUNDLE: Final = 20_000
 START_US: Final = 1_700_000_000_000_000
@@ -44,9 +41,7 @@ DAY_US: Final = 86_400_000_000
 
 
 class Holder(Computation):
-    """
-    Counts its records, and sets timers that never become due.
-    """
+    """Counts its records, and sets timers that never become due."""
 
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set(
@@ -59,9 +54,7 @@ class Holder(Computation):
 
 
 class Spread(Computation):
-    """
-    Produces each record several times.
-    """
+    """Produces each record several times."""
 
     def process_record(self, context: Context, record: Record) -> None:
         for number in range(FAN_OUT):
@@ -71,9 +64,7 @@ class Spread(Computation):
 
 
 def build() -> EnginePipeline:
-    """
-    ``rows`` into ``holder``; ``bursts`` into ``spread``, whose productions go to ``counter``.
-    """
+    """``rows`` into ``holder``; ``bursts`` into ``spread``, whose productions go to ``counter``."""
     pipeline = EnginePipeline("recovery")
     pipeline.inject("rows", key="key", at="at", id="id", watermark=ManualWatermark()).apply(
         Holder(), name="holder"
@@ -84,9 +75,7 @@ def build() -> EnginePipeline:
 
 
 def records(first: int, count: int, keys: int) -> Iterator[pa.Table]:
-    """
-    Tables of records, one per bundle; keys recur after ``keys`` records.
-    """
+    """Tables of records, one per bundle; keys recur after ``keys`` records."""
     for start in range(first, first + count, BUNDLE):
         numbers = np.arange(start, min(start + BUNDLE, first + count))
         # As in practice, neighbours in time are not neighbours in key order.
@@ -102,8 +91,7 @@ def records(first: int, count: int, keys: int) -> Iterator[pa.Table]:
 
 
 def measure(rows: int, undelivered: int, intervals: int = 4) -> dict[str, Any]:
-    """
-    Build a store, and take it over twice.
+    """Build a store, and take it over twice.
 
     Args:
         rows: rows with a timer each.
@@ -148,9 +136,7 @@ def measure(rows: int, undelivered: int, intervals: int = 4) -> dict[str, Any]:
 
 
 def _take_over(pond: _Pond, rows: int) -> dict[str, float]:
-    """
-    Open for work: from nothing to the first commit, and to a record for every interval.
-    """
+    """Open for work: from nothing to the first commit, and to a record for every interval."""
     clock = SystemClock()
     started_us = clock.monotonic_us()
     with pond.start() as run:
@@ -181,9 +167,7 @@ def _feed(run: LocalRun, stream: str, first: int, count: int, keys: int) -> None
 
 
 class _Pond:
-    """
-    A store on disk with its ZooKeeper; each run starts without soft state.
-    """
+    """A store on disk with its ZooKeeper; each run starts without soft state."""
 
     def __init__(self, folder: str, intervals: int) -> None:
         self._intervals = intervals
@@ -196,17 +180,13 @@ class _Pond:
         self._store.close()
 
     def start(self, *, stepping: bool = False) -> LocalRun:
-        """
-        A new run, with soft state of its own.
-        """
+        """A new run, with soft state of its own."""
         runner = LocalRunner(self._store, intervals=self._intervals, progress=False)
         return runner.start(build(), stepping=stepping)
 
 
 def main() -> None:
-    """
-    Measure, print one line of JSON, and write it to the file in ``--json``.
-    """
+    """Measure, print one line of JSON, and write it to the file in ``--json``."""
     parser = argparse.ArgumentParser(description="recovery of a new owner")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--undelivered", type=int, default=100_000)

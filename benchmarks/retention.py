@@ -1,5 +1,4 @@
-"""
-Retention: what it costs on disk that versions stay readable.
+"""Retention: what it costs on disk that versions stay readable.
 
 A pipeline keeps a row per key, and each superstep updates a part of the keys at random; compaction is as by default.
 For days of a clock by hand nothing is collected, and the log tells when each file came and went, and how long it was.
@@ -37,17 +36,13 @@ from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
-__all__ = ["Life", "disk_ratio", "measure_retention"]
-
 _RETENTIONS_S: Final = {"0s": 0, "10m": 600, "1h": 3_600, "6h": 21_600, "12h": 43_200, "1d": 86_400}
 _STEADY: Final = 0.5
 _LOOKS: Final = 200
 
 
 class Profile(Computation):
-    """
-    Keeps a profile of a key, 100 bytes that change each time.
-    """
+    """Keeps a profile of a key, 100 bytes that change each time."""
 
     def process_record(self, context: Context, record: Record) -> None:
         number = record.value["number"]
@@ -56,9 +51,7 @@ class Profile(Computation):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """
-    A file: when it came, when it went, and how long it is.
-    """
+    """A file: when it came, when it went, and how long it is."""
 
     came_s: float
     went_s: float
@@ -66,8 +59,7 @@ class Life:
 
 
 def disk_ratio(files: Sequence[Life], log: Sequence[Life], kept_s: float, end_s: float) -> float:
-    """
-    The greatest ratio of the bytes on disk to those of live files, from when it is steady on.
+    """The greatest ratio of the bytes on disk to those of live files, from when it is steady on.
 
     Args:
         files: the row files.
@@ -103,8 +95,7 @@ def measure_retention(
     intervals: int = 1,
     check: str = "1h",
 ) -> dict[str, Any]:
-    """
-    Run the pipeline without collection, and say what each retention costs.
+    """Run the pipeline without collection, and say what each retention costs.
 
     Args:
         folder: an empty one.
@@ -200,9 +191,7 @@ def _open(
 
 
 def _lives(rows: Path, superstep_s: float) -> tuple[list[Life], list[Life]]:
-    """
-    Row files and commits, timed by the commits.
-    """
+    """Row files and commits, timed by the commits."""
     came: dict[str, tuple[float, int]] = {}
     files, commits = [], []
     for path in sorted((rows / "_delta_log").glob("*.json")):
@@ -245,9 +234,7 @@ def main(
     check: str,
     json_path: Path | None,
 ) -> None:
-    """
-    Measure, and print one figure a line.
-    """
+    """Measure, and print one figure a line."""
     with tempfile.TemporaryDirectory(prefix="millpond-retention-") as folder:
         figures = measure_retention(
             Path(folder),

@@ -1,5 +1,4 @@
-"""
-How long Spark takes to find the interval of each record, by the number of intervals.
+"""How long Spark takes to find the interval of each record, by the number of intervals.
 
 Records of one column are routed as a superstep routes them, and thrown away. Next to it the same records are thrown
 away without routing.
@@ -26,15 +25,12 @@ from millpond.statestore.system import SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["measure"]
-
 _CORES: Final = 2
 _ROUNDS: Final = 5
 
 
 def measure(frame: DataFrame, intervals: Sequence[int]) -> list[dict[str, Any]]:
-    """
-    The best of some rounds for each number of intervals, in milliseconds.
+    """The best of some rounds for each number of intervals, in milliseconds.
 
     Args:
         frame: records with a key ``k`` of 16 hexadecimal digits and a time ``at``.
@@ -68,9 +64,7 @@ def _best_ms(make: Callable[[], DataFrame]) -> float:
 @click.option("--records", default=1_000_000, show_default=True)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there.")
 def main(intervals: list[int], records: int, path: Path | None) -> None:
-    """
-    Run the benchmark.
-    """
+    """Run the benchmark."""
     spark = spark_session("routing", master=f"local[{_CORES}]", options={"spark.ui.enabled": "false"})
     spark.sparkContext.setLogLevel("ERROR")
     frame = (

@@ -1,5 +1,4 @@
-"""
-The arithmetic of a large pipeline: bytes, log entries, objects and nodes, from what the code itself writes.
+"""The arithmetic of a large pipeline: bytes, log entries, objects and nodes, from what the code itself writes.
 
 Nothing runs. The parts of a thousand intervals in a plan, a report, a log entry, a checkpoint and ZooKeeper are made
 by the code that makes them in a pipeline; their mean lengths are multiplied. ``docs/scale.md`` shows the result.
@@ -38,8 +37,6 @@ from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, 
 from millpond.statestore.zookeeper.nodes import IntervalNodes, StorePaths, batches, taking
 from millpond.statestore.zookeeper.session import Create
 
-__all__ = ["Load", "Sizes", "measure_sizes", "multiply"]
-
 COMPACTED_AT_ONCE: Final = 32
 """How many compactions one commit takes, and one commit of them follows a superstep at most."""
 
@@ -53,8 +50,7 @@ _SHARED_NODES: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """
-    Bytes of the part of one interval or one file.
+    """Bytes of the part of one interval or one file.
 
     Attributes:
         plan_interval: an interval in the plan, without its files.
@@ -86,16 +82,13 @@ class Sizes:
 
     @property
     def log_entry(self) -> float:
-        """
-        An interval's part of a superstep's log entry.
-        """
+        """An interval's part of a superstep's log entry."""
         return self.log_add + self.log_txn + self.log_watermark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """
-    A pipeline whose intervals all have work in each superstep.
+    """A pipeline whose intervals all have work in each superstep.
 
     Attributes:
         intervals: how many.
@@ -113,9 +106,7 @@ class Load:
 
 
 def measure_sizes() -> Sizes:
-    """
-    The mean lengths over a thousand intervals, cut at keys of 12 characters.
-    """
+    """The mean lengths over a thousand intervals, cut at keys of 12 characters."""
     intervals = intervals_from_boundaries("visits", [f"key-{number:08d}" for number in range(1, _SAMPLE)])
     files = [_row_file(interval) for interval in intervals]
     adds = [_add(interval, file) for interval, file in zip(intervals, files, strict=True)]
@@ -153,8 +144,7 @@ def measure_sizes() -> Sizes:
 
 
 def multiply(load: Load, sizes: Sizes) -> dict[str, int]:
-    """
-    What the pipeline sends, writes and keeps.
+    """What the pipeline sends, writes and keeps.
 
     Args:
         load: the pipeline.
@@ -264,9 +254,7 @@ def _nodes(interval: Interval) -> bytes:
 
 
 def _packed(parts: Sequence[IntervalPlan]) -> float:
-    """
-    With a slot for each interval, as where there are as many executors as intervals.
-    """
+    """With a slot for each interval, as where there are as many executors as intervals."""
     return _mean(pack_parts(dict(enumerate(parts)), len(parts)).values())
 
 
@@ -292,9 +280,7 @@ def _mean(packed: Iterable[bytes]) -> float:
 )
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there.")
 def main(intervals: int, executors: int, files: int, seconds: list[float], path: Path | None) -> None:
-    """
-    Multiply.
-    """
+    """Multiply."""
     sizes = measure_sizes()
     loads = [Load(intervals=intervals, executors=executors, files=files, seconds=one) for one in seconds]
     results = {f"{load.seconds:g} s": multiply(load, sizes) for load in loads}

@@ -1,5 +1,4 @@
-"""
-The cost of a superstep by the number of executors, for the same work.
+"""The cost of a superstep by the number of executors, for the same work.
 
 A pipeline of one or two stages counts records by key on Spark's ``local-cluster``, whose executors are processes of
 one core each; 0 executors are ``local[2]``, in one process. All share this machine, so that not the time but the
@@ -24,16 +23,14 @@ import psutil
 import millpond as mp
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
-from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.system import SystemClock
 from millpond.testing.processes.local_cluster import local_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["measure", "run_once"]
 
 _WARM_UP: Final = 64
 """By then the JVMs of new executors have compiled what they run."""
@@ -43,8 +40,7 @@ _JVM: Final = "java"
 
 
 class Visits(mp.Computation):
-    """
-    Counts the records of a key, and passes each on under another key.
+    """Counts the records of a key, and passes each on under another key.
 
     Args:
         output: the stream; ``None`` for the last stage.
@@ -54,17 +50,14 @@ class Visits(mp.Computation):
         self._output = output
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Count and pass on.
-        """
+        """Count and pass on."""
         context.state.set(context.state.get(0) + 1)
         if self._output is not None:
             context.produce(self._output, {"k": record.value["other"]})
 
 
 def run_once(executors: int, stages: int, records: int, supersteps: int) -> dict[str, Any]:
-    """
-    Run a pipeline of that many stages, and return the medians of its supersteps.
+    """Run a pipeline of that many stages, and return the medians of its supersteps.
 
     Args:
         executors: of one core each; 0 for ``local[2]``.
@@ -141,9 +134,7 @@ def _pipeline(stages: int) -> mp.Pipeline:
 
 
 def _cpu_s() -> dict[str, float]:
-    """
-    Processor seconds so far of this process and all that it has started, ended ones included.
-    """
+    """Processor seconds so far of this process and all that it has started, ended ones included."""
     used = {"jvm": 0.0, "python": 0.0}
     this = psutil.Process()
     for process in (this, *this.children(recursive=True)):
@@ -158,9 +149,7 @@ def _cpu_s() -> dict[str, float]:
 def measure(
     executors: Sequence[int], stages: Sequence[int], records: int, supersteps: int
 ) -> list[dict[str, Any]]:
-    """
-    Measure each number of stages on each number of executors, in a process of its own each.
-    """
+    """Measure each number of stages on each number of executors, in a process of its own each."""
     # By this module's own name, under which the executors import the computation.
     from benchmarks.scale_out import run_once as run_by_name
 
@@ -182,9 +171,7 @@ def measure(
 @click.option("--supersteps", default=8, show_default=True, help="How many are measured.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there.")
 def main(executors: list[int], stages: list[int], records: int, supersteps: int, path: Path | None) -> None:
-    """
-    Run the benchmark.
-    """
+    """Run the benchmark."""
     tell_result({"runs": measure(executors, stages, records, supersteps)}, path, indent=2)
 
 

@@ -1,5 +1,4 @@
-"""
-Supersteps over state that is larger than memory: what they read, how fast they are, and what they take.
+"""Supersteps over state that is larger than memory: what they read, how fast they are, and what they take.
 
 Each key has 400 bytes of state that do not compress. The keys are loaded, the pipeline is started again, and supersteps
 touch so many of them, drawn at random. Millpond's workers may keep 128 MiB of rows each; next to it, where it ends
@@ -30,9 +29,9 @@ from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
 from benchmarks.state_size_spark import ENGINE as ROCKSDB
 from benchmarks.state_size_spark import run_query, spark_settings, write_batch
-from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.system import SystemClock
 
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from millpond.executor.spark.run import SparkRun
-
-__all__ = ["measure", "run_on_millpond", "run_on_rocksdb"]
 
 ENGINE: Final = "millpond-spark"
 
@@ -61,24 +58,18 @@ _WORKER: Final = "millpond.executor.python_workers.daemon"
 
 
 class Blob(mp.Computation):
-    """
-    Keeps bytes that do not compress, other ones after each record.
-    """
+    """Keeps bytes that do not compress, other ones after each record."""
 
     codec = mp.BytesCodec()
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Replace the state by a hash of itself.
-        """
+        """Replace the state by a hash of itself."""
         before = context.state.get(context.key.encode())
         context.state.set(hashlib.shake_128(before).digest(_STATE_BYTES))
 
 
 def run_on_millpond(keys: int, touched: Sequence[int]) -> list[dict[str, Any]]:
-    """
-    Load that many keys, and for each number of touched ones start again and run supersteps.
-    """
+    """Load that many keys, and for each number of touched ones start again and run supersteps."""
     clock, runs = SystemClock(), []
     batches = count()
     with tempfile.TemporaryDirectory(prefix="millpond-state-") as folder:
@@ -104,8 +95,7 @@ def run_on_millpond(keys: int, touched: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def run_on_rocksdb(keys: int, touched: Sequence[int], limit_s: float) -> list[dict[str, Any]]:
-    """
-    The same on ``transformWithState``; its memory is that of Spark's JVM, in which RocksDB runs.
+    """The same on ``transformWithState``; its memory is that of Spark's JVM, in which RocksDB runs.
 
     Args:
         keys: how many are loaded.
@@ -173,9 +163,7 @@ def _live_bytes(folder: Path) -> int:
 
 @contextmanager
 def _session(settings: dict[str, str]) -> Iterator[SparkSession]:
-    """
-    A session whose processes are new, and end with it.
-    """
+    """A session whose processes are new, and end with it."""
     options = {"spark.ui.enabled": "false", **settings}
     spark = spark_session("state-size", master=f"local[{_CORES}]", options=options)
     spark.sparkContext.setLogLevel("ERROR")
@@ -187,17 +175,13 @@ def _session(settings: dict[str, str]) -> Iterator[SparkSession]:
 
 
 def _loaded(spark: SparkSession, keys: int) -> Iterator[DataFrame]:
-    """
-    The numbers of all keys, as they are loaded.
-    """
+    """The numbers of all keys, as they are loaded."""
     for start in range(0, keys, _AT_ONCE):
         yield spark.range(start, min(start + _AT_ONCE, keys), 1, _CORES)
 
 
 def _touched(spark: SparkSession, keys: int, touched: int, number: int) -> DataFrame:
-    """
-    The numbers of the keys that a superstep touches, drawn at random but in each run the same.
-    """
+    """The numbers of the keys that a superstep touches, drawn at random but in each run the same."""
     return spark.range(0, touched, 1, _CORES).selectExpr(
         f"CAST(pmod(xxhash64(id, {number}), {keys}) AS BIGINT) AS id"
     )
@@ -235,9 +219,7 @@ def _is_jvm(process: psutil.Process) -> bool:
 
 @contextmanager
 def _peak_of(is_watched: Callable[[psutil.Process], bool]) -> Iterator[list[int]]:
-    """
-    The most memory that one of the watched processes has of its own, in bytes, as long as the block runs.
-    """
+    """The most memory that one of the watched processes has of its own, in bytes, as long as the block runs."""
     peak, done = [0], threading.Event()
     this = psutil.Process()
 
@@ -260,8 +242,7 @@ def _peak_of(is_watched: Callable[[psutil.Process], bool]) -> Iterator[list[int]
 
 
 def measure(keys: Sequence[int], touched: Sequence[int], limit_s: float = 0.0) -> list[dict[str, Any]]:
-    """
-    Measure each size, in a process of its own each.
+    """Measure each size, in a process of its own each.
 
     Args:
         keys: how many keys there are.
@@ -296,9 +277,7 @@ def _in_process(run: Callable[..., list[dict[str, Any]]], *arguments: Any) -> li
 )
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures there.")
 def main(keys: list[int], touched: list[int], limit_s: float, path: Path | None) -> None:
-    """
-    Run the benchmark.
-    """
+    """Run the benchmark."""
     tell_result({"runs": measure(keys, touched, limit_s)}, path, indent=2)
 
 

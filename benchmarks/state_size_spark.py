@@ -1,5 +1,4 @@
-"""
-The state of `benchmarks.state_size` on Spark's own ``transformWithState``: a row of Python a record, RocksDB.
+"""The state of `benchmarks.state_size` on Spark's own ``transformWithState``: a row of Python a record, RocksDB.
 
 In its best form, as in `benchmarks.transform_with_state`: one value a key, a change log instead of whole snapshots, as
 many partitions as cores, and RocksDB may use as much memory as Millpond's workers together.
@@ -21,8 +20,6 @@ from benchmarks.engine_result import as_mapping
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-__all__ = ["ENGINE", "Batch", "run_query", "spark_settings", "write_batch"]
-
 ENGINE: Final = "spark-tws-python-row"
 
 _STATE_BYTES: Final = 400
@@ -33,8 +30,7 @@ _MS: Final = 1_000
 
 
 def spark_settings(partitions: int, memory_mib: int) -> dict[str, str]:
-    """
-    The settings of a session whose queries keep their state in RocksDB.
+    """The settings of a session whose queries keep their state in RocksDB.
 
     Args:
         partitions: into how many the state is divided.
@@ -50,14 +46,10 @@ def spark_settings(partitions: int, memory_mib: int) -> dict[str, str]:
 
 
 class BlobProcessor(StatefulProcessor):
-    """
-    Keeps bytes that do not compress, other ones after each record.
-    """
+    """Keeps bytes that do not compress, other ones after each record."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """
-        One value a key.
-        """
+        """One value a key."""
         self._blob = handle.getValueState("blob", "blob BINARY")
 
     def handleInputRows(  # noqa: N802 - Spark's name
@@ -66,9 +58,7 @@ class BlobProcessor(StatefulProcessor):
         rows: Iterator[Row],
         timerValues: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[Row]:
-        """
-        Replace the state by a hash of itself, for each record.
-        """
+        """Replace the state by a hash of itself, for each record."""
         known = self._blob.get()
         blob = key[0].encode() if known is None else bytes(known[0])
         for _ in rows:
@@ -77,15 +67,12 @@ class BlobProcessor(StatefulProcessor):
         return iter(())
 
     def close(self) -> None:
-        """
-        Nothing is held.
-        """
+        """Nothing is held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """
-    A micro-batch as Spark reports it.
+    """A micro-batch as Spark reports it.
 
     Attributes:
         records: how many it had.
@@ -99,8 +86,7 @@ class Batch:
 
 
 def write_batch(frame: DataFrame, folder: Path, number: int) -> None:
-    """
-    Write records as one file, which is one micro-batch.
+    """Write records as one file, which is one micro-batch.
 
     Args:
         frame: the records.
@@ -116,8 +102,7 @@ def write_batch(frame: DataFrame, folder: Path, number: int) -> None:
 
 
 def run_query(spark: SparkSession, inputs: Path, checkpoint: Path, limit_s: float) -> list[Batch] | None:
-    """
-    Process all input that the checkpoint has not; ``None`` if that takes too long.
+    """Process all input that the checkpoint has not; ``None`` if that takes too long.
 
     Args:
         spark: the session, with `spark_settings`.

@@ -1,6 +1,4 @@
-"""
-The figures as tables for people.
-"""
+"""The figures as tables for people."""
 
 from __future__ import annotations
 
@@ -11,16 +9,12 @@ from rich.table import Table
 
 from benchmarks.engine_result import percentile
 
-__all__ = ["commit_table", "driver_table", "engine_table", "local_table"]
-
 _PAPER: Final = {"p50_ms": 33.7, "p95_ms": 93.8}
 """MillWheel §8.1: strong productions with exactly-once, between machines."""
 
 
 def engine_table(results: Sequence[Mapping[str, Any]], ratios: Sequence[Mapping[str, Any]]) -> Table:
-    """
-    Engines side by side: the median batch, the engine's part of it, and the ratio.
-    """
+    """Engines side by side: the median batch, the engine's part of it, and the ratio."""
     table = _table("Records per second")
     table.add_column("engine", no_wrap=True)
     for heading in ("rows", "keys", "rows/s", "batch ms", "work ms", "times", "goal"):
@@ -45,9 +39,7 @@ def engine_table(results: Sequence[Mapping[str, Any]], ratios: Sequence[Mapping[
 
 
 def commit_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """
-    Commits of 100 updates, including their data file.
-    """
+    """Commits of 100 updates, including their data file."""
     table = _table("Commits of 100 updates")
     for heading in ("keys", "live files", "p50 ms", "p99 ms", "file p50 ms", "log entry p50 ms"):
         table.add_column(heading, justify="right")
@@ -61,9 +53,7 @@ def commit_table(results: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def local_table(result: Mapping[str, Any]) -> Table:
-    """
-    Latency through one stage of the local runner.
-    """
+    """Latency through one stage of the local runner."""
     table = _table(f"Local runner: strong productions, exactly once, {result['rate']:,} records/s")
     for heading in ("", "p50 ms", "p95 ms"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -73,9 +63,7 @@ def local_table(result: Mapping[str, Any]) -> Table:
 
 
 def driver_table(runs: Sequence[Mapping[str, Any]]) -> Table:
-    """
-    The driver's part of a superstep, phase by phase.
-    """
+    """The driver's part of a superstep, phase by phase."""
     table = _table("The driver's part of a superstep, in milliseconds")
     names = ("plan", "pack", "reports", "commit", "journal", "upkeep", "superstep", "total", "cpu")
     for heading in ("intervals", "files", *names, "plan KiB", "reports KiB", "commit KiB"):

@@ -1,5 +1,4 @@
-"""
-Takeover: the time that a store has no working owner after its owner is killed or stopped.
+"""Takeover: the time that a store has no working owner after its owner is killed or stopped.
 
 Real processes on one store with a real ZooKeeper: an owner that writes without a pause, and a standby
 (``on_held="wait"``) behind it that takes over by itself. The owner gets SIGKILL or SIGSTOP in turns; the
@@ -28,12 +27,9 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.testing.processes.relay import Relay
 
-__all__ = ["measure"]
-
 
 def measure(rounds: int = 40, session_timeout_ms: int = 2_000) -> dict[str, Any]:
-    """
-    Take the owner down so many times, by SIGKILL and SIGSTOP in turns.
+    """Take the owner down so many times, by SIGKILL and SIGSTOP in turns.
 
     Returns:
         ``p50_ms`` and ``p99_ms`` of all takeovers, ``open_p50_ms`` until the rows are the next owner's,
@@ -73,9 +69,7 @@ def measure(rounds: int = 40, session_timeout_ms: int = 2_000) -> dict[str, Any]
 
 
 def main() -> None:
-    """
-    Measure, print one line of JSON, and write it to the file in ``--json``.
-    """
+    """Measure, print one line of JSON, and write it to the file in ``--json``."""
     parser = argparse.ArgumentParser(description="takeover by a standby process")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--session-timeout-ms", type=int, default=2_000)

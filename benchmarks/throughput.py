@@ -1,5 +1,4 @@
-"""
-Millpond compared with Spark's own state, commits by the size of the table, and local latency.
+"""Millpond compared with Spark's own state, commits by the size of the table, and local latency.
 
     python -m benchmarks.throughput --json build/bench/throughput.json
 
@@ -58,9 +57,7 @@ _PACKAGES: Final = ("millpond", "pyspark", "delta-spark", "pyarrow", "obstore", 
 @click.option("--only", type=click.Choice(PARTS), multiple=True, help="Measure only this part.")
 @click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
 def main(path: Path, quick: bool, only: tuple[str, ...], master: str) -> None:
-    """
-    Measure, write the JSON, print tables.
-    """
+    """Measure, write the JSON, print tables."""
     console, parts = Console(), only or PARTS
     report: dict[str, Any] = {"versions": _versions(), "machine": _machine(master), "quick": quick}
     if "engines" in parts:
@@ -92,9 +89,7 @@ def _engines(console: Console, folder: Path, *, quick: bool, master: str) -> dic
 
 
 def _side_by_side(console: Console, spark: SparkSession, load: Load) -> list[EngineResult]:
-    """
-    Run all engines over the same files.
-    """
+    """Run all engines over the same files."""
     with tempfile.TemporaryDirectory(prefix="millpond-throughput-") as name:
         work = Path(name)
         inputs = write_batches(work / "inputs", load)

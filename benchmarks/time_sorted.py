@@ -1,5 +1,4 @@
-"""
-What it costs to give records in the order of time.
+"""What it costs to give records in the order of time.
 
 A stream of N records over K keys, ten a second, goes through a computation that sets a timer at each record, on the
 local runner in memory, in pieces. Each figure is the processor time of a fresh process's run in microseconds a record:
@@ -26,8 +25,6 @@ import pyarrow as pa
 import millpond as mp
 from benchmarks.json_result import tell_result
 
-__all__ = ["FORMS", "measure", "run_once"]
-
 _TENTH_US: Final = 100_000
 _HOUR_US: Final = 3_600_000_000
 
@@ -42,27 +39,19 @@ FORMS: Final[Mapping[str, tuple[bool, float, bool]]] = {
 
 
 class Last(mp.Computation):
-    """
-    Keeps the last record's time, and waits an hour.
-    """
+    """Keeps the last record's time, and waits an hour."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Move the timer on.
-        """
+        """Move the timer on."""
         context.state.set(record.at)
         context.set_timer(record.at + _HOUR_US)
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """
-        Count the silence.
-        """
+        """Count the silence."""
 
 
 def run_once(form: str, records: int, keys: int, pieces: int) -> dict[str, Any]:
-    """
-    Run a form, and return its processor time in microseconds a record, and how many records waited.
-    """
+    """Run a form, and return its processor time in microseconds a record, and how many records waited."""
     is_sorted, disorder_s, is_foreseen = FORMS[form]
     random = np.random.default_rng(1)
     at = np.arange(records, dtype=np.int64) * _TENTH_US
@@ -100,9 +89,7 @@ def run_once(form: str, records: int, keys: int, pieces: int) -> dict[str, Any]:
 
 
 def measure(records: int, keys: int, pieces: int, rounds: int) -> list[dict[str, Any]]:
-    """
-    Measure each form in a process of its own, by turns; the least of some rounds is the figure.
-    """
+    """Measure each form in a process of its own, by turns; the least of some rounds is the figure."""
     best: dict[str, dict[str, Any]] = {}
     for _ in range(rounds):
         for form in FORMS:
@@ -129,9 +116,7 @@ def _in_a_process(form: str, records: int, keys: int, pieces: int) -> dict[str, 
     "--json", "path", type=click.Path(path_type=Path), default=None, help="Write the figures there."
 )
 def main(records: int, keys: int, pieces: int, rounds: int, path: Path | None) -> None:
-    """
-    Measure, and tell.
-    """
+    """Measure, and tell."""
     tell_result({"figures": measure(records, keys, pieces, rounds)}, path)
 
 

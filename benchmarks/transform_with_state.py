@@ -1,5 +1,4 @@
-"""
-Spark's own arbitrary state: the keyed count as a ``StatefulProcessor`` in Python, row mode, RocksDB.
+"""Spark's own arbitrary state: the keyed count as a ``StatefulProcessor`` in Python, row mode, RocksDB.
 
 In its best form: a key's rows of a batch come in one call, so there is one ``get`` and one ``update`` per
 key and batch; the state is one number; changes are checkpointed as a change log instead of whole snapshots;
@@ -23,8 +22,6 @@ from benchmarks.engine_result import BatchTime, EngineResult, batch_times
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-__all__ = ["ENGINE", "ROCKSDB", "measure", "run_to_end", "settings"]
-
 ENGINE: Final = "spark-tws-python-row"
 
 _STATE: Final = "spark.sql.streaming.stateStore"
@@ -36,14 +33,10 @@ ROCKSDB: Final[dict[str, str]] = {
 
 
 class CountProcessor(StatefulProcessor):
-    """
-    Counts the records of each key.
-    """
+    """Counts the records of each key."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """
-        One number per key.
-        """
+        """One number per key."""
         self._count = handle.getValueState("count", "count BIGINT")
 
     def handleInputRows(  # noqa: N802 - Spark's name
@@ -52,23 +45,18 @@ class CountProcessor(StatefulProcessor):
         rows: Iterator[Row],
         timerValues: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[Row]:
-        """
-        One get and one update for all rows of the key.
-        """
+        """One get and one update for all rows of the key."""
         known = self._count.get()
         count = known[0] if known is not None else 0
         self._count.update((count + sum(1 for _ in rows),))
         return iter(())
 
     def close(self) -> None:
-        """
-        Nothing is held.
-        """
+        """Nothing is held."""
 
 
 def measure(spark: SparkSession, folder: Path, load: Load, inputs: Path) -> EngineResult:
-    """
-    Run the load to its end and report every micro-batch.
+    """Run the load to its end and report every micro-batch.
 
     Args:
         spark: the session; its state-store settings are put back afterwards.
@@ -91,9 +79,7 @@ def measure(spark: SparkSession, folder: Path, load: Load, inputs: Path) -> Engi
 
 
 def run_to_end(output: DataFrame, checkpoint: Path) -> tuple[BatchTime, ...]:
-    """
-    Run a query over all of its input, throw its output away, and return its micro-batches.
-    """
+    """Run a query over all of its input, throw its output away, and return its micro-batches."""
     query = (
         output.writeStream.format("noop")
         .outputMode("update")
@@ -107,9 +93,7 @@ def run_to_end(output: DataFrame, checkpoint: Path) -> tuple[BatchTime, ...]:
 
 @contextmanager
 def settings(spark: SparkSession, wanted: dict[str, str]) -> Iterator[None]:
-    """
-    Settings of the session for as long as the block runs.
-    """
+    """Settings of the session for as long as the block runs."""
     before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)

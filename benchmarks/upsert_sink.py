@@ -1,5 +1,4 @@
-"""
-The cost of a sink that replaces rows: time per superstep and memory, by the size of its table.
+"""The cost of a sink that replaces rows: time per superstep and memory, by the size of its table.
 
 Each superstep has 1,000 rows: half of them refine windows of the last minute, half are new; and, for
 comparison, rows anywhere in the table, which is the worst case. Appending the same rows is the
@@ -28,8 +27,6 @@ from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Superstep
 
-__all__ = ["measure"]
-
 ROWS = 1_000
 STEPS = 20
 FILL = 50_000
@@ -38,9 +35,7 @@ PANE = Pane(index=0, nonspeculative_index=0, timing=Timing.ON_TIME, is_last=True
 
 
 def panes(places: Iterator[int]) -> pa.Table:
-    """
-    A superstep's productions: one pane per position, each a key and a window of one second.
-    """
+    """A superstep's productions: one pane per position, each a key and a window of one second."""
     rows = []
     for position in places:
         start = position // 100 * SECOND_US
@@ -69,9 +64,7 @@ def _timed(writer: SinkWriter, first: int, places_of: Callable[[int], Iterator[i
 
 
 def measure(table_rows: int, folder: Path) -> dict[str, Any]:
-    """
-    Median milliseconds per superstep of `ROWS` rows, on a table of ``table_rows`` rows.
-    """
+    """Median milliseconds per superstep of `ROWS` rows, on a table of ``table_rows`` rows."""
     writer = DeltaSink(str(folder / "upsert"), mode="upsert").open("s", "p", "b")
     superstep = 0
     for start in range(0, table_rows, FILL):
@@ -99,9 +92,7 @@ def measure(table_rows: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """
-    Measure tables of three sizes, and print or write the figures.
-    """
+    """Measure tables of three sizes, and print or write the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--rows", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])

@@ -1,5 +1,4 @@
-"""
-Watermarks: their lag, the capacity of their authority, and the share of records late at a percentile.
+"""Watermarks: their lag, the capacity of their authority, and the share of records late at a percentile.
 
 - *Lag*: three computations in a row, each passing every record on; their input watermarks are
   polled as in MillWheel §8.2 (figure 15: 1.8 s at the first stage, then less than 200 ms a stage).
@@ -41,8 +40,6 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros, Sequencer
 
-__all__ = ["authority", "local_lag", "percentile", "spark_lag"]
-
 _REPORTERS: Final = 2_000
 _SUPERSTEPS: Final = 100
 
@@ -52,8 +49,7 @@ START_US = 1_800_000_000_000_000
 
 
 class Pass(Computation):
-    """
-    Counts its records and forwards each.
+    """Counts its records and forwards each.
 
     Args:
         stream: the output stream; ``None`` for none.
@@ -69,9 +65,7 @@ class Pass(Computation):
 
 
 def three_stages(key: Any, at: str) -> EnginePipeline:
-    """
-    A stream in order through three computations.
-    """
+    """A stream in order through three computations."""
     pipeline = EnginePipeline("lag")
     stream = pipeline.inject("records", key=key, at=at, watermark=Monotone())
     for name in STAGES[:-1]:
@@ -84,9 +78,7 @@ def three_stages(key: Any, at: str) -> EnginePipeline:
 
 
 def local_lag(seconds: float, rate: int) -> list[float]:
-    """
-    Lag per stage in milliseconds on the local runner, with ``rate`` records per second.
-    """
+    """Lag per stage in milliseconds on the local runner, with ``rate`` records per second."""
     with _store() as store, LocalRunner(store, progress=False).start(three_stages("key", "at")) as run:
         stopping = threading.Event()
 
@@ -106,9 +98,7 @@ def local_lag(seconds: float, rate: int) -> list[float]:
 
 
 def spark_lag(seconds: float, rate: int) -> tuple[list[float], float]:
-    """
-    Lag per stage in milliseconds on Spark, and the mean duration of a superstep.
-    """
+    """Lag per stage in milliseconds on Spark, and the mean duration of a superstep."""
     from millpond.executor.spark.session import spark_session
 
     spark = spark_session("watermarks")
@@ -157,9 +147,7 @@ def _store() -> Iterator[Store]:
 
 
 def authority(intervals: int, updates: int) -> dict[str, Any]:
-    """
-    Updates per second and bytes of an authority with this many intervals; the time that 2,000 of them take a superstep.
-    """
+    """Updates per second and bytes of an authority with this many intervals; the time that 2,000 of them take a superstep."""
     pipeline = EnginePipeline("authority")
     pipeline.inject("records", key="key", at="at").apply(Pass(None), name="c", produces="out")
     topology = pipeline.check()
@@ -207,8 +195,7 @@ def authority(intervals: int, updates: int) -> dict[str, Any]:
 
 
 def percentile(records: int, p: float = 99) -> dict[str, Any]:
-    """
-    The share of late records under `ObservedPercentile`, after a learning phase of a tenth of the records.
+    """The share of late records under `ObservedPercentile`, after a learning phase of a tenth of the records.
 
     A record is created every millisecond and takes a lognormal time to arrive: 22 ms in the median,
     2.3 s at the 99th percentile, single records take minutes.
@@ -237,9 +224,7 @@ def percentile(records: int, p: float = 99) -> dict[str, Any]:
 
 
 def main() -> None:
-    """
-    Measure everything, print it, and write it where ``--json`` says.
-    """
+    """Measure everything, print it, and write it where ``--json`` says."""
     parser = argparse.ArgumentParser(description="watermarks: lag, authority, percentiles")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="a sample of everything, in about a minute")

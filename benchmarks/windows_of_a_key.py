@@ -1,5 +1,4 @@
-"""
-The time of a run over one key, by the number of its windows.
+"""The time of a run over one key, by the number of its windows.
 
 One key has a record in each of W windows: fixed, sliding, sessions and unaligned, on sorted bounded
 input, whose windows close as it goes on, and fixed ones that all stay open to the end. Each figure is the
@@ -29,8 +28,6 @@ import millpond as mp
 from benchmarks.json_result import tell_result
 from benchmarks.pictures import STYLE
 
-__all__ = ["SHAPES", "draw", "measure", "run_once"]
-
 _MINUTE_US: Final = 60_000_000
 _COUNTS: Final = (1_000, 10_000, 100_000)
 
@@ -45,9 +42,7 @@ SHAPES: Final[Mapping[str, tuple[Callable[[], mp.WindowFn], Callable[[], mp.Wate
 
 
 def run_once(shape: str, windows: int) -> dict[str, Any]:
-    """
-    Run ``windows`` records of one key, one a minute, and return the processor time in seconds.
-    """
+    """Run ``windows`` records of one key, one a minute, and return the processor time in seconds."""
     window_fn, watermark = SHAPES[shape]
     pipeline = mp.Pipeline("one_key")
     records = pipeline.inject("records", key="key", at="at", at_unit="us", watermark=watermark())
@@ -68,9 +63,7 @@ def run_once(shape: str, windows: int) -> dict[str, Any]:
 
 
 def measure(counts: Sequence[int] = _COUNTS, shapes: Sequence[str] = tuple(SHAPES)) -> list[dict[str, Any]]:
-    """
-    Measure each shape at each number of windows, in a process of its own each.
-    """
+    """Measure each shape at each number of windows, in a process of its own each."""
     figures: list[dict[str, Any]] = []
     for shape in shapes:
         for number, windows in enumerate(counts):
@@ -91,9 +84,7 @@ def _in_a_process(shape: str, windows: int) -> dict[str, Any]:
 
 
 def draw(figures: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """
-    Draw processor time over the number of windows, and what linear would be.
-    """
+    """Draw processor time over the number of windows, and what linear would be."""
     with mpl.rc_context(dict(STYLE)):
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.add_subplot()
@@ -118,9 +109,7 @@ def draw(figures: Sequence[Mapping[str, Any]], path: Path) -> None:
 @click.option("--windows", type=click.IntRange(10), multiple=True, default=_COUNTS, show_default=True)
 @click.option("--shape", "shapes", type=click.Choice(list(SHAPES)), multiple=True, default=tuple(SHAPES))
 def main(path: Path | None, picture: Path | None, windows: tuple[int, ...], shapes: tuple[str, ...]) -> None:
-    """
-    Measure, print JSON, draw.
-    """
+    """Measure, print JSON, draw."""
     figures = measure(windows, shapes)
     tell_result({"figures": figures}, path, indent=2)
     if picture is not None:

@@ -1,3 +1,1 @@
-"""
-Windows, triggers and panes on top of the executor: each windowed step is a computation.
-"""
+"""Windows, triggers and panes on top of the executor: each windowed step is a computation."""

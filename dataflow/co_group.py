@@ -1,6 +1,4 @@
-"""
-Co-grouping: one windowed step over several streams that share a key, the basis of joins (Beam's CoGroupByKey).
-"""
+"""Co-grouping: one windowed step over several streams that share a key, the basis of joins (Beam's CoGroupByKey)."""
 
 from __future__ import annotations
 
@@ -19,40 +17,29 @@ from millpond.executor.pipeline.key_extractor import KeyExtractor
 from millpond.executor.pipeline.stream import ComputationOptions
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["co_group"]
-
 
 @dataclass(frozen=True)
 class _ByTag(CombineFn):
-    """
-    One list of values per tag; an element is a pair of tag and value.
-    """
+    """One list of values per tag; an element is a pair of tag and value."""
 
     tags: tuple[str, ...]
 
     def create(self) -> dict[str, list[Any]]:
-        """
-        An empty list for each tag.
-        """
+        """An empty list for each tag."""
         return {tag: [] for tag in self.tags}
 
     def add(self, accumulator: dict[str, list[Any]], value: tuple[str, Any]) -> dict[str, list[Any]]:
-        """
-        Append the value to the list of its tag.
-        """
+        """Append the value to the list of its tag."""
         tag, inner = value
         accumulator[tag].append(inner)
         return accumulator
 
     def merge(self, accumulators: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-        """
-        Concatenate the lists, tag by tag.
-        """
+        """Concatenate the lists, tag by tag."""
         return {tag: [value for group in accumulators for value in group[tag]] for tag in self.tags}
 
     def uncombine(self, accumulator: dict[str, list[Any]], value: tuple[str, Any]) -> dict[str, list[Any]]:
-        """
-        Remove one occurrence of the value from the list of its tag.
+        """Remove one occurrence of the value from the list of its tag.
 
         Raises:
             InvalidError: the list does not hold the value.
@@ -66,18 +53,14 @@ class _ByTag(CombineFn):
     def uncombine_if_held(
         self, accumulator: dict[str, list[Any]], value: tuple[str, Any]
     ) -> tuple[dict[str, list[Any]], bool]:
-        """
-        Remove one occurrence of the value from the list of its tag, if there is one.
-        """
+        """Remove one occurrence of the value from the list of its tag, if there is one."""
         tag, inner = value
         is_held = inner in accumulator[tag]
         return (self.uncombine(accumulator, value) if is_held else accumulator), is_held
 
 
 class _CoGrouping(WindowedComputation):
-    """
-    A windowed step whose elements carry the tag of the stream they arrived on.
-    """
+    """A windowed step whose elements carry the tag of the stream they arrived on."""
 
     def __init__(
         self,
@@ -91,9 +74,7 @@ class _CoGrouping(WindowedComputation):
         self.extractors = dict(extractors)
 
     def element(self, record: Record) -> Element:
-        """
-        The record's element, its value paired with the tag of the record's stream.
-        """
+        """The record's element, its value paired with the tag of the record's stream."""
         tag = self.tags[record.stream]
         element = element_of(record, self.extractors.get(tag))
         return element._replace(value=(tag, element.value))
@@ -108,8 +89,7 @@ def co_group(
     of: Mapping[str, ValueExtractor] | None = None,
     **options: Unpack[ComputationOptions],
 ) -> DataflowStream:
-    """
-    Group several streams of one pipeline by key and window.
+    """Group several streams of one pipeline by key and window.
 
     Args:
         streams: the input streams, by tag; a pane's value holds one list per tag.

@@ -1,6 +1,4 @@
-"""
-The public pipeline: the engine's pipeline with streams that have windowing methods.
-"""
+"""The public pipeline: the engine's pipeline with streams that have windowing methods."""
 
 from __future__ import annotations
 
@@ -22,12 +20,9 @@ if TYPE_CHECKING:
     from millpond.executor.embedding.foreach_batch import ForeachBatch, PipelineBatchOptions
     from millpond.statestore.store import Store
 
-__all__ = ["Pipeline"]
-
 
 class Pipeline(EnginePipeline[DataflowStream]):
-    """
-    A graph of injectors, computations, windowed steps and sinks, connected by named streams.
+    """A graph of injectors, computations, windowed steps and sinks, connected by named streams.
 
     Args:
         name: the pipeline's name, under which the store keeps the pipeline's input positions.
@@ -42,8 +37,7 @@ class Pipeline(EnginePipeline[DataflowStream]):
     stream_class = DataflowStream
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
-        """
-        Validate everything that can be known before a run, and freeze the topology.
+        """Validate everything that can be known before a run, and freeze the topology.
 
         See the engine's ``Pipeline.check``. A stream that only an injector feeds has no panes: a key given
         as a string is resolved as a column, not row by row, and a function sees the row as it is.
@@ -66,8 +60,7 @@ class Pipeline(EnginePipeline[DataflowStream]):
     def foreach_batch(
         self, store: Store | str | Path, *, into: str, **options: Unpack[PipelineBatchOptions]
     ) -> ForeachBatch:
-        """
-        The ``foreachBatch`` function of your own streaming query that feeds an injected stream.
+        """The ``foreachBatch`` function of your own streaming query that feeds an injected stream.
 
         A pipeline with several injected streams has one such function for each, and a query for each. Those of this
         object and of one store share one run: the leases, the supersteps, the options. Streams that take other rows,

@@ -1,6 +1,4 @@
-"""
-Streams with windows: the methods that the dataflow layer adds to the engine's streams.
-"""
+"""Streams with windows: the methods that the dataflow layer adds to the engine's streams."""
 
 from __future__ import annotations
 
@@ -32,14 +30,10 @@ if TYPE_CHECKING:
     from millpond.executor.pipeline.nodes import OnError, OnLate
     from millpond.executor.pipeline.weak import ProductionMode
 
-__all__ = ["DataflowStream", "WindowedStream"]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DataflowStream(Stream):
-    """
-    A stream whose records can be grouped into windows.
-    """
+    """A stream whose records can be grouped into windows."""
 
     def window(
         self,
@@ -55,8 +49,7 @@ class DataflowStream(Stream):
         asked: Asked = "element",
         of: ValueExtractor = None,
     ) -> WindowedStream:
-        """
-        Choose where in event time records are grouped, when groups are emitted, and how panes relate.
+        """Choose where in event time records are grouped, when groups are emitted, and how panes relate.
 
         The four questions of the Dataflow model: ``window_fn`` answers *where*, ``trigger`` *when* and
         ``accumulation`` *how*; the step that follows answers *what*.
@@ -115,8 +108,7 @@ class DataflowStream(Stream):
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
-        """
-        Replace each value by any number of values; windows, panes and retractions are kept.
+        """Replace each value by any number of values; windows, panes and retractions are kept.
 
         Args:
             function: takes a value and returns the values that replace it; it must be deterministic, so
@@ -141,8 +133,7 @@ class DataflowStream(Stream):
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
-        """
-        Replace each value by one value; see `flat_map`.
+        """Replace each value by one value; see `flat_map`.
 
         Example:
             >>> lengths = lines.map(len, name="lengths")
@@ -152,8 +143,7 @@ class DataflowStream(Stream):
     def union(
         self, *others: DataflowStream, name: str, **options: Unpack[ComputationOptions]
     ) -> DataflowStream:
-        """
-        All records of this stream and of others, as one stream; keys, windows, panes and retractions are kept.
+        """All records of this stream and of others, as one stream; keys, windows, panes and retractions are kept.
 
         Args:
             others: further streams of the same pipeline, at least one.
@@ -192,8 +182,7 @@ class DataflowStream(Stream):
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
-        """
-        Give each value a new event time.
+        """Give each value a new event time.
 
         A later time is always safe. An earlier time may be behind the watermark that downstream steps
         have already seen; ``late_data_horizon`` therefore holds the watermark of this step's output back
@@ -222,8 +211,7 @@ class DataflowStream(Stream):
 
 @dataclass(frozen=True, slots=True)
 class WindowedStream:
-    """
-    A stream with a windowing strategy; returned by `DataflowStream.window`.
+    """A stream with a windowing strategy; returned by `DataflowStream.window`.
 
     Attributes:
         stream: the stream whose records are grouped.
@@ -243,8 +231,7 @@ class WindowedStream:
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> WindowedStream:
-        """
-        Make any number of values of each one on its way into its windows; see `DataflowStream.flat_map`.
+        """Make any number of values of each one on its way into its windows; see `DataflowStream.flat_map`.
 
         Windows follow from event time, which no value changes; a window function of your own that
         looks at values sees the new ones.
@@ -259,9 +246,7 @@ class WindowedStream:
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> WindowedStream:
-        """
-        Replace each value by one value before it is windowed; see `flat_map`.
-        """
+        """Replace each value by one value before it is windowed; see `flat_map`."""
         return replace(self, stream=self.stream.map(function, name=name, key=key, **options))
 
     @overload
@@ -305,8 +290,7 @@ class WindowedStream:
         result: Callable[[str, Any, Window], Any] | None = None,
         **fields: Any,
     ) -> DataflowStream:
-        """
-        Combine the elements of each key and window into one value, or into several fields of one value.
+        """Combine the elements of each key and window into one value, or into several fields of one value.
 
         Args:
             combine: the combine function, for example ``Count()``; or several by the names of their
@@ -351,8 +335,7 @@ class WindowedStream:
         smallest: bool = False,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
-        """
-        The keys of each window with the greatest combined values, greatest first.
+        """The keys of each window with the greatest combined values, greatest first.
 
         Two steps: ``{name}_each`` combines each key's elements, ``{name}`` ranks what it shows of a window.
         Triggers and lateness are those of `DataflowStream.window` in both. A list replaces the one before
@@ -395,8 +378,7 @@ class WindowedStream:
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
-        """
-        Pass all elements of each key and window to a function, and emit what it returns.
+        """Pass all elements of each key and window to a function, and emit what it returns.
 
         The window's elements are kept as a list until its contents are discarded; prefer `combine` where
         a combine function exists.
@@ -421,9 +403,7 @@ class WindowedStream:
 def _chosen(
     combine: CombineFn | Mapping[str, CombineFn] | None, fields: Mapping[str, CombineFn], *, step: str
 ) -> CombineFn:
-    """
-    The one combiner of a step: that which is given, or one of several fields.
-    """
+    """The one combiner of a step: that which is given, or one of several fields."""
     if combine is None:
         combine = fields
     elif fields:
@@ -453,9 +433,7 @@ def _listed(key: str, best: Any, window: Window) -> Any:  # noqa: ARG001 - a res
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """
-    A user's function of key, combined value and window, adapted to `Finish`.
-    """
+    """A user's function of key, combined value and window, adapted to `Finish`."""
 
     function: Callable[[str, Any, Window], Any]
 
@@ -465,9 +443,7 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class _OfWindow:
-    """
-    A user's function of elements, window and pane, adapted to `Finish`.
-    """
+    """A user's function of elements, window and pane, adapted to `Finish`."""
 
     function: Callable[[list[Any], Window, Pane], Iterable[Any]]
 

@@ -1,3 +1,1 @@
-"""
-Jobs that show Millpond at work; run them from the root of the repository.
-"""
+"""Jobs that show Millpond at work; run them from the root of the repository."""

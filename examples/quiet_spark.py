@@ -1,6 +1,4 @@
-"""
-A Spark session whose own words go into a file: it has much to say, and little to who watches a demo.
-"""
+"""A Spark session whose own words go into a file: it has much to say, and little to who watches a demo."""
 
 from __future__ import annotations
 
@@ -16,12 +14,9 @@ from millpond.executor.spark.session import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["quiet_spark"]
-
 
 def quiet_spark(name: str, *, master: str, log: Path, options: dict[str, str] | None = None) -> SparkSession:
-    """
-    Start Spark for Millpond.
+    """Start Spark for Millpond.
 
     Args:
         name: the application.
@@ -37,9 +32,7 @@ def quiet_spark(name: str, *, master: str, log: Path, options: dict[str, str] | 
 
 @contextmanager
 def _stderr_into(path: Path) -> Iterator[None]:
-    """
-    What is started meanwhile keeps the file as its standard error; we get ours back.
-    """
+    """What is started meanwhile keeps the file as its standard error; we get ours back."""
     sys.stderr.flush()
     ours = os.dup(2)
     try:

@@ -1,5 +1,4 @@
-"""
-Published data sets, against which examples are checked in addition to their own: in ``../shared/data``, next to the
+"""Published data sets, against which examples are checked in addition to their own: in ``../shared/data``, next to the
 checkout, or in the folder that ``MILLPOND_DATA`` names. No example and no test needs them.
 """
 
@@ -9,8 +8,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["VARIABLE", "need", "shared_data"]
-
 VARIABLE: Final = "MILLPOND_DATA"
 """The environment variable that names another folder of data sets."""
 
@@ -18,15 +15,12 @@ _NEXT_TO_CHECKOUT: Final = Path(__file__).resolve().parents[2] / "shared" / "dat
 
 
 def shared_data(name: str) -> Path:
-    """
-    The folder of the data set ``name``, whether or not it is there.
-    """
+    """The folder of the data set ``name``, whether or not it is there."""
     return Path(os.environ.get(VARIABLE) or _NEXT_TO_CHECKOUT) / name
 
 
 def need(path: Path) -> Path:
-    """
-    The path, which has to be there.
+    """The path, which has to be there.
 
     Raises:
         FileNotFoundError: it is not; the message names it.

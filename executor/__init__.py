@@ -1,3 +1,1 @@
-"""
-What runs: computations, pipelines, time, soft state, and the two runners.
-"""
+"""What runs: computations, pipelines, time, soft state, and the two runners."""

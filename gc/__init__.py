@@ -1,5 +1,4 @@
-"""
-Garbage collection: one collector per kind of garbage, bounded by the horizon and the fence.
+"""Garbage collection: one collector per kind of garbage, bounded by the horizon and the fence.
 
 Compaction (`compaction_plan`, `compaction`) rewrites row files without dead rows, delivered productions and
 expired record ids (MillWheel §6.1.1, §6.1.2). A round (`round`) deletes files: `vacuum` those that the

@@ -1,19 +1,14 @@
-"""
-The interface of collectors: each finds one kind of garbage and deletes it behind the horizon.
-"""
+"""The interface of collectors: each finds one kind of garbage and deletes it behind the horizon."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Collection", "Collector"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """
-    What a collector deleted, or would delete on a dry run.
+    """What a collector deleted, or would delete on a dry run.
 
     Attributes:
         kind: the kind of garbage.
@@ -31,20 +26,15 @@ class Collection:
 
 
 class Collector(Protocol):
-    """
-    Collects one kind of garbage.
-    """
+    """Collects one kind of garbage."""
 
     @property
     def kind(self) -> str:
-        """
-        Name of the kind of garbage, as reports print it.
-        """
+        """Name of the kind of garbage, as reports print it."""
         ...
 
     def collect(self, *, dry_run: bool = False) -> Collection:
-        """
-        Delete the garbage; with ``dry_run`` only report it.
+        """Delete the garbage; with ``dry_run`` only report it.
 
         Collecting twice is harmless, and a collection that is killed midway leaves garbage but no damage.
 

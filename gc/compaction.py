@@ -1,5 +1,4 @@
-"""
-Compactions: rewrite files of an interval into one file with one row per key, without garbage.
+"""Compactions: rewrite files of an interval into one file with one row per key, without garbage.
 
 A compaction reads its files with their checksums, combines the updates of each key by the reader's
 rule, keeps what may still be needed, and writes one file. Its rows carry the newest
@@ -34,24 +33,15 @@ from millpond.gc.compaction_plan import MEMORY_BYTES_MAX, Compaction
 from millpond.statestore.commit.request import IntervalWrite
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.failpoint import reach
-from millpond.statestore.rows.files import (
-    PARQUET,
-    ParquetRowFormat,
-    RowFile,
-    RowFormat,
-    read_row_files,
-    write_row_file,
-)
+from millpond.statestore.rows.files import PARQUET, RowFile, read_row_files, write_row_file
 from millpond.statestore.rows.id_retention import IdRetention
 from millpond.statestore.rows.merge import combine_updates
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
-from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN
+from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN, ParquetRowFormat, RowFormat
 from millpond.statestore.rows.row_shape import lengths_of, lists_of
 from millpond.statestore.rows.stream import RowFileWriter, Run, open_runs
 from millpond.statestore.rows.wide_column import nulls
 from millpond.statestore.types import Objects, Superstep
-
-__all__ = ["Compacted", "CompactionRules", "compact_files", "compact_updates", "stretches"]
 
 _STREAMED_BYTES: Final = 1 << 27
 _BATCH_BYTES_MIN: Final = 1 << 20
@@ -65,8 +55,7 @@ _Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRules:
-    """
-    What a compaction must keep.
+    """What a compaction must keep.
 
     Attributes:
         pending_from: productions of this superstep and later ones may be undelivered.
@@ -79,8 +68,7 @@ class CompactionRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """
-    A compaction that is prepared but not yet committed.
+    """A compaction that is prepared but not yet committed.
 
     Attributes:
         compaction: the files that were rewritten.
@@ -91,8 +79,7 @@ class Compacted:
     file: RowFile | None
 
     def write(self, fence: Fence) -> IntervalWrite:
-        """
-        The interval's part of the commit that replaces the old files by the new one.
+        """The interval's part of the commit that replaces the old files by the new one.
 
         Args:
             fence: the owner's next fence.
@@ -109,9 +96,7 @@ class Compacted:
 
     @property
     def freed_bytes(self) -> int:
-        """
-        By how many bytes the table shrinks.
-        """
+        """By how many bytes the table shrinks."""
         before = sum(file.size_bytes for file in self.compaction.files)
         return before - (0 if self.file is None else self.file.size_bytes)
 
@@ -127,8 +112,7 @@ def compact_files(
     memory_bytes_max: int = MEMORY_BYTES_MAX,
     scratch: str | None = None,
 ) -> Compacted:
-    """
-    Read the files of a compaction and write their replacement; nothing is committed.
+    """Read the files of a compaction and write their replacement; nothing is committed.
 
     Files of more than ``memory_bytes_max`` together are merged through the local disk, in memory that
     does not grow with them; the result is equivalent.
@@ -180,9 +164,7 @@ def _compact_through_disk(
     token: str,
     scratch: str | None,
 ) -> RowFile | None:
-    """
-    Merge the sorted files, one range of keys after the other.
-    """
+    """Merge the sorted files, one range of keys after the other."""
     with ExitStack() as opened:
         folder = Path(opened.enter_context(_scratch_folder(scratch)))
         batch_bytes = max(_BATCH_BYTES_MIN, _STREAMED_BYTES // len(compaction.files))
@@ -204,8 +186,7 @@ def _compact_through_disk(
 
 
 def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:
-    """
-    The updates of all runs, cut by key: all updates of a key are in one piece, and keys rise from piece to piece.
+    """The updates of all runs, cut by key: all updates of a key are in one piece, and keys rise from piece to piece.
 
     Within a piece the runs keep their order. One batch of each run is in memory at a time.
 
@@ -248,8 +229,7 @@ def _scratch_folder(parent: str | None) -> Iterator[str]:
 
 
 def compact_updates(updates: pa.Table, rules: CompactionRules, *, is_complete: bool) -> pa.Table:
-    """
-    One update per key, sorted by key, equivalent to all of its updates, without garbage.
+    """One update per key, sorted by key, equivalent to all of its updates, without garbage.
 
     Args:
         updates: row updates in `ROW_SCHEMA`, in any order.
@@ -275,8 +255,7 @@ def _is_needed(rows: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def _record_ids(updates: pa.Table, slots: _Index, count: int, retention: IdRetention) -> pa.ListArray:
-    """
-    Per key, the ids of all its updates that may come again; null where there are none.
+    """Per key, the ids of all its updates that may come again; null where there are none.
 
     ``slots`` gives the key of each update, as an index below ``count``.
     """
@@ -293,9 +272,7 @@ def _record_ids(updates: pa.Table, slots: _Index, count: int, retention: IdReten
 def _productions(
     updates: pa.Table, slots: _Index, count: int, pending_from: Superstep
 ) -> pa.ListArray | pa.Array:
-    """
-    Per key, the productions of its updates of ``pending_from`` and later; null where there are none.
-    """
+    """Per key, the productions of its updates of ``pending_from`` and later; null where there are none."""
     lists = updates.column("productions").combine_chunks()
     owners = pc.list_parent_indices(lists).to_numpy()
     pending = updates.column("superstep").to_numpy()[owners] >= pending_from

@@ -1,5 +1,4 @@
-"""
-Compaction planning: which files to rewrite, size-tiered, per interval, and never out of order.
+"""Compaction planning: which files to rewrite, size-tiered, per interval, and never out of order.
 
 The files of an interval, oldest first, form a sequence in time: each holds the updates of supersteps
 after those of the file before it. A compaction replaces a *contiguous stretch* of them by one file, so
@@ -26,15 +25,6 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.types import Superstep
 
-__all__ = [
-    "MEMORY_BYTES_MAX",
-    "Compaction",
-    "CompactionPolicy",
-    "in_order_of_time",
-    "plan_compaction",
-    "younger_than",
-]
-
 MEMORY_BYTES_MAX: Final = 1 << 26
 """Default size of the files, together, up to which a compaction runs in memory."""
 
@@ -44,8 +34,7 @@ _CRC32_MAX: Final = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPolicy:
-    """
-    When files are compacted.
+    """When files are compacted.
 
     Args:
         fan_in: how many files of a tier become one.
@@ -65,15 +54,12 @@ class CompactionPolicy:
     memory_bytes_max: int = MEMORY_BYTES_MAX
 
     def __post_init__(self) -> None:
-        """
-        Refuse bounds under which compaction never ends or never begins.
-        """
+        """Refuse bounds under which compaction never ends or never begins."""
         if self.fan_in < 2 or self.files_max < 2 or self.small_bytes < 1 or self.garbage_ratio <= 0:
             raise InvalidError("a compaction policy cannot work with these bounds", policy=self)
 
     def tier(self, size_bytes: int) -> int:
-        """
-        The tier of a file of ``size_bytes``.
+        """The tier of a file of ``size_bytes``.
 
         Example:
             >>> [CompactionPolicy().tier(size << 10) for size in (1, 64, 65, 512, 513)]
@@ -87,8 +73,7 @@ class CompactionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """
-    Files of an interval that will become one.
+    """Files of an interval that will become one.
 
     Attributes:
         interval: the interval that the files belong to.
@@ -102,16 +87,12 @@ class Compaction:
 
     @property
     def size_bytes(self) -> int:
-        """
-        The bytes of the files together.
-        """
+        """The bytes of the files together."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def superstep(self) -> Superstep:
-        """
-        The newest superstep among the files.
-        """
+        """The newest superstep among the files."""
         return Superstep(max(file.max_superstep or 0 for file in self.files))
 
 
@@ -123,8 +104,7 @@ def plan_compaction(
     policy: CompactionPolicy,
     everything: bool = False,
 ) -> Compaction | None:
-    """
-    The compaction that the interval needs now; ``None`` when it needs none.
+    """The compaction that the interval needs now; ``None`` when it needs none.
 
     Args:
         files: all live files that can hold keys of the interval.
@@ -151,15 +131,12 @@ def plan_compaction(
 
 
 def in_order_of_time(files: Iterable[LiveFile]) -> list[LiveFile]:
-    """
-    Files by the supersteps of their rows, oldest first.
-    """
+    """Files by the supersteps of their rows, oldest first."""
     return sorted(files, key=lambda file: (file.max_superstep or 0, file.added_version, file.path))
 
 
 def younger_than(compaction: Compaction, files: Sequence[LiveFile]) -> Sequence[LiveFile]:
-    """
-    The files that may be compacted while ``compaction`` is in preparation: those of later supersteps only.
+    """The files that may be compacted while ``compaction`` is in preparation: those of later supersteps only.
 
     Older files stay out too: a compaction of files on both sides of a stretch would reorder them around it.
     No file qualifies if a file of another engine mixes older and younger rows.
@@ -206,8 +183,7 @@ def _is_garbage_due(settled: Sequence[LiveFile], policy: CompactionPolicy) -> bo
 
 
 def _spread(path: str) -> float:
-    """
-    A factor from 0.8 to 1.2, the same whenever it is asked for.
+    """A factor from 0.8 to 1.2, the same whenever it is asked for.
 
     Intervals of a computation grow alike; with one share for all they would be rewritten together, and until the
     retention has passed the disk would hold all of them twice.
@@ -216,9 +192,7 @@ def _spread(path: str) -> float:
 
 
 def _in_order(settled: Sequence[LiveFile], first: int, begin: int | None) -> int | None:
-    """
-    The last start at or before ``begin`` from which the files cover a stretch of time of their own.
-    """
+    """The last start at or before ``begin`` from which the files cover a stretch of time of their own."""
     if begin is None:
         return None
     for start in range(begin, first - 1, -1):

@@ -1,5 +1,4 @@
-"""
-The horizon: the oldest table version that garbage collection leaves readable.
+"""The horizon: the oldest table version that garbage collection leaves readable.
 
 Two things hold it back: the retention (how long a version stays readable after it was replaced), and
 the versions that readers have pinned. A
@@ -35,16 +34,13 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Clock, TableVersion
 from millpond.statestore.versions.collected import publish_collected_horizon
 
-__all__ = ["Horizon", "Horizons", "version_at"]
-
 _COLLECTOR: Final = "gc"
 _TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Horizon:
-    """
-    What may be collected.
+    """What may be collected.
 
     Attributes:
         version: this version and all later ones stay readable.
@@ -56,8 +52,7 @@ class Horizon:
 
 
 class Horizons:
-    """
-    Finds and publishes the horizon of one store.
+    """Finds and publishes the horizon of one store.
 
     Args:
         log: the table's log.
@@ -73,8 +68,7 @@ class Horizons:
         self._retention_ms = retention_ms
 
     def find(self, snapshot: Snapshot) -> Horizon:
-        """
-        Compute the horizon; nothing is published.
+        """Compute the horizon; nothing is published.
 
         Args:
             snapshot: the table at its newest version.
@@ -87,8 +81,7 @@ class Horizons:
         return horizon
 
     def publish(self, snapshot: Snapshot) -> Horizon:
-        """
-        Compute the horizon and publish it; call it before anything is deleted.
+        """Compute the horizon and publish it; call it before anything is deleted.
 
         Raises:
             UnavailableError: the store or the catalog is unavailable.
@@ -134,8 +127,7 @@ class Horizons:
 
 
 def version_at(log: Log, newest: TableVersion, before_ms: int) -> TableVersion:
-    """
-    The newest version as of ``before_ms``; the oldest version that is left if all are younger.
+    """The newest version as of ``before_ms``; the oldest version that is left if all are younger.
 
     Commits are bisected, since their times rise (as far as clocks do). A commit without
     a time counts as new.
@@ -152,9 +144,7 @@ def version_at(log: Log, newest: TableVersion, before_ms: int) -> TableVersion:
 
 
 def _committed_ms(log: Log, version: TableVersion) -> int | None:
-    """
-    When a version was committed; ``None`` when its commit file was cleaned up, which makes it old.
-    """
+    """When a version was committed; ``None`` when its commit file was cleaned up, which makes it old."""
     data = log.read(version)
     if data is None:
         return None

@@ -1,5 +1,4 @@
-"""
-Log cleanup: write checkpoints, and delete the commit files that a checkpoint replaces.
+"""Log cleanup: write checkpoints, and delete the commit files that a checkpoint replaces.
 
 A checkpoint sums up the log, so that a cold open does not read it from version 0. Once the
 horizon has passed a checkpoint, the commits before it are deleted; the checkpoint's own commit file stays,
@@ -30,8 +29,6 @@ from millpond.statestore.types import Clock, Objects, TableVersion
 from millpond.statestore.versions.replayed_log import replay_log
 from millpond.statestore.versions.savepoint import write_checkpoint_of
 
-__all__ = ["KEPT_MS", "LogCollector", "write_checkpoint"]
-
 _OF_VERSION: Final = re.compile(r"^_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d+\.\d+)?\.parquet)$")
 
 KEPT_MS: Final = 30_000
@@ -39,8 +36,7 @@ KEPT_MS: Final = 30_000
 
 
 class LogCollector:
-    """
-    Deletes commit files and checkpoints behind a checkpoint that the horizon has passed.
+    """Deletes commit files and checkpoints behind a checkpoint that the horizon has passed.
 
     Args:
         survey: the survey of the store.
@@ -57,8 +53,7 @@ class LogCollector:
         self._seen = seen
 
     def collect(self, *, dry_run: bool = False) -> Collection:
-        """
-        Delete the files, or only list them on a dry run.
+        """Delete the files, or only list them on a dry run.
 
         Raises:
             UnavailableError: the store is unavailable; some files may be deleted.
@@ -76,9 +71,7 @@ class LogCollector:
         return Collection(kind=self.kind, paths=paths)
 
     def _write_checkpoints_of_savepoints(self, limit: TableVersion) -> None:
-        """
-        Write those that are missing: without the commits before it a savepoint's version is read from its own.
-        """
+        """Write those that are missing: without the commits before it a savepoint's version is read from its own."""
         log = Log(self._survey.objects)
         there = {checkpoint.version for checkpoint in log.inventory().checkpoints}
         for version in sorted({savepoint.version for savepoint in self._survey.savepoints} - there):
@@ -90,9 +83,7 @@ class LogCollector:
                     continue
 
     def _limit(self) -> TableVersion:
-        """
-        The version of the checkpoint before which everything may be deleted.
-        """
+        """The version of the checkpoint before which everything may be deleted."""
         settled = self._survey.settled
         if settled is None:
             return TableVersion(0)
@@ -104,8 +95,7 @@ class LogCollector:
 
 
 def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
-    """
-    Write a checkpoint of the newest version, unless the last ``every`` versions have one.
+    """Write a checkpoint of the newest version, unless the last ``every`` versions have one.
 
     Returns:
         The version of the new checkpoint; ``None`` when none was written.

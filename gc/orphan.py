@@ -1,5 +1,4 @@
-"""
-Orphans: row files that no commit ever named, left by tasks that failed or ran twice.
+"""Orphans: row files that no commit ever named, left by tasks that failed or ran twice.
 
 A file's name contains its superstep, and a committed superstep accepts no more files. So a file of
 a past superstep that the log does not name is garbage, regardless of who wrote it and when
@@ -35,16 +34,13 @@ from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.types import Sequencer, Superstep, TableVersion
 from millpond.statestore.versions.replayed_log import replay_log
 
-__all__ = ["OrphanCollector", "Owned"]
-
 _OWN_NAME: Final = re.compile(r"^computation=([^/]*)/(\d{10,})-[0-9a-f]{32}\.parquet$")
 _READ_MAX: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """
-    An interval that the caller owns, or believes to own.
+    """An interval that the caller owns, or believes to own.
 
     Attributes:
         sequencer: the sequencer of the caller's lease.
@@ -56,8 +52,7 @@ class Owned:
 
 
 class OrphanCollector:
-    """
-    Deletes row files of past supersteps that were never committed.
+    """Deletes row files of past supersteps that were never committed.
 
     Args:
         survey: the survey of the store, made after the intervals were taken.
@@ -76,8 +71,7 @@ class OrphanCollector:
                 self._owned.setdefault(interval.computation, []).append((interval, known.superstep))
 
     def collect(self, *, dry_run: bool = False) -> Collection:
-        """
-        Delete the files, or only list them on a dry run.
+        """Delete the files, or only list them on a dry run.
 
         Raises:
             DataError: a retained version cannot be read; nothing was deleted.
@@ -99,9 +93,7 @@ class OrphanCollector:
             return survey.pinned
 
     def _added_since_horizon(self, unnamed: Iterable[str]) -> frozenset[str]:
-        """
-        The files among ``unnamed`` that a commit after the horizon added; newest commits first, until none is left.
-        """
+        """The files among ``unnamed`` that a commit after the horizon added; newest commits first, until none is left."""
         survey, log = self._survey, Log(self._survey.objects)
         left, needed = set(unnamed), set[str]()
         for number in range(survey.newest.version, survey.horizon.version, -1):

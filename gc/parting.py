@@ -1,5 +1,4 @@
-"""
-Parting: rewrite files that hold keys of several intervals, as after a split, into one file for each.
+"""Parting: rewrite files that hold keys of several intervals, as after a split, into one file for each.
 
 A split leaves files where they are, and each part reads them by range (MillWheel §7.1). For as long as one of them
 is there, the parts carry each other's rows along and none of them can be compacted completely. A parting reads a
@@ -20,13 +19,10 @@ from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import Superstep
 
-__all__ = ["Parted", "Parting", "plan_parting"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """
-    Files that are about to be replaced by one for each interval that they hold keys of.
+    """Files that are about to be replaced by one for each interval that they hold keys of.
 
     Attributes:
         files: the files, oldest first.
@@ -38,17 +34,14 @@ class Parting:
 
     @property
     def size_bytes(self) -> int:
-        """
-        The bytes of the files together.
-        """
+        """The bytes of the files together."""
         return sum(file.size_bytes for file in self.files)
 
 
 def plan_parting(
     files: Sequence[LiveFile], intervals: Sequence[Interval], *, before: Superstep
 ) -> Parting | None:
-    """
-    The oldest stretch of files that hold keys of several intervals; ``None`` if there is none to be parted now.
+    """The oldest stretch of files that hold keys of several intervals; ``None`` if there is none to be parted now.
 
     A stretch is of one former interval, so its files lie next to each other in time in each part of it.
 
@@ -88,9 +81,7 @@ def _belongs(file: LiveFile, interval_id: str, before: Superstep) -> bool:
 
 
 def _is_shared(file: LiveFile, lows: Sequence[str]) -> bool:
-    """
-    Whether a file may hold keys of more than one of the intervals that begin at ``lows``.
-    """
+    """Whether a file may hold keys of more than one of the intervals that begin at ``lows``."""
     if len(lows) < 2 or file.min_key is None or file.max_key is None:
         return len(lows) > 1
     return locate(lows, file.min_key) != locate(lows, file.max_key)
@@ -98,8 +89,7 @@ def _is_shared(file: LiveFile, lows: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parted:
-    """
-    A parting that is prepared but not yet committed.
+    """A parting that is prepared but not yet committed.
 
     Attributes:
         parting: the files that were rewritten.
@@ -110,8 +100,7 @@ class Parted:
     pieces: tuple[Compacted, ...]
 
     def writes(self, next_fence: Callable[[Interval], Fence]) -> tuple[IntervalWrite, ...]:
-        """
-        The intervals' parts of the one commit that replaces the files.
+        """The intervals' parts of the one commit that replaces the files.
 
         Args:
             next_fence: the owner's next fence of an interval.

@@ -1,5 +1,4 @@
-"""
-A round of garbage collection: run every collector once, in the order that gives each the data it needs.
+"""A round of garbage collection: run every collector once, in the order that gives each the data it needs.
 
 A checkpoint comes first, because it marks what is settled. Vacuum comes before log cleanup, which
 deletes the record of removed files (a checkpoint keeps that record as long as the files exist).
@@ -28,13 +27,10 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Clock, Objects, TableVersion
 
-__all__ = ["CollectionRound", "Retention", "collect_garbage", "collect_garbage_at"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """
-    What a round keeps.
+    """What a round keeps.
 
     Args:
         keep_ms: how long a version stays readable after it was replaced; open savepoints
@@ -46,9 +42,7 @@ class Retention:
     checkpoint_every: int = 1_024
 
     def __post_init__(self) -> None:
-        """
-        Refuse a negative retention and a checkpoint interval below 1.
-        """
+        """Refuse a negative retention and a checkpoint interval below 1."""
         if self.keep_ms < 0 or self.checkpoint_every < 1:
             raise InvalidError(
                 "a retention's bounds are too small: keep_ms is at least 0, checkpoint_every at least 1",
@@ -58,8 +52,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionRound:
-    """
-    What a round did.
+    """What a round did.
 
     Attributes:
         horizon: the oldest version that stays readable.
@@ -83,8 +76,7 @@ def collect_garbage(
     check: Callable[[], None] | None = None,
     dry_run: bool = False,
 ) -> CollectionRound:
-    """
-    Run one round over all garbage except what compaction drops.
+    """Run one round over all garbage except what compaction drops.
 
     Args:
         objects: the table's root.
@@ -134,8 +126,7 @@ def collect_garbage_at(
     owned: Mapping[Interval, Owned],
     seen: TableVersion | None = None,
 ) -> CollectionRound:
-    """
-    Run `collect_garbage` in a helper process, which opens the catalog itself.
+    """Run `collect_garbage` in a helper process, which opens the catalog itself.
 
     Args:
         objects: the table's root.

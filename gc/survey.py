@@ -1,5 +1,4 @@
-"""
-The survey: the files on disk, the state of the log, and how far collectors may go.
+"""The survey: the files on disk, the state of the log, and how far collectors may go.
 
 It is made once per round of collectors, in a safe order: the files are listed
 before the log is read, so the log names every listed file that is committed meanwhile; the
@@ -21,13 +20,10 @@ from millpond.statestore.types import Objects, TableVersion
 from millpond.statestore.versions.replayed_log import ReplayedLog, replay_log
 from millpond.statestore.versions.savepoint import Savepoint, open_savepoints
 
-__all__ = ["Survey", "survey"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """
-    The input of every collector.
+    """The input of every collector.
 
     Attributes:
         objects: the table's root.
@@ -53,8 +49,7 @@ class Survey:
 
 
 def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
-    """
-    Survey a store and, unless it is a dry run, publish the horizon.
+    """Survey a store and, unless it is a dry run, publish the horizon.
 
     Raises:
         DataError: the log is damaged.

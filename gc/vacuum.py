@@ -1,5 +1,4 @@
-"""
-Vacuum: delete data files that the table has removed and that no readable version needs.
+"""Vacuum: delete data files that the table has removed and that no readable version needs.
 
 A file is deleted when its removal is settled: it was removed at or before the horizon, and no commit
 has added it again since. So no version at or after the horizon contains it. Files of savepoints stay.
@@ -16,14 +15,11 @@ from millpond.gc.survey import Survey
 from millpond.statestore.failpoint import reach
 from millpond.statestore.types import Objects
 
-__all__ = ["VacuumCollector", "delete_files"]
-
 _DELETED_AT_ONCE: Final = 1_000
 
 
 class VacuumCollector:
-    """
-    Deletes removed data files behind the horizon.
+    """Deletes removed data files behind the horizon.
 
     Args:
         survey: the survey of the store.
@@ -35,8 +31,7 @@ class VacuumCollector:
         self._survey = survey
 
     def collect(self, *, dry_run: bool = False) -> Collection:
-        """
-        Delete the files, or only list them on a dry run.
+        """Delete the files, or only list them on a dry run.
 
         Raises:
             UnavailableError: the store is unavailable; some files may be deleted.
@@ -63,8 +58,7 @@ class VacuumCollector:
 
 
 def delete_files(objects: Objects, paths: Iterable[str]) -> None:
-    """
-    Delete files in bounded batches.
+    """Delete files in bounded batches.
 
     Raises:
         UnavailableError: the store is unavailable; some files may be deleted.

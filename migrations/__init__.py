@@ -1,5 +1,4 @@
-"""
-Migrations of the catalog's schema, with Alembic.
+"""Migrations of the catalog's schema, with Alembic.
 
 `upgrade` migrates a database to the newest revision in one transaction: a process that
 is killed midway leaves the old revision, and the next process that opens the catalog starts
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy.engine import Connection
 
-__all__ = ["HEAD", "VERSION_TABLE", "alembic_config", "current_revision", "migrate", "upgrade"]
-
 HEAD: Final = "0001"
 """The newest revision of this release."""
 
@@ -48,9 +45,7 @@ _ALEMBIC_IS_GLOBAL: Final = threading.Lock()
 
 
 def current_revision(connection: Connection) -> str | None:
-    """
-    The revision of a database; ``None`` for a database without a catalog.
-    """
+    """The revision of a database; ``None`` for a database without a catalog."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     revision: str | None = connection.execute(
@@ -60,8 +55,7 @@ def current_revision(connection: Connection) -> str | None:
 
 
 def upgrade(connection: Connection) -> None:
-    """
-    Bring the database to `HEAD` within the caller's transaction.
+    """Bring the database to `HEAD` within the caller's transaction.
 
     The transaction must already hold the write lock (SQLite: ``BEGIN IMMEDIATE``),
     so that the second of two processes finds the migration done.
@@ -81,8 +75,7 @@ def upgrade(connection: Connection) -> None:
 
 
 def migrate(connection: Connection, current: str | None) -> None:
-    """
-    Take a database through the steps from its revision to `HEAD`.
+    """Take a database through the steps from its revision to `HEAD`.
 
     Args:
         connection: in a transaction that holds the write lock.
@@ -107,9 +100,7 @@ def migrate(connection: Connection, current: str | None) -> None:
 
 
 def alembic_config(connection: Connection) -> Config:
-    """
-    Alembic's configuration for a connection that is already open.
-    """
+    """Alembic's configuration for a connection that is already open."""
     from alembic.config import Config
 
     config = Config()

@@ -1,5 +1,4 @@
-"""
-Millpond: a storage-centric transactional state engine for streams, on Delta Lake.
+"""Millpond: a storage-centric transactional state engine for streams, on Delta Lake.
 
 Every public name is an attribute of this package. Names that are not listed in ``__init__.pyi`` are internal and
 may change between releases.

@@ -1,3 +1,1 @@
-"""
-Durable state: rows, the log and its single commit path, snapshots, leases, the catalog, views.
-"""
+"""Durable state: rows, the log and its single commit path, snapshots, leases, the catalog, views."""

@@ -1,5 +1,4 @@
-"""
-Names of Delta ``txn`` actions: a store's durable record of owners, inputs, time and counts.
+"""Names of Delta ``txn`` actions: a store's durable record of owners, inputs, time and counts.
 
 A ``txn`` survives log cleanup and checkpoints, changes in the same commit as the rows, and is visible to
 every Delta reader, so everything that a restart must know is stored as one. Versions only rise. Names
@@ -15,64 +14,6 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from millpond.statestore.types import Superstep
-
-__all__ = [
-    "CLAIM_PREFIX",
-    "CODEC_PREFIX",
-    "COUNT_PREFIX",
-    "CUT_PREFIX",
-    "DECLARED_INTERVALS_PREFIX",
-    "FORK_PREFIX",
-    "INCARNATION_PREFIX",
-    "INJECTED_PREFIX",
-    "INPUT_PREFIX",
-    "INPUT_ROWS_PREFIX",
-    "INTERVAL_PREFIX",
-    "KEY_COLUMNS_PREFIX",
-    "LETTERS_PREFIX",
-    "LOCATION_PREFIX",
-    "PIPELINE_NAME_PREFIX",
-    "RESTORED_APP_ID",
-    "SAVEPOINT_PREFIX",
-    "SAVEPOINT_RELEASED",
-    "SINK_PREFIX",
-    "STATE_COLUMNS_PREFIX",
-    "STATE_VERSION_PREFIX",
-    "SUPERSTEP_PREFIX",
-    "TOTAL_PREFIX",
-    "WATERMARK_PREFIX",
-    "app_id_parts",
-    "backfill_app_id",
-    "bare_ids_app_id",
-    "claim_app_id",
-    "codec_app_id",
-    "count_app_id",
-    "cut_app_id",
-    "declared_intervals_app_id",
-    "fork_app_id",
-    "id_slack_app_id",
-    "incarnation_app_id",
-    "injected_app_id",
-    "input_app_id",
-    "input_rows_app_id",
-    "key_columns_app_id",
-    "letters_app_id",
-    "location_app_id",
-    "member_status_app_id",
-    "pipeline_name_app_id",
-    "pipeline_number",
-    "quoted",
-    "recorded_word",
-    "savepoint_app_id",
-    "savepoints_of",
-    "sink_app_id",
-    "state_columns_app_id",
-    "state_version_app_id",
-    "superstep_app_id",
-    "supersteps_of",
-    "total_app_id",
-    "watermark_app_id",
-]
 
 INTERVAL_PREFIX: Final = "millpond/interval/"
 """Prefix of fences; the version packs an interval's sequencer and commit number."""
@@ -159,8 +100,7 @@ _MEMBER_STATUS_PREFIX: Final = "millpond/standing/"
 
 @lru_cache(maxsize=4_096)
 def quoted(*parts: str) -> str:
-    """
-    The quoted parts of a name; each superstep asks for the same ones.
+    """The quoted parts of a name; each superstep asks for the same ones.
 
     Example:
         >>> quoted("page views", "a/b")
@@ -170,8 +110,7 @@ def quoted(*parts: str) -> str:
 
 
 def app_id_parts(app_id: str, prefix: str) -> tuple[str, ...]:
-    """
-    Split an application id, without its prefix, into unquoted parts.
+    """Split an application id, without its prefix, into unquoted parts.
 
     Example:
         >>> app_id_parts("millpond/input/zeitgeist/queries/bounded", INPUT_PREFIX)
@@ -181,8 +120,7 @@ def app_id_parts(app_id: str, prefix: str) -> tuple[str, ...]:
 
 
 def input_app_id(pipeline: str, stream: str, source: str) -> str:
-    """
-    Name an external source's position: the last batch consumed from one source of a stream.
+    """Name an external source's position: the last batch consumed from one source of a stream.
 
     Example:
         >>> input_app_id("zeitgeist", "queries", "bounded")
@@ -192,36 +130,27 @@ def input_app_id(pipeline: str, stream: str, source: str) -> str:
 
 
 def input_rows_app_id(pipeline: str, stream: str) -> str:
-    """
-    Name the number of rows of a bounded input that count towards its watermark.
-    """
+    """Name the number of rows of a bounded input that count towards its watermark."""
     return INPUT_ROWS_PREFIX + quoted(pipeline, stream)
 
 
 def injected_app_id(pipeline: str, stream: str) -> str:
-    """
-    Name the number of rows that were injected into a stream by calls, over the pipeline's whole life.
-    """
+    """Name the number of rows that were injected into a stream by calls, over the pipeline's whole life."""
     return INJECTED_PREFIX + quoted(pipeline, stream)
 
 
 def superstep_app_id(pipeline: str) -> str:
-    """
-    Name a pipeline's last superstep.
-    """
+    """Name a pipeline's last superstep."""
     return SUPERSTEP_PREFIX + quoted(pipeline)
 
 
 def savepoint_app_id(name: str) -> str:
-    """
-    Name a savepoint, whose table version survives the loss of the catalog and log cleanup.
-    """
+    """Name a savepoint, whose table version survives the loss of the catalog and log cleanup."""
     return SAVEPOINT_PREFIX + quoted(name)
 
 
 def savepoints_of(txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """
-    The savepoints among the ``txn`` actions: name and table version (or `SAVEPOINT_RELEASED`).
+    """The savepoints among the ``txn`` actions: name and table version (or `SAVEPOINT_RELEASED`).
 
     Example:
         >>> list(savepoints_of({"millpond/savepoint/before%20the%20sale": 4}))
@@ -233,8 +162,7 @@ def savepoints_of(txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
 
 
 def supersteps_of(txns: Mapping[str, int]) -> dict[str, Superstep]:
-    """
-    The last superstep of each pipeline among the ``txn`` actions.
+    """The last superstep of each pipeline among the ``txn`` actions.
 
     Example:
         >>> supersteps_of({"millpond/superstep/daily%20clicks": 7})
@@ -248,36 +176,27 @@ def supersteps_of(txns: Mapping[str, int]) -> dict[str, Superstep]:
 
 
 def watermark_app_id(pipeline: str, kind: str, name: str) -> str:
-    """
-    Name a journaled low watermark; ``kind`` is ``injector`` or ``computation``.
-    """
+    """Name a journaled low watermark; ``kind`` is ``injector`` or ``computation``."""
     return WATERMARK_PREFIX + quoted(pipeline, kind, name)
 
 
 def total_app_id(pipeline: str, counter: str) -> str:
-    """
-    Name a running total over the pipeline's whole life, such as ``records``.
-    """
+    """Name a running total over the pipeline's whole life, such as ``records``."""
     return TOTAL_PREFIX + quoted(pipeline, counter)
 
 
 def count_app_id(pipeline: str, computation: str, counter: str) -> str:
-    """
-    Name a counter of one computation.
-    """
+    """Name a counter of one computation."""
     return COUNT_PREFIX + quoted(pipeline, computation, counter)
 
 
 def member_status_app_id(pipeline: str, stream: str, member: str) -> str:
-    """
-    Name the declared status of a stream's member, or of a stream without members (``""``).
-    """
+    """Name the declared status of a stream's member, or of a stream without members (``""``)."""
     return _MEMBER_STATUS_PREFIX + quoted(pipeline, stream, member)
 
 
 def claim_app_id(computation: str) -> str:
-    """
-    Name the claim of a pipeline on a computation.
+    """Name the claim of a pipeline on a computation.
 
     Each computation has one claim, so when two pipelines want the same computation a single commit wins.
     """
@@ -285,15 +204,12 @@ def claim_app_id(computation: str) -> str:
 
 
 def pipeline_number(pipeline: str) -> int:
-    """
-    A pipeline's name as a number that a Delta ``txn`` can hold.
-    """
+    """A pipeline's name as a number that a Delta ``txn`` can hold."""
     return int.from_bytes(hashlib.sha256(pipeline.encode()).digest()[:8], "big") >> 1
 
 
 def pipeline_name_app_id(stored: str, name: str) -> str:
-    """
-    Name what a pipeline is called that the store knows by the name ``stored``.
+    """Name what a pipeline is called that the store knows by the name ``stored``.
 
     Example:
         >>> pipeline_name_app_id("clicks", "visits")
@@ -303,8 +219,7 @@ def pipeline_name_app_id(stored: str, name: str) -> str:
 
 
 def codec_app_id(computation: str, codec: str) -> str:
-    """
-    Name the codec that encodes a computation's states.
+    """Name the codec that encodes a computation's states.
 
     Example:
         >>> codec_app_id("counter", "json")
@@ -314,8 +229,7 @@ def codec_app_id(computation: str, codec: str) -> str:
 
 
 def recorded_word(positions: Mapping[str, int], prefix: str, computation: str) -> str | None:
-    """
-    The newest word that the table records of a computation; ``None`` if it records none.
+    """The newest word that the table records of a computation; ``None`` if it records none.
 
     Example:
         >>> recorded_word({"millpond/codec/c/json": 3, "millpond/codec/c/bytes": 9}, "millpond/codec/", "c")
@@ -333,22 +247,17 @@ def recorded_word(positions: Mapping[str, int], prefix: str, computation: str) -
 
 
 def key_columns_app_id(computation: str, columns: str) -> str:
-    """
-    Name the columns that a computation's typed keys are made of; see `millpond.statestore.keys.key_columns`.
-    """
+    """Name the columns that a computation's typed keys are made of; see `millpond.statestore.keys.key_columns`."""
     return KEY_COLUMNS_PREFIX + quoted(computation, columns)
 
 
 def state_columns_app_id(computation: str, columns: str) -> str:
-    """
-    Name the columns that views show of a computation's states; see `millpond.statestore.views.state_columns`.
-    """
+    """Name the columns that views show of a computation's states; see `millpond.statestore.views.state_columns`."""
     return STATE_COLUMNS_PREFIX + quoted(computation, columns)
 
 
 def state_version_app_id(computation: str, state_version: int) -> str:
-    """
-    Name the version of the states that a computation's code writes.
+    """Name the version of the states that a computation's code writes.
 
     Example:
         >>> state_version_app_id("counter", 3)
@@ -358,36 +267,27 @@ def state_version_app_id(computation: str, state_version: int) -> str:
 
 
 def declared_intervals_app_id(computation: str, intervals: int) -> str:
-    """
-    Name how many intervals a computation declared when its keys were cut; 0 if it left that to the runner.
-    """
+    """Name how many intervals a computation declared when its keys were cut; 0 if it left that to the runner."""
     return DECLARED_INTERVALS_PREFIX + quoted(computation, str(intervals))
 
 
 def backfill_app_id(pipeline: str, computation: str, stream: str) -> str:
-    """
-    Name how much a computation has consumed of the history that it is given of a stream.
-    """
+    """Name how much a computation has consumed of the history that it is given of a stream."""
     return BACKFILL_PREFIX + quoted(pipeline, computation, stream)
 
 
 def cut_app_id(computation: str, kind: str, key: str) -> str:
-    """
-    Name a cut by hand of a computation's keys: ``split`` or ``merge``, in front of a key.
-    """
+    """Name a cut by hand of a computation's keys: ``split`` or ``merge``, in front of a key."""
     return CUT_PREFIX + quoted(computation, kind, key)
 
 
 def letters_app_id(pipeline: str, action: str, selection: str) -> str:
-    """
-    Name a request for dead letters: what to do with which of a pipeline's letters.
-    """
+    """Name a request for dead letters: what to do with which of a pipeline's letters."""
     return LETTERS_PREFIX + quoted(pipeline, action, selection)
 
 
 def bare_ids_app_id(computation: str) -> str:
-    """
-    Name the choice of the stream whose record ids a computation stores unchanged.
+    """Name the choice of the stream whose record ids a computation stores unchanged.
 
     The choice is made once, when the first stream with ids is consumed, and survives changes to the
     pipeline: stored ids must still match those of later deliveries.
@@ -396,36 +296,27 @@ def bare_ids_app_id(computation: str) -> str:
 
 
 def id_slack_app_id(computation: str) -> str:
-    """
-    Name how long a computation's senders may repeat a record, which maintenance without the pipeline must know.
-    """
+    """Name how long a computation's senders may repeat a record, which maintenance without the pipeline must know."""
     return _ID_SLACK_PREFIX + quoted(computation)
 
 
 def location_app_id(place: str) -> str:
-    """
-    Name a place where the store lies: its absolute path or URL.
-    """
+    """Name a place where the store lies: its absolute path or URL."""
     return LOCATION_PREFIX + quoted(place)
 
 
 def incarnation_app_id(incarnation: str, origin: str) -> str:
-    """
-    Name an incarnation of the store and its ``origin``.
-    """
+    """Name an incarnation of the store and its ``origin``."""
     return INCARNATION_PREFIX + quoted(incarnation, origin)
 
 
 def fork_app_id(incarnation: str, pipeline: str) -> str:
-    """
-    Name the superstep of a pipeline that an incarnation began with.
-    """
+    """Name the superstep of a pipeline that an incarnation began with."""
     return FORK_PREFIX + quoted(incarnation, pipeline)
 
 
 def sink_app_id(store_id: str, pipeline: str, name: str, incarnation: str = "") -> str:
-    """
-    Name, in a sink's own table, the last superstep that an incarnation of a store delivered to it.
+    """Name, in a sink's own table, the last superstep that an incarnation of a store delivered to it.
 
     The first incarnation has the store's id, and no part of its own.
 

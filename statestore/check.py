@@ -1,5 +1,4 @@
-"""
-Assertions that stay on in production.
+"""Assertions that stay on in production.
 
 ``python -O`` removes ``assert``; the facts that commits rest on must stay checked.
 """
@@ -8,12 +7,9 @@ from __future__ import annotations
 
 from millpond.statestore.errors import InternalError
 
-__all__ = ["check"]
-
 
 def check(condition: bool, message: str, **details: object) -> None:
-    """
-    Raise `InternalError` unless ``condition`` holds.
+    """Raise `InternalError` unless ``condition`` holds.
 
     Args:
         condition: the fact that must hold.

@@ -1,6 +1,4 @@
-"""
-`Closeable`: a context manager that closes itself at the end of its block.
-"""
+"""`Closeable`: a context manager that closes itself at the end of its block."""
 
 from __future__ import annotations
 
@@ -10,21 +8,15 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Closeable"]
-
 
 class Closeable(ABC):
-    """
-    Base of resources that callers use in a ``with`` statement; the end of the block calls `close`.
-    """
+    """Base of resources that callers use in a ``with`` statement; the end of the block calls `close`."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """
-        Release what the object holds; closing again does nothing.
-        """
+        """Release what the object holds; closing again does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,4 @@
-"""
-The one tree of errors, grouped by what the handler should do.
+"""The one tree of errors, grouped by what the handler should do.
 
 ::
 
@@ -28,28 +27,9 @@ from difflib import get_close_matches
 from enum import StrEnum
 from pickle import PickleError
 
-__all__ = [
-    "ConflictError",
-    "DataError",
-    "ErrorKind",
-    "FencedError",
-    "InternalError",
-    "InvalidError",
-    "MillpondError",
-    "ObjectExistsError",
-    "ObjectMissingError",
-    "OutcomeUnknownError",
-    "QueryStoppedError",
-    "UnavailableError",
-    "UnpicklableError",
-    "did_you_mean",
-]
-
 
 class ErrorKind(StrEnum):
-    """
-    Stable codes of the error classes; append-only.
-    """
+    """Stable codes of the error classes; append-only."""
 
     CONFLICT = "conflict"
     FENCED = "fenced"
@@ -61,8 +41,7 @@ class ErrorKind(StrEnum):
 
 
 class MillpondError(Exception):
-    """
-    Base of every error that Millpond raises on purpose.
+    """Base of every error that Millpond raises on purpose.
 
     Args:
         message: one lower-case line that says what is wrong and what to do.
@@ -82,9 +61,7 @@ class MillpondError(Exception):
         super().__init__(f"{message} {pairs}" if pairs else message)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...], dict[str, object]]:
-        """
-        Pickle with message, details and notes intact.
-        """
+        """Pickle with message, details and notes intact."""
         return (_rebuild, (type(self), self.message, self.details), self.__dict__)
 
 
@@ -93,22 +70,17 @@ def _rebuild(kind: type[MillpondError], message: str, details: dict[str, object]
 
 
 class ConflictError(MillpondError):
-    """
-    Another writer's change came first: read again, then try again.
-    """
+    """Another writer's change came first: read again, then try again."""
 
     kind = ErrorKind.CONFLICT
 
 
 class ObjectExistsError(ConflictError):
-    """
-    A put-if-absent found that the object exists; nothing was written.
-    """
+    """A put-if-absent found that the object exists; nothing was written."""
 
 
 class FencedError(MillpondError):
-    """
-    Another owner holds the interval: stop; nothing of this commit was written.
+    """Another owner holds the interval: stop; nothing of this commit was written.
 
     It is raised by commits, which never run inside user code, so an
     ``except Exception`` in a computation cannot swallow it.
@@ -118,66 +90,49 @@ class FencedError(MillpondError):
 
 
 class UnavailableError(MillpondError):
-    """
-    A service (ZooKeeper, the object store) is unavailable: try again later.
-    """
+    """A service (ZooKeeper, the object store) is unavailable: try again later."""
 
     kind = ErrorKind.UNAVAILABLE
 
 
 class QueryStoppedError(UnavailableError):
-    """
-    A streaming query was stopped in the middle of a batch, which it brings again once it is started again.
-    """
+    """A streaming query was stopped in the middle of a batch, which it brings again once it is started again."""
 
 
 class OutcomeUnknownError(MillpondError):
-    """
-    A commit may or may not have landed: read back before deciding.
-    """
+    """A commit may or may not have landed: read back before deciding."""
 
     kind = ErrorKind.OUTCOME_UNKNOWN
 
 
 class DataError(MillpondError):
-    """
-    Bytes are missing, wrong, or older than what was acknowledged: stop.
-    """
+    """Bytes are missing, wrong, or older than what was acknowledged: stop."""
 
     kind = ErrorKind.DATA
 
 
 class ObjectMissingError(DataError):
-    """
-    A named object is not in the store.
-    """
+    """A named object is not in the store."""
 
 
 class InvalidError(MillpondError):
-    """
-    The call, the pipeline, the input or the configuration is wrong: fix it.
-    """
+    """The call, the pipeline, the input or the configuration is wrong: fix it."""
 
     kind = ErrorKind.INVALID
 
 
 class UnpicklableError(InvalidError, PickleError):
-    """
-    An object that works only in its process was to be sent to another one.
-    """
+    """An object that works only in its process was to be sent to another one."""
 
 
 class InternalError(MillpondError):
-    """
-    A bug in Millpond; never raised for any other reason.
-    """
+    """A bug in Millpond; never raised for any other reason."""
 
     kind = ErrorKind.INTERNAL
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """
-    The end of a message about an unknown name: the nearest of those that are known; empty if none is near.
+    """The end of a message about an unknown name: the nearest of those that are known; empty if none is near.
 
     Args:
         name: what was given.

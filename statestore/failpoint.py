@@ -1,5 +1,4 @@
-"""
-Failpoints: named places in the code where tests make a process die.
+"""Failpoints: named places in the code where tests make a process die.
 
 Each sits right before or right after a write becomes durable, a lease is taken or a promise is made:
 where a crash leaves half of the work done. In production there is no listener, and a failpoint costs
@@ -18,8 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Final
-
-__all__ = ["FAILPOINTS", "Listener", "listening", "reach"]
 
 Listener = Callable[[str], object]
 """Called with a failpoint's name in the thread that reaches it; its exceptions propagate there."""
@@ -69,18 +66,14 @@ _listener: Listener | None = None
 
 
 def reach(name: str) -> None:
-    """
-    Call the listener, if there is one, with the failpoint's ``name``.
-    """
+    """Call the listener, if there is one, with the failpoint's ``name``."""
     if _listener is not None:
         _listener(name)
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """
-    Call ``listener`` at every failpoint of this process until the end of the block.
-    """
+    """Call ``listener`` at every failpoint of this process until the end of the block."""
     global _listener  # noqa: PLW0603 - a place in the code has no constructor to take a seam
     before, _listener = _listener, listener
     try:

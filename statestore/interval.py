@@ -1,5 +1,4 @@
-"""
-Key intervals: the unit of ownership (MillWheel §7.1).
+"""Key intervals: the unit of ownership (MillWheel §7.1).
 
 The intervals of a computation cover all keys; each is leased, fenced and
 processed on its own. Keys are ordered by their UTF-8 bytes, which is the order of
@@ -20,8 +19,6 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import Sequencer
 
-__all__ = ["CUT_CHARACTERS_MAX", "Interval", "intervals_from_boundaries", "locate", "superseded"]
-
 CUT_CHARACTERS_MAX: Final = 256
 """Cuts are part of application ids and of ZooKeeper's paths, so they are short prefixes of keys."""
 
@@ -29,8 +26,7 @@ CUT_CHARACTERS_MAX: Final = 256
 @quickly_pickled
 @dataclass(frozen=True, slots=True, order=True)
 class Interval:
-    """
-    The keys ``low <= key < high`` of one computation; ``high`` ``None`` is unbounded.
+    """The keys ``low <= key < high`` of one computation; ``high`` ``None`` is unbounded.
 
     Example:
         >>> Interval("counter", "a", "m").contains("cat")
@@ -44,14 +40,11 @@ class Interval:
     high: str | None = None
 
     def contains(self, key: str) -> bool:
-        """
-        Whether ``key`` lies in the interval.
-        """
+        """Whether ``key`` lies in the interval."""
         return self.low <= key and (self.high is None or key < self.high)
 
     def overlaps(self, other: Interval) -> bool:
-        """
-        Whether a key may lie in both.
+        """Whether a key may lie in both.
 
         Example:
             >>> Interval("c", "", "m").overlaps(Interval("c", "l")), Interval("c", "", "m").overlaps(Interval("c", "m"))
@@ -65,17 +58,13 @@ class Interval:
 
     @property
     def app_id(self) -> str:
-        """
-        The Delta application id under which the interval's commits are fenced.
-        """
+        """The Delta application id under which the interval's commits are fenced."""
         high = "" if self.high is None else "=" + quoted(self.high)
         return f"{INTERVAL_PREFIX}{quoted(self.computation, self.low)}/{high}"
 
     @staticmethod
     def from_app_id(app_id: str) -> Interval | None:
-        """
-        The interval that an application id names; ``None`` for other ids.
-        """
+        """The interval that an application id names; ``None`` for other ids."""
         if not app_id.startswith(INTERVAL_PREFIX):
             return None
         computation, low, high = app_id.removeprefix(INTERVAL_PREFIX).split("/")
@@ -83,8 +72,7 @@ class Interval:
 
 
 def intervals_from_boundaries(computation: str, boundaries: Iterable[str]) -> tuple[Interval, ...]:
-    """
-    Intervals that cover all keys, cut at ``boundaries`` (sorted, distinct, non-empty strings).
+    """Intervals that cover all keys, cut at ``boundaries`` (sorted, distinct, non-empty strings).
 
     Example:
         >>> [i.low for i in intervals_from_boundaries("c", ["g", "p"])]
@@ -101,15 +89,12 @@ def intervals_from_boundaries(computation: str, boundaries: Iterable[str]) -> tu
 
 
 def locate(lows: Sequence[str], key: str) -> int:
-    """
-    Index of the interval that holds ``key``, given the sorted low bounds (first is ``""``).
-    """
+    """Index of the interval that holds ``key``, given the sorted low bounds (first is ``""``)."""
     return bisect_right(lows, key) - 1
 
 
 def superseded(sequencers: Mapping[Interval, Sequencer]) -> dict[Interval, Interval]:
-    """
-    The intervals that a split or a merge has replaced, each with an interval that replaced it.
+    """The intervals that a split or a merge has replaced, each with an interval that replaced it.
 
     A split's children and a merge's result are leased later than the intervals that they replace, and a
     later lease of the same keys has a higher sequencer (MillWheel §7.1). So of two intervals

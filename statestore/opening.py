@@ -1,6 +1,4 @@
-"""
-What opening a store needs from its surroundings: a table, ZooKeeper's leases, and the mark that it keeps.
-"""
+"""What opening a store needs from its surroundings: a table, ZooKeeper's leases, and the mark that it keeps."""
 
 from __future__ import annotations
 
@@ -28,17 +26,6 @@ from millpond.statestore.zookeeper.mark import ask_for_mark, local_server
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
-__all__ = [
-    "KnownCatalog",
-    "OwnServer",
-    "check_options",
-    "create_store",
-    "mark_to_read",
-    "open_catalog",
-    "stored_mark",
-    "zookeeper_leases",
-]
-
 _REBUILT_COMMITS_MAX: Final = 1_000
 _REVIVAL_US: Final = 1_000_000
 _CLOUD_LINGER_MS: Final = 1_000
@@ -50,8 +37,7 @@ _LOG: Final = logging.getLogger("millpond")
 def mark_to_read(
     zookeeper: str | None, place: str, incarnation: str, clock: Clock, security: ZooKeeperSecurity
 ) -> Mark | None:
-    """
-    The high-water mark that ZooKeeper keeps; ``None`` where there is none to ask.
+    """The high-water mark that ZooKeeper keeps; ``None`` where there is none to ask.
 
     Args:
         zookeeper: ``host:port,…`` of an ensemble, which must answer; ``None`` asks the store's own server, if it runs.
@@ -77,8 +63,7 @@ def mark_to_read(
 
 
 def open_catalog(url: str, clock: Clock, store_id: str, log: Log, *, read_only: bool) -> Catalog:
-    """
-    The catalog of a store; an empty one, new or lost, is rebuilt from the log.
+    """The catalog of a store; an empty one, new or lost, is rebuilt from the log.
 
     Args:
         url: SQLAlchemy URL of its database.
@@ -104,8 +89,7 @@ def open_catalog(url: str, clock: Clock, store_id: str, log: Log, *, read_only: 
 
 
 def stored_mark(marks: Objects, lineage: Lineage, place: str, *, threaded: bool) -> StoredMark:
-    """
-    The high-water mark in a store's folder, as a writer keeps it.
+    """The high-water mark in a store's folder, as a writer keeps it.
 
     Args:
         marks: the store's folder.
@@ -118,8 +102,7 @@ def stored_mark(marks: Objects, lineage: Lineage, place: str, *, threaded: bool)
 
 
 class OwnServer:
-    """
-    The store's own ZooKeeper, which is restarted if it dies.
+    """The store's own ZooKeeper, which is restarted if it dies.
 
     Args:
         server: the server.
@@ -132,9 +115,7 @@ class OwnServer:
         self._revived_us = clock.monotonic_us()
 
     def revive(self) -> None:
-        """
-        Restart it if it has died, once a second at most; never raises.
-        """
+        """Restart it if it has died, once a second at most; never raises."""
         now_us = self._clock.monotonic_us()
         if now_us - self._revived_us < _REVIVAL_US:
             return
@@ -146,8 +127,7 @@ class OwnServer:
 
 
 class KnownCatalog:
-    """
-    The catalog of an open store, opened when it is first asked for.
+    """The catalog of an open store, opened when it is first asked for.
 
     Args:
         url: SQLAlchemy URL of its database; ``None`` for a store without one.
@@ -174,8 +154,7 @@ class KnownCatalog:
         self._lock = threading.Lock()
 
     def open(self) -> Catalog | None:
-        """
-        The catalog; ``None`` for a store without one.
+        """The catalog; ``None`` for a store without one.
 
         Raises:
             UnavailableError: its database does not answer.
@@ -190,8 +169,7 @@ class KnownCatalog:
             return self._catalog
 
     def of_readers(self, resources: ExitStack) -> Catalog | None:
-        """
-        The catalog to pin versions in, which is written to also where the store is only read; ``None`` if it cannot be.
+        """The catalog to pin versions in, which is written to also where the store is only read; ``None`` if it cannot be.
 
         Args:
             resources: close it when they are closed, if it was opened for this.
@@ -217,8 +195,7 @@ def check_options(
     *,
     read_only: bool,
 ) -> None:
-    """
-    Refuse options of `Store.open` that contradict each other, before anything is opened.
+    """Refuse options of `Store.open` that contradict each other, before anything is opened.
 
     Raises:
         InvalidError: a store in an object store is opened without its ensemble, or one is adopted to be read.
@@ -234,8 +211,7 @@ def check_options(
 
 
 def create_store(objects: Objects, root: str, clock: Clock, rng: Rng, *, create: bool) -> None:
-    """
-    Make the table of a new store.
+    """Make the table of a new store.
 
     Raises:
         InvalidError: ``create`` is false.
@@ -259,8 +235,7 @@ def zookeeper_leases(
     session_timeout_ms: int,
     resources: ExitStack,
 ) -> Callable[[str, str], Leases]:
-    """
-    What makes the leases of a store in ZooKeeper, given the store's incarnation and a writer's id.
+    """What makes the leases of a store in ZooKeeper, given the store's incarnation and a writer's id.
 
     Args:
         zookeeper: ``host:port,…`` of an ensemble; ``None`` for the store's own server.

@@ -1,5 +1,4 @@
-"""
-Quick pickling of small values that travel by the thousand: files, fences, plans and reports.
+"""Quick pickling of small values that travel by the thousand: files, fences, plans and reports.
 
 A dataclass that is frozen and has slots pickles by Python code that looks its fields up again for each value, forth
 and back. Here they are looked up once for the class.
@@ -13,14 +12,11 @@ from typing import Any, TypeVar
 
 from millpond.statestore.check import check
 
-__all__ = ["quickly_pickled"]
-
 _Class = TypeVar("_Class", bound=type)
 
 
 def quickly_pickled(cls: _Class) -> _Class:
-    """
-    A class decorator that makes a dataclass with slots and several fields pickle in about half of the time.
+    """A class decorator that makes a dataclass with slots and several fields pickle in about half of the time.
 
     Example:
         >>> from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""
-Bounded retries with growing, jittered waits.
-"""
+"""Bounded retries with growing, jittered waits."""
 
 from __future__ import annotations
 
@@ -14,15 +12,12 @@ if TYPE_CHECKING:
 
     from millpond.statestore.types import Clock, Rng
 
-__all__ = ["RetryPolicy", "retrying"]
-
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """
-    How often an operation is tried, and how long to wait between tries.
+    """How often an operation is tried, and how long to wait between tries.
 
     Args:
         tries: attempts at one operation of the object store.
@@ -38,8 +33,7 @@ class RetryPolicy:
 
 
 def retrying(action: Callable[[], _Result], policy: RetryPolicy, clock: Clock, rng: Rng) -> _Result:
-    """
-    Run ``action`` and return its result, retrying while the store is unavailable.
+    """Run ``action`` and return its result, retrying while the store is unavailable.
 
     Use it only for idempotent actions: reads, and put-if-absent of the same bytes.
 

@@ -1,5 +1,4 @@
-"""
-The store: one folder for all of a pipeline's durable state (architecture §2).
+"""The store: one folder for all of a pipeline's durable state (architecture §2).
 
 ::
 
@@ -22,7 +21,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
-from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.reading import pinned_snapshot
 from millpond.statestore.closeable import Closeable
 from millpond.statestore.commit.committer import Committer
@@ -66,8 +66,6 @@ from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["LeaseFactory", "Store"]
-
 _READ_ONLY: Final = "the store was opened read-only: open it without read_only=True to write"
 
 LeaseFactory: TypeAlias = Callable[[str, str], Leases]
@@ -75,8 +73,7 @@ LeaseFactory: TypeAlias = Callable[[str, str], Leases]
 
 
 class Store(Closeable):
-    """
-    An open store; made by `open` and `in_memory`, never directly.
+    """An open store; made by `open` and `in_memory`, never directly.
 
     Args:
         path: the store's location.
@@ -170,8 +167,7 @@ class Store(Closeable):
         clock: Clock | None = None,
         rng: Rng | None = None,
     ) -> Self:
-        """
-        Open a store, creating it if there is none.
+        """Open a store, creating it if there is none.
 
         Args:
             path: a local folder, or the URL of a folder in an object store.
@@ -262,8 +258,7 @@ class Store(Closeable):
         rng: Rng | None = None,
         row_format: RowFormat = PARQUET,
     ) -> Self:
-        """
-        A store in this process's memory, with the same commit code: for tests and simulation.
+        """A store in this process's memory, with the same commit code: for tests and simulation.
 
         Args:
             objects: the shared "disk"; pass the same object to open the same store again.
@@ -291,16 +286,13 @@ class Store(Closeable):
 
     @property
     def lineage(self) -> Lineage:
-        """
-        Which incarnation this store is, what it came from, and where it lies.
-        """
+        """Which incarnation this store is, what it came from, and where it lies."""
         if self._committer is None:
             return self._lineage
         return Lineage.of(self.store_id, self._committer.snapshot.txns)
 
     def keep_mark(self) -> None:
-        """
-        Write the high-water mark that travels with the store, where no thread does.
+        """Write the high-water mark that travels with the store, where no thread does.
 
         Raises:
             UnavailableError: the store is unavailable.
@@ -310,8 +302,7 @@ class Store(Closeable):
 
     @property
     def committer(self) -> Committer:
-        """
-        The only way to change the table.
+        """The only way to change the table.
 
         Raises:
             InvalidError: the store was opened read-only.
@@ -322,8 +313,7 @@ class Store(Closeable):
 
     @property
     def leases(self) -> Leases:
-        """
-        The leases of this writer.
+        """The leases of this writer.
 
         Raises:
             InvalidError: the store was opened read-only.
@@ -334,16 +324,13 @@ class Store(Closeable):
 
     @property
     def durability(self) -> Durability:
-        """
-        What commits survive: a power cut (``"disk"``), or only the end of a process (``"os_cache"``).
-        """
+        """What commits survive: a power cut (``"disk"``), or only the end of a process (``"os_cache"``)."""
         if isinstance(self.objects, LocalObjects):
             return self.objects.durability
         return "disk" if isinstance(self.objects, ObstoreObjects) else "os_cache"
 
     def revive_zookeeper(self) -> None:
-        """
-        Restart the store's own ZooKeeper if it has died; call it while waiting for the service.
+        """Restart the store's own ZooKeeper if it has died; call it while waiting for the service.
 
         It does nothing for an ensemble. It tries once a second at most and never raises:
         a full disk, for example, keeps a server from starting until there is room again.
@@ -353,15 +340,12 @@ class Store(Closeable):
 
     @property
     def catalog_url(self) -> str | None:
-        """
-        SQLAlchemy URL of the catalog, for other processes; ``None`` for stores without a catalog.
-        """
+        """SQLAlchemy URL of the catalog, for other processes; ``None`` for stores without a catalog."""
         return self._known_catalog.url
 
     @property
     def catalog(self) -> Catalog | None:
-        """
-        The catalog, opened on first use; ``None`` for stores without a catalog.
+        """The catalog, opened on first use; ``None`` for stores without a catalog.
 
         An empty catalog, new or lost, is rebuilt from the log.
 
@@ -372,8 +356,7 @@ class Store(Closeable):
         return self._known_catalog.open()
 
     def snapshot(self, version: int | None = None) -> Snapshot:
-        """
-        The table now, or at ``version``; loaded from the log on every call.
+        """The table now, or at ``version``; loaded from the log on every call.
 
         Raises:
             DataError: the log is damaged or does not reach back that far.
@@ -382,8 +365,7 @@ class Store(Closeable):
 
     @contextmanager
     def reading(self, version: int | None = None) -> Iterator[Snapshot]:
-        """
-        The table now or at ``version``, pinned: garbage collection keeps it readable until the block ends.
+        """The table now or at ``version``, pinned: garbage collection keeps it readable until the block ends.
 
         Without a pin, a version stays readable for the retention period after it was replaced. The pin
         is stored in the catalog; a store without a catalog, or with one that cannot be written, sets none.
@@ -404,8 +386,7 @@ class Store(Closeable):
             yield pinned_snapshot(self.snapshot, catalog, holder, version, resources)
 
     def savepoint(self, name: str, version: int | None = None) -> Savepoint:
-        """
-        Keep a table version readable under a name, until `drop_savepoint`; to make it again changes nothing.
+        """Keep a table version readable under a name, until `drop_savepoint`; to make it again changes nothing.
 
         Args:
             name: a name that no open savepoint has.
@@ -423,8 +404,7 @@ class Store(Closeable):
         return make_savepoint(self.committer, self.log, name, kept)
 
     def drop_savepoint(self, name: str) -> None:
-        """
-        Drop a savepoint: its version may be collected from now on.
+        """Drop a savepoint: its version may be collected from now on.
 
         Raises:
             InvalidError: there is no savepoint of that name, or the store was opened read-only.
@@ -432,9 +412,7 @@ class Store(Closeable):
         drop_savepoint(self.committer, name)
 
     def savepoints(self) -> tuple[Savepoint, ...]:
-        """
-        The open savepoints, oldest version first.
-        """
+        """The open savepoints, oldest version first."""
         return open_savepoints(self.snapshot().txns)
 
     def load(
@@ -448,8 +426,7 @@ class Store(Closeable):
         told: LoadProgress = lambda *_: None,
         beginning: LoadBeginning | None = None,
     ) -> Loaded:
-        """
-        Make rows of a table: the states and timers that a computation begins with, in one commit.
+        """Make rows of a table: the states and timers that a computation begins with, in one commit.
 
         Args:
             computation: its name, which need not be known to the store yet.
@@ -478,14 +455,11 @@ class Store(Closeable):
         return load_rows(target, computation, rows, form, intervals, told, beginning)
 
     def rows_view(self, computation: str, version: int | None = None) -> RowsView:
-        """
-        Exactly one row per key of a computation, now or at an older table version.
-        """
+        """Exactly one row per key of a computation, now or at an older table version."""
         return RowsView.of(self.snapshot(version), self.objects, computation)
 
     def sql(self, version: int | None = None) -> duckdb.DuckDBPyConnection:
-        """
-        A DuckDB connection with one view per computation, named after it, at one table version.
+        """A DuckDB connection with one view per computation, named after it, at one table version.
 
         Example::
 
@@ -494,7 +468,5 @@ class Store(Closeable):
         return connect(self.snapshot(version), self.objects)
 
     def close(self) -> None:
-        """
-        Release leases, close connections, and stop the embedded server if no other process uses it.
-        """
+        """Release leases, close connections, and stop the embedded server if no other process uses it."""
         self._resources.close()

@@ -1,5 +1,4 @@
-"""
-The real clock and the real randomness; no other module may touch either.
+"""The real clock and the real randomness; no other module may touch either.
 
 They sit in the lowest layer because the store needs them as well as the
 runners; `tests/test_tidy.py` bans ``time``, ``random`` and ``uuid`` elsewhere.
@@ -13,61 +12,42 @@ import time
 
 from millpond.statestore.types import WallTimeMicros
 
-__all__ = ["SystemClock", "SystemRng", "seed_forks", "thread_time_us"]
-
 
 class SystemClock:
-    """
-    The machine's `Clock`.
-    """
+    """The machine's `Clock`."""
 
     def now_us(self) -> WallTimeMicros:
-        """
-        Wall time in microseconds since 1970 UTC.
-        """
+        """Wall time in microseconds since 1970 UTC."""
         return WallTimeMicros(time.time_ns() // 1_000)
 
     def monotonic_us(self) -> int:
-        """
-        Microseconds on the machine's monotonic clock.
-        """
+        """Microseconds on the machine's monotonic clock."""
         return time.monotonic_ns() // 1_000
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """
-        Block the calling thread for ``duration_ms`` milliseconds.
-        """
+        """Block the calling thread for ``duration_ms`` milliseconds."""
         time.sleep(duration_ms / 1_000)
 
 
 def thread_time_us() -> int:
-    """
-    Microseconds for which a processor has run this thread.
-    """
+    """Microseconds for which a processor has run this thread."""
     return time.thread_time_ns() // 1_000
 
 
 class SystemRng:
-    """
-    The machine's `Rng`; tokens come from the operating system, so forked workers never draw the same one.
-    """
+    """The machine's `Rng`; tokens come from the operating system, so forked workers never draw the same one."""
 
     def random(self) -> float:
-        """
-        A uniformly distributed number in [0, 1).
-        """
+        """A uniformly distributed number in [0, 1)."""
         return random.random()
 
     def token(self) -> str:
-        """
-        32 hexadecimal digits from the operating system's random source.
-        """
+        """32 hexadecimal digits from the operating system's random source."""
         return os.urandom(16).hex()
 
 
 def seed_forks() -> None:
-    """
-    Have each process that this one forks draw numbers of its own from NumPy's generator, which is made at import.
+    """Have each process that this one forks draw numbers of its own from NumPy's generator, which is made at import.
 
     Python's own generator sees to that by itself.
     """

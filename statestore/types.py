@@ -1,5 +1,4 @@
-"""
-Types and seams of the store, shared by the rest of Millpond.
+"""Types and seams of the store, shared by the rest of Millpond.
 
 Two integers of different meaning never share a type. `Clock`, `Rng`, `Objects`
 and `Leases` are constructor arguments everywhere, so the simulator can replace
@@ -10,24 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NewType, Protocol, TypeAlias
-
-__all__ = [
-    "DURABILITIES",
-    "TIME_MAX_US",
-    "TIME_MIN_US",
-    "Clock",
-    "CommitNumber",
-    "Durability",
-    "EventTimeMicros",
-    "Key",
-    "Objects",
-    "RecordId",
-    "Rng",
-    "Sequencer",
-    "Superstep",
-    "TableVersion",
-    "WallTimeMicros",
-]
 
 Key = NewType("Key", str)
 """The key of a record or row; keys are ordered by their UTF-8 bytes (MillWheel §4.2)."""
@@ -70,50 +51,35 @@ DURABILITIES: Final[tuple[Durability, ...]] = ("disk", "os_cache")
 
 
 class Clock(Protocol):
-    """
-    The only source of time.
-    """
+    """The only source of time."""
 
     def now_us(self) -> WallTimeMicros:
-        """
-        Wall time in microseconds since 1970 UTC; may jump.
-        """
+        """Wall time in microseconds since 1970 UTC; may jump."""
         ...
 
     def monotonic_us(self) -> int:
-        """
-        Microseconds on a clock that never goes back, for measuring durations.
-        """
+        """Microseconds on a clock that never goes back, for measuring durations."""
         ...
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """
-        Wait ``duration_ms`` milliseconds; the simulator advances its own time instead.
-        """
+        """Wait ``duration_ms`` milliseconds; the simulator advances its own time instead."""
         ...
 
 
 class Rng(Protocol):
-    """
-    The only source of randomness.
-    """
+    """The only source of randomness."""
 
     def random(self) -> float:
-        """
-        A uniformly distributed number in [0, 1).
-        """
+        """A uniformly distributed number in [0, 1)."""
         ...
 
     def token(self) -> str:
-        """
-        32 hexadecimal digits, unique across processes: for file names and writer ids.
-        """
+        """32 hexadecimal digits, unique across processes: for file names and writer ids."""
         ...
 
 
 class Objects(Protocol):
-    """
-    An object store below one root, the seam under log and row files.
+    """An object store below one root, the seam under log and row files.
 
     Paths are relative to the root, with ``/`` between parts. A method that raises
     `UnavailableError` may or may not have had its effect.
@@ -124,14 +90,11 @@ class Objects(Protocol):
 
     @property
     def url(self) -> str:
-        """
-        The root as a URL that Delta readers and other processes can open.
-        """
+        """The root as a URL that Delta readers and other processes can open."""
         ...
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """
-        Create the object, whole or not at all.
+        """Create the object, whole or not at all.
 
         Raises:
             ObjectExistsError: it exists; nothing was written.
@@ -140,27 +103,21 @@ class Objects(Protocol):
         ...
 
     def put_unsynced(self, path: str, data: bytes) -> None:
-        """
-        As `put_if_absent`, for an object that no commit names yet: a power cut may take it back until the next
+        """As `put_if_absent`, for an object that no commit names yet: a power cut may take it back until the next
         `sync`, `put_if_absent` or `put` of the same instance. Many of them then cost one sync.
         """
         ...
 
     def put(self, path: str, data: bytes) -> None:
-        """
-        Create or replace the object, whole or not at all.
-        """
+        """Create or replace the object, whole or not at all."""
         ...
 
     def sync(self, paths: Iterable[str] = ()) -> None:
-        """
-        Let all that this instance has put or deleted survive a power cut, and these objects, by whatever process they were put.
-        """
+        """Let all that this instance has put or deleted survive a power cut, and these objects, by whatever process they were put."""
         ...
 
     def get(self, path: str) -> bytes:
-        """
-        The object's bytes.
+        """The object's bytes.
 
         Raises:
             ObjectMissingError: there is no such object.
@@ -168,13 +125,9 @@ class Objects(Protocol):
         ...
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
-        """
-        All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``.
-        """
+        """All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``."""
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
-        """
-        Delete the objects; missing objects are ignored.
-        """
+        """Delete the objects; missing objects are ignored."""
         ...

@@ -1,5 +1,4 @@
-"""
-Views of rows: exactly one row per key, at the newest or any older version.
+"""Views of rows: exactly one row per key, at the newest or any older version.
 
 A whole row also has its record ids and its undelivered productions, and a key may have nothing but those. They
 are read only by those who ask for them; a query for state reads of them only whether keys have any that have
@@ -33,8 +32,8 @@ from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.undelivered import PendingFiles, pending_files
-from millpond.statestore.rows.files import LARGE_BYTES, MERGE_COLUMNS, read_row_files
-from millpond.statestore.rows.merge import split_rows
+from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
+from millpond.statestore.rows.merge import MERGE_COLUMNS, split_rows
 from millpond.statestore.rows.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, STATE_VERSION
 from millpond.statestore.rows.whole_row import (
@@ -52,15 +51,6 @@ if TYPE_CHECKING:
     import duckdb
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "ROWS_VIEW_COLUMNS",
-    "ROWS_VIEW_SCHEMA",
-    "WHOLE_ROW_SCHEMA",
-    "RowsView",
-    "connect",
-    "rows_view",
-]
-
 ROWS_VIEW_SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in ROWS_VIEW_COLUMNS])
 """Schema of a view: the row schema without the columns that only the engine needs."""
 
@@ -72,8 +62,7 @@ _NUMBERS: Final = count()
 
 
 def rows_view(log: Log, computation: str, version: TableVersion | None = None) -> RowsView:
-    """
-    The rows of a computation, read from the log; use `RowsView.of` to reuse a loaded snapshot.
+    """The rows of a computation, read from the log; use `RowsView.of` to reuse a loaded snapshot.
 
     Args:
         log: the table's log.
@@ -87,8 +76,7 @@ def rows_view(log: Log, computation: str, version: TableVersion | None = None) -
 
 
 def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
-    """
-    An in-memory DuckDB in which each computation is a view of that name, for SQL over all of them.
+    """An in-memory DuckDB in which each computation is a view of that name, for SQL over all of them.
 
     The schemas ``record_ids`` and ``productions`` have a view of each computation as well: a row for each record
     id, and for each undelivered production.
@@ -116,8 +104,7 @@ def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsView:
-    """
-    The rows of one computation at one table version.
+    """The rows of one computation at one table version.
 
     Args:
         objects: the table's root.
@@ -139,9 +126,7 @@ class RowsView:
 
     @staticmethod
     def of(snapshot: Snapshot, objects: Objects, computation: str) -> RowsView:
-        """
-        The rows at the snapshot's current version; later commits do not change the view.
-        """
+        """The rows at the snapshot's current version; later commits do not change the view."""
         return RowsView(
             objects=objects,
             computation=computation,
@@ -153,8 +138,7 @@ class RowsView:
         )
 
     def key_of(self, values: Sequence[KeyValue]) -> str:
-        """
-        The text of a typed key.
+        """The text of a typed key.
 
         Args:
             values: as the key's columns have them, or as text that converts to their types.
@@ -167,8 +151,7 @@ class RowsView:
     def to_arrow(
         self, keys: Iterable[str | tuple[KeyValue, ...]] | None = None, *, whole: bool = False
     ) -> pa.Table:
-        """
-        The rows, sorted by key, in `ROWS_VIEW_SCHEMA`; behind the key the typed columns of keys and of states.
+        """The rows, sorted by key, in `ROWS_VIEW_SCHEMA`; behind the key the typed columns of keys and of states.
 
         Args:
             keys: only these keys' rows, each as text or as a tuple of its values; files without them are not read, parts of files without them not decoded.
@@ -191,9 +174,7 @@ class RowsView:
 
     @property
     def shown(self) -> tuple[ShownColumn, ...]:
-        """
-        The typed columns, which are behind the key.
-        """
+        """The typed columns, which are behind the key."""
         return shown_columns(self.key_columns, self.state_columns)
 
     def _with_typed_columns(self, rows: pa.Table) -> pa.Table:
@@ -205,8 +186,7 @@ class RowsView:
     def to_duckdb(
         self, connection: duckdb.DuckDBPyConnection | None = None, name: str | None = None
     ) -> duckdb.DuckDBPyRelation:
-        """
-        The whole rows as a DuckDB relation, read at the first query and kept with the connection.
+        """The whole rows as a DuckDB relation, read at the first query and kept with the connection.
 
         ``record_ids`` and ``productions`` are read by the first query that names them.
 
@@ -220,8 +200,7 @@ class RowsView:
         return database.sql(f"from {_quote(relation)}")
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
-        """
-        The rows as a DataFrame, read by Delta's own reader at the view's version.
+        """The rows as a DataFrame, read by Delta's own reader at the view's version.
 
         The typed columns of keys and of states are made by Spark's Python workers, which import this package, and only
         where a query asks for them. Delta's reader verifies no page checksums; use `to_arrow` where damage must raise an
@@ -257,9 +236,7 @@ class RowsView:
 
 
 class _Contents:
-    """
-    What a view has read so far; each part is read once, when it is first asked for.
-    """
+    """What a view has read so far; each part is read once, when it is first asked for."""
 
     def __init__(self, view: RowsView, keys: Sequence[str] | None = None) -> None:
         self._view = view
@@ -267,16 +244,12 @@ class _Contents:
 
     @property
     def rows(self) -> pa.Table:
-        """
-        The rows with state or timers.
-        """
+        """The rows with state or timers."""
         return self._split[0]
 
     @cached_property
     def other_rows(self) -> pa.Table:
-        """
-        The rows that have only record ids or undelivered productions.
-        """
+        """The rows that have only record ids or undelivered productions."""
         others = self._split[1]
         if not others.num_rows:
             return others
@@ -285,15 +258,11 @@ class _Contents:
         return others.filter(pc.or_(*found))
 
     def lists(self, name: str) -> pa.Table:
-        """
-        ``record_ids`` or ``productions``, of the keys that have any.
-        """
+        """``record_ids`` or ``productions``, of the keys that have any."""
         return self._record_ids if name == "record_ids" else self._productions
 
     def values(self, name: str) -> pa.Table:
-        """
-        The same, a row for each id or production, with the key that it belongs to.
-        """
+        """The same, a row for each id or production, with the key that it belongs to."""
         by_key = self.lists(name)
         lists = by_key.column(name).combine_chunks()
         keys = by_key.column("key").combine_chunks().take(pc.list_parent_indices(lists))
@@ -340,9 +309,7 @@ class _Contents:
 
 
 class _Lazy:
-    """
-    Arrow data that is read on first use (the Arrow PyCapsule protocol).
-    """
+    """Arrow data that is read on first use (the Arrow PyCapsule protocol)."""
 
     def __init__(self, schema: pa.Schema, read: Callable[[], pa.Table]) -> None:
         self._schema = schema
@@ -356,16 +323,13 @@ class _Lazy:
 
 
 def _fields_of(name: str) -> list[pa.Field]:
-    """
-    The columns of a table of ids or productions except their key; a production's own key has another name.
-    """
+    """The columns of a table of ids or productions except their key; a production's own key has another name."""
     fields = list(ROW_SCHEMA.field(name).type.value_type)
     return [field.with_name("production_key") if field.name == "key" else field for field in fields]
 
 
 def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation: str) -> None:
-    """
-    A view of whole rows that reads no more than a query needs.
+    """A view of whole rows that reads no more than a query needs.
 
     DuckDB passes no choice of columns on to Python, but calls a function only where its result is used.
     """
@@ -396,9 +360,7 @@ def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation
 
 
 def _column_function(database: duckdb.DuckDBPyConnection, contents: _Contents, name: str) -> str:
-    """
-    The name of an SQL function from a key to its ids or productions.
-    """
+    """The name of an SQL function from a key to its ids or productions."""
     schema = pa.schema([ROW_SCHEMA.field(name)])
     (kind,) = database.from_arrow(schema.empty_table()).types
     function = f"{name} {next(_NUMBERS)}"
@@ -416,9 +378,7 @@ def _column_function(database: duckdb.DuckDBPyConnection, contents: _Contents, n
 
 
 def _register_values(database: duckdb.DuckDBPyConnection, view: RowsView, name: str) -> None:
-    """
-    A view with a row for each record id or production, in the current schema.
-    """
+    """A view with a row for each record id or production, in the current schema."""
     contents = _Contents(view)
     schema = pa.schema([pa.field("key", pa.string()), *_fields_of(name)])
     database.from_arrow(_Lazy(schema, lambda: contents.values(name))).create_view(view.computation)

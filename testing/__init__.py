@@ -1,3 +1,1 @@
-"""
-The shipped test kit: models, strategies, faults, and servers to run against.
-"""
+"""The shipped test kit: models, strategies, faults, and servers to run against."""

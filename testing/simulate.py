@@ -1,5 +1,4 @@
-"""
-Simulate the whole engine: ``python -m millpond.testing.simulate --seeds 2000`` (docs/safety.md).
+"""Simulate the whole engine: ``python -m millpond.testing.simulate --seeds 2000`` (docs/safety.md).
 
 A seed determines one simulated world: a single thread with its own time, disks, network and lease
 service, some kinds of faults, and a workload whose every promise is checked at every commit. The
@@ -37,8 +36,6 @@ from millpond.testing.simulation.scenario import Scenario, deaths_at, pairs_of_d
 from millpond.testing.simulation.simulation import STEPS, SimulationOutcome
 from millpond.testing.simulation.workload import Workload
 
-__all__ = ["Tally", "main", "run_all"]
-
 _NOWHERE: Final = logging.NullHandler()
 _BANK: Final = "millpond.testing.simulation.bank:Bank"
 _TAIL: Final = 40
@@ -47,8 +44,7 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 
 @dataclass(slots=True)
 class Tally:
-    """
-    Totals over all seeds.
+    """Totals over all seeds.
 
     Attributes:
         passed: seeds in which every promise held.
@@ -73,9 +69,7 @@ class Tally:
     failpoints: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: SimulationOutcome) -> None:
-        """
-        Add the outcome of a seed.
-        """
+        """Add the outcome of a seed."""
         if outcome.violation:
             self.failed.append(outcome)
         elif outcome.deaths_left:
@@ -93,8 +87,7 @@ class Tally:
 def run_all(
     scenarios: Sequence[Scenario], workload: str = _BANK, *, workers: int = 1, fail_fast: bool = False
 ) -> Iterator[SimulationOutcome]:
-    """
-    Play scenarios in parallel, and yield their outcomes in the order of the scenarios.
+    """Play scenarios in parallel, and yield their outcomes in the order of the scenarios.
 
     Args:
         scenarios: what to play.
@@ -131,8 +124,7 @@ def _play(workload: str, scenario: Scenario) -> SimulationOutcome:
 
 
 def load_workload(name: str) -> Callable[[], Workload]:
-    """
-    The class that ``module:Class`` names.
+    """The class that ``module:Class`` names.
 
     Raises:
         InvalidError: there is no such class, or it is not a `Workload`.
@@ -148,9 +140,7 @@ def load_workload(name: str) -> Callable[[], Workload]:
 
 
 def quieten() -> None:
-    """
-    Silence the engine's log of expected faults, and limit libraries to one thread.
-    """
+    """Silence the engine's log of expected faults, and limit libraries to one thread."""
     logging.getLogger("millpond").addHandler(_NOWHERE)
     logging.getLogger("millpond").propagate = False
     pa.set_cpu_count(1)
@@ -172,9 +162,7 @@ def _play_and_clean(workload: str, scenario: Scenario) -> SimulationOutcome:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """
-    `quieten` for a block, and restore the previous settings.
-    """
+    """`quieten` for a block, and restore the previous settings."""
     logger, threads = logging.getLogger("millpond"), pa.cpu_count()
     propagated = logger.propagate
     quieten()
@@ -224,8 +212,7 @@ def main(
     save: Path | None,
     json_path: Path | None,
 ) -> None:
-    """
-    Run the whole engine in one thread, from a seed, with faults, and check every promise.
+    """Run the whole engine in one thread, from a seed, with faults, and check every promise.
 
     \b
     python -m millpond.testing.simulate --seeds 2000        many seeds, all processors
@@ -296,9 +283,7 @@ def _replay(scenario: Scenario, workload: str) -> int:
 
 
 def _line(outcome: SimulationOutcome, scenario: Scenario, workload: str) -> str:
-    """
-    One line: the seed, its outcome, the commit, and the command that replays it.
-    """
+    """One line: the seed, its outcome, the commit, and the command that replays it."""
     how = outcome.violation or "passed"
     return f"seed {outcome.seed}: {how} | commit {_commit()} | {scenario.command(workload, _BANK)}"
 

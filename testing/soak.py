@@ -1,5 +1,4 @@
-"""
-A soak: fault scenarios in turn for minutes or days, next to a worker whose memory is sampled.
+"""A soak: fault scenarios in turn for minutes or days, next to a worker whose memory is sampled.
 
 ``python -m millpond.testing.soak --minutes 30`` runs each scenario on a fresh store repeatedly, on three
 ZooKeepers, on disk and on an S3 server, checks every store against its history, and writes
@@ -47,8 +46,6 @@ from millpond.testing.servers.s3_proxy import S3Proxy
 from millpond.testing.servers.s3_server import S3Server, s3_options
 from millpond.testing.servers.zookeeper import Ensemble
 
-__all__ = ["Soak", "main"]
-
 _SESSION_MS: Final = 1_000
 _TAKEOVER_BOUND_S: Final = 2 * _SESSION_MS / 1_000 + 1.0
 # The worker whose memory is sampled keeps a minute of log and of record ids: with the usual three hours of ids it would
@@ -62,8 +59,7 @@ _MINUTE_US: Final = 60_000_000
 
 
 class Soak:
-    """
-    One soak, in a folder of its own.
+    """One soak, in a folder of its own.
 
     Args:
         folder: for stores; emptied after every run.
@@ -98,9 +94,7 @@ class Soak:
         return self._clock.monotonic_us() - self._started_us
 
     def run(self) -> bool:
-        """
-        Run the soak; returns whether every promise held.
-        """
+        """Run the soak; returns whether every promise held."""
         with ExitStack() as held:
             ensemble = held.enter_context(Ensemble(self._folder / "zookeeper", self._clock))
             nest = held.enter_context(Nest())
@@ -195,9 +189,7 @@ class Soak:
             self._say(f"    {text}")
 
     def write(self) -> None:
-        """
-        Write the report as it is now.
-        """
+        """Write the report as it is now."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         samples = self._sampler.samples if self._sampler is not None else ()
         slopes = {
@@ -236,9 +228,7 @@ def _say(line: str) -> None:
 )
 @click.option("--fresh", is_flag=True, help="Start a new report instead of continuing an existing one.")
 def main(minutes: float, report: Path, *, fresh: bool) -> None:
-    """
-    Kill, stop, cut off and damage for a given time, and report every broken promise.
-    """
+    """Kill, stop, cut off and damage for a given time, and report every broken promise."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     if fresh:

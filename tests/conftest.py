@@ -1,5 +1,4 @@
-"""
-Fixtures that are costly to make and therefore made once for a run: Spark, ZooKeeper, PostgreSQL and an S3 server.
+"""Fixtures that are costly to make and therefore made once for a run: Spark, ZooKeeper, PostgreSQL and an S3 server.
 
 They are started only when a test asks for them, and stopped at the end of the run.
 """
@@ -48,8 +47,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """
-    Mark each test by the expensive fixtures it requests, so that ``-m "not spark"`` is exact.
+    """Mark each test by the expensive fixtures it requests, so that ``-m "not spark"`` is exact.
 
     Long groups of tests come first, so that no process is left with one at the end: Spark, then faults and what is slow.
     """
@@ -69,18 +67,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """
-    Hide all that collecting has made from the cycle collector: it is there to the end, and scanning it takes long.
-    """
+    """Hide all that collecting has made from the cycle collector: it is there to the end, and scanning it takes long."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Distribution:
-    """
-    With ``-n``, distribute tests as `Distribution` does, in the order of collection.
-    """
+    """With ``-n``, distribute tests as `Distribution` does, in the order of collection."""
     config.option.loadscopereorder = False
     return Distribution(config, log)
 
@@ -90,9 +84,7 @@ _FAULT_REPORT_FILE = Path("build/fault/report.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """
-    Create the report of this run's faults; have this process and its children start Spark and ZooKeeper fast.
-    """
+    """Create the report of this run's faults; have this process and its children start Spark and ZooKeeper fast."""
     config.stash[_FAULT_REPORT] = FaultReport()
     os.environ.update(spark_environment())
     # A JVM that misses its archive starts without any, not even with that of Java's own classes.
@@ -101,9 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """
-    In a worker process, hand its counts to the process that prints them.
-    """
+    """In a worker process, hand its counts to the process that prints them."""
     gc.unfreeze()
     handed: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if handed is not None:
@@ -112,18 +102,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """
-    Add the counts of a worker process; a crashed one has none.
-    """
+    """Add the counts of a worker process; a crashed one has none."""
     faults = getattr(node, "workeroutput", {}).get("faults")
     if faults is not None:
         node.config.stash[_FAULT_REPORT].add(FaultReport.from_json(faults))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """
-    Print the report of this run's faults, and write it to ``build/fault/report.json``.
-    """
+    """Print the report of this run's faults, and write it to ``build/fault/report.json``."""
     report = config.stash[_FAULT_REPORT]
     if report:
         file = config.rootpath / _FAULT_REPORT_FILE
@@ -136,9 +122,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def fault_report(request: pytest.FixtureRequest) -> FaultReport:
-    """
-    The report in which tests count the faults they inject, and their results.
-    """
+    """The report in which tests count the faults they inject, and their results."""
     return request.config.stash[_FAULT_REPORT]
 
 
@@ -157,9 +141,7 @@ def _spark_options(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """
-    One local Spark session with Delta for a process: its users are one group, which one process takes, or two.
-    """
+    """One local Spark session with Delta for a process: its users are one group, which one process takes, or two."""
     user = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
     assert group_of(request.config.rootpath, user) == SPARK, user
     from millpond.executor.spark.session import spark_session
@@ -173,9 +155,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def spark_as_reader(spark: SparkSession) -> Iterator[SparkSession]:
-    """
-    The session, for a test of tables that other engines read: each of their plans is run once, so none is compiled.
-    """
+    """The session, for a test of tables that other engines read: each of their plans is run once, so none is compiled."""
     for name, value in INTERPRETED_PLANS.items():
         spark.conf.set(name, value)
     yield spark
@@ -185,9 +165,7 @@ def spark_as_reader(spark: SparkSession) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def zookeeper_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """
-    ``host:port`` of one embedded ZooKeeper server for the whole run.
-    """
+    """``host:port`` of one embedded ZooKeeper server for the whole run."""
     from millpond.statestore.system import SystemClock, SystemRng
     from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
@@ -198,9 +176,7 @@ def zookeeper_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def secured_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredZooKeeper]:
-    """
-    One secured server for the whole run, with the users ``shop``, ``auditor`` and ``stranger``.
-    """
+    """One secured server for the whole run, with the users ``shop``, ``auditor`` and ``stranger``."""
     from millpond.statestore.system import SystemClock
     from millpond.testing.servers.secured_zookeeper import SecuredZooKeeper
 
@@ -211,9 +187,7 @@ def secured_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secu
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
-    """
-    One PostgreSQL server on a Unix socket for the whole run.
-    """
+    """One PostgreSQL server on a Unix socket for the whole run."""
     from millpond.statestore.system import SystemClock
     from millpond.testing.servers.postgresql import PostgreSQL
 
@@ -223,9 +197,7 @@ def postgresql() -> Iterator[PostgreSQL]:
 
 @pytest.fixture
 def postgresql_database(postgresql: PostgreSQL) -> str:
-    """
-    The address of an empty database of the test's own.
-    """
+    """The address of an empty database of the test's own."""
     from millpond.statestore.system import SystemRng
 
     return postgresql.make_database(SystemRng().token())
@@ -233,9 +205,7 @@ def postgresql_database(postgresql: PostgreSQL) -> str:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """
-    One S3 server on the loopback interface for the whole run.
-    """
+    """One S3 server on the loopback interface for the whole run."""
     from millpond.statestore.system import SystemClock
     from millpond.testing.servers.s3_server import S3Server
 
@@ -245,9 +215,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_bucket(s3_server: S3Server) -> str:
-    """
-    The ``s3://`` URL of a bucket for this test alone.
-    """
+    """The ``s3://`` URL of a bucket for this test alone."""
     from millpond.statestore.system import SystemRng
 
     return f"s3://{s3_server.make_bucket(SystemRng().token())}"

@@ -1,5 +1,4 @@
-"""
-Which share of its branches and lines the tests take, room by room: ``python -m tests.coverage_by_room``.
+"""Which share of its branches and lines the tests take, room by room: ``python -m tests.coverage_by_room``.
 
 Reads the report that `make coverage` has written, and holds it to the goals that pyproject.toml states.
 """
@@ -18,16 +17,13 @@ import orjson
 
 from tests.tidy import ROOT
 
-__all__ = ["Share", "by_room", "lines"]
-
 REPORT: Final = "build/coverage/report.json"
 _COUNTS: Final = ("num_statements", "covered_lines", "num_branches", "covered_branches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """
-    What of a room, or of a room within it, was run.
+    """What of a room, or of a room within it, was run.
 
     Attributes:
         room: its folder.
@@ -47,15 +43,12 @@ class Share:
 
     @property
     def is_below(self) -> bool:
-        """
-        Whether the goal is not met.
-        """
+        """Whether the goal is not met."""
         return self.percent < self.goal
 
 
 def by_room(report: Mapping[str, Any], goals: Mapping[str, float]) -> Iterator[Share]:
-    """
-    The shares of all rooms, each followed by those of the rooms within it.
+    """The shares of all rooms, each followed by those of the rooms within it.
 
     Args:
         report: coverage.py's JSON report.
@@ -86,9 +79,7 @@ def _percent(part: int, whole: int) -> float:
 
 
 def lines(shares: list[Share]) -> Iterator[str]:
-    """
-    The table; rooms within a room are indented, and what is below its goal is marked.
-    """
+    """The table; rooms within a room are indented, and what is below its goal is marked."""
     yield f"{'room':<28} {'lines':>7} {'branches':>9} {'taken':>8} {'of branches':>12} {'goal':>6}"
     for share in shares:
         name = "  " * share.room.count("/") + share.room.rpartition("/")[2]
@@ -106,9 +97,7 @@ def lines(shares: list[Share]) -> Iterator[str]:
 )
 @click.pass_context
 def main(context: click.Context, report: Path, *, check: bool) -> None:
-    """
-    Print which share of each room the tests take.
-    """
+    """Print which share of each room the tests take."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     shares = list(by_room(orjson.loads(report.read_bytes()), project["tool"]["millpond"]["coverage-goals"]))
     for line in lines(shares):

@@ -1,5 +1,4 @@
-"""
-Distribution of tests over processes: module by module, with the users of a Spark session in one process.
+"""Distribution of tests over processes: module by module, with the users of a Spark session in one process.
 
 A Spark session costs seconds and a gigabyte, and its tests wait for half of their time: one process has it, or two
 where there are three. The tests of a module that do without it are as free as those that start programs with a
@@ -21,8 +20,6 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-__all__ = ["SPARK", "Distribution", "group_of", "scope_of"]
-
 SPARK: Final = "spark"
 """The group of the tests that use a Spark session."""
 
@@ -34,9 +31,7 @@ _BY_NAME: Final = "getfixturevalue"
 
 
 class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler has no types
-    """
-    Assigns each process the next group of tests when it has nearly finished its last.
-    """
+    """Assigns each process the next group of tests when it has nearly finished its last."""
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
         super().__init__(config, log)
@@ -47,8 +42,7 @@ class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler 
 
 
 def scope_of(group: str, nodeid: str, processes: int) -> str:
-    """
-    What one process takes as a whole: a group, or with three processes or more one of two parts of `SPARK`.
+    """What one process takes as a whole: a group, or with three processes or more one of two parts of `SPARK`.
 
     Args:
         group: the test's group.
@@ -63,8 +57,7 @@ def scope_of(group: str, nodeid: str, processes: int) -> str:
 
 @functools.cache
 def group_of(root: Path, nodeid: str) -> str:
-    """
-    The group of a test: its module, or `SPARK` if it uses the run's Spark session; a share by itself.
+    """The group of a test: its module, or `SPARK` if it uses the run's Spark session; a share by itself.
 
     Args:
         root: the folder that node ids are relative to.
@@ -81,8 +74,7 @@ def group_of(root: Path, nodeid: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Users:
-    """
-    Who uses the session in a module, as node ids name them.
+    """Who uses the session in a module, as node ids name them.
 
     Attributes:
         always: tests, and classes with all of their tests.
@@ -118,9 +110,7 @@ def _functions_of(scope: ast.Module | ast.ClassDef) -> Mapping[str, ast.Function
 
 
 def _asked_for(name: str, functions: Mapping[str, ast.FunctionDef]) -> set[str]:
-    """
-    The fixtures that a function asks for, and those that they ask for.
-    """
+    """The fixtures that a function asks for, and those that they ask for."""
     asked_for: set[str] = set()
     waiting = [name]
     while waiting:

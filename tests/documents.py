@@ -1,6 +1,4 @@
-"""
-The documents of the repository, read for what tests can hold them to.
-"""
+"""The documents of the repository, read for what tests can hold them to."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from tests.tidy import ROOT
-
-__all__ = ["Block", "Document", "documents", "pages_to_run", "readme"]
 
 _BLOCK: Final = re.compile(
     r"^(?:<!-- (?P<note>[^\n]*) -->\n\n?)?(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$",
@@ -27,8 +23,7 @@ _BRACES: Final = re.compile(r"^(.*)\{([^{}]*)\}(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """
-    A fenced block of code.
+    """A fenced block of code.
 
     Attributes:
         language: what stands after the fence.
@@ -45,37 +40,27 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """
-    A Markdown file.
-    """
+    """A Markdown file."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """
-        Its path from the root.
-        """
+        """Its path from the root."""
         return self.path.relative_to(ROOT).as_posix()
 
     @property
     def text(self) -> str:
-        """
-        All of it.
-        """
+        """All of it."""
         return self.path.read_text(encoding="utf-8")
 
     @property
     def prose(self) -> str:
-        """
-        It without its code blocks and comments.
-        """
+        """It without its code blocks and comments."""
         return _COMMENT.sub("", _BLOCK.sub("", self.text))
 
     def all_blocks(self) -> list[Block]:
-        """
-        Its fenced code blocks, in order.
-        """
+        """Its fenced code blocks, in order."""
         text = self.text
         return [
             Block(
@@ -89,45 +74,33 @@ class Document:
 
     @property
     def uses_spark(self) -> bool:
-        """
-        Whether a block that is run starts Spark.
-        """
+        """Whether a block that is run starts Spark."""
         return any(
             "spark_session(" in block.text and not block.note.startswith("not run")
             for block in self.all_blocks()
         )
 
     def blocks(self, language: str) -> list[str]:
-        """
-        Its fenced code blocks in a language, in order.
-        """
+        """Its fenced code blocks in a language, in order."""
         return [block.text for block in self.all_blocks() if block.language == language]
 
     def links(self) -> list[str]:
-        """
-        The targets of its links within the repository.
-        """
+        """The targets of its links within the repository."""
         return [target for target in _LINK.findall(self.prose) if "://" not in target]
 
     def anchors(self) -> set[str]:
-        """
-        What its headings can be linked by.
-        """
+        """What its headings can be linked by."""
         return {
             re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
             for heading in _HEADING.findall(_BLOCK.sub("", self.text))
         }
 
     def tests(self) -> list[tuple[str, str]]:
-        """
-        The test files that it names, each with the test, or with "" for all of them.
-        """
+        """The test files that it names, each with the test, or with "" for all of them."""
         return _TEST.findall(self.text)
 
     def code(self) -> list[str]:
-        """
-        What its prose sets in backticks; ``a/{b,c}.py`` counts as two.
-        """
+        """What its prose sets in backticks; ``a/{b,c}.py`` counts as two."""
         return [name for code in _CODE.findall(self.prose) for name in _expanded(code)]
 
 
@@ -137,23 +110,17 @@ def _expanded(code: str) -> list[str]:
 
 
 def documents() -> list[Document]:
-    """
-    All Markdown files at the root and in ``docs/``.
-    """
+    """All Markdown files at the root and in ``docs/``."""
     return [Document(path) for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])]
 
 
 def pages_to_run() -> list[Document]:
-    """
-    The pages whose blocks are all run: the tutorial, the how-to pages, windows, watermarks and processors of Spark.
-    """
+    """The pages whose blocks are all run: the tutorial, the how-to pages, windows, watermarks and processors of Spark."""
     docs = ROOT / "docs"
     named = [docs / name for name in ("tutorial.md", "windows.md", "watermarks.md", "spark.md")]
     return [Document(path) for path in [*named, *sorted((docs / "how-to").glob("*.md"))]]
 
 
 def readme() -> Document:
-    """
-    The first thing that people read.
-    """
+    """The first thing that people read."""
     return Document(ROOT / "README.md")

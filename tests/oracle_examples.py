@@ -1,6 +1,4 @@
-"""
-How many examples the oracle tests generate: few, or as many as ``MILLPOND_ORACLE_EXAMPLES`` says, in shares for ``-n``.
-"""
+"""How many examples the oracle tests generate: few, or as many as ``MILLPOND_ORACLE_EXAMPLES`` says, in shares for ``-n``."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from typing import Any, Final
 
 import pytest
 
-__all__ = ["EXAMPLES", "examples", "in_shares"]
-
 EXAMPLES: Final = int(os.environ.get("MILLPOND_ORACLE_EXAMPLES", "0"))
 """Examples of each test; 0: few."""
 
@@ -19,15 +15,12 @@ _SHARES: Final = 8
 
 
 def examples(few: int) -> int:
-    """
-    Examples of one share of a test, and of a test that has no shares.
-    """
+    """Examples of one share of a test, and of a test that has no shares."""
     return -(-EXAMPLES // _SHARES) or few
 
 
 def in_shares(test: Callable[..., Any]) -> Callable[..., Any]:
-    """
-    Cut a test of thousands of examples into shares, which `Distribution` gives to any process.
+    """Cut a test of thousands of examples into shares, which `Distribution` gives to any process.
 
     Each share draws examples of its own, unless ``--hypothesis-seed`` sets the seed of all.
     """

@@ -1,5 +1,4 @@
-"""
-Runs the code blocks of a page as its reader would, from top to bottom in one empty folder.
+"""Runs the code blocks of a page as its reader would, from top to bottom in one empty folder.
 
 - A block of Python is run in one interpreter with those before it; a ``text`` block after it is what it prints.
 - A ``console`` block is typed into a shell: lines after ``$`` are commands, the others what they print.
@@ -31,8 +30,6 @@ from millpond.tools.command_line import main
 from tests.documents import Block, Document
 from tests.short_lived import SHORT_LIVED_JAVA
 
-__all__ = ["PageError", "PageRun"]
-
 _ASK: Final = "echo $?"
 _QUOTED: Final = re.compile(r"\"[^\"$`]*\"|'[^']*'")
 _SHELL: Final = re.compile(r"[|<>&;$`*~\"'\\]")
@@ -40,14 +37,11 @@ _SHELL: Final = re.compile(r"[|<>&;$`*~\"'\\]")
 
 
 class PageError(AssertionError):
-    """
-    What a page shows is not what happens.
-    """
+    """What a page shows is not what happens."""
 
 
 class PageRun:
-    """
-    One reader of one page.
+    """One reader of one page.
 
     Args:
         document: the page.
@@ -62,8 +56,7 @@ class PageRun:
         self._printed: str | None = None
 
     def run(self) -> int:
-        """
-        Do all that the page says.
+        """Do all that the page says.
 
         Returns:
             How many of its blocks were run.
@@ -78,9 +71,7 @@ class PageRun:
             self._clean_up()
 
     def _clean_up(self) -> None:
-        """
-        End what a page that failed has left running: pipelines, and the ZooKeeper servers of its stores.
-        """
+        """End what a page that failed has left running: pipelines, and the ZooKeeper servers of its stores."""
         for run in [value for value in self._names.values() if isinstance(value, mp.LocalRun)]:
             run.abandon()
         for folder in self._folder.glob("*/zookeeper"):
@@ -144,9 +135,7 @@ class PageRun:
 
 @contextlib.contextmanager
 def _imports_from(folder: Path) -> Iterator[None]:
-    """
-    Let modules of a folder be imported, and forget them afterwards.
-    """
+    """Let modules of a folder be imported, and forget them afterwards."""
     known = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:
@@ -159,8 +148,7 @@ def _imports_from(folder: Path) -> Iterator[None]:
 
 
 def _run(command: str, folder: Path) -> tuple[str, str, int]:
-    """
-    What a command prints, what it says on standard error, and how it ends.
+    """What a command prints, what it says on standard error, and how it ends.
 
     Plain calls of ``millpond`` are made in this process: starting another one for each costs more than all the rest.
     """
@@ -180,9 +168,7 @@ def _run(command: str, folder: Path) -> tuple[str, str, int]:
 
 
 def _commands(text: str) -> Iterator[tuple[str, str]]:
-    """
-    Each command of a console block with what it prints; a line that ends in a backslash goes on.
-    """
+    """Each command of a console block with what it prints; a line that ends in a backslash goes on."""
     command, shown = "", ""
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -206,9 +192,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """
-    What a reader has: this Python, and nothing that makes output depend on the terminal.
-    """
+    """What a reader has: this Python, and nothing that makes output depend on the terminal."""
     folder = str(Path(sys.executable).parent)
     return {
         **os.environ,

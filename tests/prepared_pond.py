@@ -1,5 +1,4 @@
-"""
-The folder in which the examples of the command line's help run.
+"""The folder in which the examples of the command line's help run.
 
 It has the store ``pond`` of a pipeline that has run a few times, and what the examples name:
 
@@ -27,8 +26,6 @@ from pyarrow import csv
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.tools.command_line import main
-
-__all__ = ["serve", "write_pond"]
 
 _CODE: Final = """
 import millpond as mp
@@ -71,9 +68,7 @@ _BEGIN_US: Final = 1_700_000_000_000_000
 
 
 def write_pond(folder: Path) -> None:
-    """
-    Fill an empty folder; the last file of input comes after the store has run.
-    """
+    """Fill an empty folder; the last file of input comes after the store has run."""
     (folder / "flights").mkdir()
     (folder / "flights.py").write_text(_CODE, encoding="utf-8")
     counts = pa.table({"key": ["EWR", "JFK"], "state": ['{"count":3}', '{"count":5}']})
@@ -97,9 +92,7 @@ def write_pond(folder: Path) -> None:
 
 
 def serve(folder: Path) -> EmbeddedZooKeeper:
-    """
-    The server of ``pond``, started: commands join it, or each would start and stop one.
-    """
+    """The server of ``pond``, started: commands join it, or each would start and stop one."""
     server = EmbeddedZooKeeper(folder / "pond" / "zookeeper", SystemClock(), SystemRng())
     server.start_or_join()
     return server

@@ -1,6 +1,4 @@
-"""
-What short-lived programs with Spark run with: a Spark that starts fast, and Java without its optimising compiler.
-"""
+"""What short-lived programs with Spark run with: a Spark that starts fast, and Java without its optimising compiler."""
 
 from __future__ import annotations
 
@@ -8,21 +6,6 @@ from importlib.metadata import version
 from typing import Final
 
 from tests.tidy import ROOT
-
-__all__ = [
-    "CLASSES",
-    "COMPILED_PLANS",
-    "INTERPRETED_PLANS",
-    "LAUNCHER",
-    "PLAIN_JAVA",
-    "SHORT_LIVED",
-    "SHORT_LIVED_JAVA",
-    "SPARK_HOME",
-    "SPARK_SETTINGS",
-    "ZOOKEEPER_CLASSES",
-    "ZOOKEEPER_JAVA",
-    "spark_environment",
-]
 
 CLASSES: Final = ROOT / "build" / "spark-classes.jsa"
 """The archive of Spark's classes that ``tests/spark_classes.py`` makes."""
@@ -60,9 +43,7 @@ SHORT_LIVED_JAVA: Final = f'{PLAIN_JAVA} -Xshare:auto -XX:SharedArchiveFile="{CL
 
 
 def spark_environment() -> dict[str, str]:
-    """
-    Environment variables that let PySpark start the Spark of `SPARK_HOME`; none where it has not been made.
-    """
+    """Environment variables that let PySpark start the Spark of `SPARK_HOME`; none where it has not been made."""
     if not SPARK_SETTINGS.exists():
         return {}
     settings = f'--properties-file "{SPARK_SETTINGS}" pyspark-shell'

@@ -1,5 +1,4 @@
-"""
-Make the Spark that tests start: Delta's jars among Spark's own, and an archive of the classes that a run loads.
+"""Make the Spark that tests start: Delta's jars among Spark's own, and an archive of the classes that a run loads.
 
 Java maps the archived classes, already parsed and verified, into the memory of the next JVM; it archives only those of
 the class path, and only for the same class path. Tests start some twenty Spark drivers of their own. ``make test`` runs
@@ -41,8 +40,6 @@ from tests.tidy import ROOT
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
 
-__all__ = ["archive", "install"]
-
 _SETTINGS: Final = {
     "spark.driver.extraJavaOptions": SHORT_LIVED_JAVA,
     # An idle query would look for new files a hundred times a second.
@@ -57,8 +54,7 @@ _DEMO: Final = ("--first", "2013-01-25", "--last", "2013-01-27", "--flights-per-
 
 
 def install(home: Path, settings: Path) -> None:
-    """
-    Make a Spark of links: PySpark's, and those of Delta's jars that Spark does not have in another version.
+    """Make a Spark of links: PySpark's, and those of Delta's jars that Spark does not have in another version.
 
     Args:
         home: the folder; made again if it is there.
@@ -82,9 +78,7 @@ def install(home: Path, settings: Path) -> None:
 
 
 def _resolved() -> list[Path]:
-    """
-    The jars of Delta in Ivy's cache.
-    """
+    """The jars of Delta in Ivy's cache."""
     packages = configure_spark_with_delta_pip(SparkSession.builder)._options[_PACKAGES]
     gateway = launch_gateway(SparkConf(loadDefaults=False).set(_PACKAGES, packages))
     jars = gateway.jvm.System.getProperty("spark.jars")
@@ -93,9 +87,7 @@ def _resolved() -> list[Path]:
 
 
 def archive(file: Path) -> None:
-    """
-    Write the archive of a run of the demo, and of what other tests do; there is none before Spark has ended well.
-    """
+    """Write the archive of a run of the demo, and of what other tests do; there is none before Spark has ended well."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(f".{os.getpid()}")
     options = {
@@ -148,9 +140,7 @@ def _same(batches: Iterable[Any]) -> Iterable[Any]:
 
 
 def _end(gateway: JavaGateway) -> None:
-    """
-    End a JVM, which it does with its standard input, and wait until it has written its archive.
-    """
+    """End a JVM, which it does with its standard input, and wait until it has written its archive."""
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(timeout=240)

@@ -1,6 +1,4 @@
-"""
-The table of which share of each room the tests take.
-"""
+"""The table of which share of each room the tests take."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ REPORT = {
 
 
 def test_rooms_add_up_what_is_within_them() -> None:
-    """
-    A room counts the files in it and in the rooms within it, lines and branches together.
-    """
+    """A room counts the files in it and in the rooms within it, lines and branches together."""
     shares = {share.room: share for share in by_room(REPORT, {"default": 95, "statestore": 98})}
 
     assert list(shares) == ["gc", "statestore", "statestore/log"]
@@ -42,9 +38,7 @@ def test_rooms_add_up_what_is_within_them() -> None:
 
 
 def test_a_room_may_have_a_goal_of_its_own() -> None:
-    """
-    A room and those within it have its goal, others the default; to meet it is enough.
-    """
+    """A room and those within it have its goal, others the default; to meet it is enough."""
     shares = {share.room: share for share in by_room(REPORT, {"default": 95, "statestore": 98})}
 
     assert (shares["statestore/log"].goal, shares["gc"].goal) == (98, 95)
@@ -52,9 +46,7 @@ def test_a_room_may_have_a_goal_of_its_own() -> None:
 
 
 def test_the_check_names_rooms_below_their_goals(tmp_path: Path) -> None:
-    """
-    The command ends with 1 only when it is to check and a room is below.
-    """
+    """The command ends with 1 only when it is to check and a room is below."""
     report = tmp_path / "report.json"
     report.write_bytes(orjson.dumps(REPORT))
     told = CliRunner().invoke(main, ["--report", str(report)])

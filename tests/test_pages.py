@@ -1,6 +1,4 @@
-"""
-The tutorial and the how-to pages do what they show; those on Spark are in `test_pages_on_spark`.
-"""
+"""The tutorial and the how-to pages do what they show; those on Spark are in `test_pages_on_spark`."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ LOCAL = [page for page in pages_to_run() if not page.uses_spark]
 @pytest.mark.zookeeper
 @pytest.mark.parametrize("page", LOCAL, ids=lambda page: page.name)
 def test_page_does_what_it_shows(page: Document, tmp_path: Path) -> None:
-    """
-    Every block of the page runs, and prints what the page says.
-    """
+    """Every block of the page runs, and prints what the page says."""
     PageRun(page, tmp_path).run()
 
 
@@ -53,9 +49,7 @@ FILE = "<!-- file: two.py -->\n```python\nprint(2)\n```\n"
     ],
 )
 def test_page_that_shows_something_else_is_found(text: str, tmp_path: Path) -> None:
-    """
-    A block that fails, prints something else or is run by nothing is an error.
-    """
+    """A block that fails, prints something else or is run by nothing is an error."""
     with pytest.raises(PageError):
         _page(tmp_path, text).run()
 
@@ -75,17 +69,13 @@ def test_page_that_shows_something_else_is_found(text: str, tmp_path: Path) -> N
     ],
 )
 def test_page_that_is_right_passes(text: str, count: int, tmp_path: Path) -> None:
-    """
-    What a page shows may be shortened; files, names and the folder go on from block to block.
-    """
+    """What a page shows may be shortened; files, names and the folder go on from block to block."""
     assert _page(tmp_path, text).run() == count
 
 
 @pytest.mark.zookeeper
 def test_page_that_fails_leaves_no_server_running(tmp_path: Path) -> None:
-    """
-    The pipeline of a page that fails is given up, and the ZooKeeper server of its store ends.
-    """
+    """The pipeline of a page that fails is given up, and the ZooKeeper server of its store ends."""
     text = """```python
 import millpond as mp
 

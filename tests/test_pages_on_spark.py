@@ -1,6 +1,4 @@
-"""
-The tutorial and the how-to pages that use Spark do what they show, in programs of their own.
-"""
+"""The tutorial and the how-to pages that use Spark do what they show, in programs of their own."""
 
 from __future__ import annotations
 
@@ -27,7 +25,5 @@ ON_SPARK = [
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", ON_SPARK)
 def test_page_does_what_it_shows_on_spark(page: Document, tmp_path: Path) -> None:
-    """
-    Every block of the page runs, Spark's included, and prints what the page says.
-    """
+    """Every block of the page runs, Spark's included, and prints what the page says."""
     PageRun(page, tmp_path).run()

@@ -1,6 +1,4 @@
-"""
-The README's example runs and prints what the README says.
-"""
+"""The README's example runs and prints what the README says."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ COUNTS = [("cat", 1), ("cat", 2), ("dog", 1)]
 
 
 def _run(code: str, names: dict[str, Any]) -> str:
-    """
-    Run code as a user's script; its classes live in ``__main__``, so workers get them by value.
-    """
+    """Run code as a user's script; its classes live in ``__main__``, so workers get them by value."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code, "README.md", "exec"), names)
@@ -43,9 +39,7 @@ def _produced(folder: Path) -> list[tuple[str, int]]:
 
 @pytest.mark.zookeeper
 def test_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
-    """
-    The ten lines count three queries, show them in SQL, and write the counts to the sink.
-    """
+    """The ten lines count three queries, show them in SQL, and write the counts to the sink."""
     local, _spark = readme().blocks("python")
     (shown,) = readme().blocks("text")
 
@@ -55,18 +49,14 @@ def test_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
 
 
 def test_example_has_about_ten_statements() -> None:
-    """
-    The example that the README calls ten lines has about ten statements.
-    """
+    """The example that the README calls ten lines has about ten statements."""
     local, _spark = readme().blocks("python")
 
     assert len([line for line in local.splitlines() if line.strip()]) <= 16
 
 
 def test_spark_runs_the_same_pipeline(tmp_path: Path, spark: SparkSession) -> None:
-    """
-    The second example runs the first one's pipeline on a stream of files, with the same counts.
-    """
+    """The second example runs the first one's pipeline on a stream of files, with the same counts."""
     local, on_spark = readme().blocks("python")
     names: dict[str, Any] = {"__name__": "__main__", "spark": spark}
     (tmp_path / "queries").mkdir()

@@ -1,6 +1,4 @@
-"""
-The documentation as a site: it builds without a warning, asks no other server for anything, and lacks no public name.
-"""
+"""The documentation as a site: it builds without a warning, asks no other server for anything, and lacks no public name."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ _STYLE_URL: Final = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]
 
 @dataclass
 class Page(HTMLParser):
-    """
-    What an HTML page links to and loads.
-    """
+    """What an HTML page links to and loads."""
 
     links: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
@@ -39,9 +35,7 @@ class Page(HTMLParser):
         super().__init__()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        """
-        Note what a tag names: a link is followed by the reader, all else is loaded with the page.
-        """
+        """Note what a tag names: a link is followed by the reader, all else is loaded with the page."""
         given = {name: value or "" for name, value in attributes}
         self.anchors |= {given[name] for name in ("id", "name") if name in given}
         if tag == "a":
@@ -61,9 +55,7 @@ def _read(path: Path) -> Page:
 
 
 def faults_of(site: Path) -> Iterator[str]:
-    """
-    What a site loads from elsewhere, and which of its links lead nowhere.
-    """
+    """What a site loads from elsewhere, and which of its links lead nowhere."""
     pages = {path: _read(path) for path in site.rglob("*.html")}
     for path, page in pages.items():
         name = path.relative_to(site).as_posix()
@@ -100,9 +92,7 @@ def _leads(pages: dict[Path, Page], site: Path, path: Path, url: str) -> bool:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    The site, built as `make docs` builds it.
-    """
+    """The site, built as `make docs` builds it."""
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
@@ -118,16 +108,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
-    """
-    Pages load no font, script, style or picture from another server, and each link within the site leads somewhere.
-    """
+    """Pages load no font, script, style or picture from another server, and each link within the site leads somewhere."""
     assert list(faults_of(site)) == []
 
 
 def test_site_has_the_documents(site: Path) -> None:
-    """
-    The tutorial, the reference and the documents at the root are pages of the site.
-    """
+    """The tutorial, the reference and the documents at the root are pages of the site."""
     names = ("index", "tutorial", "how-to/index", "reference/pipeline", "contributing", "changelog", "safety")
 
     assert all((site / f"{name}.html").is_file() for name in names)
@@ -147,9 +133,7 @@ def test_site_has_the_documents(site: Path) -> None:
     ],
 )
 def test_fault_of_a_page_is_found(html: str, tmp_path: Path) -> None:
-    """
-    What is loaded from elsewhere, and a link that leads nowhere, is a fault.
-    """
+    """What is loaded from elsewhere, and a link that leads nowhere, is a fault."""
     (tmp_path / "a.html").write_text(html)
     (tmp_path / "b.html").write_text("<p id='there'>")
 
@@ -157,9 +141,7 @@ def test_fault_of_a_page_is_found(html: str, tmp_path: Path) -> None:
 
 
 def test_right_page_has_no_fault(tmp_path: Path) -> None:
-    """
-    Links to other servers are the reader's to follow; pages, anchors and pictures of the site are there.
-    """
+    """Links to other servers are the reader's to follow; pages, anchors and pictures of the site are there."""
     (tmp_path / "a.html").write_text(
         "<p id='here'><a href='#here'></a><a href='b.html#there'></a><a href='https://x.org'></a><img src='c%20d.png'>"
     )
@@ -170,9 +152,7 @@ def test_right_page_has_no_fault(tmp_path: Path) -> None:
 
 
 def test_style_from_elsewhere_is_found(tmp_path: Path) -> None:
-    """
-    A style sheet may not load fonts from another server.
-    """
+    """A style sheet may not load fonts from another server."""
     (tmp_path / "a.css").write_text("@import 'https://fonts.org/a.css'; p { background: url(//x.org/a.png) }")
 
     assert len(list(faults_of(tmp_path))) == 2
@@ -185,9 +165,7 @@ def _missing(names: list[str], pages: str) -> set[str]:
 
 
 def test_reference_has_every_public_name() -> None:
-    """
-    Each name of ``millpond.__all__`` has its place in the reference, once.
-    """
+    """Each name of ``millpond.__all__`` has its place in the reference, once."""
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
 
     assert not _missing(mp.__all__, pages)
@@ -195,9 +173,7 @@ def test_reference_has_every_public_name() -> None:
 
 
 def _script(path: str) -> Any:
-    """
-    A script of the documents as a module; ``docs/`` is no package.
-    """
+    """A script of the documents as a module; ``docs/`` is no package."""
     spec = spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
@@ -208,17 +184,13 @@ def _script(path: str) -> Any:
 
 
 def test_diagrams_are_what_their_source_draws() -> None:
-    """
-    The diagrams in ``docs/pictures`` are those that the script draws.
-    """
+    """The diagrams in ``docs/pictures`` are those that the script draws."""
     for name, draw in _script("docs/pictures/diagrams.py").DIAGRAMS.items():
         assert (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8") == draw()
 
 
 def test_page_of_the_command_line_is_what_the_commands_say() -> None:
-    """
-    The page is the help of each command; ``python docs/site/command_line.py`` writes it again.
-    """
+    """The page is the help of each command; ``python docs/site/command_line.py`` writes it again."""
     script = _script("docs/site/command_line.py")
 
     assert script.PAGE.read_text(encoding="utf-8") == script.page()

@@ -1,6 +1,4 @@
-"""
-The repository keeps its own rules, and each rule catches what it is there to catch.
-"""
+"""The repository keeps its own rules, and each rule catches what it is there to catch."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ def _findings() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("rule", tidy.RULES, ids=lambda rule: rule.__name__)
 def test_repository_keeps_the_rule(rule: Rule) -> None:
-    """
-    No file of the repository violates the rule.
-    """
+    """No file of the repository violates the rule."""
     findings = _findings()[rule.__name__]
 
     assert not findings, "\n" + "\n".join(findings)
@@ -43,16 +39,12 @@ def test_repository_keeps_the_rule(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", tidy.WHOLE_RULES, ids=lambda rule: rule.__name__)
 def test_repository_as_a_whole_keeps_the_rule(rule: Callable[[Iterable[Source]], Iterator[Finding]]) -> None:
-    """
-    The repository does not violate the rule.
-    """
+    """The repository does not violate the rule."""
     assert [str(finding) for finding in rule(_sources())] == []
 
 
 def test_a_planted_circle_of_type_checking_imports_is_found() -> None:
-    """
-    Two modules that import each other are found, also where one import is for type checking alone.
-    """
+    """Two modules that import each other are found, also where one import is for type checking alone."""
     guarded = (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from millpond.executor.bundle.b import B"
     )
@@ -64,9 +56,7 @@ def test_a_planted_circle_of_type_checking_imports_is_found() -> None:
 
 
 def test_a_planted_crowd_is_found() -> None:
-    """
-    A room or a sub-room with one file too many is found.
-    """
+    """A room or a sub-room with one file too many is found."""
     crowd = [Source(f"executor/bundle/m{number}.py", "") for number in range(tidy.SUB_ROOM_FILES_MAX + 1)]
     hall = [Source(f"executor/m{number}.py", "") for number in range(tidy.ROOM_FILES_MAX + 1)]
 
@@ -76,9 +66,7 @@ def test_a_planted_crowd_is_found() -> None:
 
 
 def test_all_files_are_looked_at() -> None:
-    """
-    Rooms, tests, documents and the files at the root are among the sources, each once.
-    """
+    """Rooms, tests, documents and the files at the root are among the sources, each once."""
     paths = [source.path for source in _sources()]
 
     assert len(set(paths)) == len(paths)
@@ -88,9 +76,7 @@ def test_all_files_are_looked_at() -> None:
 
 @pytest.mark.parametrize("room", tidy.ROOMS)
 def test_each_room_is_linked_into_the_import_root(room: str) -> None:
-    """
-    ``millpond/<room>`` is a relative link to the folder, so a clone works wherever it lies.
-    """
+    """``millpond/<room>`` is a relative link to the folder, so a clone works wherever it lies."""
     link = tidy.ROOT / "millpond" / room
 
     assert link.readlink() == Path("..") / room
@@ -171,9 +157,7 @@ PLANTED: list[tuple[Rule, str, str]] = [
 
 @pytest.mark.parametrize(("rule", "path", "text"), PLANTED)
 def test_planted_violation_is_found(rule: Rule, path: str, text: str) -> None:
-    """
-    A rule finds a planted violation exactly once, and prints where it is.
-    """
+    """A rule finds a planted violation exactly once, and prints where it is."""
     findings = list(rule(Source(path, text)))
 
     assert len({finding.line for finding in findings}) == 1
@@ -181,9 +165,7 @@ def test_planted_violation_is_found(rule: Rule, path: str, text: str) -> None:
 
 
 def test_every_rule_with_a_planted_violation_is_run() -> None:
-    """
-    The rules that are run over the repository are those with planted violations.
-    """
+    """The rules that are run over the repository are those with planted violations."""
     assert {rule for rule, _, _ in PLANTED} == set(tidy.RULES)
 
 
@@ -235,7 +217,5 @@ ALLOWED: list[tuple[Rule, str, str]] = [
 
 @pytest.mark.parametrize(("rule", "path", "text"), ALLOWED)
 def test_what_is_allowed_passes(rule: Rule, path: str, text: str) -> None:
-    """
-    A rule has no findings in code that only resembles a violation.
-    """
+    """A rule has no findings in code that only resembles a violation."""
     assert list(rule(Source(path, text))) == []

@@ -1,5 +1,4 @@
-"""
-What the repository holds itself to beyond what ruff and mypy can say.
+"""What the repository holds itself to beyond what ruff and mypy can say.
 
 Each rule is a function from one `Source`, or from all of them, to its `Finding`s; `RULES` and `WHOLE_RULES`
 name them all.
@@ -203,9 +202,7 @@ _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """
-    One violation, printed as ``path:line: message``.
-    """
+    """One violation, printed as ``path:line: message``."""
 
     path: str
     line: int
@@ -217,50 +214,36 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """
-    A file of the repository: its path from the root, its text, and its syntax tree if it is Python.
-    """
+    """A file of the repository: its path from the root, its text, and its syntax tree if it is Python."""
 
     path: str
     text: str
 
     @property
     def room(self) -> str:
-        """
-        The first part of the path.
-        """
+        """The first part of the path."""
         return self.path.partition("/")[0]
 
     @property
     def module(self) -> str:
-        """
-        The module's name below ``millpond``; that of a package for its ``__init__``.
-        """
+        """The module's name below ``millpond``; that of a package for its ``__init__``."""
         return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     @property
     def is_package_code(self) -> bool:
-        """
-        Whether the file is part of what is installed.
-        """
+        """Whether the file is part of what is installed."""
         return self.path.endswith(".py") and self.room in (*ROOMS, "millpond")
 
     def tree(self) -> ast.Module:
-        """
-        The syntax tree; that of an empty module if this is not Python.
-        """
+        """The syntax tree; that of an empty module if this is not Python."""
         return _parsed(self)[0]
 
     def nodes(self) -> tuple[ast.AST, ...]:
-        """
-        All nodes of the tree.
-        """
+        """All nodes of the tree."""
         return _parsed(self)[1]
 
     def finding(self, node: ast.AST, message: str) -> Finding:
-        """
-        A violation at a node of the tree.
-        """
+        """A violation at a node of the tree."""
         return Finding(self.path, getattr(node, "lineno", 1), message)
 
 
@@ -272,9 +255,7 @@ def _parsed(source: Source) -> tuple[ast.Module, tuple[ast.AST, ...]]:
 
 
 def repository_sources(root: Path = ROOT) -> Iterator[Source]:
-    """
-    Every text file that is ours: code, tests, documents, and the files at the root.
-    """
+    """Every text file that is ours: code, tests, documents, and the files at the root."""
     at_root = [path for path in sorted(root.iterdir()) if path.is_file()]
     in_folders = [path for folder in _CODE_FOLDERS for path in sorted((root / folder).rglob("*"))]
     for path in (*at_root, *in_folders):
@@ -290,9 +271,7 @@ def repository_sources(root: Path = ROOT) -> Iterator[Source]:
 
 @lru_cache(maxsize=1)
 def _imported_names(source: Source) -> dict[str, str]:
-    """
-    The full names behind the local names that the module's imports make.
-    """
+    """The full names behind the local names that the module's imports make."""
     names: dict[str, str] = {}
     for node in source.nodes():
         if isinstance(node, ast.Import):
@@ -306,9 +285,7 @@ def _imported_names(source: Source) -> dict[str, str]:
 
 
 def _dotted(node: ast.expr, names: dict[str, str]) -> str:
-    """
-    The full name behind an expression, by what the module imported; empty if it is no name.
-    """
+    """The full name behind an expression, by what the module imported; empty if it is no name."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id)
     if isinstance(node, ast.Attribute):
@@ -319,9 +296,7 @@ def _dotted(node: ast.expr, names: dict[str, str]) -> str:
 
 @lru_cache(maxsize=1_000)
 def _imports(source: Source) -> tuple[tuple[ast.stmt, str], ...]:
-    """
-    Each import with the dotted name of what it brings in; ``import x`` brings in ``x.``.
-    """
+    """Each import with the dotted name of what it brings in; ``import x`` brings in ``x.``."""
     found: list[tuple[ast.stmt, str]] = []
     for node in source.nodes():
         if isinstance(node, ast.Import):
@@ -333,9 +308,7 @@ def _imports(source: Source) -> tuple[tuple[ast.stmt, str], ...]:
 
 
 def banned_modules(source: Source) -> Iterator[Finding]:
-    """
-    No clock and no randomness but the injected ones.
-    """
+    """No clock and no randomness but the injected ones."""
     if source.path == _SYSTEM:
         return
     bans = BANNED_IN_PACKAGE if source.is_package_code else BANNED
@@ -351,9 +324,7 @@ def banned_modules(source: Source) -> Iterator[Finding]:
 
 
 def arrows_point_down(source: Source) -> Iterator[Finding]:
-    """
-    A room imports only from itself and from the rooms below it, by their full names.
-    """
+    """A room imports only from itself and from the rooms below it, by their full names."""
     if source.room not in ROOMS_BELOW:
         return
     allowed = {source.room, *ROOMS_BELOW[source.room]}
@@ -370,8 +341,7 @@ def arrows_point_down(source: Source) -> Iterator[Finding]:
 
 
 def sub_room_of(module: str) -> tuple[str, str]:
-    """
-    The room and the sub-room of a module of the package, given by its name below ``millpond``.
+    """The room and the sub-room of a module of the package, given by its name below ``millpond``.
 
     Example:
         >>> sub_room_of("statestore.log.snapshot"), sub_room_of("statestore.errors")
@@ -386,17 +356,13 @@ def sub_room_of(module: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=256)
 def _rests_on(room: str, sub_room: str) -> frozenset[str]:
-    """
-    The sub-rooms that one may import from: itself, and all below.
-    """
+    """The sub-rooms that one may import from: itself, and all below."""
     below = SUB_ROOMS_BELOW[room].get(sub_room, ())
     return frozenset({sub_room}).union(*(_rests_on(room, each) for each in below))
 
 
 def sub_room_arrows_point_down(source: Source) -> Iterator[Finding]:
-    """
-    A sub-room imports only from itself and from the sub-rooms below it in `SUB_ROOMS_BELOW`.
-    """
+    """A sub-room imports only from itself and from the sub-rooms below it in `SUB_ROOMS_BELOW`."""
     if source.room not in SUB_ROOMS_BELOW or not source.path.endswith(".py"):
         return
     room, own = sub_room_of(source.module)
@@ -411,9 +377,7 @@ def sub_room_arrows_point_down(source: Source) -> Iterator[Finding]:
 
 
 def circles(sources: Iterable[Source]) -> Iterator[Finding]:
-    """
-    No module of the package imports, through others, itself; imports for type checking count.
-    """
+    """No module of the package imports, through others, itself; imports for type checking count."""
     modules = {f"millpond.{source.module}": source for source in sources if source.is_package_code}
     below = {name: _imported_modules(source, modules) - {name} for name, source in modules.items()}
     try:
@@ -429,9 +393,7 @@ def _imported_modules(source: Source, modules: Collection[str]) -> set[str]:
 
 
 def crowded_rooms(sources: Iterable[Source]) -> Iterator[Finding]:
-    """
-    No folder of the package has more files than a reader can look through.
-    """
+    """No folder of the package has more files than a reader can look through."""
     folders = Counter(
         source.path.rpartition("/")[0]
         for source in sources
@@ -447,9 +409,7 @@ def crowded_rooms(sources: Iterable[Source]) -> Iterator[Finding]:
 
 
 def bare_asserts(source: Source) -> Iterator[Finding]:
-    """
-    Package code states facts with `check`, which ``python -O`` does not remove.
-    """
+    """Package code states facts with `check`, which ``python -O`` does not remove."""
     if source.is_package_code and source.room != "testing":
         for node in source.nodes():
             if isinstance(node, ast.Assert):
@@ -457,9 +417,7 @@ def bare_asserts(source: Source) -> Iterator[Finding]:
 
 
 def prints(source: Source) -> Iterator[Finding]:
-    """
-    Package code logs; only the command line prints.
-    """
+    """Package code logs; only the command line prints."""
     if source.is_package_code and source.room != "tools":
         for node in source.nodes():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
@@ -467,9 +425,7 @@ def prints(source: Source) -> Iterator[Finding]:
 
 
 def swallowed_errors(source: Source) -> Iterator[Finding]:
-    """
-    No handler takes every error and says nothing.
-    """
+    """No handler takes every error and says nothing."""
     names = _imported_names(source)
     for node in source.nodes():
         if isinstance(node, ast.ExceptHandler) and _catches_all(node.type) and _does_nothing(node.body):
@@ -494,9 +450,7 @@ def _does_nothing(body: list[ast.stmt]) -> bool:
 
 
 def unbounded_memory(source: Source) -> Iterator[Finding]:
-    """
-    Every cache and every queue of package code states its bound.
-    """
+    """Every cache and every queue of package code states its bound."""
     if not source.is_package_code:
         return
     names = _imported_names(source)
@@ -518,9 +472,7 @@ def unbounded_memory(source: Source) -> Iterator[Finding]:
 
 
 def long_functions(source: Source) -> Iterator[Finding]:
-    """
-    No function is longer than a screen; its docstring does not count.
-    """
+    """No function is longer than a screen; its docstring does not count."""
     for node in source.nodes():
         if isinstance(node, _FUNCTIONS):
             lines = _line_count(node) - _docstring_line_count(node)
@@ -537,9 +489,7 @@ def _docstring_line_count(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def long_files(source: Source) -> Iterator[Finding]:
-    """
-    No Python file grows into an engine; a file of tests may hold twice as many facts.
-    """
+    """No Python file grows into an engine; a file of tests may hold twice as many facts."""
     lines = source.text.count("\n")
     at_most = TEST_FILE_LINES_MAX if source.room == "tests" else FILE_LINES_MAX
     if source.path.endswith(".py") and lines > at_most:
@@ -547,9 +497,7 @@ def long_files(source: Source) -> Iterator[Finding]:
 
 
 def long_document_lines(source: Source) -> Iterator[Finding]:
-    """
-    Documents are read in editors and diffs, too: only table rows and lone addresses are wider.
-    """
+    """Documents are read in editors and diffs, too: only table rows and lone addresses are wider."""
     if source.path.endswith(".md"):
         for number, line in enumerate(source.text.splitlines(), start=1):
             is_address = "://" in line and " " not in line.strip()
@@ -558,18 +506,14 @@ def long_document_lines(source: Source) -> Iterator[Finding]:
 
 
 def leftovers(source: Source) -> Iterator[Finding]:
-    """
-    What is left to do stands in an issue, not in a file.
-    """
+    """What is left to do stands in an issue, not in a file."""
     for number, line in enumerate(source.text.splitlines(), start=1):
         if found := _LEFTOVER.search(line):
             yield Finding(source.path, number, f"leftover {found.group()}")
 
 
 def ragged_lines(source: Source) -> Iterator[Finding]:
-    """
-    No line ends in spaces, and a file ends with one line feed: then a change shows only what it changes.
-    """
+    """No line ends in spaces, and a file ends with one line feed: then a change shows only what it changes."""
     for number, line in enumerate(source.text.split("\n"), start=1):
         if line != line.rstrip():
             yield Finding(source.path, number, "spaces at the end of the line")
@@ -585,9 +529,7 @@ _DIALECT: Final = re.compile(
 
 
 def dialect(source: Source) -> Iterator[Finding]:
-    """
-    The field's terms, in plain English: no word of `WORDS`, in sentences or in names with underscores.
-    """
+    """The field's terms, in plain English: no word of `WORDS`, in sentences or in names with underscores."""
     kept = WORDS_KEPT.get(source.path, "(?!)")
     for match in _DIALECT.finditer(source.text.replace("_", " ")):
         if re.fullmatch(kept, match.group(), re.IGNORECASE):
@@ -598,9 +540,7 @@ def dialect(source: Source) -> Iterator[Finding]:
 
 
 def missing_docstrings(source: Source) -> Iterator[Finding]:
-    """
-    Every public name of the package says what it is for.
-    """
+    """Every public name of the package says what it is for."""
     if not source.is_package_code or source.path.startswith("migrations/versions/"):
         return
     tree = source.tree()
@@ -620,17 +560,13 @@ def _undocumented(source: Source, body: list[ast.stmt], prefix: str) -> Iterator
 
 
 def _says_it_elsewhere(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
-    """
-    Overloads, overrides and setters are documented with what they belong to.
-    """
+    """Overloads, overrides and setters are documented with what they belong to."""
     marks = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
     return bool(marks & {"overload", "override", "setter"})
 
 
 def tests_state_their_fact(source: Source) -> Iterator[Finding]:
-    """
-    Every test has a docstring of one sentence: the fact that it proves.
-    """
+    """Every test has a docstring of one sentence: the fact that it proves."""
     is_test_file = source.room == "tests" and source.path.rpartition("/")[2].startswith("test_")
     for node in source.nodes() if is_test_file else ():
         if isinstance(node, _FUNCTIONS) and node.name.startswith("test_"):
@@ -642,9 +578,7 @@ def tests_state_their_fact(source: Source) -> Iterator[Finding]:
 
 
 def skips(source: Source) -> Iterator[Finding]:
-    """
-    A test brings along what it needs: it is skipped for what `MAY_SKIP` names, and for nothing else.
-    """
+    """A test brings along what it needs: it is skipped for what `MAY_SKIP` names, and for nothing else."""
     if source.path in MAY_SKIP:
         return
     names = _imported_names(source)

@@ -1,5 +1,4 @@
-"""
-Archive the classes that ZooKeeper servers load, already parsed and verified, for the next JVM to map into its memory.
+"""Archive the classes that ZooKeeper servers load, already parsed and verified, for the next JVM to map into its memory.
 
 Tests start more than a hundred servers: alone, in ensembles, and secured. ``make test`` runs this once before; without
 the archive, or with that of another Java, tests are slower and no different.
@@ -25,15 +24,11 @@ from millpond.testing.servers.zookeeper import Ensemble
 from tests.short_lived import PLAIN_JAVA, ZOOKEEPER_CLASSES
 from tests.tidy import ROOT
 
-__all__ = ["archive"]
-
 CLOCK: Final = SystemClock()
 
 
 def archive(file: Path) -> None:
-    """
-    Write the archive; there is none before all of it is written.
-    """
+    """Write the archive; there is none before all of it is written."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(f".{os.getpid()}")
     with tempfile.TemporaryDirectory() as name:

@@ -1,5 +1,4 @@
-"""
-The command line ``millpond``: one file per command, registered here, and imported when it is used.
+"""The command line ``millpond``: one file per command, registered here, and imported when it is used.
 
 Commands that only read take no lease, start no ZooKeeper and change nothing, so they may be
 used on a store that is being written to.
@@ -13,8 +12,6 @@ from typing import Final
 import click
 
 from millpond.tools.terminal.cli_help import TeachingGroup
-
-__all__ = ["main"]
 
 _HOMES: Final = {
     "run": "millpond.tools.commands.run",
@@ -62,8 +59,7 @@ def _version() -> str:
 )
 @click.version_option(_version(), prog_name="millpond")
 def main() -> None:
-    """
-    Run pipelines on files, and inspect and maintain Millpond stores.
+    """Run pipelines on files, and inspect and maintain Millpond stores.
 
     A store is a folder (or a URL) in which a pipeline keeps, for each computation, one row per
     key: the key's state and its pending timers. Every superstep of the pipeline is one version of the

@@ -1,5 +1,4 @@
-"""
-Fetch Delta's jars ahead of the first Spark session.
+"""Fetch Delta's jars ahead of the first Spark session.
 
 Spark resolves ``spark.jars.packages`` with Ivy into the user's cache when its
 JVM starts. Starting the JVM alone, without a session, does exactly that: it takes up to
@@ -20,15 +19,12 @@ from pyspark.sql import SparkSession
 
 from millpond.statestore.errors import UnavailableError
 
-__all__ = ["fetch", "main"]
-
 _PACKAGES = "spark.jars.packages"
 _REPORT_LINES_MAX = 40
 
 
 def fetch() -> str:
-    """
-    Resolve Delta's jars into Ivy's cache.
+    """Resolve Delta's jars into Ivy's cache.
 
     Returns:
         The Maven coordinates of the resolved packages.
@@ -60,9 +56,7 @@ def _last_lines(report: IO[bytes]) -> str:
 
 
 def main() -> int:
-    """
-    Fetch the jars and report it; the exit code is 1 if they could not be fetched.
-    """
+    """Fetch the jars and report it; the exit code is 1 if they could not be fetched."""
     print("Fetching Delta Lake's jars for Spark (once; up to a minute) …", flush=True)
     try:
         print(f"Delta Lake's jars are there: {fetch()}")

@@ -1,3 +1,1 @@
-"""
-How elements become a result: exact combiners and sketches.
-"""
+"""How elements become a result: exact combiners and sketches."""

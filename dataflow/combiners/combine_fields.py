@@ -1,6 +1,4 @@
-"""
-Several combine functions at once: one value with a field for each.
-"""
+"""Several combine functions at once: one value with a field for each."""
 
 from __future__ import annotations
 
@@ -11,13 +9,10 @@ from typing import Any
 from millpond.dataflow.combiners.combine_fn import CombineFn
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["CombineFields"]
-
 
 @dataclass(frozen=True)
 class CombineFields(CombineFn):
-    """
-    Combines the elements in several ways; the combined value is an object with a field for each.
+    """Combines the elements in several ways; the combined value is an object with a field for each.
 
     A field that the pipeline did not have when a window began combines what has come since.
 
@@ -37,9 +32,7 @@ class CombineFields(CombineFn):
     fields: Mapping[str, CombineFn]
 
     def __post_init__(self) -> None:
-        """
-        Validate the fields at construction.
-        """
+        """Validate the fields at construction."""
         if not self.fields:
             raise InvalidError("several combiners have at least one field")
         for name, combine in self.fields.items():
@@ -50,29 +43,21 @@ class CombineFields(CombineFn):
 
     @property
     def can_uncombine(self) -> bool:  # type: ignore[override]  # a constant of the class elsewhere
-        """
-        Whether retractions are supported: by all of them.
-        """
+        """Whether retractions are supported: by all of them."""
         return all(combine.can_uncombine for combine in self.fields.values())
 
     def create(self) -> dict[str, Any]:
-        """
-        The accumulators of no elements, by field.
-        """
+        """The accumulators of no elements, by field."""
         return {name: combine.create() for name, combine in self.fields.items()}
 
     def add(self, accumulator: dict[str, Any], value: Any) -> dict[str, Any]:
-        """
-        Add the element to each accumulator.
-        """
+        """Add the element to each accumulator."""
         return {
             name: combine.add(_of(accumulator, name, combine), value) for name, combine in self.fields.items()
         }
 
     def add_all(self, accumulator: dict[str, Any], values: Iterable[Any]) -> dict[str, Any]:
-        """
-        Add a bundle of elements to each accumulator, as fast as each combiner can.
-        """
+        """Add a bundle of elements to each accumulator, as fast as each combiner can."""
         elements = list(values)
         return {
             name: combine.add_all(_of(accumulator, name, combine), elements)
@@ -80,25 +65,20 @@ class CombineFields(CombineFn):
         }
 
     def merge(self, accumulators: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """
-        Merge the accumulators field by field.
-        """
+        """Merge the accumulators field by field."""
         return {
             name: combine.merge([_of(accumulator, name, combine) for accumulator in accumulators])
             for name, combine in self.fields.items()
         }
 
     def extract(self, accumulator: dict[str, Any]) -> dict[str, Any]:
-        """
-        The combined values, by field.
-        """
+        """The combined values, by field."""
         return {
             name: combine.extract(_of(accumulator, name, combine)) for name, combine in self.fields.items()
         }
 
     def uncombine(self, accumulator: dict[str, Any], value: Any) -> dict[str, Any]:
-        """
-        Remove the element from each accumulator.
+        """Remove the element from each accumulator.
 
         Raises:
             InvalidError: one of the combiners has no inverse, or does not hold the element.
@@ -109,9 +89,7 @@ class CombineFields(CombineFn):
         }
 
     def uncombine_if_held(self, accumulator: dict[str, Any], value: Any) -> tuple[dict[str, Any], bool]:
-        """
-        Remove the element from each accumulator that holds it.
-        """
+        """Remove the element from each accumulator that holds it."""
         changed = {
             name: combine.uncombine_if_held(_of(accumulator, name, combine), value)
             for name, combine in self.fields.items()

@@ -1,5 +1,4 @@
-"""
-Combine functions: how the elements of a window are aggregated into one value, incrementally.
+"""Combine functions: how the elements of a window are aggregated into one value, incrementally.
 
 An accumulator is plain JSON data: it lives in the row's state. `CombineFn.merge` combines several
 accumulators, so that windows can merge; `CombineFn.uncombine` removes an element, so that
@@ -13,15 +12,12 @@ from typing import Any, TypeAlias
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["CombineFn", "ValueExtractor", "check_extractor", "extract"]
-
 ValueExtractor: TypeAlias = str | Callable[[Any], Any] | None
 """Which part of an element is combined: a field name, a function of the value, or ``None`` for the whole value."""
 
 
 def check_extractor(of: object) -> None:
-    """
-    Check that ``of`` is a `ValueExtractor`.
+    """Check that ``of`` is a `ValueExtractor`.
 
     Raises:
         InvalidError: it is neither a non-empty field name, nor callable, nor ``None``.
@@ -31,8 +27,7 @@ def check_extractor(of: object) -> None:
 
 
 def extract(of: ValueExtractor, value: Any) -> Any:
-    """
-    The part of ``value`` that ``of`` selects.
+    """The part of ``value`` that ``of`` selects.
 
     Example:
         >>> extract("score", {"team": "red", "score": 7})
@@ -51,8 +46,7 @@ def extract(of: ValueExtractor, value: Any) -> Any:
 
 
 class CombineFn:
-    """
-    Base class of combine functions; all state between elements is in the accumulator.
+    """Base class of combine functions; all state between elements is in the accumulator.
 
     Override `create`, `add` and `merge`; `extract` if the combined value is not the accumulator
     itself, and `uncombine` if the function has an inverse.
@@ -74,40 +68,29 @@ class CombineFn:
     """Whether `uncombine` is supported."""
 
     def create(self) -> Any:
-        """
-        The accumulator of no elements.
-        """
+        """The accumulator of no elements."""
         raise NotImplementedError
 
     def add(self, accumulator: Any, value: Any) -> Any:
-        """
-        The accumulator with ``value`` added; may modify and return the given one.
-        """
+        """The accumulator with ``value`` added; may modify and return the given one."""
         raise NotImplementedError
 
     def add_all(self, accumulator: Any, values: Iterable[Any]) -> Any:
-        """
-        The accumulator with all ``values`` added; override it where a bundle can be added faster.
-        """
+        """The accumulator with all ``values`` added; override it where a bundle can be added faster."""
         for value in values:
             accumulator = self.add(accumulator, value)
         return accumulator
 
     def merge(self, accumulators: Sequence[Any]) -> Any:
-        """
-        One accumulator from one or more; may modify and return one of the given ones.
-        """
+        """One accumulator from one or more; may modify and return one of the given ones."""
         raise NotImplementedError
 
     def extract(self, accumulator: Any) -> Any:
-        """
-        The combined value of an accumulator; by default the accumulator itself.
-        """
+        """The combined value of an accumulator; by default the accumulator itself."""
         return accumulator
 
     def uncombine(self, accumulator: Any, value: Any) -> Any:  # noqa: ARG002 - for subclasses
-        """
-        The accumulator with one earlier ``value`` removed; may modify and return the given one.
+        """The accumulator with one earlier ``value`` removed; may modify and return the given one.
 
         Raises:
             InvalidError: the function has no inverse, or the accumulator does not hold the value.
@@ -115,8 +98,7 @@ class CombineFn:
         raise InvalidError("this combiner does not support retractions", combiner=type(self).__name__)
 
     def uncombine_if_held(self, accumulator: Any, value: Any) -> tuple[Any, bool]:
-        """
-        `uncombine`, where an earlier pane may have shown the value and cleared it since.
+        """`uncombine`, where an earlier pane may have shown the value and cleared it since.
 
         Called in place of `uncombine` where panes clear the window's contents. Numbers go below zero then,
         so that panes still add up: that is the default. A combiner that refuses a value which it does not

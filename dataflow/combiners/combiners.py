@@ -1,5 +1,4 @@
-"""
-The library of combine functions.
+"""The library of combine functions.
 
 Counts, sums and lists support retractions as they are. `Min`, `Max` and `TopN` keep only the best
 elements unless ``retractable`` is set; then they keep all.
@@ -26,27 +25,20 @@ from millpond.dataflow.combiners.exact_sum import (
 )
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["Count", "CountDistinct", "Max", "Mean", "Min", "Quantiles", "Sum", "ToList", "TopN"]
-
 
 class _OfValue(CombineFn):
-    """
-    A combine function of a field, of a function of the value, or of the value itself.
-    """
+    """A combine function of a field, of a function of the value, or of the value itself."""
 
     of: ValueExtractor
 
     def __post_init__(self) -> None:
-        """
-        Validate the extractor at construction.
-        """
+        """Validate the extractor at construction."""
         check_extractor(self.of)
 
 
 @dataclass(frozen=True)
 class Count(CombineFn):
-    """
-    Number of elements.
+    """Number of elements.
 
     Example:
         >>> Count().add_all(0, ["a", "b"])
@@ -54,40 +46,29 @@ class Count(CombineFn):
     """
 
     def create(self) -> int:
-        """
-        Zero.
-        """
+        """Zero."""
         return 0
 
     def add(self, accumulator: int, value: Any) -> int:  # noqa: ARG002 - any value counts
-        """
-        Count one element.
-        """
+        """Count one element."""
         return accumulator + 1
 
     def add_all(self, accumulator: int, values: Iterable[Any]) -> int:
-        """
-        Count a bundle of elements.
-        """
+        """Count a bundle of elements."""
         return accumulator + sum(1 for _ in values)
 
     def merge(self, accumulators: Sequence[int]) -> int:
-        """
-        Sum of the counts.
-        """
+        """Sum of the counts."""
         return sum(accumulators)
 
     def uncombine(self, accumulator: int, value: Any) -> int:  # noqa: ARG002 - any value counts
-        """
-        Discount one element.
-        """
+        """Discount one element."""
         return accumulator - 1
 
 
 @dataclass(frozen=True)
 class Sum(_OfValue):
-    """
-    Exact sum of whole numbers and floats: rounded once, when it is shown, whatever the order.
+    """Exact sum of whole numbers and floats: rounded once, when it is shown, whatever the order.
 
     What is retracted leaves no trace. While no float is among them, the sum is an ``int``, and otherwise
     the ``float`` nearest to the exact sum. Infinities and NaN add up as in IEEE 754 and can be retracted;
@@ -107,14 +88,11 @@ class Sum(_OfValue):
     of: ValueExtractor = None
 
     def create(self) -> Total:
-        """
-        Zero.
-        """
+        """Zero."""
         return 0
 
     def add(self, accumulator: Total, value: Any) -> Total:
-        """
-        Add the element's number.
+        """Add the element's number.
 
         Raises:
             InvalidError: it is neither a whole number nor a float.
@@ -122,27 +100,19 @@ class Sum(_OfValue):
         return with_number(accumulator, extract(self.of, value))
 
     def add_all(self, accumulator: Total, values: Iterable[Any]) -> Total:
-        """
-        Add the numbers of a bundle of elements.
-        """
+        """Add the numbers of a bundle of elements."""
         return _with_all(accumulator, [extract(self.of, value) for value in values])
 
     def merge(self, accumulators: Sequence[Total]) -> Total:
-        """
-        Sum of the sums; the same in any order.
-        """
+        """Sum of the sums; the same in any order."""
         return merged(accumulators)
 
     def extract(self, accumulator: Total) -> int | float:
-        """
-        The sum, rounded once if there are floats in it.
-        """
+        """The sum, rounded once if there are floats in it."""
         return number_of(accumulator)
 
     def uncombine(self, accumulator: Total, value: Any) -> Total:
-        """
-        Subtract the element's number: as if it had never been added.
-        """
+        """Subtract the element's number: as if it had never been added."""
         return without(accumulator, extract(self.of, value))
 
 
@@ -152,8 +122,7 @@ def _with_all(total: Total, numbers: list[Any]) -> Total:
 
 @dataclass(frozen=True)
 class Mean(_OfValue):
-    """
-    Arithmetic mean of whole numbers and floats; ``None`` if there are none.
+    """Arithmetic mean of whole numbers and floats; ``None`` if there are none.
 
     It is the float nearest to the exact mean, in any order of elements and after any retractions; see `Sum`.
 
@@ -164,41 +133,29 @@ class Mean(_OfValue):
     of: ValueExtractor = None
 
     def create(self) -> list[Any]:
-        """
-        A sum and a count of zero.
-        """
+        """A sum and a count of zero."""
         return [0, 0]
 
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """
-        Add the element's number to the sum, and one to the count.
-        """
+        """Add the element's number to the sum, and one to the count."""
         return [with_number(accumulator[0], extract(self.of, value)), accumulator[1] + 1]
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
-        """
-        Add the numbers of a bundle of elements, and their count.
-        """
+        """Add the numbers of a bundle of elements, and their count."""
         numbers = [extract(self.of, value) for value in values]
         return [_with_all(accumulator[0], numbers), accumulator[1] + len(numbers)]
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
-        """
-        Sums of the sums and of the counts.
-        """
+        """Sums of the sums and of the counts."""
         return [merged([total for total, _ in accumulators]), sum(count for _, count in accumulators)]
 
     def extract(self, accumulator: list[Any]) -> float | None:
-        """
-        Sum divided by count; ``None`` if there are no elements.
-        """
+        """Sum divided by count; ``None`` if there are no elements."""
         total, count = accumulator
         return quotient(total, count) if count else None
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """
-        Subtract the element's number from the sum, and one from the count.
-        """
+        """Subtract the element's number from the sum, and one from the count."""
         return [without(accumulator[0], extract(self.of, value)), accumulator[1] - 1]
 
 
@@ -217,8 +174,7 @@ def _without_if_held(elements: list[Any], value: Any) -> tuple[list[Any], bool]:
 
 @dataclass(frozen=True)
 class ToList(_OfValue):
-    """
-    All elements, in order of arrival.
+    """All elements, in order of arrival.
 
     Args:
         of: which part of an element is kept; the whole value by default.
@@ -227,33 +183,24 @@ class ToList(_OfValue):
     of: ValueExtractor = None
 
     def create(self) -> list[Any]:
-        """
-        An empty list.
-        """
+        """An empty list."""
         return []
 
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """
-        Append the element.
-        """
+        """Append the element."""
         accumulator.append(extract(self.of, value))
         return accumulator
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
-        """
-        Concatenate the lists.
-        """
+        """Concatenate the lists."""
         return [value for accumulator in accumulators for value in accumulator]
 
     def extract(self, accumulator: list[Any]) -> Any:
-        """
-        A copy of the list.
-        """
+        """A copy of the list."""
         return list(accumulator)
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """
-        Remove the first equal element.
+        """Remove the first equal element.
 
         Raises:
             InvalidError: there is no equal element.
@@ -261,16 +208,13 @@ class ToList(_OfValue):
         return _without(accumulator, extract(self.of, value))
 
     def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
-        """
-        Remove the first equal element, if there is one.
-        """
+        """Remove the first equal element, if there is one."""
         return _without_if_held(accumulator, extract(self.of, value))
 
 
 @dataclass(frozen=True)
 class TopN(_OfValue):
-    """
-    The ``count`` greatest elements, greatest first.
+    """The ``count`` greatest elements, greatest first.
 
     Args:
         count: number of elements to emit, at least 1.
@@ -292,24 +236,18 @@ class TopN(_OfValue):
     retractable: bool = False
 
     def __post_init__(self) -> None:
-        """
-        Validate the arguments at construction.
-        """
+        """Validate the arguments at construction."""
         check_extractor(self.of)
         if self.count < 1:
             raise InvalidError("a top list has at least one entry", count=self.count)
 
     @property
     def can_uncombine(self) -> bool:  # type: ignore[override]  # a constant of the class elsewhere
-        """
-        Whether retractions are supported: with ``retractable`` only.
-        """
+        """Whether retractions are supported: with ``retractable`` only."""
         return self.retractable
 
     def create(self) -> list[Any]:
-        """
-        An empty list.
-        """
+        """An empty list."""
         return []
 
     def _kept(self, values: list[Any]) -> list[Any]:
@@ -317,32 +255,23 @@ class TopN(_OfValue):
         return values if self.retractable else values[: self.count]
 
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """
-        Insert the element in order, and drop what falls off the end.
-        """
+        """Insert the element in order, and drop what falls off the end."""
         return self._kept([*accumulator, extract(self.of, value)])
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
-        """
-        Insert a bundle of elements with one sort.
-        """
+        """Insert a bundle of elements with one sort."""
         return self._kept([*accumulator, *(extract(self.of, value) for value in values)])
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
-        """
-        The best of all lists.
-        """
+        """The best of all lists."""
         return self._kept([value for accumulator in accumulators for value in accumulator])
 
     def extract(self, accumulator: list[Any]) -> Any:
-        """
-        The best ``count`` elements.
-        """
+        """The best ``count`` elements."""
         return accumulator[: self.count]
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """
-        Remove the first equal element.
+        """Remove the first equal element.
 
         Raises:
             InvalidError: ``retractable`` is not set, or there is no equal element.
@@ -351,8 +280,7 @@ class TopN(_OfValue):
         return _without(accumulator, extract(self.of, value))
 
     def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
-        """
-        Remove the first equal element, if there is one.
+        """Remove the first equal element, if there is one.
 
         Raises:
             InvalidError: ``retractable`` is not set.
@@ -367,8 +295,7 @@ class TopN(_OfValue):
 
 @dataclass(frozen=True)
 class Max(TopN):
-    """
-    The greatest element; ``None`` if there is none.
+    """The greatest element; ``None`` if there is none.
 
     Args:
         of: which part of an element is compared and kept; the whole value by default.
@@ -379,16 +306,13 @@ class Max(TopN):
     count: int = field(default=1, init=False, repr=False)
 
     def extract(self, accumulator: list[Any]) -> Any:
-        """
-        The first element of the list.
-        """
+        """The first element of the list."""
         return accumulator[0] if accumulator else None
 
 
 @dataclass(frozen=True)
 class Min(Max):
-    """
-    The smallest element; ``None`` if there is none.
+    """The smallest element; ``None`` if there is none.
 
     Args:
         of: which part of an element is compared and kept; the whole value by default.
@@ -400,8 +324,7 @@ class Min(Max):
 
 @dataclass(frozen=True)
 class CountDistinct(_OfValue):
-    """
-    Exact number of distinct values; memory grows with that number.
+    """Exact number of distinct values; memory grows with that number.
 
     Args:
         of: which part of an element is counted; the whole value by default.
@@ -410,26 +333,20 @@ class CountDistinct(_OfValue):
     of: ValueExtractor = None
 
     def create(self) -> dict[str, int]:
-        """
-        No values.
-        """
+        """No values."""
         return {}
 
     def _name(self, value: Any) -> str:
         return orjson.dumps(extract(self.of, value), option=orjson.OPT_SORT_KEYS).decode()
 
     def add(self, accumulator: dict[str, int], value: Any) -> dict[str, int]:
-        """
-        Count one occurrence of the value.
-        """
+        """Count one occurrence of the value."""
         name = self._name(value)
         accumulator[name] = accumulator.get(name, 0) + 1
         return accumulator
 
     def merge(self, accumulators: Sequence[dict[str, int]]) -> dict[str, int]:
-        """
-        Add up the occurrences of each value.
-        """
+        """Add up the occurrences of each value."""
         merged: dict[str, int] = {}
         for accumulator in accumulators:
             for name, count in accumulator.items():
@@ -437,15 +354,11 @@ class CountDistinct(_OfValue):
         return merged
 
     def extract(self, accumulator: dict[str, int]) -> int:
-        """
-        Number of values with at least one occurrence.
-        """
+        """Number of values with at least one occurrence."""
         return sum(count > 0 for count in accumulator.values())
 
     def uncombine(self, accumulator: dict[str, int], value: Any) -> dict[str, int]:
-        """
-        Discount one occurrence of the value.
-        """
+        """Discount one occurrence of the value."""
         name = self._name(value)
         accumulator[name] = accumulator.get(name, 0) - 1
         if not accumulator[name]:
@@ -455,8 +368,7 @@ class CountDistinct(_OfValue):
 
 @dataclass(frozen=True)
 class Quantiles(ToList):
-    """
-    Exact quantiles of numbers, by nearest rank; memory grows with the number of elements.
+    """Exact quantiles of numbers, by nearest rank; memory grows with the number of elements.
 
     Args:
         of: which part of an element is ranked; the whole value by default.
@@ -473,18 +385,14 @@ class Quantiles(ToList):
     at: tuple[float, ...] = (0.5,)
 
     def __post_init__(self) -> None:
-        """
-        Validate the arguments at construction.
-        """
+        """Validate the arguments at construction."""
         check_extractor(self.of)
         for quantile in self.at:
             if not 0 <= quantile <= 1:
                 raise InvalidError("a quantile lies between 0 and 1", quantile=quantile)
 
     def extract(self, accumulator: list[Any]) -> list[Any] | None:
-        """
-        One number per quantile; ``None`` if there are no elements.
-        """
+        """One number per quantile; ``None`` if there are no elements."""
         if not accumulator:
             return None
         ranked, last = sorted(accumulator), len(accumulator) - 1

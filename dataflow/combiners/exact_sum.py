@@ -1,5 +1,4 @@
-"""
-Exact sums of whole numbers and floats, as plain JSON data: what is taken back leaves no trace.
+"""Exact sums of whole numbers and floats, as plain JSON data: what is taken back leaves no trace.
 
 A float is added without rounding, after Shewchuk: the sum of the floats is kept as the shortest list of
 floats that add up to it, the first of which is the sum rounded once. `math.fsum` finds them one after the
@@ -23,18 +22,6 @@ from typing import Any, Final, TypeAlias
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = [
-    "JSON_MAX",
-    "JSON_MIN",
-    "Total",
-    "merged",
-    "number_of",
-    "quotient",
-    "with_number",
-    "with_numbers",
-    "without",
-]
-
 Total: TypeAlias = int | float | dict[str, Any]
 """A sum as plain JSON data; see the module's description."""
 
@@ -55,9 +42,7 @@ _EXACT_INT_MAX: Final = 2**53
 
 
 def with_number(total: Total, number: Any) -> Total:
-    """
-    The total with ``number`` added, exactly; see `with_numbers`.
-    """
+    """The total with ``number`` added, exactly; see `with_numbers`."""
     # The shortest ways for what comes most often: whole numbers alone, floats alone, then both.
     kind = type(number)
     if kind is int and type(total) is int:
@@ -77,8 +62,7 @@ def with_number(total: Total, number: Any) -> Total:
 
 
 def with_numbers(total: Total, numbers: Sequence[Any]) -> Total:
-    """
-    The total with ``numbers`` added, exactly.
+    """The total with ``numbers`` added, exactly.
 
     Raises:
         InvalidError: one of them is neither a whole number nor a float.
@@ -87,8 +71,7 @@ def with_numbers(total: Total, numbers: Sequence[Any]) -> Total:
 
 
 def without(total: Total, number: Any) -> Total:
-    """
-    The total with ``number`` taken away, exactly: as if it had never been added.
+    """The total with ``number`` taken away, exactly: as if it had never been added.
 
     Raises:
         InvalidError: it is neither a whole number nor a float.
@@ -115,9 +98,7 @@ def _changed(total: Total, numbers: Sequence[Any], sign: int) -> Total:
 def _changed_plainly(
     floats: int, parts: Sequence[float], ints: int, numbers: Sequence[Any], sign: int, *, is_all_floats: bool
 ) -> Total | None:
-    """
-    The same for what nearly all totals and numbers are; ``None`` for the others.
-    """
+    """The same for what nearly all totals and numbers are; ``None`` for the others."""
     added = numbers
     if not is_all_floats:
         added = [number for number in numbers if type(number) is float]
@@ -137,9 +118,7 @@ def _plain_total(floats: int, parts: list[float], ints: int) -> Total:
 
 
 def merged(totals: Sequence[Total]) -> Total:
-    """
-    The sum of totals; the same in any order.
-    """
+    """The sum of totals; the same in any order."""
     plain = list(map(_plain_fields, totals))
     if None not in plain:
         known = [fields for fields in plain if fields is not None]
@@ -155,8 +134,7 @@ def merged(totals: Sequence[Total]) -> Total:
 
 
 def number_of(total: Total) -> int | float:
-    """
-    The sum as a number: whole while no float is in it, and otherwise the float nearest to the exact sum.
+    """The sum as a number: whole while no float is in it, and otherwise the float nearest to the exact sum.
 
     As in IEEE 754, a sum beyond the range of floats is infinite, and one of both infinities, or of a NaN, is NaN.
     """
@@ -176,9 +154,7 @@ def number_of(total: Total) -> int | float:
 
 
 def quotient(total: Total, count: int) -> float:
-    """
-    The float nearest to the exact sum divided by ``count``, which is not zero.
-    """
+    """The float nearest to the exact sum divided by ``count``, which is not zero."""
     if not isinstance(total, dict):
         return total / count
     plain = _plain_fields(total)
@@ -191,9 +167,7 @@ def quotient(total: Total, count: int) -> float:
 
 @dataclass(slots=True)
 class _Opened:
-    """
-    A total to be worked on: any mixture of numbers.
-    """
+    """A total to be worked on: any mixture of numbers."""
 
     ints: int = 0
     floats: int = 0
@@ -234,9 +208,7 @@ class _Opened:
             self.specials[name] += other.specials[name]
 
     def closed(self) -> Total:
-        """
-        The total as plain data: one form for each sum and count of floats.
-        """
+        """The total as plain data: one form for each sum and count of floats."""
         fields: dict[str, Any] = {"floats": self.floats}
         parts = None if self.units else _parts(list(self.finite))
         if parts is None:
@@ -257,9 +229,7 @@ class _Opened:
         return not (self.floats or self.finite or self.units or any(self.specials.values()))
 
     def special(self) -> float:
-        """
-        The sum if that is no finite number, and otherwise 0. A negative count is of what was taken back.
-        """
+        """The sum if that is no finite number, and otherwise 0. A negative count is of what was taken back."""
         counts = self.specials
         if counts["nan"]:
             return math.nan
@@ -274,9 +244,7 @@ class _Opened:
 
 
 def _plain_fields(total: Total) -> tuple[int, Sequence[float], int] | None:
-    """
-    The number of floats, their parts and the sum of the whole numbers; ``None`` for a total with more to it.
-    """
+    """The number of floats, their parts and the sum of the whole numbers; ``None`` for a total with more to it."""
     if isinstance(total, int):
         return 0, (), total
     if isinstance(total, float) or "parts" not in total:
@@ -289,8 +257,7 @@ def _plain_fields(total: Total) -> tuple[int, Sequence[float], int] | None:
 
 
 def _parts(numbers: list[float]) -> list[float] | None:
-    """
-    The list for the sum of ``numbers``, greatest first; ``None`` if they, or sums on the way, are not finite.
+    """The list for the sum of ``numbers``, greatest first; ``None`` if they, or sums on the way, are not finite.
 
     The given list is used up.
     """
@@ -309,9 +276,7 @@ def _parts(numbers: list[float]) -> list[float] | None:
 
 
 def _parts_of_units(units: int) -> list[float] | None:
-    """
-    The same list from a sum in multiples of the smallest float; ``None`` if it is beyond the range.
-    """
+    """The same list from a sum in multiples of the smallest float; ``None`` if it is beyond the range."""
     parts: list[float] = []
     while units:
         part = _ratio(units, _UNITS_IN_ONE)
@@ -328,9 +293,7 @@ def _units(number: float) -> int:
 
 
 def _ratio(numerator: int, denominator: int) -> float:
-    """
-    The float nearest to a quotient of whole numbers; infinite beyond the range.
-    """
+    """The float nearest to a quotient of whole numbers; infinite beyond the range."""
     try:
         return numerator / denominator
     except OverflowError:
@@ -343,16 +306,12 @@ def _whole(number: int) -> Total:
 
 
 def _stored_int(number: int) -> int | str:
-    """
-    A whole number as JSON has it; as text beyond 64 bits.
-    """
+    """A whole number as JSON has it; as text beyond 64 bits."""
     return number if JSON_MIN <= number <= JSON_MAX else str(number)
 
 
 def _plain(number: Any) -> int | float:
-    """
-    A number as ``int`` or ``float``, of whatever type that has the same values.
-    """
+    """A number as ``int`` or ``float``, of whatever type that has the same values."""
     if isinstance(number, float):
         return float(number)
     try:

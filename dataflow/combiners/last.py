@@ -1,6 +1,4 @@
-"""
-Windows by count that slide: the last so many elements of a window, combined.
-"""
+"""Windows by count that slide: the last so many elements of a window, combined."""
 
 from __future__ import annotations
 
@@ -11,12 +9,9 @@ from millpond.dataflow.combiners.combine_fn import CombineFn
 from millpond.dataflow.combiners.combiners import ToList
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["LastN"]
-
 
 class LastN(CombineFn):
-    """
-    Combines the last ``n`` elements, in the order of arrival.
+    """Combines the last ``n`` elements, in the order of arrival.
 
     With a trigger that fires every so many elements it makes sliding windows by count: with
     ``Repeatedly(AfterCount(10))``, accumulating, each pane is of the last ``n`` elements, after every ten.
@@ -48,33 +43,23 @@ class LastN(CombineFn):
         self.combine: CombineFn = ToList() if combine is None else combine
 
     def create(self) -> list[Any]:
-        """
-        No elements.
-        """
+        """No elements."""
         return []
 
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """
-        Append the value, and drop the oldest if there are too many.
-        """
+        """Append the value, and drop the oldest if there are too many."""
         return self.add_all(accumulator, (value,))
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
-        """
-        Append the values, and drop the oldest if there are too many.
-        """
+        """Append the values, and drop the oldest if there are too many."""
         accumulator.extend(values)
         del accumulator[: -self.n]
         return accumulator
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
-        """
-        The last of all, in the order of the accumulators.
-        """
+        """The last of all, in the order of the accumulators."""
         return [value for accumulator in accumulators for value in accumulator][-self.n :]
 
     def extract(self, accumulator: list[Any]) -> Any:
-        """
-        The combined value of the elements that are left.
-        """
+        """The combined value of the elements that are left."""
         return self.combine.extract(self.combine.add_all(self.combine.create(), accumulator))

@@ -1,5 +1,4 @@
-"""
-Combine functions that estimate distinct counts and quantiles in bounded memory.
+"""Combine functions that estimate distinct counts and quantiles in bounded memory.
 
 They are HyperLogLog and t-digest sketches of Apache DataSketches, stored in the row's state as
 Base64 text. Sketches merge, so windows can; they do not support retractions.
@@ -18,8 +17,6 @@ from datasketches import hll_sketch, hll_union, tdigest_double
 from millpond.dataflow.combiners.combine_fn import CombineFn, ValueExtractor, check_extractor, extract
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["ApproximateCountDistinct", "ApproximateQuantiles"]
-
 _COMPRESSION: Final = 200
 
 
@@ -29,8 +26,7 @@ def _text(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class ApproximateCountDistinct(CombineFn):
-    """
-    Estimated number of distinct values.
+    """Estimated number of distinct values.
 
     Args:
         of: which part of an element is counted; the whole value by default.
@@ -48,55 +44,42 @@ class ApproximateCountDistinct(CombineFn):
     precision: int = 12
 
     def __post_init__(self) -> None:
-        """
-        Validate the arguments at construction.
-        """
+        """Validate the arguments at construction."""
         check_extractor(self.of)
         if not 4 <= self.precision <= 21:
             raise InvalidError("the precision of a sketch lies between 4 and 21", precision=self.precision)
 
     def create(self) -> str:
-        """
-        An empty sketch.
-        """
+        """An empty sketch."""
         return _text(hll_sketch(self.precision).serialize_compact())
 
     def add(self, accumulator: str, value: Any) -> str:
-        """
-        Update the sketch with the value.
-        """
+        """Update the sketch with the value."""
         return self.add_all(accumulator, (value,))
 
     def add_all(self, accumulator: str, values: Iterable[Any]) -> str:
-        """
-        Update the sketch with all values; it is deserialized only once.
-        """
+        """Update the sketch with all values; it is deserialized only once."""
         sketch = hll_sketch.deserialize(base64.b64decode(accumulator))
         for value in values:
             sketch.update(orjson.dumps(extract(self.of, value), option=orjson.OPT_SORT_KEYS).decode())
         return _text(sketch.serialize_compact())
 
     def merge(self, accumulators: Sequence[str]) -> str:
-        """
-        The union of the sketches.
-        """
+        """The union of the sketches."""
         union = hll_union(self.precision)
         for accumulator in accumulators:
             union.update(hll_sketch.deserialize(base64.b64decode(accumulator)))
         return _text(union.get_result().serialize_compact())
 
     def extract(self, accumulator: str) -> int:
-        """
-        The estimate, rounded to a whole number.
-        """
+        """The estimate, rounded to a whole number."""
         estimate = hll_sketch.deserialize(base64.b64decode(accumulator)).get_estimate()
         return int(estimate + 0.5)
 
 
 @dataclass(frozen=True)
 class ApproximateQuantiles(CombineFn):
-    """
-    Estimated quantiles of numbers, most accurate at both ends.
+    """Estimated quantiles of numbers, most accurate at both ends.
 
     Args:
         of: which part of an element is ranked; the whole value by default.
@@ -112,47 +95,35 @@ class ApproximateQuantiles(CombineFn):
     at: tuple[float, ...] = (0.5,)
 
     def __post_init__(self) -> None:
-        """
-        Validate the arguments at construction.
-        """
+        """Validate the arguments at construction."""
         check_extractor(self.of)
         for quantile in self.at:
             if not 0 <= quantile <= 1:
                 raise InvalidError("a quantile lies between 0 and 1", quantile=quantile)
 
     def create(self) -> str:
-        """
-        An empty sketch.
-        """
+        """An empty sketch."""
         return _text(tdigest_double(_COMPRESSION).serialize())
 
     def add(self, accumulator: str, value: Any) -> str:
-        """
-        Update the sketch with the number.
-        """
+        """Update the sketch with the number."""
         return self.add_all(accumulator, (value,))
 
     def add_all(self, accumulator: str, values: Iterable[Any]) -> str:
-        """
-        Update the sketch with all numbers; it is deserialized only once.
-        """
+        """Update the sketch with all numbers; it is deserialized only once."""
         sketch = tdigest_double.deserialize(base64.b64decode(accumulator))
         for value in values:
             sketch.update(float(extract(self.of, value)))
         return _text(sketch.serialize())
 
     def merge(self, accumulators: Sequence[str]) -> str:
-        """
-        One sketch of all numbers.
-        """
+        """One sketch of all numbers."""
         merged = tdigest_double(_COMPRESSION)
         for accumulator in accumulators:
             merged.merge(tdigest_double.deserialize(base64.b64decode(accumulator)))
         return _text(merged.serialize())
 
     def extract(self, accumulator: str) -> list[float] | None:
-        """
-        One estimate per quantile; ``None`` if there are no elements.
-        """
+        """One estimate per quantile; ``None`` if there are no elements."""
         sketch = tdigest_double.deserialize(base64.b64decode(accumulator))
         return None if sketch.is_empty() else [float(sketch.get_quantile(quantile)) for quantile in self.at]

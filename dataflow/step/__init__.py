@@ -1,3 +1,1 @@
-"""
-A windowed step: strategy, the windows of a key, their timers, their panes.
-"""
+"""A windowed step: strategy, the windows of a key, their timers, their panes."""

@@ -1,5 +1,4 @@
-"""
-Element-wise steps between windowed ones: values change, their windows and panes stay.
+"""Element-wise steps between windowed ones: values change, their windows and panes stay.
 
 A retraction is processed like any other value and stays a retraction: the results of the
 retracted value are retracted, whatever key they ended up on.
@@ -17,15 +16,13 @@ from millpond.executor.computation.record import Record
 from millpond.executor.event_time.duration import Instant, instant_us
 from millpond.executor.event_time.late_data_horizon import LateDataHorizon
 from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key, settled_key
-from millpond.statestore.rows.envelope import PlainObject, is_envelope
-
-__all__ = ["ElementWise", "PaneKey", "TimestampShift"]
+from millpond.statestore.rows.codec import PlainObject
+from millpond.statestore.rows.envelope import is_envelope
 
 
 @dataclass(frozen=True, slots=True)
 class PaneKey:
-    """
-    A key extractor that looks inside the envelope of a windowed step's result.
+    """A key extractor that looks inside the envelope of a windowed step's result.
 
     Example:
         >>> PaneKey("team")({"team": "red"})
@@ -35,23 +32,18 @@ class PaneKey:
     extractor: KeyExtractor
 
     def __call__(self, value: Any) -> str:
-        """
-        The key of a value, or of the value inside an envelope.
-        """
+        """The key of a value, or of the value inside an envelope."""
         inner = value["value"] if is_envelope(value) else value
         return extract_key(self.extractor, None, inner)
 
     @classmethod
     def of(cls, extractor: KeyExtractor) -> KeyExtractor:
-        """
-        Wrap an extractor; ``None``, the record's own key, stays ``None``.
-        """
+        """Wrap an extractor; ``None``, the record's own key, stays ``None``."""
         return extractor if extractor is None else cls(settled_key(extractor))
 
 
 class ElementWise(Computation):
-    """
-    Replaces each value by any number of values.
+    """Replaces each value by any number of values.
 
     Args:
         function: takes a value and returns the values that replace it.
@@ -65,9 +57,7 @@ class ElementWise(Computation):
         self.stream = stream
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Produce the function's results, each in the envelope of the value if it has one.
-        """
+        """Produce the function's results, each in the envelope of the value if it has one."""
         value = record.value
         if is_envelope(value):
             for result in self.function(value["value"]):
@@ -78,8 +68,7 @@ class ElementWise(Computation):
 
 
 class TimestampShift(Computation):
-    """
-    Gives each value a new event time (the windowing patent's timestamp setter).
+    """Gives each value a new event time (the windowing patent's timestamp setter).
 
     Args:
         function: takes a value and its time in microseconds, and returns the new time.
@@ -97,9 +86,7 @@ class TimestampShift(Computation):
         self.late_data_horizon: LateDataHorizon = late_data_horizon
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Produce the value at its new time; a pane moves, its window does not.
-        """
+        """Produce the value at its new time; a pane moves, its window does not."""
         value = record.value
         if not is_envelope(value):
             context.produce(self.stream, value, at=instant_us(self.function(value, record.at)))

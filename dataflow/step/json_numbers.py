@@ -1,5 +1,4 @@
-"""
-Numbers that JSON cannot say, in the values of panes.
+"""Numbers that JSON cannot say, in the values of panes.
 
 A sum of floats may be infinite or NaN, as IEEE 754 has it, and one of whole numbers may have more than 64
 bits. The pane is shown nevertheless: with null, and with the nearest float.
@@ -12,12 +11,9 @@ from typing import Any
 
 from millpond.dataflow.combiners.exact_sum import JSON_MAX, JSON_MIN
 
-__all__ = ["as_json_numbers"]
-
 
 def as_json_numbers(value: Any) -> Any:
-    """
-    The value, or the fields of the value, with null for infinities and NaN, and floats for greater whole numbers.
+    """The value, or the fields of the value, with null for infinities and NaN, and floats for greater whole numbers.
 
     Example:
         >>> as_json_numbers({"sum": 2**64, "mean": float("nan"), "count": 3})

@@ -1,5 +1,4 @@
-"""
-The windows of one key: assign and add elements, merge windows, ask triggers, emit panes.
+"""The windows of one key: assign and add elements, merge windows, ask triggers, emit panes.
 
 The complete semantics of windowing, independent of the engine: plain data in, plain data out.
 `WindowedComputation` around it reads and writes the state, sets the timers and produces
@@ -32,8 +31,6 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
-__all__ = ["WINDOW_COUNTERS", "Finish", "KeyWindows"]
-
 Finish: TypeAlias = Callable[[str, Any, Window, Pane], Iterable[Any]]
 """Takes key, combined value, window and pane, and returns the values to emit: one pane each."""
 
@@ -52,8 +49,7 @@ signals that found no window.
 
 
 class KeyWindows:
-    """
-    The windows of one key during one hook.
+    """The windows of one key during one hook.
 
     Args:
         strategy: windowing, triggering and accumulation.
@@ -99,8 +95,7 @@ class KeyWindows:
     # -- elements --------------------------------------------------------------------------
 
     def add(self, elements: Iterable[Element]) -> None:
-        """
-        Add a bundle of elements: assign, drop what is too late, merge, combine, and ask each trigger.
+        """Add a bundle of elements: assign, drop what is too late, merge, combine, and ask each trigger.
 
         The triggers are asked once, or after each element, as the strategy says.
         """
@@ -139,9 +134,7 @@ class KeyWindows:
         return states
 
     def _assign(self, elements: Iterable[Element]) -> tuple[dict[Window, list[Element]], int]:
-        """
-        The elements by window, and how many are too late for all of theirs.
-        """
+        """The elements by window, and how many are too late for all of theirs."""
         assigned: dict[Window, list[Element]] = {}
         dropped = 0
         strategy = self._strategy
@@ -183,9 +176,7 @@ class KeyWindows:
                 state.output_at = combined(strategy.timestamp_combiner, state.output_at, at)
 
     def _combined(self, accumulator: Any, members: Sequence[Element]) -> tuple[Any, int]:
-        """
-        The accumulator with the elements in it, and how many retractions among them had no effect.
-        """
+        """The accumulator with the elements in it, and how many retractions among them had no effect."""
         combine, may_clear, without_effect = self._combine, self._strategy.accumulation.may_clear, 0
         for is_retraction, run in groupby(members, attrgetter("is_retraction")):
             if not is_retraction:
@@ -248,8 +239,7 @@ class KeyWindows:
     # -- signals ---------------------------------------------------------------------------
 
     def signal(self, name: str, window: Window | None) -> None:
-        """
-        Deliver a signal from outside to the triggers of the windows that it is for, and ask them.
+        """Deliver a signal from outside to the triggers of the windows that it is for, and ask them.
 
         Args:
             name: the signal's name.
@@ -275,8 +265,7 @@ class KeyWindows:
     # -- timers ----------------------------------------------------------------------------
 
     def on_timer(self, window: Window, timer: TriggerTimer) -> None:
-        """
-        Deliver a trigger's timer to its owner, then ask the window's trigger.
+        """Deliver a trigger's timer to its owner, then ask the window's trigger.
 
         A timer that is no longer pending is ignored.
         """
@@ -288,9 +277,7 @@ class KeyWindows:
         self._ask(state, by_event_timer=timer.domain is TimeDomain.EVENT)
 
     def _ring(self, states: Sequence[WindowState]) -> None:
-        """
-        Deliver the timers of these windows that are due already, in the order in which the engine would.
-        """
+        """Deliver the timers of these windows that are due already, in the order in which the engine would."""
         for _ in range(_RINGS_MAX):
             due = min(self._due(states), default=None)
             if due is None:
@@ -324,9 +311,7 @@ class KeyWindows:
         )
 
     def expire(self, window: Window) -> None:
-        """
-        Emit the window's last pane if the strategy asks for one, and drop the window.
-        """
+        """Emit the window's last pane if the strategy asks for one, and drop the window."""
         state = self.windows.get(window)
         if state is None:
             return

@@ -1,5 +1,4 @@
-"""
-Panes: what a window emits when its trigger fires, and the envelope that carries it.
+"""Panes: what a window emits when its trigger fires, and the envelope that carries it.
 
 A windowed step produces each result in an envelope, a JSON object with four fields: ``value``,
 ``window`` (its bounds in microseconds), ``at`` (the pane's event time) and ``pane``. A windowed
@@ -18,13 +17,9 @@ from millpond.dataflow.step.json_numbers import as_json_numbers
 from millpond.dataflow.windows.window import Window
 from millpond.statestore.rows.envelope import is_envelope
 
-__all__ = ["Pane", "Timing", "WindowedValue"]
-
 
 class Timing(StrEnum):
-    """
-    When a pane fires relative to its window's end: before, at or after it.
-    """
+    """When a pane fires relative to its window's end: before, at or after it."""
 
     EARLY = "early"
     ON_TIME = "on_time"
@@ -33,8 +28,7 @@ class Timing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pane:
-    """
-    One firing of a window (Beam's ``PaneInfo``).
+    """One firing of a window (Beam's ``PaneInfo``).
 
     Attributes:
         index: 0, 1, 2 … over all panes of the window.
@@ -61,15 +55,11 @@ class Pane:
 
     @property
     def is_first(self) -> bool:
-        """
-        Whether this is the window's first pane.
-        """
+        """Whether this is the window's first pane."""
         return self.index == 0
 
     def to_json(self) -> dict[str, Any]:
-        """
-        The pane as the envelope carries it.
-        """
+        """The pane as the envelope carries it."""
         return {
             "index": self.index,
             "nonspeculative_index": self.nonspeculative_index,
@@ -84,17 +74,14 @@ class Pane:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """
-        The inverse of `to_json`.
-        """
+        """The inverse of `to_json`."""
         known = {name: value for name, value in fields.items() if name != "is_first"}
         return cls(**{**known, "timing": Timing(fields["timing"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowedValue:
-    """
-    A value with the window and the pane that it comes from.
+    """A value with the window and the pane that it comes from.
 
     Attributes:
         value: the result.
@@ -110,15 +97,11 @@ class WindowedValue:
 
     @staticmethod
     def is_envelope(value: object) -> bool:
-        """
-        Whether a record's value is an envelope; a row from outside is none, even if it has the same fields.
-        """
+        """Whether a record's value is an envelope; a row from outside is none, even if it has the same fields."""
         return is_envelope(value)
 
     def retraction(self, successor: Pane) -> WindowedValue:
-        """
-        The retraction of this value: its pane's indices, with the timing and the cause of ``successor``.
-        """
+        """The retraction of this value: its pane's indices, with the timing and the cause of ``successor``."""
         pane = replace(
             self.pane,
             is_retraction=True,
@@ -131,9 +114,7 @@ class WindowedValue:
         return replace(self, pane=pane)
 
     def to_json(self) -> dict[str, Any]:
-        """
-        The envelope, a JSON object.
-        """
+        """The envelope, a JSON object."""
         return {
             "value": as_json_numbers(self.value),
             "window": list(self.window),
@@ -143,9 +124,7 @@ class WindowedValue:
 
     @classmethod
     def from_json(cls, envelope: Mapping[str, Any]) -> Self:
-        """
-        The inverse of `to_json`.
-        """
+        """The inverse of `to_json`."""
         start, end = envelope["window"]
         return cls(
             value=envelope["value"],

@@ -1,6 +1,4 @@
-"""
-The windowing strategy: the windowing, triggering and accumulation settings of one step.
-"""
+"""The windowing strategy: the windowing, triggering and accumulation settings of one step."""
 
 from __future__ import annotations
 
@@ -19,12 +17,9 @@ from millpond.executor.event_time.duration import Duration, duration_us
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.types import TIME_MAX_US
 
-__all__ = ["Accumulation", "Asked", "Closing", "WindowingStrategy"]
-
 
 class Accumulation(StrEnum):
-    """
-    How the panes of a window relate to each other (the Dataflow paper's refinement modes).
+    """How the panes of a window relate to each other (the Dataflow paper's refinement modes).
 
     ``DISCARDING``: a pane holds the elements since the previous pane. ``ACCUMULATING``: a pane holds
     all elements so far. ``RETRACTING``: as accumulating and incremental, so after a retraction of the previous pane.
@@ -40,15 +35,11 @@ class Accumulation(StrEnum):
 
     @property
     def may_clear(self) -> bool:
-        """
-        Whether any pane clears the contents.
-        """
+        """Whether any pane clears the contents."""
         return self not in (Accumulation.ACCUMULATING, Accumulation.RETRACTING)
 
     def clears(self, asked: Contents) -> bool:
-        """
-        Whether contents are cleared after a pane, given the trigger's request.
-        """
+        """Whether contents are cleared after a pane, given the trigger's request."""
         match self:
             case Accumulation.DISCARDING:
                 return True
@@ -69,8 +60,7 @@ Asked: TypeAlias = Literal["element", "bundle"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowingStrategy:
-    """
-    Where in event time elements are grouped, when groups are emitted, and how panes relate.
+    """Where in event time elements are grouped, when groups are emitted, and how panes relate.
 
     Args:
         window_fn: assigns elements to windows; one global window by default.
@@ -107,9 +97,7 @@ class WindowingStrategy:
     allowed_lateness_us: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """
-        Validate the arguments at construction.
-        """
+        """Validate the arguments at construction."""
         for name, kind in (("window_fn", WindowFn), ("trigger", Trigger)):
             if not isinstance(getattr(self, name), kind):
                 example = "FixedWindows('1h')" if kind is WindowFn else "AfterWatermark()"
@@ -137,15 +125,11 @@ class WindowingStrategy:
 
     @property
     def is_incremental(self) -> bool:
-        """
-        Whether each pane is preceded by retractions of the one that it replaces.
-        """
+        """Whether each pane is preceded by retractions of the one that it replaces."""
         return self.incremental or self.accumulation is Accumulation.RETRACTING
 
     def expires_at(self, window: Window) -> int:
-        """
-        The watermark, in microseconds, from which the window accepts no more elements.
-        """
+        """The watermark, in microseconds, from which the window accepts no more elements."""
         return min(window.end + self.allowed_lateness_us + 1, TIME_MAX_US)
 
 

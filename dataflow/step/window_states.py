@@ -1,5 +1,4 @@
-"""
-The windows of one key during its turn, decoded on first access and stored once.
+"""The windows of one key during its turn, decoded on first access and stored once.
 
 A key may have thousands of windows while a timer concerns only one. So the row is read once a turn, a
 hook opens the windows that it touches, and those that no hook opens are written back as they were read.
@@ -15,8 +14,6 @@ from typing import Any, Final
 from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_state import WindowState
 
-__all__ = ["OnOpen", "WindowStates"]
-
 OnOpen = Callable[[WindowState], None]
 """Called with each known window when a hook first touches it, before it changes."""
 
@@ -24,8 +21,7 @@ _WINDOWS: Final = "windows"
 
 
 class WindowStates:
-    """
-    The windows of a key, by their bounds.
+    """The windows of a key, by their bounds.
 
     Args:
         state: the stored state, as `to_json` gave it; ``None`` for a new key.
@@ -48,8 +44,7 @@ class WindowStates:
         heapify(self._owed)
 
     def begin_hook(self, on_open: OnOpen | None) -> None:
-        """
-        Begin another hook: no window has been touched.
+        """Begin another hook: no window has been touched.
 
         Args:
             on_open: called with each known window when the hook first touches it.
@@ -65,15 +60,11 @@ class WindowStates:
         return len(self._rows)
 
     def keys(self) -> KeysView[Window]:
-        """
-        The bounds of all windows.
-        """
+        """The bounds of all windows."""
         return self._rows.keys()
 
     def get(self, window: Window) -> WindowState | None:
-        """
-        The window with these bounds, opened; ``None`` if there is none.
-        """
+        """The window with these bounds, opened; ``None`` if there is none."""
         state = self._open.get(window)
         if state is None:
             row = self._rows.get(window)
@@ -87,15 +78,11 @@ class WindowStates:
         return state
 
     def at(self, window: Window) -> WindowState:
-        """
-        The window with these bounds, opened or new.
-        """
+        """The window with these bounds, opened or new."""
         return self.get(window) or self.add(window)
 
     def add(self, window: Window) -> WindowState:
-        """
-        Start an empty window, replacing any state of the same bounds.
-        """
+        """Start an empty window, replacing any state of the same bounds."""
         state = self._open[window] = WindowState(window=window)
         if self._order is not None and window not in self._rows:
             insort(self._order, window)
@@ -104,9 +91,7 @@ class WindowStates:
         return state
 
     def pop(self, window: Window) -> WindowState | None:
-        """
-        Remove and return the window with these bounds; ``None`` if there is none.
-        """
+        """Remove and return the window with these bounds; ``None`` if there is none."""
         state = self.get(window)
         if state is not None:
             del self._open[window], self._rows[window]
@@ -115,9 +100,7 @@ class WindowStates:
         return state
 
     def overlapping(self, window: Window) -> list[Window]:
-        """
-        The windows that overlap ``window``, of a key none of whose windows overlap each other.
-        """
+        """The windows that overlap ``window``, of a key none of whose windows overlap each other."""
         order = self._order
         if order is None:
             order = self._order = sorted(self._rows)
@@ -130,16 +113,12 @@ class WindowStates:
         return order[first:last]
 
     def touched(self) -> list[WindowState]:
-        """
-        The windows that the hook has touched and not removed.
-        """
+        """The windows that the hook has touched and not removed."""
         states = self._open
         return [states[window] for window in self._touched if window in states]
 
     def oldest_output_at(self) -> int | None:
-        """
-        The least event time of any pane still to be emitted; ``None`` if no window determines one.
-        """
+        """The least event time of any pane still to be emitted; ``None`` if no window determines one."""
         self._note_owed()
         owed, owed_at = self._owed, self._owed_at
         while owed and owed_at.get(owed[0][1]) != owed[0][0]:
@@ -147,9 +126,7 @@ class WindowStates:
         return owed[0][0] if owed else None
 
     def _note_owed(self) -> None:
-        """
-        Note the times that the hook has changed; entries of the heap that no longer hold stay until they are met.
-        """
+        """Note the times that the hook has changed; entries of the heap that no longer hold stay until they are met."""
         for window in self._touched:
             state = self._open.get(window)
             at = None if state is None else state.output_at
@@ -162,9 +139,7 @@ class WindowStates:
                 heappush(self._owed, (at, window))
 
     def to_json(self) -> dict[str, Any] | None:
-        """
-        The state to store, its windows ordered by their bounds; ``None`` if no window is left.
-        """
+        """The state to store, its windows ordered by their bounds; ``None`` if no window is left."""
         states = self._open
         windows = [
             states[window].to_json() if window in states else self._rows[window]

@@ -1,5 +1,4 @@
-"""
-The engine timers that a key's windows need: trigger timers, expiry timers and holds.
+"""The engine timers that a key's windows need: trigger timers, expiry timers and holds.
 
 Triggers keep their timers in the window's state; only changes are passed to the engine. A hold
 keeps the output watermark at the event time of a pane still to come (MillWheel §5.2).
@@ -20,16 +19,13 @@ from millpond.executor.event_time.duration import INSTANT_MAX_US
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros
 
-__all__ = ["Wanted", "add_wanted", "as_of", "parse_tag", "set_hold", "set_timers", "tag_of"]
-
 # "~" sorts after digits: among timers due at the same time, expiry fires last.
 _EXPIRY: Final = "~"
 _HOLD: Final = "panes"
 
 
 class Wanted(NamedTuple):
-    """
-    A timer that a window needs.
+    """A timer that a window needs.
 
     Attributes:
         at: when it fires, in microseconds.
@@ -47,9 +43,7 @@ class Wanted(NamedTuple):
 def add_wanted(
     wanted: dict[str, Wanted], strategy: WindowingStrategy, state: WindowState, watermark: int
 ) -> None:
-    """
-    Add the timers that a window needs to ``wanted``, by tag.
-    """
+    """Add the timers that a window needs to ``wanted``, by tag."""
     window = state.window
     expires_at = strategy.expires_at(window)
     # The end of the global window is beyond any time that a record can carry.
@@ -74,8 +68,7 @@ def _pane_at(state: WindowState) -> int:
 
 
 def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wanted], oldest_at: int) -> None:
-    """
-    Update the engine's timers to match the windows that the hook opened.
+    """Update the engine's timers to match the windows that the hook opened.
 
     Args:
         context: the hook's context.
@@ -93,8 +86,7 @@ def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wan
 
 
 def set_hold(context: Context, before: int | None, after: int | None, oldest_at: int) -> None:
-    """
-    Hold the output watermark at the event time of the oldest pane still to be emitted.
+    """Hold the output watermark at the event time of the oldest pane still to be emitted.
 
     Args:
         context: the hook's context.
@@ -110,8 +102,7 @@ def set_hold(context: Context, before: int | None, after: int | None, oldest_at:
 
 
 def as_of(timer: Timer, clocks: Clocks) -> Clocks:
-    """
-    The clocks as they stood at the moment an event timer waited for.
+    """The clocks as they stood at the moment an event timer waited for.
 
     Panes must follow from event time, not from the steps in which watermarks happen to advance. So
     a watermark counts as no further than the timer's time, and one of a higher percentile than the
@@ -141,16 +132,12 @@ def as_of(timer: Timer, clocks: Clocks) -> Clocks:
 
 
 def tag_of(window: Window, text: str) -> str:
-    """
-    The engine's tag of a trigger's timer; `parse_tag` is the inverse.
-    """
+    """The engine's tag of a trigger's timer; `parse_tag` is the inverse."""
     return f"{window.start}/{window.end}|{text}"
 
 
 def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None]:
-    """
-    The window that a timer tag names, and the trigger timer; ``None`` for the window's expiry.
-    """
+    """The window that a timer tag names, and the trigger timer; ``None`` for the window's expiry."""
     name, _, text = tag.removeprefix(_EXPIRY).partition("|")
     start, _, end = name.partition("/")
     return Window(int(start), int(end)), parse_timer(text) if text else None

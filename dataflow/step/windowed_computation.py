@@ -1,6 +1,4 @@
-"""
-A windowed step as a computation: its state is the key's windows, its timers are their triggers' timers.
-"""
+"""A windowed step as a computation: its state is the key's windows, its timers are their triggers' timers."""
 
 from __future__ import annotations
 
@@ -24,12 +22,9 @@ from millpond.executor.pipeline.signals import read_signal
 from millpond.statestore.rows.envelope import is_envelope
 from millpond.statestore.rows.row import TimeDomain
 
-__all__ = ["WindowedComputation", "element_of"]
-
 
 def element_of(record: Record, of: ValueExtractor = None) -> Element:
-    """
-    The element of a record: its value and time, or those inside its envelope.
+    """The element of a record: its value and time, or those inside its envelope.
 
     Args:
         record: the record.
@@ -45,8 +40,7 @@ def element_of(record: Record, of: ValueExtractor = None) -> Element:
 
 
 class WindowedComputation(Computation):
-    """
-    Groups records by key and window, and produces each window's panes on one stream.
+    """Groups records by key and window, and produces each window's panes on one stream.
 
     Args:
         strategy: windowing, triggering and accumulation.
@@ -78,15 +72,11 @@ class WindowedComputation(Computation):
         self.finish = finish
 
     def element(self, record: Record) -> Element:
-        """
-        The element of a record; subclasses may add to it.
-        """
+        """The element of a record; subclasses may add to it."""
         return element_of(record, self.of)
 
     def process_records(self, context: Context, records: Records) -> None:
-        """
-        Add a bundle of elements to their windows, whose triggers are asked as the strategy says.
-        """
+        """Add a bundle of elements to their windows, whose triggers are asked as the strategy says."""
         if not self.signals:
             self._add(context, records)
             return
@@ -109,9 +99,7 @@ class WindowedComputation(Computation):
             self._run(context, self._clocks(context), lambda windows: windows.signal(name, window))
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Deliver a trigger's timer, or expire a window.
-        """
+        """Deliver a trigger's timer, or expire a window."""
         window, trigger_timer = parse_tag(timer.tag)
         clocks = self._clocks(context)
         if timer.domain is TimeDomain.EVENT:

@@ -1,3 +1,1 @@
-"""
-Triggers: when a window shows its contents.
-"""
+"""Triggers: when a window shows its contents."""

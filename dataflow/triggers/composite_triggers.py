@@ -1,6 +1,4 @@
-"""
-Composite triggers: all of several triggers, any of them, or one after another.
-"""
+"""Composite triggers: all of several triggers, any of them, or one after another."""
 
 from __future__ import annotations
 
@@ -12,15 +10,11 @@ from millpond.dataflow.triggers.trigger_context import TriggerContext, TriggerTi
 from millpond.dataflow.windows.element import Element
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["AfterAll", "AfterAny", "AfterEach", "OrFinally"]
-
 _POSITION: Final = "position"
 
 
 class _Composite(Trigger):
-    """
-    A trigger of one or more children, named by their position.
-    """
+    """A trigger of one or more children, named by their position."""
 
     def __init__(self, *triggers: Trigger) -> None:
         if not triggers:
@@ -33,9 +27,7 @@ class _Composite(Trigger):
 
     @property
     def children(self) -> Mapping[str, Trigger]:
-        """
-        The triggers, by position.
-        """
+        """The triggers, by position."""
         return self._children
 
     def __repr__(self) -> str:
@@ -49,35 +41,25 @@ class _Composite(Trigger):
 
 
 class _Parallel(_Composite):
-    """
-    A composite whose children all listen at the same time.
-    """
+    """A composite whose children all listen at the same time."""
 
     def on_arm(self, context: TriggerContext) -> None:
-        """
-        Arm every child.
-        """
+        """Arm every child."""
         for name, trigger in self.children.items():
             trigger.on_arm(context.child(name))
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
-        """
-        Notify every child.
-        """
+        """Notify every child."""
         for name, trigger in self.children.items():
             trigger.on_element(context.child(name), element)
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
-        """
-        Notify every child of the bundle.
-        """
+        """Notify every child of the bundle."""
         for name, trigger in self.children.items():
             trigger.on_elements(context.child(name), elements)
 
     def on_merge(self, context: TriggerContext) -> None:
-        """
-        Notify every child.
-        """
+        """Notify every child."""
         for name, trigger in self.children.items():
             trigger.on_merge(context.child(name))
 
@@ -90,8 +72,7 @@ class _Parallel(_Composite):
 
 
 class AfterAny(_Parallel):
-    """
-    Fires when any of its triggers fires; finishes when any of them has finished.
+    """Fires when any of its triggers fires; finishes when any of them has finished.
 
     Args:
         triggers: one or more triggers.
@@ -105,21 +86,16 @@ class AfterAny(_Parallel):
     """
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """
-        Whether any child would fire.
-        """
+        """Whether any child would fire."""
         return any(trigger.should_fire(context.child(name)) for name, trigger in self.children.items())
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """
-        Fire every child that is ready; finished if any of them is.
-        """
+        """Fire every child that is ready; finished if any of them is."""
         return any(self._fire_ready(context))
 
 
 class OrFinally(AfterAny):
-    """
-    Fires as ``trigger`` does, until ``until`` fires, which ends both.
+    """Fires as ``trigger`` does, until ``until`` fires, which ends both.
 
     Args:
         trigger: the trigger to follow.
@@ -131,8 +107,7 @@ class OrFinally(AfterAny):
 
 
 class AfterAll(_Parallel):
-    """
-    Fires when all of its triggers are ready; finishes when all of them have finished.
+    """Fires when all of its triggers are ready; finishes when all of them have finished.
 
     Args:
         triggers: one or more triggers.
@@ -142,21 +117,16 @@ class AfterAll(_Parallel):
     """
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """
-        Whether all children would fire.
-        """
+        """Whether all children would fire."""
         return all(trigger.should_fire(context.child(name)) for name, trigger in self.children.items())
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """
-        Fire every child; finished if all of them are.
-        """
+        """Fire every child; finished if all of them are."""
         return all(self._fire_ready(context))
 
 
 class AfterEach(_Composite):
-    """
-    Fires as its first trigger until that has finished, then as its second, and so on.
+    """Fires as its first trigger until that has finished, then as its second, and so on.
 
     A merged window continues from the least advanced of its sources.
 
@@ -175,37 +145,27 @@ class AfterEach(_Composite):
         return (self.triggers[position], context.child(position)) if position < len(self.triggers) else None
 
     def on_arm(self, context: TriggerContext) -> None:
-        """
-        Arm the current trigger.
-        """
+        """Arm the current trigger."""
         if current := self._current(context):
             current[0].on_arm(current[1])
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
-        """
-        Notify the current trigger.
-        """
+        """Notify the current trigger."""
         if current := self._current(context):
             current[0].on_element(current[1], element)
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
-        """
-        Notify the current trigger of the bundle.
-        """
+        """Notify the current trigger of the bundle."""
         if current := self._current(context):
             current[0].on_elements(current[1], elements)
 
     def on_signal(self, context: TriggerContext, name: str) -> None:
-        """
-        Notify the current trigger.
-        """
+        """Notify the current trigger."""
         if current := self._current(context):
             current[0].on_signal(current[1], name)
 
     def on_merge(self, context: TriggerContext) -> None:
-        """
-        Continue from the least advanced source: the others have not yet shown what it waits to show.
-        """
+        """Continue from the least advanced source: the others have not yet shown what it waits to show."""
         position = min(map(self._position, context.sources), default=0)
         context.set(_POSITION, position)
         there = [source for source in context.sources if self._position(source) == position]
@@ -213,23 +173,17 @@ class AfterEach(_Composite):
             current[0].on_merge(current[1])
 
     def on_child_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
-        """
-        Deliver timers of the current trigger only.
-        """
+        """Deliver timers of the current trigger only."""
         if timer.path == context.path or timer.path.startswith(f"{context.path}{self._position(context)}/"):
             Trigger.on_child_timer(self, context, timer)
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """
-        Whether the current trigger would fire.
-        """
+        """Whether the current trigger would fire."""
         current = self._current(context)
         return current is not None and current[0].should_fire(current[1])
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """
-        Fire the current trigger, and advance to the next when it has finished.
-        """
+        """Fire the current trigger, and advance to the next when it has finished."""
         current = self._current(context)
         if current is None or not current[0].fire(current[1]):
             return current is None

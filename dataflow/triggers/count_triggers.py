@@ -1,6 +1,4 @@
-"""
-Data-driven triggers: a number of elements, a number of bytes, or a user function of the values.
-"""
+"""Data-driven triggers: a number of elements, a number of bytes, or a user function of the values."""
 
 from __future__ import annotations
 
@@ -14,8 +12,6 @@ from millpond.dataflow.windows.element import Element
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import JsonCodec
 
-__all__ = ["AfterBytes", "AfterCount", "ShouldEmit"]
-
 _SEEN: Final = "seen"
 _STATE: Final = "state"
 _EMIT: Final = "emit"
@@ -27,9 +23,7 @@ def _check_count(name: str, count: object) -> None:
 
 
 class _AfterAmount(Trigger):
-    """
-    Fires once, when the amounts of the window's elements add up to a bound.
-    """
+    """Fires once, when the amounts of the window's elements add up to a bound."""
 
     @property
     def _bound(self) -> int:
@@ -39,40 +33,29 @@ class _AfterAmount(Trigger):
         raise NotImplementedError
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
-        """
-        Add the element's amount.
-        """
+        """Add the element's amount."""
         context.set(_SEEN, context.get(_SEEN, 0) + self._amount(element))
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
-        """
-        Add the amounts of a bundle.
-        """
+        """Add the amounts of a bundle."""
         context.set(_SEEN, context.get(_SEEN, 0) + sum(map(self._amount, elements)))
 
     def on_merge(self, context: TriggerContext) -> None:
-        """
-        Add up the amounts of the merged windows.
-        """
+        """Add up the amounts of the merged windows."""
         context.set(_SEEN, sum(source.get(_SEEN, 0) for source in context.sources))
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """
-        Whether the bound is reached.
-        """
+        """Whether the bound is reached."""
         return bool(context.get(_SEEN, 0) >= self._bound)
 
     def on_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - fires once
-        """
-        Finished after one firing.
-        """
+        """Finished after one firing."""
         return True
 
 
 @dataclass(frozen=True)
 class AfterCount(_AfterAmount):
-    """
-    Fires once, when the window has received ``count`` elements.
+    """Fires once, when the window has received ``count`` elements.
 
     Where triggers are asked once per bundle (``asked="bundle"``), a pane may hold more than ``count``.
 
@@ -86,9 +69,7 @@ class AfterCount(_AfterAmount):
     count: int
 
     def __post_init__(self) -> None:
-        """
-        Validate the count at construction.
-        """
+        """Validate the count at construction."""
         _check_count("a count", self.count)
 
     @property
@@ -101,8 +82,7 @@ class AfterCount(_AfterAmount):
 
 @dataclass(frozen=True)
 class AfterBytes(_AfterAmount):
-    """
-    Fires once, when the values of the window's elements add up to ``size`` bytes of JSON.
+    """Fires once, when the values of the window's elements add up to ``size`` bytes of JSON.
 
     Args:
         size: number of bytes, at least 1; a value of type ``bytes`` counts with its own length.
@@ -114,9 +94,7 @@ class AfterBytes(_AfterAmount):
     size: int
 
     def __post_init__(self) -> None:
-        """
-        Validate the size at construction.
-        """
+        """Validate the size at construction."""
         _check_count("a size", self.size)
 
     @property
@@ -130,8 +108,7 @@ class AfterBytes(_AfterAmount):
 
 @dataclass(frozen=True)
 class ShouldEmit(Trigger):
-    """
-    Fires once, when a user function accepts an element; wrap it in `Repeatedly` to fire again.
+    """Fires once, when a user function accepts an element; wrap it in `Repeatedly` to fire again.
 
     Args:
         function: takes the element's value and the state so far (``None`` at first), and returns
@@ -148,23 +125,18 @@ class ShouldEmit(Trigger):
 
     @property
     def can_merge(self) -> bool:
-        """
-        Whether a merge function was given.
-        """
+        """Whether a merge function was given."""
         return self.merge is not None
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
-        """
-        Call the function with the element's value and the state.
-        """
+        """Call the function with the element's value and the state."""
         emit, state = self.function(element.value, context.get(_STATE))
         context.set(_STATE, state)
         if emit:
             context.set(_EMIT, value=True)
 
     def on_merge(self, context: TriggerContext) -> None:
-        """
-        Merge the function's states; fires if any source was about to fire.
+        """Merge the function's states; fires if any source was about to fire.
 
         Raises:
             InvalidError: no merge function was given.
@@ -176,14 +148,10 @@ class ShouldEmit(Trigger):
             context.set(_EMIT, value=True)
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """
-        Whether the function has accepted an element.
-        """
+        """Whether the function has accepted an element."""
         return bool(context.get(_EMIT, False))
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """
-        Finished after one firing; the function's state is kept until the trigger is reset.
-        """
+        """Finished after one firing; the function's state is kept until the trigger is reset."""
         context.set(_EMIT, value=False)
         return True

@@ -1,6 +1,4 @@
-"""
-Triggers that fire repeatedly, and the trigger that never fires.
-"""
+"""Triggers that fire repeatedly, and the trigger that never fires."""
 
 from __future__ import annotations
 
@@ -14,8 +12,6 @@ from millpond.dataflow.triggers.trigger_context import TriggerContext
 from millpond.dataflow.windows.element import Element
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["Never", "RepeatCount", "RepeatUntil", "Repeatedly"]
-
 _INNER: Final = "r"
 _UNTIL: Final = "u"
 _COUNT: Final = "fired"
@@ -23,34 +19,25 @@ _COUNT: Final = "fired"
 
 @dataclass(frozen=True)
 class Never(Trigger):
-    """
-    Never fires; the window's contents are emitted only when it expires, if its ``closing`` says so.
-    """
+    """Never fires; the window's contents are emitted only when it expires, if its ``closing`` says so."""
 
     @property
     def waits_for_end(self) -> bool:
-        """
-        It waits for longer than that.
-        """
+        """It waits for longer than that."""
         return type(self) is Never
 
     def should_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - never fires
-        """
-        Always false.
-        """
+        """Always false."""
         return False
 
     def on_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - never fires
-        """
-        Not reached; finished if it is.
-        """
+        """Not reached; finished if it is."""
         return True
 
 
 @dataclass(frozen=True)
 class Repeatedly(Trigger):
-    """
-    Restarts a trigger each time it finishes; never finishes itself.
+    """Restarts a trigger each time it finishes; never finishes itself.
 
     Args:
         trigger: the trigger to repeat.
@@ -64,52 +51,36 @@ class Repeatedly(Trigger):
 
     @cached_property
     def children(self) -> Mapping[str, Trigger]:
-        """
-        The repeated trigger.
-        """
+        """The repeated trigger."""
         return {_INNER: self.trigger}
 
     @property
     def waits_for_end(self) -> bool:
-        """
-        As the trigger that it repeats.
-        """
+        """As the trigger that it repeats."""
         return type(self) in {Repeatedly, RepeatCount} and self.trigger.waits_for_end
 
     def on_arm(self, context: TriggerContext) -> None:
-        """
-        Arm the repeated trigger.
-        """
+        """Arm the repeated trigger."""
         self.trigger.on_arm(context.child(_INNER))
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
-        """
-        Notify the repeated trigger.
-        """
+        """Notify the repeated trigger."""
         self.trigger.on_element(context.child(_INNER), element)
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
-        """
-        Notify the repeated trigger.
-        """
+        """Notify the repeated trigger."""
         self.trigger.on_elements(context.child(_INNER), elements)
 
     def on_merge(self, context: TriggerContext) -> None:
-        """
-        Notify the repeated trigger.
-        """
+        """Notify the repeated trigger."""
         self.trigger.on_merge(context.child(_INNER))
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """
-        Whether the repeated trigger would fire.
-        """
+        """Whether the repeated trigger would fire."""
         return self.trigger.should_fire(context.child(_INNER))
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """
-        Fire the repeated trigger; if it has finished, start it over and arm it. Never finished itself.
-        """
+        """Fire the repeated trigger; if it has finished, start it over and arm it. Never finished itself."""
         inner = context.child(_INNER)
         if self.trigger.fire(inner):
             self.trigger.reset(inner)
@@ -120,8 +91,7 @@ class Repeatedly(Trigger):
 
 @dataclass(frozen=True)
 class RepeatCount(Repeatedly):
-    """
-    Repeats a trigger until it has fired ``count`` times.
+    """Repeats a trigger until it has fired ``count`` times.
 
     A merged window continues from the least advanced of its sources.
 
@@ -136,23 +106,17 @@ class RepeatCount(Repeatedly):
     count: int = 1
 
     def __post_init__(self) -> None:
-        """
-        Validate the count at construction.
-        """
+        """Validate the count at construction."""
         if self.count < 1:
             raise InvalidError("a trigger is repeated at least once", count=self.count)
 
     def on_merge(self, context: TriggerContext) -> None:
-        """
-        Continue from the least advanced source.
-        """
+        """Continue from the least advanced source."""
         context.set(_COUNT, min((source.get(_COUNT, 0) for source in context.sources), default=0))
         Repeatedly.on_merge(self, context)
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """
-        Count the firing; finished with the last.
-        """
+        """Count the firing; finished with the last."""
         Repeatedly.on_fire(self, context)
         fired = context.get(_COUNT, 0) + 1
         context.set(_COUNT, fired)
@@ -161,8 +125,7 @@ class RepeatCount(Repeatedly):
 
 @dataclass(frozen=True)
 class RepeatUntil(Repeatedly):
-    """
-    Repeats a trigger until another fires; that firing emits a last pane.
+    """Repeats a trigger until another fires; that firing emits a last pane.
 
     Args:
         trigger: the trigger to repeat.
@@ -173,42 +136,30 @@ class RepeatUntil(Repeatedly):
 
     @cached_property
     def children(self) -> Mapping[str, Trigger]:
-        """
-        The repeated trigger and the one that ends it.
-        """
+        """The repeated trigger and the one that ends it."""
         return {_INNER: self.trigger, _UNTIL: self.until}
 
     def on_arm(self, context: TriggerContext) -> None:
-        """
-        Arm both.
-        """
+        """Arm both."""
         Repeatedly.on_arm(self, context)
         self.until.on_arm(context.child(_UNTIL))
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
-        """
-        Notify both.
-        """
+        """Notify both."""
         Repeatedly.on_element(self, context, element)
         self.until.on_element(context.child(_UNTIL), element)
 
     def on_merge(self, context: TriggerContext) -> None:
-        """
-        Notify both.
-        """
+        """Notify both."""
         Repeatedly.on_merge(self, context)
         self.until.on_merge(context.child(_UNTIL))
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """
-        Whether either would fire.
-        """
+        """Whether either would fire."""
         return Repeatedly.should_fire(self, context) or self.until.should_fire(context.child(_UNTIL))
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """
-        Fire those that are ready; finished if ``until`` is.
-        """
+        """Fire those that are ready; finished if ``until`` is."""
         is_over = self.until.should_fire(context.child(_UNTIL))
         if Repeatedly.should_fire(self, context):
             Repeatedly.on_fire(self, context)

@@ -1,5 +1,4 @@
-"""
-Triggers on passing time: a delay after the first element, or the next tick of a periodic clock.
+"""Triggers on passing time: a delay after the first element, or the next tick of a periodic clock.
 
 All of them wait for an element first, so a window that gets no elements emits no further pane.
 """
@@ -19,8 +18,6 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MIN_US
 
-__all__ = ["AfterDelay", "AfterProcessingTime", "AtPeriod", "Domain", "next_stroke"]
-
 Domain: TypeAlias = TimeDomain | Literal["event", "wall"]
 """A clock: event time (the watermark), or wall time (processing time)."""
 
@@ -28,8 +25,7 @@ _DUE: Final = "due"
 
 
 def next_stroke(now: int, reference: int, period: int) -> int:
-    """
-    The first time after ``now`` that is a whole number of periods away from ``reference``; all in one unit.
+    """The first time after ``now`` that is a whole number of periods away from ``reference``; all in one unit.
 
     Example:
         >>> next_stroke(now=20, reference=5, period=10), next_stroke(now=25, reference=5, period=10)
@@ -56,9 +52,7 @@ def _domain(domain: Domain) -> TimeDomain:
 
 
 class _AtTime(Trigger):
-    """
-    Fires once, at a time that the first element determines; a merged window keeps the earliest time.
-    """
+    """Fires once, at a time that the first element determines; a merged window keeps the earliest time."""
 
     @property
     def _clock(self) -> TimeDomain:
@@ -68,16 +62,12 @@ class _AtTime(Trigger):
         raise NotImplementedError
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
-        """
-        Set the timer, if this is the first element.
-        """
+        """Set the timer, if this is the first element."""
         if context.get(_DUE) is None:
             self._wait_until(context, self._due(context, element))
 
     def on_merge(self, context: TriggerContext) -> None:
-        """
-        Keep the earliest time of the merged windows.
-        """
+        """Keep the earliest time of the merged windows."""
         times = [due for source in context.sources if (due := source.get(_DUE)) is not None]
         if times:
             self._wait_until(context, min(times))
@@ -87,24 +77,19 @@ class _AtTime(Trigger):
         context.set_timer(due, self._clock)
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """
-        Whether the clock has reached the time.
-        """
+        """Whether the clock has reached the time."""
         due = context.get(_DUE)
         return due is not None and bool(context.now(self._clock) >= due)
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """
-        Finished after one firing.
-        """
+        """Finished after one firing."""
         context.delete_timer(self._clock)
         return True
 
 
 @dataclass(frozen=True)
 class AfterDelay(_AtTime):
-    """
-    Fires once, ``delay`` after the window's first element was seen, on the wall clock or in stream time.
+    """Fires once, ``delay`` after the window's first element was seen, on the wall clock or in stream time.
 
     Stream time (``"event"``) is the low watermark, as in the Dataflow patent: a late element is waited for
     as long as any other. Where no watermark is known yet, it is the element's own time.
@@ -126,9 +111,7 @@ class AfterDelay(_AtTime):
     _time_domain: TimeDomain = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """
-        Validate the arguments at construction.
-        """
+        """Validate the arguments at construction."""
         object.__setattr__(self, "_delay_us", duration_us(self.delay))
         if self._delay_us < 0:
             raise InvalidError("a delay must not be negative", delay=self.delay)
@@ -148,8 +131,7 @@ class AfterDelay(_AtTime):
 
 @dataclass(frozen=True)
 class AfterProcessingTime(AfterDelay):
-    """
-    Fires once, ``delay`` of processing time after the first element that it sees.
+    """Fires once, ``delay`` of processing time after the first element that it sees.
 
     Args:
         delay: how long to wait.
@@ -163,9 +145,7 @@ class AfterProcessingTime(AfterDelay):
     delay: Duration = 0
 
     def __post_init__(self) -> None:
-        """
-        Validate the arguments at construction.
-        """
+        """Validate the arguments at construction."""
         AfterDelay.__post_init__(self)
         if self._time_domain is not TimeDomain.WALL:
             raise InvalidError("processing time is wall time", domain=self.domain)
@@ -173,8 +153,7 @@ class AfterProcessingTime(AfterDelay):
 
 @dataclass(frozen=True)
 class AtPeriod(_AtTime):
-    """
-    Fires once, at the next tick of a periodic clock.
+    """Fires once, at the next tick of a periodic clock.
 
     Inside `Repeatedly`, it emits at every tick the elements that have arrived since the last one.
 
@@ -195,9 +174,7 @@ class AtPeriod(_AtTime):
     _time_domain: TimeDomain = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """
-        Validate the arguments at construction.
-        """
+        """Validate the arguments at construction."""
         reference: int | datetime = self.reference
         object.__setattr__(self, "_reference_us", instant_us(reference))
         object.__setattr__(self, "_period_us", positive_us("a period", self.period))

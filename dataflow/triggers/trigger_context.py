@@ -1,5 +1,4 @@
-"""
-A trigger's view of one window: its own state, its own timers, and the clocks.
+"""A trigger's view of one window: its own state, its own timers, and the clocks.
 
 Every trigger in a tree has a namespace that follows from its position, so two `AfterCount` in
 one composite never share state (the low-level API of the triggering patent).
@@ -21,15 +20,11 @@ from millpond.executor.event_time.clocks import EXACT, PercentileTimes, clock_na
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 
-__all__ = ["Contents", "Firing", "TriggerContext", "TriggerEvent", "TriggerTimer", "parse_timer"]
-
 _SEPARATOR: Final = "|"
 
 
 class Contents(StrEnum):
-    """
-    What a trigger asks to do with a window's contents when it fires.
-    """
+    """What a trigger asks to do with a window's contents when it fires."""
 
     DEFAULT = "default"
     KEEP = "keep"
@@ -38,8 +33,7 @@ class Contents(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TriggerEvent:
-    """
-    One firing of one trigger.
+    """One firing of one trigger.
 
     Attributes:
         path: the trigger's path in the tree; the root's is empty.
@@ -56,8 +50,7 @@ class TriggerEvent:
 
 @dataclass(frozen=True, slots=True)
 class TriggerTimer:
-    """
-    The identity of a trigger's timer within its window.
+    """The identity of a trigger's timer within its window.
 
     Attributes:
         path: the trigger's path in the tree.
@@ -74,8 +67,7 @@ class TriggerTimer:
     at: int | None = field(default=None, compare=False)
 
     def to_text(self) -> str:
-        """
-        The timer's name within its window; `parse_timer` is the inverse.
+        """The timer's name within its window; `parse_timer` is the inverse.
 
         Where path or tag has a separator, both are quoted, and a last empty part says so.
 
@@ -97,9 +89,7 @@ def _quoted(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def parse_timer(text: str) -> TriggerTimer:
-    """
-    The inverse of `TriggerTimer.to_text`.
-    """
+    """The inverse of `TriggerTimer.to_text`."""
     path, tag, clock, *is_quoted = text.split(_SEPARATOR)
     if is_quoted:
         path, tag = unquote(path, errors="surrogatepass"), unquote(tag, errors="surrogatepass")
@@ -108,17 +98,13 @@ def parse_timer(text: str) -> TriggerTimer:
 
 @dataclass(slots=True)
 class Firing:
-    """
-    The outcome of asking a tree of triggers: which fired, and the request about the contents.
-    """
+    """The outcome of asking a tree of triggers: which fired, and the request about the contents."""
 
     events: list[TriggerEvent] = field(default_factory=list)
     contents: Contents = Contents.DEFAULT
 
     def label(self) -> str:
-        """
-        The labels of the innermost triggers that fired, joined by commas.
-        """
+        """The labels of the innermost triggers that fired, joined by commas."""
         paths = [event.path for event in self.events]
         inner = [
             event.label
@@ -129,8 +115,7 @@ class Firing:
 
 
 class TriggerContext:
-    """
-    One trigger's view of one window; valid only until the trigger's method returns.
+    """One trigger's view of one window; valid only until the trigger's method returns.
 
     Args:
         window: the window's state.
@@ -179,14 +164,11 @@ class TriggerContext:
 
     @property
     def window(self) -> Window:
-        """
-        The window's bounds.
-        """
+        """The window's bounds."""
         return self._state.window
 
     def peek_value(self) -> Any:
-        """
-        The combined value of the window's contents, as a pane would show it now (the patent's ``peekValue``).
+        """The combined value of the window's contents, as a pane would show it now (the patent's ``peekValue``).
 
         In `Trigger.on_element` it includes the element, and in `Trigger.on_merge` the contents of all merged
         windows. It costs what the combiner's ``extract`` does. The value may be part of the window's state:
@@ -201,14 +183,11 @@ class TriggerContext:
         return self._combine.extract(state.accumulator if state.has_contents else self._combine.create())
 
     def now(self, domain: TimeDomain) -> int:
-        """
-        The current time of a clock, in microseconds: the low watermark or the wall time.
-        """
+        """The current time of a clock, in microseconds: the low watermark or the wall time."""
         return self.watermark if domain is TimeDomain.EVENT else self.wall_time
 
     def watermark_at(self, percentile: float) -> int:
-        """
-        A percentile watermark, in microseconds.
+        """A percentile watermark, in microseconds.
 
         Args:
             percentile: 100, or a percentile that the trigger names in `Trigger.percentiles`.
@@ -225,18 +204,14 @@ class TriggerContext:
         return self._percentile_watermarks[percentile]
 
     def percentile_at(self, at: int) -> float:
-        """
-        The greatest known percentile whose watermark has reached ``at``; 0 if none has.
-        """
+        """The greatest known percentile whose watermark has reached ``at``; 0 if none has."""
         if self.watermark >= at:
             return EXACT
         marks = self._percentile_watermarks.items()
         return max((percentile for percentile, mark in marks if mark >= at), default=0.0)
 
     def child(self, name: str | int) -> TriggerContext:
-        """
-        The context of a child trigger, with its own namespace.
-        """
+        """The context of a child trigger, with its own namespace."""
         return TriggerContext(
             self._state,
             self.watermark,
@@ -250,9 +225,7 @@ class TriggerContext:
 
     @property
     def sources(self) -> tuple[TriggerContext, ...]:
-        """
-        In `Trigger.on_merge`: this trigger's view of each merged window.
-        """
+        """In `Trigger.on_merge`: this trigger's view of each merged window."""
         return tuple(
             TriggerContext(
                 source,
@@ -265,9 +238,7 @@ class TriggerContext:
         )
 
     def merging(self, sources: Sequence[TriggerContext]) -> TriggerContext:
-        """
-        In `Trigger.on_merge`: the same context with only these of its `sources`, for a child that listens in them alone.
-        """
+        """In `Trigger.on_merge`: the same context with only these of its `sources`, for a child that listens in them alone."""
         return TriggerContext(
             self._state,
             self.watermark,
@@ -282,21 +253,15 @@ class TriggerContext:
     # -- state -----------------------------------------------------------------------------
 
     def get(self, name: str, default: Any = None) -> Any:
-        """
-        A value of the trigger's state; ``default`` if it is not set.
-        """
+        """A value of the trigger's state; ``default`` if it is not set."""
         return self._state.trigger.get(self.path, {}).get(name, default)
 
     def set(self, name: str, value: Any) -> None:
-        """
-        Set a value of the trigger's state; it must be JSON data.
-        """
+        """Set a value of the trigger's state; it must be JSON data."""
         self._state.trigger.setdefault(self.path, {})[name] = value
 
     def clear(self) -> None:
-        """
-        Drop this trigger's state and timers, but not its children's.
-        """
+        """Drop this trigger's state and timers, but not its children's."""
         self._state.trigger.pop(self.path, None)
         for text in [text for text in self._state.timers if parse_timer(text).path == self.path]:
             del self._state.timers[text]
@@ -311,8 +276,7 @@ class TriggerContext:
         *,
         percentile: float = EXACT,
     ) -> None:
-        """
-        Have the trigger asked again once a clock reaches ``at``.
+        """Have the trigger asked again once a clock reaches ``at``.
 
         Replaces the pending timer with the same tag and clock.
 
@@ -327,24 +291,19 @@ class TriggerContext:
     def delete_timer(
         self, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
     ) -> None:
-        """
-        Delete a pending timer, if there is one.
-        """
+        """Delete a pending timer, if there is one."""
         self._state.timers.pop(TriggerTimer(self.path, tag, domain, percentile).to_text(), None)
 
     def timer(
         self, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
     ) -> int | None:
-        """
-        The time of a pending timer, in microseconds; ``None`` if it is not set.
-        """
+        """The time of a pending timer, in microseconds; ``None`` if it is not set."""
         return self._state.timers.get(TriggerTimer(self.path, tag, domain, percentile).to_text())
 
     # -- firing ----------------------------------------------------------------------------
 
     def ask(self, contents: Contents) -> None:
-        """
-        From `Trigger.on_fire`: ask to keep or clear the contents.
+        """From `Trigger.on_fire`: ask to keep or clear the contents.
 
         Only the two ``…_BY_DEFAULT`` modes of `Accumulation` honour the request.
         """
@@ -352,9 +311,7 @@ class TriggerContext:
 
     @property
     def history(self) -> tuple[TriggerEvent, ...]:
-        """
-        The direct children that have fired in this hook, in order.
-        """
+        """The direct children that have fired in this hook, in order."""
         depth = self.path.count("/") + 1
         return tuple(
             event

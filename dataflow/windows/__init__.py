@@ -1,3 +1,1 @@
-"""
-Windows and the functions that assign and merge them.
-"""
+"""Windows and the functions that assign and merge them."""

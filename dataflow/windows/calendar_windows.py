@@ -1,5 +1,4 @@
-"""
-Calendar windows: local days, weeks, months and years of a time zone.
+"""Calendar windows: local days, weeks, months and years of a time zone.
 
 In a zone with daylight saving time a day has 23, 24 or 25 hours.
 """
@@ -16,8 +15,6 @@ from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_fn import WindowFn
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["CalendarUnit", "CalendarWindows"]
-
 CalendarUnit: TypeAlias = Literal["days", "weeks", "months", "years"]
 """The unit of a calendar window; weeks start on Monday."""
 
@@ -28,8 +25,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 @dataclass(frozen=True)
 class CalendarWindows(WindowFn):
-    """
-    Windows of ``count`` calendar units each.
+    """Windows of ``count`` calendar units each.
 
     Args:
         unit: ``"days"``, ``"weeks"``, ``"months"`` or ``"years"``.
@@ -50,9 +46,7 @@ class CalendarWindows(WindowFn):
     _zone: ZoneInfo = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """
-        Validate the arguments at construction.
-        """
+        """Validate the arguments at construction."""
         if self.unit not in ("days", "weeks", "months", "years"):
             raise InvalidError("calendar windows are of days, weeks, months or years", unit=self.unit)
         if self.count < 1:
@@ -64,36 +58,26 @@ class CalendarWindows(WindowFn):
 
     @classmethod
     def days(cls, count: int = 1, zone: str = "UTC") -> Self:
-        """
-        Windows of ``count`` days, counted from 1970-01-01.
-        """
+        """Windows of ``count`` days, counted from 1970-01-01."""
         return cls("days", count, zone)
 
     @classmethod
     def weeks(cls, count: int = 1, zone: str = "UTC") -> Self:
-        """
-        Windows of ``count`` weeks, which start on Monday.
-        """
+        """Windows of ``count`` weeks, which start on Monday."""
         return cls("weeks", count, zone)
 
     @classmethod
     def months(cls, count: int = 1, zone: str = "UTC") -> Self:
-        """
-        Windows of ``count`` months, counted from January 1970.
-        """
+        """Windows of ``count`` months, counted from January 1970."""
         return cls("months", count, zone)
 
     @classmethod
     def years(cls, count: int = 1, zone: str = "UTC") -> Self:
-        """
-        Windows of ``count`` years, counted from 1970.
-        """
+        """Windows of ``count`` years, counted from 1970."""
         return cls("years", count, zone)
 
     def assign(self, element: Element) -> tuple[Window, ...]:
-        """
-        The window that contains the element's local date.
-        """
+        """The window that contains the element's local date."""
         local = (_EPOCH + timedelta(microseconds=element.at)).astimezone(self._zone).date()
         number = self._number(local) // self.count
         return (Window(self._start(number * self.count), self._start((number + 1) * self.count)),)

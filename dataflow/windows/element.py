@@ -1,17 +1,12 @@
-"""
-Elements: the part of a record that window functions, triggers and combiners see.
-"""
+"""Elements: the part of a record that window functions, triggers and combiners see."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["Element"]
-
 
 class Element(NamedTuple):
-    """
-    One value to be windowed.
+    """One value to be windowed.
 
     Attributes:
         value: the value; for a record from an earlier windowed step, the one inside the envelope.

@@ -1,6 +1,4 @@
-"""
-Session windows: a session ends when its key has been silent for a gap; sessions merge as elements fill the gap.
-"""
+"""Session windows: a session ends when its key has been silent for a gap; sessions merge as elements fill the gap."""
 
 from __future__ import annotations
 
@@ -14,13 +12,10 @@ from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_fn import Merge, WindowFn
 from millpond.executor.event_time.duration import Duration
 
-__all__ = ["Sessions"]
-
 
 @dataclass(frozen=True)
 class Sessions(WindowFn):
-    """
-    Windows of activity: each element opens a window of length ``gap``; overlapping windows merge.
+    """Windows of activity: each element opens a window of length ``gap``; overlapping windows merge.
 
     Args:
         gap: the length of silence that ends a session.
@@ -40,21 +35,15 @@ class Sessions(WindowFn):
     _gap_us: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """
-        Validate the gap at construction.
-        """
+        """Validate the gap at construction."""
         object.__setattr__(self, "_gap_us", positive_us("a session's gap", self.gap))
 
     def assign(self, element: Element) -> tuple[Window, ...]:
-        """
-        The session of this element alone: from its event time to ``gap`` later.
-        """
+        """The session of this element alone: from its event time to ``gap`` later."""
         return (Window(element.at, element.at + self._gap_us),)
 
     def merge(self, windows: Sequence[Window]) -> Iterator[Merge]:
-        """
-        Merge every run of overlapping windows.
-        """
+        """Merge every run of overlapping windows."""
         run: list[Window] = []
         joined: Window | None = None
         for window in sorted(windows):

@@ -1,6 +1,4 @@
-"""
-Sliding windows: windows of one size that start at a fixed period and may overlap.
-"""
+"""Sliding windows: windows of one size that start at a fixed period and may overlap."""
 
 from __future__ import annotations
 
@@ -14,16 +12,13 @@ from millpond.dataflow.windows.window_fn import WindowFn
 from millpond.executor.event_time.duration import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["SlidingWindows"]
-
 _WINDOWS_MAX = 10_000
 _REMEMBERED = 16
 
 
 @dataclass(frozen=True)
 class SlidingWindows(WindowFn):
-    """
-    A window of ``size`` starts every ``period``.
+    """A window of ``size`` starts every ``period``.
 
     Args:
         size: the length of each window.
@@ -47,9 +42,7 @@ class SlidingWindows(WindowFn):
     _offset_us: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """
-        Validate size and period at construction.
-        """
+        """Validate size and period at construction."""
         object.__setattr__(self, "_size_us", positive_us("a window's size", self.size))
         object.__setattr__(self, "_period_us", positive_us("a window's period", self.period))
         object.__setattr__(self, "_offset_us", duration_us(self.offset) % self._period_us)
@@ -59,9 +52,7 @@ class SlidingWindows(WindowFn):
             )
 
     def assign(self, element: Element) -> tuple[Window, ...]:
-        """
-        All windows that contain the element's time, earliest first.
-        """
+        """All windows that contain the element's time, earliest first."""
         last = element.at - (element.at - self._offset_us) % self._period_us
         count = -((element.at - self._size_us - last) // self._period_us)
         return _windows(last, count, self._size_us, self._period_us)
@@ -69,8 +60,7 @@ class SlidingWindows(WindowFn):
 
 @lru_cache(maxsize=_REMEMBERED)
 def _windows(last: int, count: int, size_us: int, period_us: int) -> tuple[Window, ...]:
-    """
-    The ``count`` windows of which the last starts at ``last``.
+    """The ``count`` windows of which the last starts at ``last``.
 
     Cached: consecutive elements mostly fall into the same windows.
     """

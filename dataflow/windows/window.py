@@ -1,5 +1,4 @@
-"""
-Windows: half-open intervals of event time into which elements are grouped (Dataflow model; Streaming 102).
+"""Windows: half-open intervals of event time into which elements are grouped (Dataflow model; Streaming 102).
 
 A window is only its bounds. A `WindowFn` decides which elements belong to it, a `Trigger` when
 its contents are emitted.
@@ -12,27 +11,20 @@ from typing import Final, NamedTuple
 from millpond.executor.event_time.duration import INSTANT_MAX_US
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
-__all__ = ["GLOBAL_WINDOW", "Window"]
-
 
 class Window(NamedTuple):
-    """
-    The event times ``start <= at < end``, in microseconds since 1970 UTC.
-    """
+    """The event times ``start <= at < end``, in microseconds since 1970 UTC."""
 
     start: int
     end: int
 
     @property
     def last_at(self) -> int:
-        """
-        The last instant of the window that a record can carry.
-        """
+        """The last instant of the window that a record can carry."""
         return min(self.end - 1, INSTANT_MAX_US)
 
     def overlaps(self, other: Window) -> bool:
-        """
-        Whether the windows share an instant; adjacent windows do not.
+        """Whether the windows share an instant; adjacent windows do not.
 
         Example:
             >>> Window(0, 10).overlaps(Window(10, 20))
@@ -41,16 +33,12 @@ class Window(NamedTuple):
         return self.start < other.end and other.start < self.end
 
     def span(self, other: Window) -> Window:
-        """
-        The smallest window that contains both.
-        """
+        """The smallest window that contains both."""
         return Window(min(self.start, other.start), max(self.end, other.end))
 
     @property
     def is_global(self) -> bool:
-        """
-        Whether this is `GLOBAL_WINDOW`.
-        """
+        """Whether this is `GLOBAL_WINDOW`."""
         return self == GLOBAL_WINDOW
 
 

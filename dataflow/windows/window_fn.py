@@ -1,5 +1,4 @@
-"""
-Window functions: which windows an element belongs to, and which windows merge.
+"""Window functions: which windows an element belongs to, and which windows merge.
 
 A window function is stateless, picklable configuration: a pure function of the element and of
 the windows it is given. It is deterministic in the sense of the windowing patent if every window
@@ -17,13 +16,10 @@ from millpond.dataflow.windows.element import Element
 from millpond.dataflow.windows.window import Window
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["Merge", "WindowFn", "check_merges", "check_window"]
-
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """
-    Windows that merge into one.
+    """Windows that merge into one.
 
     Attributes:
         sources: the windows to merge; the result may be among them.
@@ -35,8 +31,7 @@ class Merge:
 
 
 class WindowFn:
-    """
-    Base class of window functions; override `assign`, and `merge` if the windows merge.
+    """Base class of window functions; override `assign`, and `merge` if the windows merge.
 
     Example:
         >>> class Evens(WindowFn):
@@ -57,31 +52,26 @@ class WindowFn:
     """
 
     def assign(self, element: Element) -> Sequence[Window]:
-        """
-        The windows that an element belongs to; an empty sequence drops the element.
+        """The windows that an element belongs to; an empty sequence drops the element.
 
         Must be overridden.
         """
         raise NotImplementedError
 
     def merge(self, windows: Sequence[Window]) -> Iterable[Merge]:  # noqa: ARG002 - for subclasses
-        """
-        The merges to apply to a key's windows; each window may be a source of at most one merge.
+        """The merges to apply to a key's windows; each window may be a source of at most one merge.
 
         Called after `assign` has introduced new windows, if `is_merging` is set.
         """
         return ()
 
     def output_at(self, window: Window, at: int) -> int:  # noqa: ARG002 - for subclasses
-        """
-        The time that an element at ``at`` contributes to its pane under ``EARLIEST_TRANSFORMED``.
-        """
+        """The time that an element at ``at`` contributes to its pane under ``EARLIEST_TRANSFORMED``."""
         return at
 
 
 def check_window(window: object) -> Window:
-    """
-    Return ``window``, which a window function assigned, if it is valid.
+    """Return ``window``, which a window function assigned, if it is valid.
 
     Raises:
         InvalidError: it is not a `Window`, or it is empty.
@@ -92,8 +82,7 @@ def check_window(window: object) -> Window:
 
 
 def check_merges(windows: Sequence[Window], merges: Iterable[Merge]) -> tuple[Merge, ...]:
-    """
-    Return the merges if they can be applied to ``windows``.
+    """Return the merges if they can be applied to ``windows``.
 
     Raises:
         InvalidError: a merge has a source that is unknown or in another merge, a result that does

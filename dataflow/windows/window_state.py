@@ -1,5 +1,4 @@
-"""
-The persistent state of one window of one key: contents, panes so far, and trigger state.
+"""The persistent state of one window of one key: contents, panes so far, and trigger state.
 
 All of it is plain JSON data in the row's state, so SQL can read it there.
 """
@@ -11,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from millpond.dataflow.windows.window import Window
-
-__all__ = ["WindowState"]
 
 _OMITTED_WHEN_EMPTY: Final = (
     "news",
@@ -29,8 +26,7 @@ _OMITTED_WHEN_EMPTY: Final = (
 
 @dataclass(slots=True, kw_only=True)
 class WindowState:
-    """
-    The state of one window.
+    """The state of one window.
 
     Attributes:
         window: its bounds.
@@ -64,25 +60,19 @@ class WindowState:
     is_closed: bool = False
 
     def close(self) -> None:
-        """
-        Reduce the state to a tombstone, which makes later elements countable as dropped.
-        """
+        """Reduce the state to a tombstone, which makes later elements countable as dropped."""
         self.is_closed = True
         self.clear_contents()
         self.output_at = None
         self.trigger, self.timers, self.emitted = {}, {}, []
 
     def clear_contents(self) -> None:
-        """
-        Drop the accumulator and the count of elements since the last pane.
-        """
+        """Drop the accumulator and the count of elements since the last pane."""
         self.accumulator, self.has_contents, self.news = None, False, 0
         self.is_held = False
 
     def to_json(self) -> dict[str, Any]:
-        """
-        The window as the row stores it; empty fields are omitted.
-        """
+        """The window as the row stores it; empty fields are omitted."""
         fields: dict[str, Any] = {"window": list(self.window)}
         if self.has_contents:
             fields["accumulator"] = self.accumulator
@@ -95,9 +85,7 @@ class WindowState:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """
-        The inverse of `to_json`.
-        """
+        """The inverse of `to_json`."""
         start, end = fields["window"]
         rest = {name: value for name, value in fields.items() if name != "window"}
         return cls(window=Window(start, end), has_contents="accumulator" in fields, **rest)

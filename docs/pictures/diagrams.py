@@ -1,5 +1,4 @@
-"""
-Draws the diagrams of the documents as SVG: ``python docs/pictures/diagrams.py`` writes them next to this file.
+"""Draws the diagrams of the documents as SVG: ``python docs/pictures/diagrams.py`` writes them next to this file.
 
 Pictures of runs are drawn by ``examples.streaming102.pictures``; these are of the parts and of what they say to
 each other. A code host and the site show the same files, and neither needs anything else for it.
@@ -36,9 +35,7 @@ _COLOURS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """
-    A box of a diagram: a title in bold, and lines under it.
-    """
+    """A box of a diagram: a title in bold, and lines under it."""
 
     x: int
     y: int
@@ -51,9 +48,7 @@ class Box:
 
 @dataclass(slots=True)
 class Canvas:
-    """
-    A picture that is being drawn.
-    """
+    """A picture that is being drawn."""
 
     width: int
     height: int
@@ -63,9 +58,7 @@ class Canvas:
     def text(
         self, x: float, y: float, text: str, *, bold: bool = False, anchor: str = "middle", size: int = 13
     ) -> None:
-        """
-        Write a line; ``y`` is its baseline.
-        """
+        """Write a line; ``y`` is its baseline."""
         weight = " font-weight='bold'" if bold else ""
         self.parts.append(
             f"<text x='{x:g}' y='{y:g}' {_FONT} font-size='{size}' fill='{_INK}' text-anchor='{anchor}'{weight}>"
@@ -73,9 +66,7 @@ class Canvas:
         )
 
     def box(self, box: Box) -> None:
-        """
-        Draw a box with its text in the middle.
-        """
+        """Draw a box with its text in the middle."""
         self.parts.append(
             f"<rect x='{box.x}' y='{box.y}' width='{box.width}' height='{box.height}' rx='6' "
             f"fill='{_COLOURS[box.colour]}' stroke='{_INK}' stroke-width='1.2'/>"
@@ -87,9 +78,7 @@ class Canvas:
             self.text(middle, top + number * _LINE, line, size=12)
 
     def room(self, box: Box) -> None:
-        """
-        Draw a frame around boxes, with its title in the corner.
-        """
+        """Draw a frame around boxes, with its title in the corner."""
         self.parts.append(
             f"<rect x='{box.x}' y='{box.y}' width='{box.width}' height='{box.height}' rx='10' "
             f"fill='{_COLOURS[box.colour]}' stroke='#90a4ae' stroke-dasharray='5 4'/>"
@@ -97,9 +86,7 @@ class Canvas:
         self.text(box.x + 12, box.y + 20, box.title, bold=True, anchor="start")
 
     def arrow(self, points: Sequence[tuple[float, float]], label: str = "", *, dashed: bool = False) -> None:
-        """
-        Draw an arrow through points, its label above the middle of the first stretch.
-        """
+        """Draw an arrow through points, its label above the middle of the first stretch."""
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
         dash = " stroke-dasharray='5 4'" if dashed else ""
         self.parts.append(
@@ -113,9 +100,7 @@ class Canvas:
                 self.text((x + x2) / 2, y - 6, label, size=12)
 
     def svg(self) -> str:
-        """
-        The picture as SVG.
-        """
+        """The picture as SVG."""
         size = f"viewBox='0 0 {self.width} {self.height}' width='{self.width}' height='{self.height}'"
         return "\n".join(
             [
@@ -187,9 +172,7 @@ _ARROWS: Final = (
 
 
 def components() -> str:
-    """
-    The rooms, and what is outside of them.
-    """
+    """The rooms, and what is outside of them."""
     canvas = Canvas(920, 690, "The components of Millpond")
     for room in _ROOMS:
         canvas.room(room)
@@ -206,9 +189,7 @@ def components() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """
-    What one participant says to another, or does for itself.
-    """
+    """What one participant says to another, or does for itself."""
 
     sender: int
     receiver: int
@@ -257,9 +238,7 @@ def _note(canvas: Canvas, x: float, y: float, label: str) -> None:
 
 
 def walk_local() -> str:
-    """
-    A record on its way through the local runner.
-    """
+    """A record on its way through the local runner."""
     you, worker, writers, store, sinks = range(5)
     return _sequence(
         "The walk of a record through LocalRunner",
@@ -289,9 +268,7 @@ def walk_local() -> str:
 
 
 def walk_spark() -> str:
-    """
-    A record on its way through the Spark runner.
-    """
+    """A record on its way through the Spark runner."""
     query, driver, task, store, sinks = range(5)
     return _sequence(
         "The walk of a record through SparkRunner",

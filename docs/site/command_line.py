@@ -1,6 +1,4 @@
-"""
-Writes ``docs/reference/command-line.md`` out of the help of each command: ``python docs/site/command_line.py``.
-"""
+"""Writes ``docs/reference/command-line.md`` out of the help of each command: ``python docs/site/command_line.py``."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ The examples of each command are run by the test suite. This page is made of the
 
 
 def page() -> str:
-    """
-    The page, as the commands are now.
-    """
+    """The page, as the commands are now."""
     sections = (f"## {' '.join(names)}\n\n{_help(*names)}" for names in _names())
     return "\n".join([_BEGINNING, _help(), *sections])
 

@@ -1,5 +1,4 @@
-"""
-Docstrings on their way into the reference.
+"""Docstrings on their way into the reference.
 
 The code's docstrings are written for readers of the code: ``Example::`` stands before an indented example, and a
 public name stands in plain backticks. Here examples become blocks of Python, and names become links.
@@ -22,14 +21,10 @@ _NAME: Final = re.compile(r"(?<![`\[])`([A-Za-z_][\w.]*)`(?![`\]])")
 
 
 class ReadableDocstrings(griffe.Extension):
-    """
-    Turns examples into blocks and public names into links.
-    """
+    """Turns examples into blocks and public names into links."""
 
     def on_object(self, *, obj: griffe.Object, loader: griffe.GriffeLoader, **_: Any) -> None:
-        """
-        Rewrite the docstring of one object.
-        """
+        """Rewrite the docstring of one object."""
         if obj.docstring is not None:
             names = _public(loader)
             text = _EXAMPLES.sub("Examples:", obj.docstring.value.replace("``", "\0"))

@@ -1,5 +1,4 @@
-"""
-Links from the documents to files of the repository, made into pages of the site.
+"""Links from the documents to files of the repository, made into pages of the site.
 
 On a code host a document may link to any file. The site has the same links: each file that a document
 links to outside of ``docs/`` becomes a page, a Markdown file as it is and any other as a listing.
@@ -25,9 +24,7 @@ _LANGUAGES: Final = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json":
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """
-    Add a page for every file of the repository that a document links to.
-    """
+    """Add a page for every file of the repository that a document links to."""
     documents = [ROOT / "docs" / file.src_uri for file in files.documentation_pages()]
     made = {uri: ROOT / name for name, uri in PAGES.items()}
     waiting = [*documents, *made.values()]
@@ -41,9 +38,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """
-    Let the page's links out of ``docs/`` lead to the pages that stand for those files.
-    """
+    """Let the page's links out of ``docs/`` lead to the pages that stand for those files."""
     source = _source_of(page.file.src_uri)
 
     def moved(link: re.Match[str]) -> str:
@@ -58,9 +53,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _source_of(uri: str) -> Path:
-    """
-    The file of the repository that a page is made of.
-    """
+    """The file of the repository that a page is made of."""
     for name, known in PAGES.items():
         if uri == known:
             return ROOT / name
@@ -70,9 +63,7 @@ def _source_of(uri: str) -> Path:
 
 
 def _uri_of(source: Path, target: str) -> str | None:
-    """
-    The page that a link of a document leads to; ``None`` where the link is right as it is.
-    """
+    """The page that a link of a document leads to; ``None`` where the link is right as it is."""
     if "://" in target:
         return None
     path = (source.parent / target).resolve()
@@ -88,9 +79,7 @@ def _uri_of(source: Path, target: str) -> str | None:
 
 
 def _outside(document: Path) -> dict[str, Path]:
-    """
-    The pages that stand for what a document links to outside of ``docs/``.
-    """
+    """The pages that stand for what a document links to outside of ``docs/``."""
     if document.suffix != ".md":
         return {}
     found: dict[str, Path] = {}

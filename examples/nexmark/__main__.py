@@ -1,6 +1,4 @@
-"""
-``python -m examples.nexmark``: questions to an auction site, asked of a stream, and their answers.
-"""
+"""``python -m examples.nexmark``: questions to an auction site, asked of a stream, and their answers."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ def main(
     rows: int,
     master: str,
 ) -> None:
-    """
-    Run queries, show their answers, and compare them with what was expected.
-    """
+    """Run queries, show their answers, and compare them with what was expected."""
     console = Console()
     queries = list(QUERIES.values()) if everything else [_query(name) for name in names]
     if not queries:
@@ -115,9 +111,7 @@ def _events(folder: Path) -> Events:
 
 
 def _forget(queries: Sequence[Query], output: Path) -> None:
-    """
-    Remove what an earlier run has left of the same things, and nothing else.
-    """
+    """Remove what an earlier run has left of the same things, and nothing else."""
     for name in ("pond", "pond-input", *(query.name for query in queries)):
         shutil.rmtree(output / name, ignore_errors=True)
 

@@ -1,6 +1,4 @@
-"""
-Answers: the rows in the sinks after all retractions, and the expected rows.
-"""
+"""Answers: the rows in the sinks after all retractions, and the expected rows."""
 
 from __future__ import annotations
 
@@ -17,8 +15,6 @@ from examples.nexmark.events import ANSWERS, text_of
 from examples.nexmark.query import Query
 from examples.shared_data import need
 
-__all__ = ["Bag", "bag_of", "differences", "expected_answers", "read_answer", "shown"]
-
 Bag: TypeAlias = Counter[tuple[Any, ...]]
 """Rows and their multiplicity; order is irrelevant."""
 
@@ -32,8 +28,7 @@ _DECIMALS: Final = 6
 
 
 def read_answer(query: Query, folder: Path) -> Bag:
-    """
-    The rows of a query's Delta table after all retractions.
+    """The rows of a query's Delta table after all retractions.
 
     Raises:
         ValueError: a retraction matches no row.
@@ -58,9 +53,7 @@ def read_answer(query: Query, folder: Path) -> Bag:
 
 
 def shown(query: Query, row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """
-    A row as people read it and as the expected answers write it: times as text, six decimals.
-    """
+    """A row as people read it and as the expected answers write it: times as text, six decimals."""
     return tuple(_cell(name, row[name]) for name in query.columns)
 
 
@@ -71,9 +64,7 @@ def _cell(name: str, cell: Any) -> Any:
 
 
 def expected_answers(folder: Path) -> dict[str, Bag]:
-    """
-    The answers of a folder, by query: DuckDB's, or else the published ones.
-    """
+    """The answers of a folder, by query: DuckDB's, or else the published ones."""
     if not (folder / ANSWERS).exists():
         return _published(folder)
     found = json.loads(gzip.decompress((folder / ANSWERS).read_bytes()))
@@ -81,9 +72,7 @@ def expected_answers(folder: Path) -> dict[str, Bag]:
 
 
 def _published(folder: Path) -> dict[str, Bag]:
-    """
-    The answers in ``expected.json``; and that of q13, which follows from that of q0.
-    """
+    """The answers in ``expected.json``; and that of q13, which follows from that of q0."""
     found = json.loads(need(folder / "expected.json").read_text(encoding="utf-8"))["queries"]
     answers = {name: bag_of(query["rows"]) for name, query in found.items()}
     with_side = ([*row, str(row[0] % 10_000)] for row in found["q0"]["rows"])
@@ -92,18 +81,14 @@ def _published(folder: Path) -> dict[str, Bag]:
 
 
 def bag_of(rows: Iterable[Iterable[Any]]) -> Bag:
-    """
-    Rows without their order, numbers to six decimals.
-    """
+    """Rows without their order, numbers to six decimals."""
     return Counter(
         tuple(round(cell, _DECIMALS) if isinstance(cell, float) else cell for cell in row) for row in rows
     )
 
 
 def differences(answer: Bag, expected: Bag) -> list[str]:
-    """
-    Missing and surplus rows, one line each; empty if the answers are equal.
-    """
+    """Missing and surplus rows, one line each; empty if the answers are equal."""
     missing, surplus = expected - answer, answer - expected
     return [
         *(f"missing {count} x {row}" for row, count in missing.items()),

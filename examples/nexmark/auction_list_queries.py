@@ -1,6 +1,4 @@
-"""
-Queries that list auctions by their bids: outer, semi and anti joins that follow every change.
-"""
+"""Queries that list auctions by their bids: outer, semi and anti joins that follow every change."""
 
 from __future__ import annotations
 
@@ -12,8 +10,6 @@ import millpond as mp
 from examples.nexmark.query import Query, Row, Streams, everything, fields, live
 from examples.nexmark.top_queries import bid_counts, with_auctions
 
-__all__ = ["QUERIES", "AtLeastAverage"]
-
 _MANY: Final = 20
 _INPUTS: Final = ("auctions", "bids")
 _AUCTION: Final = ("auction_id", "item_name")
@@ -21,8 +17,7 @@ _AUCTION: Final = ("auction_id", "item_name")
 
 @dataclass(frozen=True)
 class AtLeastAverage(mp.CombineFn):
-    """
-    The elements ``{"auction": …, "bid_count": …}`` with at least the average count.
+    """The elements ``{"auction": …, "bid_count": …}`` with at least the average count.
 
     The average is rounded down. The accumulator has the counts of all auctions under one key, as the query requires.
     """

@@ -1,6 +1,4 @@
-"""
-Queries about the final prices of auctions: timers close them, live steps aggregate the prices.
-"""
+"""Queries about the final prices of auctions: timers close them, live steps aggregate the prices."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from typing import Final
 import millpond as mp
 from examples.nexmark.closed_auctions import BY_HIGHEST, BY_LOWEST, Rank, closed_auctions
 from examples.nexmark.query import Query, Row, Streams, everything, live
-
-__all__ = ["QUERIES", "running_means"]
 
 _PRECEDING: Final = 10
 
@@ -30,9 +26,7 @@ def _average_by_category(streams: Streams, name: str) -> mp.DataflowStream:
 
 
 def running_means(sales: Iterable[Row]) -> Iterable[Row]:
-    """
-    For each sale of a seller, by time, the mean price of it and of up to ten sales before it.
-    """
+    """For each sale of a seller, by time, the mean price of it and of up to ten sales before it."""
     ordered = sorted(sales, key=lambda sale: (sale["date_time"], sale["auction"]))
     prices = [sale["price"] for sale in ordered]
     for place, sale in enumerate(ordered):

@@ -1,5 +1,4 @@
-"""
-Closed auctions: the best bid of each, produced by an event timer when no further bid can arrive.
+"""Closed auctions: the best bid of each, produced by an event timer when no further bid can arrive.
 
 A bid counts if its time lies between the auction's begin and end, both included. So
 
@@ -16,8 +15,6 @@ from typing import Any, Final
 import millpond as mp
 from examples.nexmark.query import Row, Streams, fields
 
-__all__ = ["BY_HIGHEST", "BY_LOWEST", "ClosedAuctions", "Rank", "closed_auctions"]
-
 Rank = Callable[[Row], Any]
 """The rank of a bid: the greatest wins."""
 
@@ -30,22 +27,17 @@ _BID: Final = fields("auction", "bidder", "price", "date_time")
 
 
 def BY_HIGHEST(bid: Row) -> Any:  # noqa: N802 - a constant that is a function
-    """
-    The highest price, then the earliest.
-    """
+    """The highest price, then the earliest."""
     return bid["price"], -bid["date_time"]
 
 
 def BY_LOWEST(bid: Row) -> Any:  # noqa: N802
-    """
-    The lowest price, then the earliest.
-    """
+    """The lowest price, then the earliest."""
     return -bid["price"], -bid["date_time"]
 
 
 class ClosedAuctions(mp.Computation):
-    """
-    Key: auction. Produces ``{"auction": …, "bid": …}`` once, when the auction has closed and has a bid.
+    """Key: auction. Produces ``{"auction": …, "bid": …}`` once, when the auction has closed and has a bid.
 
     Args:
         auctions: the stream of auctions; records of other streams are bids.
@@ -59,9 +51,7 @@ class ClosedAuctions(mp.Computation):
         self.rank = rank
 
     def process_records(self, context: mp.Context, records: mp.Records) -> None:
-        """
-        Store the auction and its bids, in any order.
-        """
+        """Store the auction and its bids, in any order."""
         state: Row = context.state.get({})
         auction, best, waiting = state.get("auction"), state.get("best"), state.get("waiting", [])
         for record in records:
@@ -84,9 +74,7 @@ class ClosedAuctions(mp.Computation):
             context.state.set({"auction": auction, "best": best})
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """
-        Produce the winner, or drop bids whose auction can no longer arrive.
-        """
+        """Produce the winner, or drop bids whose auction can no longer arrive."""
         state = context.state.get()
         if timer.tag == _CLOSE and state["best"] is not None:
             context.produce(self.output, {"auction": state["auction"], "bid": state["best"]})
@@ -94,9 +82,7 @@ class ClosedAuctions(mp.Computation):
 
 
 def closed_auctions(streams: Streams, name: str, rank: Rank = BY_HIGHEST) -> mp.DataflowStream:
-    """
-    Add the step to the pipeline.
-    """
+    """Add the step to the pipeline."""
     auctions, bids = streams["auctions"], streams["bids"]
     made = auctions.pipeline.add(
         ClosedAuctions(auctions.name, name, rank),

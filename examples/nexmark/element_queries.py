@@ -1,6 +1,4 @@
-"""
-Queries on single bids: no state, and still exactly once.
-"""
+"""Queries on single bids: no state, and still exactly once."""
 
 from __future__ import annotations
 
@@ -14,8 +12,6 @@ import millpond as mp
 from examples.nexmark.events import day_of, minute_of
 from examples.nexmark.query import Query, Row, Streams, fields
 
-__all__ = ["QUERIES"]
-
 _BID: Final = ("auction", "bidder", "price")
 _WANTED_AUCTIONS: Final = frozenset({1007, 1020, 2001, 2019, 2087})
 _CHANNEL_IDS: Final = {"apple": "0", "google": "1", "facebook": "2", "baidu": "3"}
@@ -24,8 +20,7 @@ _MICROS_PER_HOUR: Final = 3_600_000_000
 
 
 def in_euro(price: int) -> str:
-    """
-    A price in the other currency, exactly, with three decimals.
+    """A price in the other currency, exactly, with three decimals.
 
     Example:
         >>> in_euro(1001)

@@ -1,5 +1,4 @@
-"""
-The three kinds of events of an auction site: registrations, auctions and bids.
+"""The three kinds of events of an auction site: registrations, auctions and bids.
 
 Events are Arrow tables, one a kind. Times are whole microseconds since 1970 UTC. Keys in Millpond are text, so
 each table has the ids that it is grouped by as text too, in the columns ``…_key``.
@@ -18,20 +17,6 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 
 from examples.shared_data import need, shared_data
-
-__all__ = [
-    "ANSWERS",
-    "DATA",
-    "KEYS",
-    "KINDS",
-    "PUBLISHED",
-    "Events",
-    "day_of",
-    "load_events",
-    "minute_of",
-    "text_of",
-    "with_keys",
-]
 
 Events: TypeAlias = Mapping[str, pa.Table]
 """Tables by `KINDS`."""
@@ -61,8 +46,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def load_events(folder: Path) -> Events:
-    """
-    Read ``person``, ``auction`` and ``bid``: as ``.parquet`` where the folder has that, else as ``.jsonl``.
+    """Read ``person``, ``auction`` and ``bid``: as ``.parquet`` where the folder has that, else as ``.jsonl``.
 
     Raises:
         FileNotFoundError: one of them is not there.
@@ -76,9 +60,7 @@ def _read(path: Path) -> pa.Table:
 
 
 def with_keys(kind: str, table: pa.Table) -> pa.Table:
-    """
-    The table with its key columns.
-    """
+    """The table with its key columns."""
     for name, source in KEYS[kind].items():
         table = table.append_column(name, table.column(source).cast(pa.string()))
     return table
@@ -96,8 +78,7 @@ def _with_micros(table: pa.Table) -> pa.Table:
 
 
 def text_of(at: int) -> str:
-    """
-    A time as the expected answers write it.
+    """A time as the expected answers write it.
 
     Example:
         >>> text_of(1_436_918_400_005_000)
@@ -107,16 +88,12 @@ def text_of(at: int) -> str:
 
 
 def day_of(at: int) -> str:
-    """
-    The day of a time, in UTC.
-    """
+    """The day of a time, in UTC."""
     return f"{_moment(at):%Y-%m-%d}"
 
 
 def minute_of(at: int) -> str:
-    """
-    Hour and minute of a time, in UTC.
-    """
+    """Hour and minute of a time, in UTC."""
     return f"{_moment(at):%H:%M}"
 
 

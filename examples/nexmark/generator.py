@@ -1,5 +1,4 @@
-"""
-The generator: events of an auction site without end, after Nexmark's rules, the same for the same seed.
+"""The generator: events of an auction site without end, after Nexmark's rules, the same for the same seed.
 
 Of fifty events in a row one is a person, three are auctions and 46 are bids. Event number n is a function of the
 seed and n alone: numbers are drawn in blocks of 50,000 events, each from a generator that is seeded with its number,
@@ -22,8 +21,6 @@ import pyarrow as pa
 from examples.nexmark.events import KINDS, Events, with_keys
 from examples.nexmark.texts import Texts
 
-__all__ = ["BLOCK", "Generator", "joined"]
-
 BLOCK: Final = 50_000
 """Events that are drawn together; a multiple of the fifty after which kinds repeat."""
 
@@ -44,8 +41,7 @@ _Random = np.random.Generator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generator:
-    """
-    A stream of events.
+    """A stream of events.
 
     Attributes:
         seed: chooses the stream.
@@ -76,24 +72,18 @@ class Generator:
             raise ValueError(f"events are shuffled in groups whose size divides {BLOCK}")
 
     def events(self, count: int, first: int = 0) -> Events:
-        """
-        ``count`` events from event number ``first`` on.
-        """
+        """``count`` events from event number ``first`` on."""
         return joined(list(self.pieces(count, first)))
 
     def pieces(self, count: int, first: int = 0) -> Iterator[Events]:
-        """
-        The same events in pieces of at most `BLOCK`, so that memory does not grow with ``count``.
-        """
+        """The same events in pieces of at most `BLOCK`, so that memory does not grow with ``count``."""
         last = first + count
         for block in range(first // BLOCK, -(-last // BLOCK)):
             start = block * BLOCK
             yield self._block(block, max(first - start, 0), min(last - start, BLOCK))
 
     def at_ms(self, number: _Numbers) -> _Numbers:
-        """
-        Event times in milliseconds.
-        """
+        """Event times in milliseconds."""
         micros = np.floor(number * (1e6 / self.rate) / 1_000).astype(np.int64)
         return self.base_ms + micros
 
@@ -197,7 +187,5 @@ def _prices(random: _Random, count: int) -> _Numbers:
 
 
 def joined(pieces: list[Events]) -> Events:
-    """
-    Pieces of a stream as one.
-    """
+    """Pieces of a stream as one."""
     return {kind: pa.concat_tables([piece[kind] for piece in pieces]).combine_chunks() for kind in KINDS}

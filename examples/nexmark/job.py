@@ -1,6 +1,4 @@
-"""
-Queries as one pipeline, over bounded events or a stream of them, on either runner.
-"""
+"""Queries as one pipeline, over bounded events or a stream of them, on either runner."""
 
 from __future__ import annotations
 
@@ -19,8 +17,6 @@ from examples.nexmark.query import Query
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SIDE", "pipeline", "run_local", "run_spark", "stream_local", "stream_spark", "wanted"]
-
 SIDE: Final = "side"
 """The bounded stream of q13."""
 
@@ -29,8 +25,7 @@ _DISORDER: Final = mp.BoundedDisorder("4s")
 
 
 def pipeline(queries: Sequence[Query], output: Path, *, watermark: Any = _DISORDER) -> mp.Pipeline:
-    """
-    One pipeline for any number of queries, each with a Delta table for its answer.
+    """One pipeline for any number of queries, each with a Delta table for its answer.
 
     Args:
         queries: which.
@@ -53,18 +48,14 @@ def _inputs(queries: Iterable[Query]) -> list[str]:
 
 
 def wanted(queries: Iterable[Query], events: Events) -> dict[str, pa.Table]:
-    """
-    The tables that these queries need, by stream.
-    """
+    """The tables that these queries need, by stream."""
     return {name: side_input() if name == SIDE else events[name] for name in _inputs(queries)}
 
 
 def run_local(
     queries: Sequence[Query], events: Events, store: mp.Store | Path, output: Path
 ) -> mp.RunSummary:
-    """
-    Run queries over bounded events in this process: the watermarks wait for the end.
-    """
+    """Run queries over bounded events in this process: the watermarks wait for the end."""
     runner = mp.LocalRunner(store, progress=False)
     return runner.run(pipeline(queries, output), wanted(queries, events))
 
@@ -72,9 +63,7 @@ def run_local(
 def stream_local(
     queries: Sequence[Query], pieces: Iterable[Events], store: mp.Store | Path, output: Path
 ) -> mp.RunSummary:
-    """
-    Run queries over a stream of events in this process: the watermarks follow it.
-    """
+    """Run queries over a stream of events in this process: the watermarks follow it."""
     names = _inputs(queries)
     with mp.LocalRunner(store, progress=False).start(pipeline(queries, output)) as run:
         if SIDE in names:
@@ -92,9 +81,7 @@ def stream_local(
 def run_spark(
     queries: Sequence[Query], events: Events, store: mp.Store | Path, output: Path, spark: SparkSession
 ) -> mp.RunSummary:
-    """
-    Run queries over bounded events on Spark.
-    """
+    """Run queries over bounded events on Spark."""
     frames = {name: spark.createDataFrame(table) for name, table in wanted(queries, events).items()}
     runner = mp.SparkRunner(store, spark=spark, progress=False)
     return runner.run(pipeline(queries, output), frames)
@@ -103,9 +90,7 @@ def run_spark(
 def stream_spark(
     queries: Sequence[Query], pieces: Iterable[Events], store: Path, output: Path, spark: SparkSession
 ) -> mp.RunSummary:
-    """
-    Run queries on Spark over a stream of events in files next to the store; a micro-batch takes one file of each kind.
-    """
+    """Run queries on Spark over a stream of events in files next to the store; a micro-batch takes one file of each kind."""
     folder = store.with_name(f"{store.name}-input")
     names = _inputs(queries)
     _write(names, pieces, folder)

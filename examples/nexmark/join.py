@@ -1,6 +1,4 @@
-"""
-A join without windows: facts and the one row that they are joined to may arrive in any order.
-"""
+"""A join without windows: facts and the one row that they are joined to may arrive in any order."""
 
 from __future__ import annotations
 
@@ -10,12 +8,9 @@ from typing import Any
 import millpond as mp
 from examples.nexmark.query import Row
 
-__all__ = ["Join"]
-
 
 class Join(mp.Computation):
-    """
-    Joins every fact to the row of its key. The row is kept, as later facts may need it; facts are kept only until it arrives.
+    """Joins every fact to the row of its key. The row is kept, as later facts may need it; facts are kept only until it arrives.
 
     Args:
         row_stream: the stream of each key's one row; records of other streams are facts.
@@ -41,9 +36,7 @@ class Join(mp.Computation):
         self.joined = joined
 
     def process_records(self, context: mp.Context, records: mp.Records) -> None:
-        """
-        Read and write the state once for all records of the key.
-        """
+        """Read and write the state once for all records of the key."""
         state: Row = context.state.get({})
         row, waiting = state.get("row"), state.get("waiting", [])
         for record in records:

@@ -1,6 +1,4 @@
-"""
-Queries that join events by id, however far apart in time they are.
-"""
+"""Queries that join events by id, however far apart in time they are."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ import millpond as mp
 from examples.nexmark.join import Join
 from examples.nexmark.query import Query, Row, Streams, fields
 
-__all__ = ["QUERIES", "SIDE_ROWS", "side_input"]
-
 SIDE_ROWS: Final = 10_000
 
 _STATES: Final = frozenset({"or", "id", "ca"})
@@ -24,9 +20,7 @@ _ITEM: Final = ("item_name", "description", "initial_bid", "reserve", "expires",
 
 
 def side_input() -> pa.Table:
-    """
-    The bounded table of q13: key i, value i, for i from 0 to 9,999.
-    """
+    """The bounded table of q13: key i, value i, for i from 0 to 9,999."""
     numbers = pa.array(range(SIDE_ROWS), pa.int64()).cast(pa.string())
     times = pa.array([0] * SIDE_ROWS, pa.int64())
     return pa.table({"side_key": numbers, "value": numbers, "date_time": times})

@@ -1,5 +1,4 @@
-"""
-``python -m examples.nexmark.oracle``: the answers again, by DuckDB, from SQL that shares nothing with the pipelines.
+"""``python -m examples.nexmark.oracle``: the answers again, by DuckDB, from SQL that shares nothing with the pipelines.
 
 The events are made again as well: by the generator, from a seed.
 """
@@ -22,8 +21,6 @@ import pyarrow.parquet as pq
 from examples.nexmark.events import ANSWERS, DATA, KEYS, KINDS, Events
 from examples.nexmark.generator import Generator, joined
 
-__all__ = ["Answer", "ask", "fixed_events", "statements"]
-
 _TABLES: Final = {"persons": "person", "auctions": "auction", "bids": "bid"}
 _TIMES: Final = ("date_time", "expires")
 _HALF: Final = 1_000
@@ -34,17 +31,14 @@ _BEFORE_MS: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """
-    The rows of a query, in an order that is the same every time.
-    """
+    """The rows of a query, in an order that is the same every time."""
 
     columns: tuple[str, ...]
     rows: list[list[Any]]
 
 
 def fixed_events() -> Events:
-    """
-    2,000 events: 40 seconds around a midnight, and 40 seconds around eight in the morning.
+    """2,000 events: 40 seconds around a midnight, and 40 seconds around eight in the morning.
 
     Days and the times of day of q14 change on the way, and auctions of the night have bids that come too late.
     """
@@ -56,8 +50,7 @@ def fixed_events() -> Events:
 
 
 def ask(tables: Mapping[str, pa.Table]) -> dict[str, Answer]:
-    """
-    What DuckDB answers to every query.
+    """What DuckDB answers to every query.
 
     Args:
         tables: events by kind, as `load_events` gives them.
@@ -69,9 +62,7 @@ def ask(tables: Mapping[str, pa.Table]) -> dict[str, Answer]:
 
 
 def statements() -> dict[str, str]:
-    """
-    The queries of ``oracle.sql``, by name.
-    """
+    """The queries of ``oracle.sql``, by name."""
     text = (DATA / "oracle.sql").read_text(encoding="utf-8")
     parts = re.split(r"^-- (q\w+)$", text, flags=re.MULTILINE)[1:]
     return {name: sql.strip().rstrip(";") for name, sql in zip(parts[::2], parts[1::2], strict=True)}
@@ -86,9 +77,7 @@ def _with_timestamps(table: pa.Table) -> pa.Table:
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, sql: str) -> Answer:
-    """
-    The rows with times as text to the millisecond, sorted by all columns.
-    """
+    """The rows with times as text to the millisecond, sorted by all columns."""
     columns = [(row[0], row[1]) for row in connection.execute(f"DESCRIBE {sql}").fetchall()]
     shown = ", ".join(
         f"strftime({name}, '%Y-%m-%d %H:%M:%S.%g') AS {name}" if kind == "TIMESTAMP" else f'"{name}"'
@@ -118,9 +107,7 @@ def _write_answers(answers: Mapping[str, Answer], folder: Path) -> None:
 @click.command(help=__doc__)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=DATA, show_default=True)
 def main(out: Path) -> None:
-    """
-    Write events and answers.
-    """
+    """Write events and answers."""
     events = fixed_events()
     answers = ask(events)
     out.mkdir(parents=True, exist_ok=True)

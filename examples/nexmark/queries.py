@@ -1,6 +1,4 @@
-"""
-All queries, by name.
-"""
+"""All queries, by name."""
 
 from __future__ import annotations
 
@@ -19,8 +17,6 @@ from examples.nexmark import (
     window_queries,
 )
 from examples.nexmark.query import Query
-
-__all__ = ["QUERIES"]
 
 
 def _number(query: Query) -> tuple[int, str]:

@@ -1,5 +1,4 @@
-"""
-What a query is, and what most of them share.
+"""What a query is, and what most of them share.
 
 A query is a function from the streams to the stream of its answer. A value of the answer is one row of it, as an
 object. Answers that can change retract rows: a *live* step emits its result again after every bundle that
@@ -15,8 +14,6 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 import millpond as mp
-
-__all__ = ["LIVE", "TEN_SECONDS", "Query", "Row", "Streams", "daily", "everything", "fields", "live"]
 
 Row: TypeAlias = dict[str, Any]
 """A row of an answer or an event, by column."""
@@ -37,8 +34,7 @@ LIVE: Final = mp.WindowingStrategy(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """
-    One query.
+    """One query.
 
     Attributes:
         name: its name in the benchmark, which its steps begin with.
@@ -60,18 +56,14 @@ class Query:
 
 
 def live(stream: mp.DataflowStream, of: Callable[[Row], Any] | None = None) -> mp.WindowedStream:
-    """
-    The stream, or a part of its values, grouped by key alone, with answers that follow every change.
-    """
+    """The stream, or a part of its values, grouped by key alone, with answers that follow every change."""
     return stream.window(
         LIVE.window_fn, trigger=LIVE.trigger, accumulation=LIVE.accumulation, asked=LIVE.asked, of=of
     )
 
 
 def daily(stream: mp.DataflowStream) -> mp.WindowedStream:
-    """
-    The stream grouped by day: a provisional answer every ten seconds, and the final one at the end of the day.
-    """
+    """The stream grouped by day: a provisional answer every ten seconds, and the final one at the end of the day."""
     return stream.window(
         mp.FixedWindows("1d"),
         trigger=mp.AfterWatermark(early=mp.AtPeriod(0, "10s", "wall")),
@@ -80,16 +72,12 @@ def daily(stream: mp.DataflowStream) -> mp.WindowedStream:
 
 
 def everything(value: Any) -> str:
-    """
-    The single key of an answer about all events.
-    """
+    """The single key of an answer about all events."""
     return "all"
 
 
 def fields(*names: str) -> Callable[[Row], Row]:
-    """
-    An extractor that keeps only these fields of an event, so that state stays small.
-    """
+    """An extractor that keeps only these fields of an event, so that state stays small."""
 
     def pick(event: Row) -> Row:
         return {name: event[name] for name in names}

@@ -1,6 +1,4 @@
-"""
-The example's output: the list of queries, answers as tables, and their comparison with the expected answers.
-"""
+"""The example's output: the list of queries, answers as tables, and their comparison with the expected answers."""
 
 from __future__ import annotations
 
@@ -15,16 +13,12 @@ import millpond as mp
 from examples.nexmark.answers import Bag
 from examples.nexmark.query import Query
 
-__all__ = ["print_answer", "print_queries", "print_summary", "print_verdicts"]
-
 _DIFFERENCES_SHOWN: Final = 5
 _CELL_WIDTH: Final = 28
 
 
 def print_queries(console: Console, queries: Iterable[Query]) -> None:
-    """
-    Print every query with its line.
-    """
+    """Print every query with its line."""
     table = _table("query", "what it asks")
     for query in queries:
         table.add_row(query.name, query.title)
@@ -33,9 +27,7 @@ def print_queries(console: Console, queries: Iterable[Query]) -> None:
 
 
 def print_answer(console: Console, query: Query, answer: Bag, rows_max: int) -> None:
-    """
-    Print an answer as a table, in the order of its rows.
-    """
+    """Print an answer as a table, in the order of its rows."""
     rows = sorted(answer.elements(), key=lambda row: [(cell is None, str(type(cell)), cell) for cell in row])
     console.print(f"[bold]{query.name}[/bold]: {query.title}")
     table = _table(*query.columns)
@@ -48,9 +40,7 @@ def print_answer(console: Console, query: Query, answer: Bag, rows_max: int) -> 
 
 
 def print_summary(console: Console, summary: mp.RunSummary, output: Path) -> None:
-    """
-    Print the run in numbers.
-    """
+    """Print the run in numbers."""
     seconds = summary.elapsed_ms / 1_000
     console.print(
         f"{summary.run.injected:,} events in {summary.supersteps:,} supersteps and {seconds:.1f} s "
@@ -62,9 +52,7 @@ def print_summary(console: Console, summary: mp.RunSummary, output: Path) -> Non
 def print_verdicts(
     console: Console, queries: Sequence[Query], answers: Mapping[str, Bag], wrong: Mapping[str, Sequence[str]]
 ) -> None:
-    """
-    Print for each query whether its answer is what was expected.
-    """
+    """Print for each query whether its answer is what was expected."""
     table = _table("query", "rows", "as expected", "what it asks")
     for query in queries:
         found = wrong.get(query.name)

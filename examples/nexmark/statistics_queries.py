@@ -1,6 +1,4 @@
-"""
-Queries that aggregate the bids of a day: numbers of bids, bidders and auctions, and prices.
-"""
+"""Queries that aggregate the bids of a day: numbers of bids, bidders and auctions, and prices."""
 
 from __future__ import annotations
 
@@ -12,24 +10,19 @@ import millpond as mp
 from examples.nexmark.events import day_of, minute_of
 from examples.nexmark.query import Query, Row, Streams, daily, everything
 
-__all__ = ["QUERIES", "BidStatistics", "PriceStatistics", "rank_of"]
-
 _RANKS: Final = ("rank1", "rank2", "rank3")
 _DISTINCT: Final = {"bidders": "bidder", "auctions": "auction"}
 _COUNTS: Final = (*(f"{what}_{of}" for of in ("bids", "bidders", "auctions") for what in ("total", *_RANKS)),)
 
 
 def rank_of(price: int) -> str:
-    """
-    The rank of a price, one of three.
-    """
+    """The rank of a price, one of three."""
     return "rank1" if price < 10_000 else "rank2" if price < 1_000_000 else "rank3"
 
 
 @dataclass(frozen=True)
 class BidStatistics(mp.CombineFn):
-    """
-    Numbers of bids, distinct bidders and distinct auctions, in total and by rank of the price; and the last time.
+    """Numbers of bids, distinct bidders and distinct auctions, in total and by rank of the price; and the last time.
 
     Distinct counts are exact: the accumulator has every id once, with the ranks it occurred in as bits, so it
     grows with the ids of a day. `mp.ApproximateCountDistinct` is bounded, and a few percent off.
@@ -72,9 +65,7 @@ class BidStatistics(mp.CombineFn):
 
 @dataclass(frozen=True)
 class PriceStatistics(mp.CombineFn):
-    """
-    Count by rank, least, greatest, mean and sum of prices.
-    """
+    """Count by rank, least, greatest, mean and sum of prices."""
 
     can_uncombine = False
 

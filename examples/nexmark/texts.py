@@ -1,5 +1,4 @@
-"""
-The texts of generated events: names, cities, items, channels, and padding of the right length.
+"""The texts of generated events: names, cities, items, channels, and padding of the right length.
 
 Texts are drawn once a seed into pools, and an event takes its own from there: what is made for each event is a number.
 """
@@ -13,8 +12,6 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-
-__all__ = ["CHANNELS", "HOT_CHANNELS", "Texts"]
 
 HOT_CHANNELS: Final = ("Google", "Facebook", "Baidu", "Apple")
 CHANNELS: Final = 10_000
@@ -55,9 +52,7 @@ _Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """
-    The pools of one seed: Arrow arrays that events take from.
-    """
+    """The pools of one seed: Arrow arrays that events take from."""
 
     names: pa.Array
     emails: pa.Array
@@ -75,9 +70,7 @@ class Texts:
     @classmethod
     @lru_cache(maxsize=4)
     def of(cls, seed: int) -> Self:
-        """
-        The pools of a seed.
-        """
+        """The pools of a seed."""
         random = np.random.default_rng([seed, 2**32 - 1])
         channels, urls = _channels(random)
         return cls(
@@ -96,9 +89,7 @@ class Texts:
         )
 
     def persons(self, random: _Random, count: int) -> dict[str, pa.Array]:
-        """
-        The text columns of ``count`` people.
-        """
+        """The text columns of ``count`` people."""
         return {
             "name": _taken(random, self.names, count),
             "email_address": _taken(random, self.emails, count),
@@ -109,9 +100,7 @@ class Texts:
         }
 
     def auctions(self, random: _Random, count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """
-        Items, descriptions and filling of ``count`` auctions.
-        """
+        """Items, descriptions and filling of ``count`` auctions."""
         return (
             _taken(random, self.items, count),
             _taken(random, self.descriptions, count),
@@ -119,9 +108,7 @@ class Texts:
         )
 
     def bids(self, random: _Random, count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """
-        Channels, urls and filling of ``count`` bids: half of them come through one of four hot channels.
-        """
+        """Channels, urls and filling of ``count`` bids: half of them come through one of four hot channels."""
         hot, all_of_them = len(HOT_CHANNELS), len(HOT_CHANNELS) + CHANNELS
         is_hot = random.random(count) < 0.5
         chosen = np.where(is_hot, random.integers(0, hot, count), random.integers(hot, all_of_them, count))
@@ -134,9 +121,7 @@ def _taken(random: _Random, pool: pa.Array, count: int) -> pa.Array:
 
 
 def _texts(random: _Random, lengths: _Numbers) -> list[str]:
-    """
-    Random texts of these lengths, out of one draw.
-    """
+    """Random texts of these lengths, out of one draw."""
     letters = random.choice(_LETTERS, int(lengths.sum())).tobytes().decode()
     ends = np.cumsum(lengths).tolist()
     return [letters[end - length : end] for length, end in zip(lengths.tolist(), ends, strict=True)]
@@ -174,8 +159,6 @@ def _channels(random: _Random) -> tuple[pa.Array, pa.Array]:
 
 
 def _reversed_bits(number: int) -> int:
-    """
-    A number whose 32 bits are the other way round, without sign as Java's ``abs`` leaves it.
-    """
+    """A number whose 32 bits are the other way round, without sign as Java's ``abs`` leaves it."""
     turned = int(f"{number:032b}"[::-1], 2)
     return turned if turned < 2**31 else 2**32 - turned

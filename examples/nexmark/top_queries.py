@@ -1,6 +1,4 @@
-"""
-Queries for the last or the best bids: rankings that follow every change.
-"""
+"""Queries for the last or the best bids: rankings that follow every change."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from typing import Any, Final
 
 import millpond as mp
 from examples.nexmark.query import LIVE, Query, Row, Streams, everything, fields, live
-
-__all__ = ["QUERIES", "bid_counts", "with_auctions"]
 
 _BID: Final = ("auction", "bidder", "price", "channel", "url", "date_time", "extra")
 _PLACES: Final = 10
@@ -45,9 +41,7 @@ def _top_ten(streams: Streams, name: str) -> mp.DataflowStream:
 
 
 def bid_counts(streams: Streams, name: str) -> mp.DataflowStream:
-    """
-    The number of bids of each auction: ``{"auction": …, "bid_count": …}``.
-    """
+    """The number of bids of each auction: ``{"auction": …, "bid_count": …}``."""
     return live(streams["bids"], of=fields("auction")).combine(
         mp.Count(),
         name=name,
@@ -57,8 +51,7 @@ def bid_counts(streams: Streams, name: str) -> mp.DataflowStream:
 
 
 def with_auctions(streams: Streams, found: mp.DataflowStream, name: str, joined: Any) -> mp.DataflowStream:
-    """
-    Join results about auctions to the auctions.
+    """Join results about auctions to the auctions.
 
     Args:
         streams: the streams.

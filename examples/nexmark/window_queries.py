@@ -1,6 +1,4 @@
-"""
-Queries with windows of event time (sliding, tumbling, sessions), and one with windows of wall time.
-"""
+"""Queries with windows of event time (sliding, tumbling, sessions), and one with windows of wall time."""
 
 from __future__ import annotations
 
@@ -11,13 +9,10 @@ from typing import Any, Final
 import millpond as mp
 from examples.nexmark.query import TEN_SECONDS, Query, Row, Streams, everything, fields
 
-__all__ = ["QUERIES", "Highest"]
-
 
 @dataclass(frozen=True)
 class Highest(mp.CombineFn):
-    """
-    All elements with the greatest value of a field.
+    """All elements with the greatest value of a field.
 
     Args:
         of: the field.
@@ -43,9 +38,7 @@ class Highest(mp.CombineFn):
 
 @dataclass(frozen=True)
 class CountAndSum(mp.CombineFn):
-    """
-    Number of prices, and their sum.
-    """
+    """Number of prices, and their sum."""
 
     def create(self) -> list[int]:
         return [0, 0]
@@ -68,9 +61,7 @@ def _each(rows: Iterable[Row]) -> Iterable[Row]:
 
 
 def _hottest(streams: Streams, name: str) -> mp.DataflowStream:
-    """
-    Count by auction and window, then compare the counts of a window: the panes of one window end at one instant.
-    """
+    """Count by auction and window, then compare the counts of a window: the panes of one window end at one instant."""
     counts = (
         streams["bids"]
         .window(mp.SlidingWindows("10s", "2s"))
@@ -100,9 +91,7 @@ def _hot_items_with_windows(streams: Streams, name: str) -> mp.DataflowStream:
 
 
 def _highest_bid(streams: Streams, name: str) -> mp.DataflowStream:
-    """
-    Combine the highest bids of each auction first, to reduce the work of the step over all auctions.
-    """
+    """Combine the highest bids of each auction first, to reduce the work of the step over all auctions."""
     kept = fields("auction", "price", "bidder", "date_time")
     by_auction = (
         streams["bids"]
@@ -154,9 +143,7 @@ def _sessions(streams: Streams, name: str) -> mp.DataflowStream:
 
 
 def _by_the_clock(streams: Streams, name: str) -> mp.DataflowStream:
-    """
-    Emit the bids since the last tick of a wall clock that ticks every ten seconds.
-    """
+    """Emit the bids since the last tick of a wall clock that ticks every ten seconds."""
     trigger = mp.Repeatedly(mp.AtPeriod(0, "10s", "wall"))
     return (
         streams["bids"]

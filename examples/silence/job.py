@@ -1,6 +1,4 @@
-"""
-The job on either runner, whole or in pieces.
-"""
+"""The job on either runner, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -21,8 +19,6 @@ from examples.silence.alarm import silence_pipeline
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["read_alarms", "run_local", "run_spark"]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SCHEMA: Final = pa.schema([("company", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
 
@@ -36,8 +32,7 @@ def run_local(
     disorder: mp.Duration = 0,
     time_sorted: bool = True,
 ) -> mp.RunSummary:
-    """
-    Run the job on the local runner.
+    """Run the job on the local runner.
 
     Args:
         rows: the mentions, in the order in which they come.
@@ -69,8 +64,7 @@ def run_spark(
     *,
     disorder: mp.Duration = 0,
 ) -> mp.RunSummary:
-    """
-    Run the job on Spark: over a bounded frame, or over files of which a micro-batch takes one.
+    """Run the job on Spark: over a bounded frame, or over files of which a micro-batch takes one.
 
     The arguments are those of `run_local`; the files lie next to the table of alarms.
     """
@@ -91,9 +85,7 @@ def run_spark(
 
 
 def read_alarms(output: Path) -> list[tuple[str, datetime]]:
-    """
-    The alarms in a table: the company, and when it was mentioned last.
-    """
+    """The alarms in a table: the company, and when it was mentioned last."""
     tables = QueryBuilder().register("alarms", DeltaTable(str(output)))
     values = pa.table(tables.execute("SELECT value FROM alarms")).column("value").to_pylist()
     alarms = map(orjson.loads, values)

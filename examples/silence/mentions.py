@@ -1,6 +1,4 @@
-"""
-When each of ten companies was mentioned in tweets, by five minutes, and the slow way to find their silences.
-"""
+"""When each of ten companies was mentioned in tweets, by five minutes, and the slow way to find their silences."""
 
 from __future__ import annotations
 
@@ -12,16 +10,12 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["HOUR", "load_mentions", "load_published", "rows_of", "silences"]
-
 HOUR: Final = timedelta(hours=1)
 _FILE: Final = Path(__file__).with_name("mentions.json")
 
 
 def load_mentions() -> dict[str, list[datetime]]:
-    """
-    The five minutes in which each company was mentioned, in the order of time.
-    """
+    """The five minutes in which each company was mentioned, in the order of time."""
     data = json.loads(_FILE.read_text())
     step = timedelta(seconds=data["step_seconds"])
     mentions: dict[str, list[datetime]] = {}
@@ -35,9 +29,7 @@ def load_mentions() -> dict[str, list[datetime]]:
 
 
 def load_published(folder: Path) -> dict[str, list[datetime]]:
-    """
-    The same from the files of the Numenta Anomaly Benchmark.
-    """
+    """The same from the files of the Numenta Anomaly Benchmark."""
     mentions: dict[str, list[datetime]] = {}
     for path in sorted(folder.glob("Twitter_volume_*.csv")):
         with path.open(newline="") as file:
@@ -50,9 +42,7 @@ def load_published(folder: Path) -> dict[str, list[datetime]]:
 
 
 def rows_of(mentions: Mapping[str, Sequence[datetime]]) -> list[dict[str, Any]]:
-    """
-    All mentions as rows, in the order of time.
-    """
+    """All mentions as rows, in the order of time."""
     rows = [{"company": company, "at": at} for company, times in mentions.items() for at in times]
     return sorted(rows, key=lambda row: (row["at"], row["company"]))
 
@@ -60,8 +50,7 @@ def rows_of(mentions: Mapping[str, Sequence[datetime]]) -> list[dict[str, Any]]:
 def silences(
     mentions: Mapping[str, Sequence[datetime]], least: timedelta = HOUR
 ) -> list[tuple[str, datetime]]:
-    """
-    The last mention before each silence of at least this long, the one after the last of all included.
+    """The last mention before each silence of at least this long, the one after the last of all included.
 
     It sorts, and looks at each pause: nothing of this is how the engine finds them.
     """

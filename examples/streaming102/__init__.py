@@ -1,3 +1,1 @@
-"""
-The running example of *Streaming 102*: ten scores of one team, and its figures.
-"""
+"""The running example of *Streaming 102*: ten scores of one team, and its figures."""

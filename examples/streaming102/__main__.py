@@ -1,6 +1,4 @@
-"""
-``python -m examples.streaming102``: the figures of *Streaming 102*, run and drawn.
-"""
+"""``python -m examples.streaming102``: the figures of *Streaming 102*, run and drawn."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ are in the example's own article.yaml.
 @click.option("--out", type=click.Path(path_type=Path), default=Path("build/streaming102"), show_default=True)
 @click.option("--runner", type=click.Choice(["local", "spark"]), default="local", show_default=True)
 def main(numbers: tuple[str, ...], out: Path, runner: str) -> None:
-    """
-    Run the figures, print their panes, draw them.
-    """
+    """Run the figures, print their panes, draw them."""
     console = Console()
     spark = None
     if runner == "spark":

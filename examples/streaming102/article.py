@@ -1,6 +1,4 @@
-"""
-The article's data: its ten scores in two orders, its watermarks, and the panes of its figures.
-"""
+"""The article's data: its ten scores in two orders, its watermarks, and the panes of its figures."""
 
 from __future__ import annotations
 
@@ -12,16 +10,13 @@ from typing import Any, Final
 from examples.streaming102.story import MINUTE_US, NOON_US, Score, Story, clock_us, shifted
 from examples.streaming102.tables import facts, rows, window_us
 
-__all__ = ["ExpectedPane", "article", "expected_panes", "stories", "table_1"]
-
 _END_US: Final = NOON_US + 10 * MINUTE_US
 _FIRST_NINTH: Final = 46
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedPane:
-    """
-    A pane as the article draws it.
+    """A pane as the article draws it.
 
     Attributes:
         value: the number in the picture; negative for a retraction.
@@ -39,16 +34,12 @@ class ExpectedPane:
 
 @lru_cache(maxsize=1)
 def article() -> Mapping[str, Any]:
-    """
-    All of ``article.yaml``.
-    """
+    """All of ``article.yaml``."""
     return facts("article.yaml")
 
 
 def _scores(table: str, seen: int = 2) -> tuple[Score, ...]:
-    """
-    The scores of a table in the order in which they are seen, by the column ``seen``.
-    """
+    """The scores of a table in the order in which they are seen, by the column ``seen``."""
     scores = (
         Score(value=int(row[0]), at_us=clock_us(row[1]), seen_us=clock_us(row[seen])) for row in rows(table)
     )
@@ -77,27 +68,21 @@ def _batch(scores: tuple[Score, ...]) -> Story:
 
 
 def _ingress(name: str, scores: tuple[Score, ...]) -> Story:
-    """
-    The scores happen when they are seen, and the watermark is the clock on the wall.
-    """
+    """The scores happen when they are seen, and the watermark is the clock on the wall."""
     arrived = tuple(replace(score, at_us=score.seen_us) for score in scores)
     first = min(score.seen_us for score in scores) // MINUTE_US * MINUTE_US
     return Story(name=name, scores=arrived, line=((first, first), (_END_US, _END_US)), by_ingress=True)
 
 
 def _session_times(scores: tuple[Score, ...]) -> dict[int, int]:
-    """
-    Event times that move where sessions have to overlap.
-    """
+    """Event times that move where sessions have to overlap."""
     times = {score.value: score.at_us for score in scores}
     return {times[int(value)]: clock_us(at) for value, at in rows(article()["for_sessions"])}
 
 
 @lru_cache(maxsize=1)
 def stories() -> Mapping[str, Story]:
-    """
-    What happens in the figures, by name.
-    """
+    """What happens in the figures, by name."""
     first, second = _scores(article()["scores"]), _scores(article()["scores"], seen=3)
     six = _scores(article()["late_six"])
     with_six = tuple(sorted([*first, *six], key=lambda score: score.seen_us))
@@ -115,8 +100,7 @@ def stories() -> Mapping[str, Story]:
 
 
 def expected_panes(figure: int, side: str = "panes") -> list[ExpectedPane]:
-    """
-    What the article shows.
+    """What the article shows.
 
     Where it errs (figures 14 and 15, right), the values are those that its own data add up to; in
     figure 17 the sessions begin and end at the times of the story ``for_sessions``.
@@ -137,8 +121,6 @@ def expected_panes(figure: int, side: str = "panes") -> list[ExpectedPane]:
 
 
 def table_1() -> list[dict[str, list[int]]]:
-    """
-    The article's table: the panes of 12:02 to 12:04 in each mode.
-    """
+    """The article's table: the panes of 12:02 to 12:04 in each mode."""
     table: list[dict[str, list[int]]] = article()["table_1"]
     return table

@@ -1,5 +1,4 @@
-"""
-The book's version of the example: nine scores, and the panes that the author's own tests expect.
+"""The book's version of the example: nine scores, and the panes that the author's own tests expect.
 
 Those tests follow Beam: the on-time pane comes even without new scores, and early panes come a minute
 after the first score of a pane rather than at whole minutes.
@@ -16,23 +15,17 @@ from examples.streaming102.play import Shown, Step, play
 from examples.streaming102.story import NOON_US, SECOND_US, Score, Story, clock_us
 from examples.streaming102.tables import facts, rows, window_us
 
-__all__ = ["book", "book_cases", "book_differences", "play_book"]
-
 _MILLISECOND_US: Final = 1_000
 
 
 @lru_cache(maxsize=1)
 def book() -> Mapping[str, Any]:
-    """
-    All of ``book.yaml``.
-    """
+    """All of ``book.yaml``."""
     return facts("book.yaml")
 
 
 def book_cases() -> list[str]:
-    """
-    The cases that Millpond is held to; the file says which are left out, and why.
-    """
+    """The cases that Millpond is held to; the file says which are left out, and why."""
     return [case["name"] for case in book()["cases"]]
 
 
@@ -89,9 +82,7 @@ def _step(case: Mapping[str, Any]) -> Step:
 
 
 def play_book(name: str) -> list[Shown]:
-    """
-    The panes of a case, on the local runner.
-    """
+    """The panes of a case, on the local runner."""
     case = _case(name)
     return play(_story(case["stream"]), {"sums": _step(case)})["sums"].panes
 
@@ -100,8 +91,7 @@ def play_book(name: str) -> list[Shown]:
 
 
 def book_differences(name: str, shown: Sequence[Shown]) -> list[str]:
-    """
-    Panes that Beam has and we do not, and the other way round; none where they agree.
+    """Panes that Beam has and we do not, and the other way round; none where they agree.
 
     Whether a pane is the last is not compared: Beam's windows end with the watermark at their end
     plus lateness, ours the moment after, for an element at that very time is still taken. The order of panes is not the book's,

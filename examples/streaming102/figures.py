@@ -1,6 +1,4 @@
-"""
-The figures as pipelines: what each asks of the scores, in the words of the library.
-"""
+"""The figures as pipelines: what each asks of the scores, in the words of the library."""
 
 from __future__ import annotations
 
@@ -15,13 +13,10 @@ from examples.streaming102.play import Shown, Step, play
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["FIGURES", "Figure", "Panel", "differences", "play_figures"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """
-    One half of a figure, or all of it.
+    """One half of a figure, or all of it.
 
     Attributes:
         title: what is different about it.
@@ -40,24 +35,18 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """
-    A figure of the article.
-    """
+    """A figure of the article."""
 
     number: int
     title: str
     panels: tuple[Panel, ...]
 
     def name(self, panel: Panel) -> str:
-        """
-        What a panel's step is called.
-        """
+        """What a panel's step is called."""
         return f"figure_{self.number}_{self.panels.index(panel)}"
 
     def expected(self, panel: Panel) -> list[ExpectedPane]:
-        """
-        What the article shows there.
-        """
+        """What the article shows there."""
         return expected_panes(self.number, panel.side)
 
 
@@ -236,8 +225,7 @@ FIGURES: Final[Mapping[int, Figure]] = {
 def play_figures(
     numbers: Iterable[int], spark: SparkSession | None = None
 ) -> dict[int, list[tuple[Panel, list[Shown]]]]:
-    """
-    Run what the figures ask; figures that tell the same story share a pipeline.
+    """Run what the figures ask; figures that tell the same story share a pipeline.
 
     Args:
         numbers: of figures.
@@ -261,9 +249,7 @@ def play_figures(
 
 
 def differences(expected: list[ExpectedPane], shown: list[Shown]) -> list[str]:
-    """
-    Where panes are not those of the article; none where they are.
-    """
+    """Where panes are not those of the article; none where they are."""
     ours = [
         ExpectedPane(
             value=-one.value if one.is_retraction else one.value,

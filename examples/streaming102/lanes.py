@@ -1,6 +1,4 @@
-"""
-Draws windows as bars over the time that they stand for: where in event time, and nothing else.
-"""
+"""Draws windows as bars over the time that they stand for: where in event time, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,8 +15,6 @@ from examples.streaming102.picture import STYLE
 from examples.streaming102.play import Shown
 from examples.streaming102.story import Score, clock_text
 
-__all__ = ["draw_windows"]
-
 _INK: Final = "#2b2f36"
 _BARS: Final = ("#3a78b8", "#b3402f")
 
@@ -33,8 +29,7 @@ def draw_windows(
     tick_text: Callable[[int], str] = lambda at: clock_text(at)[:5],
     bar_text: Callable[[Shown], str] = lambda pane: str(pane.value),
 ) -> None:
-    """
-    Draw scores on a line, and above it a bar for each window with its value, into a PNG file.
+    """Draw scores on a line, and above it a bar for each window with its value, into a PNG file.
 
     Windows that overlap lie in lanes above each other; each key has a colour.
     """
@@ -77,9 +72,7 @@ def _draw_bar(axes: Axes, bounds: tuple[int, int], lane: int, text: str, colour:
 
 
 def _lanes(bars: Sequence[tuple[int, int, Shown]]) -> list[int]:
-    """
-    A lane for each bar, so that none overlaps another in its lane.
-    """
+    """A lane for each bar, so that none overlaps another in its lane."""
     ends: list[int] = []
     found = []
     for start, end, _ in bars:

@@ -1,5 +1,4 @@
-"""
-Draws panes as the article does: event time to the right, processing time upwards.
+"""Draws panes as the article does: event time to the right, processing time upwards.
 
 A circle is a score where it happened and was seen; a box is a pane, as wide as its window, from
 where the window began to fill (or the pane before it) up to the moment at which it was shown.
@@ -20,8 +19,6 @@ from matplotlib.patches import Patch, Rectangle
 
 from examples.streaming102.play import Shown
 from examples.streaming102.story import MINUTE_US, Story, clock_text
-
-__all__ = ["STYLE", "View", "draw", "draw_panel", "draw_small"]
 
 _INK: Final = "#2b2f36"
 _FAINT: Final = "#7a828e"
@@ -54,18 +51,14 @@ STYLE: Final[Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """
-    What of time a picture shows, in microseconds.
-    """
+    """What of time a picture shows, in microseconds."""
 
     event: tuple[int, int]
     seen: tuple[int, int]
 
     @classmethod
     def of(cls, story: Story, panes: Sequence[Shown]) -> View:
-        """
-        All scores and panes, and whole minutes around them.
-        """
+        """All scores and panes, and whole minutes around them."""
         happened = [score.at_us for score in story.scores]
         happened += [edge for pane in panes if pane.window is not None for edge in pane.window]
         seen = [score.seen_us for score in story.scores] + [pane.seen_us for pane in panes]
@@ -83,8 +76,7 @@ def draw(
     *,
     caption: str = "",
 ) -> None:
-    """
-    Draw panels side by side into a PNG file.
+    """Draw panels side by side into a PNG file.
 
     Args:
         path: the file; replaced when it exists.
@@ -122,9 +114,7 @@ def draw(
 
 
 def draw_small(path: Path, story: Story, panes: Sequence[Shown], view: View) -> None:
-    """
-    Draw one story and its panes into a PNG file for a page of text: small, and without words.
-    """
+    """Draw one story and its panes into a PNG file for a page of text: small, and without words."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE | {"font.size": 7.5}):
         figure = Figure(figsize=(4.4, 3.3), dpi=100, facecolor="white")
@@ -136,8 +126,7 @@ def draw_small(path: Path, story: Story, panes: Sequence[Shown], view: View) -> 
 
 
 def draw_panel(axes: Axes, story: Story, panes: Sequence[Shown], view: View, *, scale: float = 1.0) -> None:
-    """
-    Draw one story and its panes.
+    """Draw one story and its panes.
 
     Args:
         axes: where.
@@ -226,9 +215,7 @@ def _label(
     view: View,
     scale: float,
 ) -> None:
-    """
-    The pane's value on its line, and what it takes back, where no score is in the way.
-    """
+    """The pane's value on its line, and what it takes back, where no score is in the way."""
     taken = [one for one in panes if one.is_retraction and _is_replaced(one, pane, window)]
     shown = [(f"\N{MINUS SIGN}{one.value}", _RETRACTION) for one in taken] + [
         (str(pane.value), _COLOURS[pane.timing])
@@ -264,9 +251,7 @@ def _is_replaced(one: Shown, pane: Shown, window: tuple[int, int]) -> bool:
 
 
 def _free(story: Story, places: Sequence[float], seen_us: int, view: View) -> bool:
-    """
-    Whether no score is drawn where labels at these places would be, right under a line.
-    """
+    """Whether no score is drawn where labels at these places would be, right under a line."""
     wide, high = (view.event[1] - view.event[0]) / 19, (view.seen[1] - view.seen[0]) / 13
     return not any(
         abs(score.at_us - place) < wide and -high < score.seen_us - seen_us < high / 2.2

@@ -1,5 +1,4 @@
-"""
-``python -m examples.streaming102.pictures``: the pictures of docs/windows.md, from runs.
+"""``python -m examples.streaming102.pictures``: the pictures of docs/windows.md, from runs.
 
 Each picture is the article's ten scores and one answer to where, when or how; what is drawn is
 what came out. Windows are drawn as bars over event time, triggers and modes as panes.
@@ -24,8 +23,6 @@ from examples.streaming102.picture import View, draw_small
 from examples.streaming102.play import Outcome, Shown, Step, play
 from examples.streaming102.story import MINUTE_US, NOON_US, SECOND_US, Score, Story
 
-__all__ = ["MODES", "TRIGGERS", "WINDOWS", "draw_all", "names"]
-
 _HOUR_US: Final = 60 * MINUTE_US
 _ZONE: Final = "America/New_York"
 _VIEW: Final = View(
@@ -37,8 +34,7 @@ _TICKS: Final = range(NOON_US, NOON_US + 8 * MINUTE_US + 1, MINUTE_US)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """
-    What is run for a picture.
+    """What is run for a picture.
 
     Attributes:
         story: what happens, by name.
@@ -64,9 +60,7 @@ def _by(
 
 
 class _Asking(mp.Repeatedly):
-    """
-    Fires with each element, and asks for the contribution of each pane to be kept or cleared.
-    """
+    """Fires with each element, and asks for the contribution of each pane to be kept or cleared."""
 
     def __init__(self, contents: mp.Contents) -> None:
         mp.Repeatedly.__init__(self, mp.AfterCount(1))
@@ -133,9 +127,7 @@ MODES: Final[Mapping[str, Drawn]] = {
 
 
 class _AsLongAsGreat(mp.WindowFn):
-    """
-    A window function of a user: as many times ten seconds as the score has points.
-    """
+    """A window function of a user: as many times ten seconds as the score has points."""
 
     def assign(self, element: mp.Element) -> list[mp.Window]:
         return [mp.Window(element.at, element.at + element.value["points"] * 10 * SECOND_US)]
@@ -155,16 +147,12 @@ WINDOWS: Final[Mapping[str, Drawn]] = {
 
 
 def names() -> list[str]:
-    """
-    The pictures' files.
-    """
+    """The pictures' files."""
     return [f"{name}.png" for group in (WINDOWS, TRIGGERS, MODES) for name in group]
 
 
 def _told() -> dict[str, Story]:
-    """
-    The article's stories and some more: marks of two percentiles, two teams, and a night with 23 hours.
-    """
+    """The article's stories and some more: marks of two percentiles, two teams, and a night with 23 hours."""
     known = dict(stories())
     fast = known["heuristic"]
     percentiles = replace(
@@ -187,9 +175,7 @@ def _told() -> dict[str, Story]:
 
 
 def _play_all(told: Mapping[str, Story]) -> dict[str, Outcome]:
-    """
-    Run all of it; what tells the same story shares a pipeline.
-    """
+    """Run all of it; what tells the same story shares a pipeline."""
     outcomes: dict[str, Outcome] = {}
     drawn = {**WINDOWS, **TRIGGERS, **MODES}
     for name, story in told.items():
@@ -200,9 +186,7 @@ def _play_all(told: Mapping[str, Story]) -> dict[str, Outcome]:
 
 
 def draw_all(folder: Path) -> None:
-    """
-    Run and draw every picture into a folder.
-    """
+    """Run and draw every picture into a folder."""
     told = _told()
     outcomes = _play_all(told)
     for name, one in {**TRIGGERS, **MODES}.items():
@@ -215,9 +199,7 @@ def draw_all(folder: Path) -> None:
 
 
 def _shrink(path: Path) -> None:
-    """
-    A picture of few colours needs no more than a palette: a third of the bytes.
-    """
+    """A picture of few colours needs no more than a palette: a third of the bytes."""
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(colors=128, method=Image.Quantize.MEDIANCUT)
     small.save(path, optimize=True)
@@ -245,9 +227,7 @@ def _hours(pane: Shown) -> str:
 @click.command(help=__doc__)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("docs/pictures"), show_default=True)
 def main(out: Path) -> None:
-    """
-    Draw the pictures.
-    """
+    """Draw the pictures."""
     draw_all(out)
     largest = max((out / name).stat().st_size for name in names())
     click.echo(f"{len(names())} pictures in {out}, the largest of {largest / 1024:.0f} KiB")

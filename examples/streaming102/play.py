@@ -1,5 +1,4 @@
-"""
-Plays a story: one stream of scores, windowed steps side by side on it, a clock moved by hand.
+"""Plays a story: one stream of scores, windowed steps side by side on it, a clock moved by hand.
 
 Nothing here is special to tests: the steps are what anyone would write, `LocalRunner` and
 `SparkRunner` run them, and the panes are read from Delta tables. Only the clock is not the real one.
@@ -26,16 +25,13 @@ from millpond.testing.fixtures.determinism import ManualClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Outcome", "Shown", "Step", "play"]
-
 Step = Callable[[mp.DataflowStream], mp.WindowedStream]
 """What is asked of the scores: where, when and how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """
-    A pane that came out.
+    """A pane that came out.
 
     Attributes:
         value: the sum; of a retraction the sum that is taken back.
@@ -64,8 +60,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """
-    What came of a step.
+    """What came of a step.
 
     Attributes:
         panes: in the order in which they came.
@@ -77,8 +72,7 @@ class Outcome:
 
 
 def play(story: Story, steps: Mapping[str, Step], spark: SparkSession | None = None) -> dict[str, Outcome]:
-    """
-    What comes of each step.
+    """What comes of each step.
 
     Args:
         story: what happens.
@@ -109,9 +103,7 @@ def play(story: Story, steps: Mapping[str, Step], spark: SparkSession | None = N
 
 
 def _store_on_disk(folder: Path, clock: ManualClock) -> mp.Store:
-    """
-    A store that Spark's workers can reach, with leases of this process: it has no rivals.
-    """
+    """A store that Spark's workers can reach, with leases of this process: it has no rivals."""
     registry = MemoryRegistry()
     return mp.Store.open(
         folder / "pond",

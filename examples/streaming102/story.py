@@ -1,14 +1,10 @@
-"""
-A story: what happens to a pipeline, and when by the clock on the wall.
-"""
+"""A story: what happens to a pipeline, and when by the clock on the wall."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
-
-__all__ = ["MINUTE_US", "NOON_US", "SECOND_US", "Score", "Story", "clock_text", "clock_us", "moments"]
 
 SECOND_US: Final = 1_000_000
 MINUTE_US: Final = 60 * SECOND_US
@@ -18,8 +14,7 @@ NOON_US: Final = 12 * 60 * MINUTE_US
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """
-    One event: points of a team.
+    """One event: points of a team.
 
     Attributes:
         value: the points.
@@ -36,8 +31,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """
-    Scores, and the watermark that comes with them.
+    """Scores, and the watermark that comes with them.
 
     Attributes:
         name: what it is called.
@@ -66,9 +60,7 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """
-    What happens at one time of the clock; watermarks come with their percentile, and a signal before them.
-    """
+    """What happens at one time of the clock; watermarks come with their percentile, and a signal before them."""
 
     seen_us: int
     scores: tuple[Score, ...] = ()
@@ -77,8 +69,7 @@ class Moment:
 
 
 def moments(story: Story) -> list[Moment]:
-    """
-    The story in order: its scores, its marks, and every whole minute, at which clocks strike.
+    """The story in order: its scores, its marks, and every whole minute, at which clocks strike.
 
     A score that is seen at a full minute is seen just before it, as in the figures.
     """
@@ -106,8 +97,7 @@ def _just_before(seen_us: int) -> int:
 
 
 def clock_text(at_us: int) -> str:
-    """
-    A time as the article writes it.
+    """A time as the article writes it.
 
     Example:
         >>> clock_text(NOON_US + 90 * SECOND_US)
@@ -118,8 +108,7 @@ def clock_text(at_us: int) -> str:
 
 
 def clock_us(text: str) -> int:
-    """
-    The time that a clock shows, as hours, minutes and perhaps seconds.
+    """The time that a clock shows, as hours, minutes and perhaps seconds.
 
     Example:
         >>> clock_us("00:01:02.5"), clock_us("00:02")
@@ -131,9 +120,7 @@ def clock_us(text: str) -> int:
 
 
 def shifted(scores: Iterable[Score], times: dict[int, int]) -> tuple[Score, ...]:
-    """
-    The scores, some of them at other event times.
-    """
+    """The scores, some of them at other event times."""
     return tuple(
         Score(value=one.value, at_us=times.get(one.at_us, one.at_us), seen_us=one.seen_us, key=one.key)
         for one in scores

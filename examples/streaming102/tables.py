@@ -1,6 +1,4 @@
-"""
-Facts in YAML files next to the code, whose texts are tables with one row per line.
-"""
+"""Facts in YAML files next to the code, whose texts are tables with one row per line."""
 
 from __future__ import annotations
 
@@ -12,21 +10,16 @@ import yaml
 
 from examples.streaming102.story import clock_us
 
-__all__ = ["facts", "rows", "window_us"]
-
 
 def facts(name: str) -> Mapping[str, Any]:
-    """
-    All of a file in this folder.
-    """
+    """All of a file in this folder."""
     path = Path(__file__).with_name(name)
     found: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return found
 
 
 def rows(table: str) -> Iterator[list[str]]:
-    """
-    The cells of each row.
+    """The cells of each row.
 
     Example:
         >>> list(rows("12:06  early  5  # a comment"))
@@ -37,8 +30,7 @@ def rows(table: str) -> Iterator[list[str]]:
 
 
 def window_us(text: str) -> tuple[int, int] | None:
-    """
-    Start and end of a window; ``None`` for the global one.
+    """Start and end of a window; ``None`` for the global one.
 
     Example:
         >>> window_us("00:00..00:02")

@@ -1,5 +1,4 @@
-"""
-``python -m examples.zeitgeist``: run the job on a year of flights, and show its alerts.
+"""``python -m examples.zeitgeist``: run the job on a year of flights, and show its alerts.
 
 Kill it at any time and restart it: it continues, and the answer is the same.
 """
@@ -41,9 +40,7 @@ def main(
     files_per_trigger: int,
     master: str,
 ) -> None:
-    """
-    Run the demo; ``main(obj=...)`` runs it with another pipeline.
-    """
+    """Run the demo; ``main(obj=...)`` runs it with another pipeline."""
     demo = Demo(
         output=output,
         store=store or output / "pond",

@@ -1,5 +1,4 @@
-"""
-The three computations of Zeitgeist: count each hour, learn what is normal, report what is not.
+"""The three computations of Zeitgeist: count each hour, learn what is normal, report what is not.
 
 ::
 
@@ -37,8 +36,6 @@ from examples.zeitgeist.normal import (
     learned,
 )
 
-__all__ = ["PATIENCE_MINUTES", "WARM_UP_DAYS", "Detector", "HourModel", "WindowCounter"]
-
 PATIENCE_MINUTES: Final = 5 * 60
 """A flight that leaves later than this after its schedule is late: counted as such, and in no hour."""
 
@@ -50,8 +47,7 @@ WARM_UP_DAYS: Final = 14
 
 
 class WindowCounter(mp.Computation):
-    """
-    Key: origin. Counts the flights of each hour; produces totals as they grow, and once more at the end.
+    """Key: origin. Counts the flights of each hour; produces totals as they grow, and once more at the end.
 
     From an airport's first flight on every hour has totals, those without a flight too: the timer of an hour sets
     that of the next one. After an airport's last flight that goes on as far as the watermark came before the input
@@ -59,9 +55,7 @@ class WindowCounter(mp.Computation):
     """
 
     def process_records(self, context: mp.Context, records: mp.Records) -> None:
-        """
-        Count flights in their hours; progress is produced whenever a total passes a step.
-        """
+        """Count flights in their hours; progress is produced whenever a total passes a step."""
         state = context.state.get({"late": 0, "next": None, "hours": {}})
         for record in records:
             delay = record.value["delay_minutes"]
@@ -75,9 +69,7 @@ class WindowCounter(mp.Computation):
         context.state.set(state)
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """
-        No flight of the hour is still to come: produce its totals, forget it, and wait for the next one.
-        """
+        """No flight of the hour is still to come: produce its totals, forget it, and wait for the next one."""
         state = context.state.get()
         hour = state["next"]
         totals = state["hours"].pop(hour, dict(_NOTHING))
@@ -103,16 +95,13 @@ class WindowCounter(mp.Computation):
 
 
 class HourModel(mp.Computation):
-    """
-    Key: origin and hour of the day. Learns what is normal, and produces what to expect on the next day.
+    """Key: origin and hour of the day. Learns what is normal, and produces what to expect on the next day.
 
     An hour is thus judged by earlier days only, and its expectation is known most of a day ahead.
     """
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Learn from the day, then say what is to be expected of the next.
-        """
+        """Learn from the day, then say what is to be expected of the next."""
         count = record.value
         state = context.state.get({"days": 0})
         for name, measure in MEASURES.items():
@@ -124,8 +113,7 @@ class HourModel(mp.Computation):
 
 
 class Detector(mp.Computation):
-    """
-    Key: origin. Holds totals against expectations: spikes are reported at once, dips when the hour is over.
+    """Key: origin. Holds totals against expectations: spikes are reported at once, dips when the hour is over.
 
     A spike needs no complete picture, since delayed data would only add to a total that is too high already
     (§4.6). A dip does: a timer waits until the low watermark has passed the end of the hour.
@@ -138,9 +126,7 @@ class Detector(mp.Computation):
         self._sensitivity = sensitivity
 
     def process_records(self, context: mp.Context, records: mp.Records) -> None:
-        """
-        Note running totals, final ones and expectations, and report a spike as soon as it shows.
-        """
+        """Note running totals, final ones and expectations, and report a spike as soon as it shows."""
         hours = context.state.get({})
         for record in records:
             hour = record.value["hour"]
@@ -156,8 +142,7 @@ class Detector(mp.Computation):
         context.state.set(hours)
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """
-        The hour is complete: report dips, and every spike once more with its final total.
+        """The hour is complete: report dips, and every spike once more with its final total.
 
         A closed airport reports cancelled flights; one of which nothing at all is heard is a dip too, where its
         hour is seldom silent. An hour that was never counted, because the input had ended, is not judged.
@@ -188,9 +173,7 @@ class Detector(mp.Computation):
 
 
 def _set_timer_at_end(context: mp.Context, hour: str, tag: str | None = None) -> None:
-    """
-    What the timer produces belongs to the hour: its time is the last microsecond of it.
-    """
+    """What the timer produces belongs to the hour: its time is the last microsecond of it."""
     context.set_timer(end_of(hour), tag=tag or hour, output_at=end_of(hour) - 1)
 
 
@@ -199,9 +182,7 @@ def _steps(totals: Mapping[str, int]) -> dict[str, int]:
 
 
 def _larger(known: Mapping[str, int], update: Mapping[str, Any]) -> dict[str, int]:
-    """
-    Totals only grow, so the larger total is the newer, in whatever order updates arrive.
-    """
+    """Totals only grow, so the larger total is the newer, in whatever order updates arrive."""
     names = [name for name in MEASURES if name in known or name in update]
     return {name: max(known.get(name, 0), update.get(name, 0)) for name in names}
 

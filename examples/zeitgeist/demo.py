@@ -1,6 +1,4 @@
-"""
-One run of the demo: prepare the stream, run the job on Spark, check the answer, show it, and ask what if.
-"""
+"""One run of the demo: prepare the stream, run the job on Spark, check the answer, show it, and ask what if."""
 
 from __future__ import annotations
 
@@ -31,16 +29,13 @@ from examples.zeitgeist.what_if import WhatIf, replay_what_if
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Demo", "forget", "run"]
-
 _FILES_PER_TRIGGER = 4
 """Of the replay: it is not to be watched, so it is cut into fewer supersteps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """
-    Where one run of the demo keeps its things, and how its stream is cut.
+    """Where one run of the demo keeps its things, and how its stream is cut.
 
     Attributes:
         output: folder for everything that the demo writes.
@@ -64,57 +59,42 @@ class Demo:
 
     @property
     def input(self) -> Path:
-        """
-        The stream's files.
-        """
+        """The stream's files."""
         return self.output / "input"
 
     @property
     def tables(self) -> Path:
-        """
-        The Delta tables that the job writes.
-        """
+        """The Delta tables that the job writes."""
         return self.output / "tables"
 
     @property
     def summary(self) -> Path:
-        """
-        The run in numbers; it is written after its answer, so where it is, the run has finished.
-        """
+        """The run in numbers; it is written after its answer, so where it is, the run has finished."""
         return self.output / "summary.json"
 
     @property
     def picture(self) -> Path:
-        """
-        The picture.
-        """
+        """The picture."""
         return self.output / "zeitgeist.png"
 
     @property
     def what_if(self) -> Path:
-        """
-        The store of the replay, with its tables.
-        """
+        """The store of the replay, with its tables."""
         return self.output / "what_if"
 
     @property
     def what_if_numbers(self) -> Path:
-        """
-        What the replay has come to; where it is, the replay has finished.
-        """
+        """What the replay has come to; where it is, the replay has finished."""
         return self.output / "what_if.json"
 
     @property
     def what_if_picture(self) -> Path:
-        """
-        The picture of both alarms.
-        """
+        """The picture of both alarms."""
         return self.output / "what_if.png"
 
 
 def forget(demo: Demo) -> None:
-    """
-    Remove what an earlier run has left, the store included.
+    """Remove what an earlier run has left, the store included.
 
     Raises:
         SystemExit: there is something else at the store's path.
@@ -130,8 +110,7 @@ def forget(demo: Demo) -> None:
 
 
 def run(demo: Demo, console: Console) -> None:
-    """
-    Run the demo, going on where an earlier run was killed; show its answer once more when it had finished.
+    """Run the demo, going on where an earlier run was killed; show its answer once more when it had finished.
 
     Raises:
         SystemExit: the answer is not that of a plain computation.
@@ -171,9 +150,7 @@ def _prepare(demo: Demo, console: Console) -> None:
 
 @contextmanager
 def _sessions(demo: Demo, console: Console) -> Iterator[Callable[[], SparkSession]]:
-    """
-    What starts Spark when it is first needed; it is stopped in the end.
-    """
+    """What starts Spark when it is first needed; it is stopped in the end."""
 
     @cache
     def session() -> SparkSession:
@@ -234,9 +211,7 @@ def _show_what_if(demo: Demo, console: Console, results: Results) -> None:
 
 
 def _compare(demo: Demo, console: Console, results: Results) -> int:
-    """
-    Hold the results against a plain computation of the same, and return the number of late flights.
-    """
+    """Hold the results against a plain computation of the same, and return the number of late flights."""
     with mp.Store.open(demo.store, read_only=True) as store:
         late = late_flights(store)
     answer = oracle.compute(arrivals(load_flights(), demo.first, demo.last))

@@ -1,6 +1,4 @@
-"""
-The job as a pipeline: the three computations joined by their streams, and what flows out of them.
-"""
+"""The job as a pipeline: the three computations joined by their streams, and what flows out of them."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ import pyarrow as pa
 import millpond as mp
 from examples.zeitgeist.computations import PATIENCE_MINUTES, Detector, HourModel, WindowCounter
 from examples.zeitgeist.normal import MEASURES
-
-__all__ = ["OUTPUTS", "zeitgeist"]
 
 _EARLY_MINUTES: Final = 60
 """No flight is reported this long before its schedule; the earliest left 43 minutes early."""
@@ -58,8 +54,7 @@ OUTPUTS: Final[Mapping[str, pa.Schema]] = {
 
 
 def zeitgeist(output: Path, detector: mp.Computation | None = None) -> mp.Pipeline:
-    """
-    The pipeline; its input is called ``flights``.
+    """The pipeline; its input is called ``flights``.
 
     Args:
         output: folder for its tables, one for each of `OUTPUTS`.

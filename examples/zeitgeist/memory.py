@@ -1,6 +1,4 @@
-"""
-Peak memory of a run: this process, Spark's JVM and its Python workers, ZooKeeper.
-"""
+"""Peak memory of a run: this process, Spark's JVM and its Python workers, ZooKeeper."""
 
 from __future__ import annotations
 
@@ -11,14 +9,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
-__all__ = ["peak_memory_mib"]
-
 _PROC: Final = Path("/proc")
 
 
 def peak_memory_mib() -> dict[str, int]:
-    """
-    The peak resident memory of this process and its descendants, by the name of the program.
+    """The peak resident memory of this process and its descendants, by the name of the program.
 
     Each process's own peak is taken, so the sum is an upper bound: peaks need not fall together, and pages
     that a forked worker shares with its parent count twice. Where there is no ``/proc``, this process is all
@@ -36,9 +31,7 @@ def peak_memory_mib() -> dict[str, int]:
 
 
 def _status(process: Path) -> dict[str, str]:
-    """
-    The process's ``status`` file; empty if it has just ended.
-    """
+    """The process's ``status`` file; empty if it has just ended."""
     try:
         lines = (process / "status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,5 +1,4 @@
-"""
-What is normal: a mean and a variance that follow the days, in which yesterday counts a tenth.
+"""What is normal: a mean and a variance that follow the days, in which yesterday counts a tenth.
 
 Pure arithmetic. Two things make it robust. A day far from the mean teaches no more than one three
 deviations away, or the blizzard would make cancellations normal. And the variance has a floor that grows
@@ -14,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["MEASURES", "SPIKING", "Expectation", "Measure", "expectation", "first_step_above", "learned"]
-
 _YESTERDAY: Final = 0.1
 _SURPRISE_MAX: Final = 3.0
 _TRUSTING_DAYS: Final = 5
@@ -25,8 +22,7 @@ _DIP: Final = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """
-    What is known of a measure beforehand.
+    """What is known of a measure beforehand.
 
     Attributes:
         grain: what one event adds to it, about; its variance is at least ``grain * (mean + base)``.
@@ -62,35 +58,26 @@ SPIKING: Final[Mapping[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """
-    What an hour should bring, rounded for people to read.
-    """
+    """What an hour should bring, rounded for people to read."""
 
     mean: float
     deviation: float
 
     def spike_limit(self, sensitivity: float = 1) -> float:
-        """
-        A total above this is a spike; an alarm of twice the sensitivity has its limit half as far from the mean.
-        """
+        """A total above this is a spike; an alarm of twice the sensitivity has its limit half as far from the mean."""
         return self.mean + _SPIKE / sensitivity * self.deviation
 
     def dip_limit(self, sensitivity: float = 1) -> float:
-        """
-        A total below this is a dip; where it is negative there are none.
-        """
+        """A total below this is a dip; where it is negative there are none."""
         return self.mean - _DIP / sensitivity * self.deviation
 
     def strength(self, value: float) -> float:
-        """
-        How many deviations the value is away from the mean.
-        """
+        """How many deviations the value is away from the mean."""
         return round(abs(value - self.mean) / self.deviation, 2)
 
 
 def learned(normal: Mapping[str, float] | None, days: int, value: int, measure: Measure) -> dict[str, float]:
-    """
-    The mean and variance after one more day.
+    """The mean and variance after one more day.
 
     Args:
         normal: ``mean`` and ``variance`` so far, ``None`` before the first day.
@@ -113,17 +100,13 @@ def learned(normal: Mapping[str, float] | None, days: int, value: int, measure: 
 
 
 def expectation(normal: Mapping[str, float], measure: Measure) -> Expectation:
-    """
-    The expectation for the next day.
-    """
+    """The expectation for the next day."""
     mean, variance = normal["mean"], normal["variance"]
     return Expectation(round(mean, 3), round(_deviation(mean, variance, measure), 3))
 
 
 def first_step_above(limit: float, step: int) -> int:
-    """
-    The smallest multiple of ``step`` that is greater than ``limit``.
-    """
+    """The smallest multiple of ``step`` that is greater than ``limit``."""
     return (math.floor(limit / step) + 1) * step
 
 

@@ -1,5 +1,4 @@
-"""
-The same answer without Millpond: one table in memory, sorted, and a loop.
+"""The same answer without Millpond: one table in memory, sorted, and a loop.
 
 Written from the description of the job and sharing no code with it, so that both can only agree by being
 right. It takes the whole year at once, which is what a stream cannot do.
@@ -14,16 +13,13 @@ from typing import Any, Final
 
 import pandas as pd
 
-__all__ = ["Answer", "compute", "differences"]
-
 _MEASURES: Final = ("departed", "cancelled", "delay", "silent")
 _STEPS: Final = {"cancelled": 3, "delay": 300}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """
-    What the job must come to.
+    """What the job must come to.
 
     Attributes:
         counts: (origin, hour) → the hour's totals.
@@ -39,9 +35,7 @@ class Answer:
 
 
 def compute(arrivals: pd.DataFrame, sensitivity: float = 1) -> Answer:
-    """
-    The answer for these flights, by an alarm of this sensitivity.
-    """
+    """The answer for these flights, by an alarm of this sensitivity."""
     on_time = arrivals[~(arrivals["delay_minutes"] > 300).fillna(False).astype(bool)]
     answer = Answer(late=len(arrivals) - len(on_time))
     table = _hourly(on_time)
@@ -51,9 +45,7 @@ def compute(arrivals: pd.DataFrame, sensitivity: float = 1) -> Answer:
 
 
 def differences(answer: Answer, found: Answer) -> list[str]:
-    """
-    Where what was found departs from the answer; empty when they agree.
-    """
+    """Where what was found departs from the answer; empty when they agree."""
     lines = [] if answer.late == found.late else [f"late: {found.late} instead of {answer.late}"]
     for name in ("counts", "expectations", "alerts"):
         ours, theirs = getattr(answer, name), getattr(found, name)
@@ -87,9 +79,7 @@ def _hourly(flights: pd.DataFrame) -> pd.DataFrame:
 
 
 def _every_hour(origin: str, hours: pd.DataFrame) -> pd.DataFrame:
-    """
-    An airport's hours from its first flight to its last, those without a flight too.
-    """
+    """An airport's hours from its first flight to its last, those without a flight too."""
     hours = hours.droplevel("origin")
     whole = pd.date_range(hours.index.min(), hours.index.max(), freq="h", name="start")
     silent = (~whole.isin(hours.index)).astype(int)
@@ -97,9 +87,7 @@ def _every_hour(origin: str, hours: pd.DataFrame) -> pd.DataFrame:
 
 
 def _follow(answer: Answer, origin: str, days: pd.DataFrame, sensitivity: float) -> None:
-    """
-    One hour of the day at one airport, through the year.
-    """
+    """One hour of the day at one airport, through the year."""
     models: dict[str, _Model] = {measure: _Model(measure) for measure in _MEASURES}
     expected: dict[str, tuple[float, float]] | None = None
     expected_day: Any = None

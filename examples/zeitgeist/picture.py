@@ -1,6 +1,4 @@
-"""
-Two pictures: the year in cancellations, with the weeks of the blizzard against the model; and two alarms.
-"""
+"""Two pictures: the year in cancellations, with the weeks of the blizzard against the model; and two alarms."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from examples.zeitgeist.results import Results, days_of, days_only_in
-
-__all__ = ["draw", "draw_what_if"]
 
 _INK: Final = "#2b2f36"
 _FAINT: Final = "#6f7782"
@@ -31,8 +27,7 @@ _NAMED_DAYS: Final = 7
 
 
 def draw(results: Results, path: Path) -> None:
-    """
-    Draw the picture into a PNG file.
+    """Draw the picture into a PNG file.
 
     Args:
         results: the job's tables.
@@ -54,8 +49,7 @@ def draw(results: Results, path: Path) -> None:
 
 
 def draw_what_if(results: Results, sensitive: Results, path: Path) -> None:
-    """
-    Draw the alerts of two alarms, day by day, into a PNG file.
+    """Draw the alerts of two alarms, day by day, into a PNG file.
 
     Args:
         results: the tables of the run.
@@ -142,9 +136,7 @@ _TITLE: Final[dict[str, Any]] = {"loc": "left", "fontsize": 12, "fontweight": "b
 
 
 def _name_day(axes: Axes, daily: pd.Series, day: pd.Timestamp, rank: int) -> None:
-    """
-    Write rank and date above the bar, clear of a higher neighbouring bar.
-    """
+    """Write rank and date above the bar, clear of a higher neighbouring bar."""
     week = pd.Timedelta(days=7)
     before, after = daily[day - week : day].max(), daily[day : day + week].max()
     side = "left" if before > daily[day] else "right" if after > daily[day] else "center"
@@ -195,9 +187,7 @@ def _mark_alerts(axes: Axes, results: Results, origin: str) -> None:
 
 
 def _hourly(table: pd.DataFrame, origin: str) -> pd.DataFrame:
-    """
-    One airport's rows in the weeks shown, with a hole for each hour of the night, so that lines break there.
-    """
+    """One airport's rows in the weeks shown, with a hole for each hour of the night, so that lines break there."""
     hours = pd.date_range(*_WEEKS, freq="h", inclusive="left")
     mine: pd.DataFrame = table[(table["origin"] == origin) & table["time"].isin(hours)]
     return mine.set_index("time").reindex(hours)

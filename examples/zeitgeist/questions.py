@@ -1,6 +1,4 @@
-"""
-Three questions to the store, in SQL: every row of every computation can be asked for, at every version.
-"""
+"""Three questions to the store, in SQL: every row of every computation can be asked for, at every version."""
 
 from __future__ import annotations
 
@@ -14,17 +12,13 @@ from rich.console import Console
 import millpond as mp
 from examples.zeitgeist.report import print_answer, print_question
 
-__all__ = ["ask_all", "late_flights"]
-
 _BLIZZARD_DAY: Final = 39
 """8 February is the 39th day of the year."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """
-    A question about one computation's rows.
-    """
+    """A question about one computation's rows."""
 
     text: str
     computation: str
@@ -70,9 +64,7 @@ where key = 'JFK 17'
 
 
 def ask_all(console: Console, store: mp.Store) -> None:
-    """
-    Ask the questions and print the answers; the last one is asked of two versions of the store.
-    """
+    """Ask the questions and print the answers; the last one is asked of two versions of the store."""
     newest = store.snapshot().version
     for question in (_DELAYS, _LATE, _FIVE_O_CLOCK):
         print_question(console, question.text, question.sql)
@@ -82,9 +74,7 @@ def ask_all(console: Console, store: mp.Store) -> None:
 
 
 def late_flights(store: mp.Store) -> int:
-    """
-    Flights that were too late, over all airports.
-    """
+    """Flights that were too late, over all airports."""
     relation = _relation(store, "window_counter", "select sum((state ->> '$.late')::int) from window_counter")
     [(late,)] = relation.fetchall()
     return int(late or 0)
@@ -104,9 +94,7 @@ def _relation(
 
 
 def _last_version_before(store: mp.Store, newest: int, day: int) -> int:
-    """
-    The last version at which the model had not learned from this day of the year.
-    """
+    """The last version at which the model had not learned from this day of the year."""
     sql = "select coalesce(max((state ->> '$.days')::int), 0) from hour_model where key = 'JFK 17'"
 
     def days_learned(version: int) -> int:

@@ -1,6 +1,4 @@
-"""
-The demo's output: the alerts, and three SQL queries of the store with their answers.
-"""
+"""The demo's output: the alerts, and three SQL queries of the store with their answers."""
 
 from __future__ import annotations
 
@@ -16,8 +14,6 @@ from examples.zeitgeist.results import Results, days_of, days_only_in
 from examples.zeitgeist.summary import Summary
 from examples.zeitgeist.what_if import WhatIf
 
-__all__ = ["print_alerts", "print_answer", "print_question", "print_summary", "print_what_if"]
-
 _DAYS_SHOWN: Final = 12
 _ALERTS_SHOWN: Final = 12
 _NEW_DAYS_SHOWN: Final = 7
@@ -30,9 +26,7 @@ _UNITS: Final = {
 
 
 def print_alerts(console: Console, results: Results) -> None:
-    """
-    Print the strongest days and the strongest single alerts.
-    """
+    """Print the strongest days and the strongest single alerts."""
     days = days_of(results)
     console.print(f"[bold]The strongest of {len(days)} days with alerts[/bold]")
     console.print(_days_table(days.head(_DAYS_SHOWN)))
@@ -48,17 +42,13 @@ def print_alerts(console: Console, results: Results) -> None:
 
 
 def print_question(console: Console, question: str, sql: str) -> None:
-    """
-    Print a question and the SQL that asks it.
-    """
+    """Print a question and the SQL that asks it."""
     console.print(f"\n[bold]{question}[/bold]")
     console.print(Syntax(sql.strip(), "sql", background_color="default", word_wrap=True))
 
 
 def print_answer(console: Console, columns: Sequence[str], rows: Sequence[Any], title: str | None) -> None:
-    """
-    Print the rows that came back, under a line that says from where.
-    """
+    """Print the rows that came back, under a line that says from where."""
     console.print(f"[dim]{title}[/dim]")
     table = _table()
     for position, column in enumerate(columns):
@@ -70,9 +60,7 @@ def print_answer(console: Console, columns: Sequence[str], rows: Sequence[Any], 
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """
-    Print the run in numbers.
-    """
+    """Print the run in numbers."""
     console.print(
         f"\n{summary.records:,} flights in {summary.supersteps} supersteps, {summary.late_records:,} late, "
         f"{summary.alerts} alerts. The last run took {summary.elapsed_seconds:.0f} s "
@@ -81,8 +69,7 @@ def print_summary(console: Console, summary: Summary) -> None:
 
 
 def print_what_if(console: Console, what_if: WhatIf, results: Results, sensitive: Results) -> None:
-    """
-    Print what a replay with the more sensitive alarm has made different.
+    """Print what a replay with the more sensitive alarm has made different.
 
     Args:
         console: where to.
@@ -153,9 +140,7 @@ def _alerts_table(results: Results) -> Table:
 
 
 def _standstills_table(still: pd.DataFrame) -> Table:
-    """
-    A line for each day, airport and kind of standstill, with its hours.
-    """
+    """A line for each day, airport and kind of standstill, with its hours."""
     table = _table()
     for heading in ("day", "from", "hours (New York)", "what"):
         table.add_column(heading)

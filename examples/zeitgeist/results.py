@@ -1,6 +1,4 @@
-"""
-The job's results: its three tables, for people and for the oracle.
-"""
+"""The job's results: its three tables, for people and for the oracle."""
 
 from __future__ import annotations
 
@@ -15,8 +13,6 @@ from examples.zeitgeist.hours import NEW_YORK
 from examples.zeitgeist.job import OUTPUTS
 from examples.zeitgeist.oracle import Answer
 
-__all__ = ["Results", "days_of", "days_only_in", "read_results"]
-
 _TOTALS: Final = ("flights", "departed", "cancelled", "delay")
 _EXPECTED: Final = ("departed", "cancelled", "delay", "silent")
 _ALERT_PLACE: Final = ["origin", "hour", "kind", "measure", "stage"]
@@ -24,8 +20,7 @@ _ALERT_PLACE: Final = ["origin", "hour", "kind", "measure", "stage"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """
-    The job's tables; each has a column ``time`` with what the clocks in New York showed.
+    """The job's tables; each has a column ``time`` with what the clocks in New York showed.
 
     Attributes:
         counts: a row for each origin and hour from its first flight on, those without a flight too.
@@ -39,25 +34,19 @@ class Results:
 
     @property
     def final_alerts(self) -> pd.DataFrame:
-        """
-        The alerts with their final numbers, strongest first.
-        """
+        """The alerts with their final numbers, strongest first."""
         final = self.alerts[self.alerts["stage"] == "final"]
         return final.sort_values(["strength", "hour", "origin"], ascending=[False, True, True])
 
     @property
     def standstills(self) -> pd.DataFrame:
-        """
-        The dips of hours in which a whole airport stood still, in the order of time: nothing left it, or it was silent.
-        """
+        """The dips of hours in which a whole airport stood still, in the order of time: nothing left it, or it was silent."""
         dips = self.alerts[self.alerts["kind"] == "dip"]
         still = ((dips["measure"] == "departed") & (dips["value"] == 0)) | (dips["measure"] == "silent")
         return dips[still].sort_values(["hour", "origin"])
 
     def answer(self, late: int) -> Answer:
-        """
-        The results in the oracle's terms, to be compared with its own.
-        """
+        """The results in the oracle's terms, to be compared with its own."""
         return Answer(
             counts={_place(row): _totals(row) for row in _rows(self.counts)},
             expectations={_place(row): _expected(row) for row in _rows(self.expectations)},
@@ -70,8 +59,7 @@ class Results:
 
 
 def read_results(output: Path) -> Results:
-    """
-    Read the tables that the job's sinks have written into ``output``.
+    """Read the tables that the job's sinks have written into ``output``.
 
     A row that was delivered twice would show here: nothing is made unique on the way.
     """
@@ -80,9 +68,7 @@ def read_results(output: Path) -> Results:
 
 
 def days_of(results: Results) -> pd.DataFrame:
-    """
-    The days with alerts, strongest first; a day's strength is the sum of its alerts'.
-    """
+    """The days with alerts, strongest first; a day's strength is the sum of its alerts'."""
     alerts = results.final_alerts.assign(day=lambda table: table["time"].dt.normalize())
     days = alerts.groupby("day").agg(
         strength=("strength", "sum"),
@@ -96,9 +82,7 @@ def days_of(results: Results) -> pd.DataFrame:
 
 
 def days_only_in(results: Results, other: Results) -> pd.DataFrame:
-    """
-    The days with alerts on which the other results have none, strongest first.
-    """
+    """The days with alerts on which the other results have none, strongest first."""
     days = days_of(results)
     return days[~days.index.isin(days_of(other).index)]
 

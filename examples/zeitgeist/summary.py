@@ -1,6 +1,4 @@
-"""
-The run in numbers, as ``summary.json`` has them.
-"""
+"""The run in numbers, as ``summary.json`` has them."""
 
 from __future__ import annotations
 
@@ -14,8 +12,6 @@ from typing import Any, Final
 import millpond as mp
 from examples.zeitgeist.results import Results, days_of
 
-__all__ = ["Summary"]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _END_OF_TIME_US: Final = 2**63 - 1
 _DAYS: Final = 10
@@ -23,8 +19,7 @@ _DAYS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """
-    What a finished run has come to.
+    """What a finished run has come to.
 
     Attributes:
         records: flights consumed, each once, by this run and those that it took up again.
@@ -54,9 +49,7 @@ class Summary:
 
     @classmethod
     def of(cls, run: mp.RunSummary, results: Results, *, late: int, memory_mib: Mapping[str, int]) -> Summary:
-        """
-        The summary of a run that has just ended.
-        """
+        """The summary of a run that has just ended."""
         seconds = run.elapsed_ms / 1_000
         return cls(
             records=run.totals.injected,
@@ -74,15 +67,11 @@ class Summary:
 
     @classmethod
     def read(cls, path: Path) -> Summary:
-        """
-        The summary of an earlier run.
-        """
+        """The summary of an earlier run."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
     def write(self, path: Path) -> None:
-        """
-        Write it whole or not at all.
-        """
+        """Write it whole or not at all."""
         unfinished = path.with_name(f"{path.name}.unfinished")
         unfinished.write_text(f"{json.dumps(asdict(self), indent=2)}\n", encoding="utf-8")
         unfinished.replace(path)

@@ -1,5 +1,4 @@
-"""
-What if the alarm had been twice as sensitive? The flights once more, from the middle of January, and what differs.
+"""What if the alarm had been twice as sensitive? The flights once more, from the middle of January, and what differs.
 
 The replay is a store of its own in the folder ``what_if``, with tables of its own; the demo's store and tables are only
 read, but for a savepoint. It goes on where it was killed, as the run itself does.
@@ -25,8 +24,6 @@ from examples.zeitgeist.job import zeitgeist
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["WhatIf", "replay_what_if", "version_before"]
-
 _SENSITIVITY: Final = 2
 
 _MIDDLE: Final = date(2013, 1, 15)
@@ -41,8 +38,7 @@ _NOT_BEGUN: Final = "0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """
-    What a replay has come to.
+    """What a replay has come to.
 
     Attributes:
         version: the version of the demo's store that it began with.
@@ -58,9 +54,7 @@ class WhatIf:
 
     @classmethod
     def read(cls, path: Path) -> WhatIf:
-        """
-        What an earlier run has come to.
-        """
+        """What an earlier run has come to."""
         told = json.loads(path.read_text(encoding="utf-8"))
         return cls(
             version=told["version"],
@@ -70,9 +64,7 @@ class WhatIf:
         )
 
     def write(self, path: Path) -> None:
-        """
-        Write it whole or not at all.
-        """
+        """Write it whole or not at all."""
         unfinished = path.with_name(f"{path.name}.unfinished")
         unfinished.write_text(f"{json.dumps(asdict(self), indent=2)}\n", encoding="utf-8")
         unfinished.replace(path)
@@ -86,8 +78,7 @@ def replay_what_if(
     flights: DataFrame,
     spark: SparkSession,
 ) -> WhatIf:
-    """
-    Replay a finished run with the more sensitive alarm, or go on with that, and compare.
+    """Replay a finished run with the more sensitive alarm, or go on with that, and compare.
 
     Args:
         store: the run's store.
@@ -116,9 +107,7 @@ def replay_what_if(
 
 
 def _savepoint(path: Path, day: date) -> int:
-    """
-    The version to begin with, which is kept from now on.
-    """
+    """The version to begin with, which is kept from now on."""
     name = "middle of January" if day == _MIDDLE else f"before {day}"
     with mp.Store.open(path) as store:
         kept = {savepoint.name: savepoint.version for savepoint in store.savepoints()}
@@ -126,9 +115,7 @@ def _savepoint(path: Path, day: date) -> int:
 
 
 def version_before(store: mp.Store, day: date) -> int:
-    """
-    The newest version at which no hour of this New York day was complete; the oldest that is kept if there is none.
-    """
+    """The newest version at which no hour of this New York day was complete; the oldest that is kept if there is none."""
     midnight = datetime.combine(day, time(), NEW_YORK)
     first_hour = hour_of(int(midnight.timestamp()) * 1_000_000)
     newest = store.snapshot().version

@@ -1,3 +1,1 @@
-"""
-Load reports, and the splits and merges that they call for.
-"""
+"""Load reports, and the splits and merges that they call for."""

@@ -1,5 +1,4 @@
-"""
-The balancer: looks at the load of a pipeline's intervals from time to time, and says which keys to cut.
+"""The balancer: looks at the load of a pipeline's intervals from time to time, and says which keys to cut.
 
 Cuts by hand come from outside: a position in the table asks for one, and the commit that makes the cut answers it.
 """
@@ -21,16 +20,13 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.types import Clock
 
-__all__ = ["Balancer"]
-
 _LOG = logging.getLogger("millpond")
 _ASKED_EVERY_US: Final = 1_000_000
 """How often the table is searched for requests: it may have thousands of transactions."""
 
 
 class Balancer:
-    """
-    Decides on cuts between supersteps; its caller makes them.
+    """Decides on cuts between supersteps; its caller makes them.
 
     Args:
         ownership: the intervals.
@@ -58,35 +54,26 @@ class Balancer:
 
     @property
     def is_on(self) -> bool:
-        """
-        Whether load alone calls for cuts.
-        """
+        """Whether load alone calls for cuts."""
         return self._policy is not None
 
     def note(self, manifests: Iterable[Manifest]) -> None:
-        """
-        Take in what a committed superstep reports.
-        """
+        """Take in what a committed superstep reports."""
         if self._policy is not None:
             self._supersteps += 1
             live = [interval for name in self._computations for interval in self._intervals(name)]
             self.loads.note(manifests, live)
 
     def follow(self, cut: Cut) -> None:
-        """
-        Forget what was replaced: what replaces it is looked at again once it has run for as many supersteps as count.
-        """
+        """Forget what was replaced: what replaces it is looked at again once it has run for as many supersteps as count."""
         self.loads.forget(cut.replaced)
 
     def follow_update(self, former: Balancer) -> None:
-        """
-        Go on from what is known of the intervals that the pipeline had before it changed.
-        """
+        """Go on from what is known of the intervals that the pipeline had before it changed."""
         self.parallelism, self.loads = former.parallelism, former.loads
 
     def due(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut, Mapping[str, int]]]:
-        """
-        The cuts to make now, each with the positions to record in its commit.
+        """The cuts to make now, each with the positions to record in its commit.
 
         A request that leaves nothing to cut is answered by a commit of its own.
 
@@ -107,9 +94,7 @@ class Balancer:
                     yield cut, {}
 
     def report(self) -> Mapping[str, JsonValue]:
-        """
-        The loads that the next commit tells readers of the log; nothing but every so many supersteps.
-        """
+        """The loads that the next commit tells readers of the log; nothing but every so many supersteps."""
         policy = self._policy
         if policy is None or self._supersteps + 1 < policy.every:
             return {}

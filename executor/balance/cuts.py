@@ -1,6 +1,4 @@
-"""
-Which cuts the load of a computation calls for.
-"""
+"""Which cuts the load of a computation calls for."""
 
 from __future__ import annotations
 
@@ -15,8 +13,6 @@ from millpond.executor.balance.policy import BalancePolicy
 from millpond.executor.ownership.boundaries import boundaries_of, middle_of
 from millpond.executor.ownership.cut import Cut
 from millpond.statestore.interval import Interval
-
-__all__ = ["HotKey", "cuts_for", "hot_keys"]
 
 _PARTS_MAX: Final = 16
 """Into how many parts one cut may split: a sample of a few hundred keys says no more."""
@@ -34,8 +30,7 @@ HotKey = tuple[Interval, str]
 def cuts_for(
     loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, *, parallelism: int
 ) -> tuple[Cut, ...]:
-    """
-    The splits that the load of a computation calls for; without any, the merges.
+    """The splits that the load of a computation calls for; without any, the merges.
 
     Args:
         loads: the load of each of its intervals, in key order.
@@ -54,9 +49,7 @@ def cuts_for(
 def hot_keys(
     loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, *, parallelism: int
 ) -> tuple[HotKey, ...]:
-    """
-    The keys that are hot alone: no cut parts the load of their intervals.
-    """
+    """The keys that are hot alone: no cut parts the load of their intervals."""
     fair = _fair_share(loads, policy, parallelism)
     if fair is None:
         return ()
@@ -70,9 +63,7 @@ def hot_keys(
 def _fair_share(
     loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, parallelism: int
 ) -> float | None:
-    """
-    The fair share of an interval, in milliseconds; ``None`` for a computation that is left alone.
-    """
+    """The fair share of an interval, in milliseconds; ``None`` for a computation that is left alone."""
     total = sum(load.work_ms for load in loads.values())
     return total / max(len(loads), parallelism) if loads and total >= policy.least_ms else None
 
@@ -106,9 +97,7 @@ def _keys_between(interval: Interval, sample: Sequence[str], parts: int) -> Sequ
 def _merges(
     loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, fair: float, surplus: int
 ) -> tuple[Cut, ...]:
-    """
-    The longest runs of neighbours that are cold together; tasks are not left without an interval.
-    """
+    """The longest runs of neighbours that are cold together; tasks are not left without an interval."""
     cuts: list[Cut] = []
     run: list[Interval] = []
     weight = 0.0

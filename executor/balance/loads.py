@@ -1,6 +1,4 @@
-"""
-The load of intervals: what their bundles took, superstep by superstep.
-"""
+"""The load of intervals: what their bundles took, superstep by superstep."""
 
 from __future__ import annotations
 
@@ -12,13 +10,10 @@ from statistics import median
 from millpond.executor.bundle.result import Manifest
 from millpond.statestore.interval import Interval
 
-__all__ = ["IntervalLoad", "Loads"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalLoad:
-    """
-    What an interval took in a superstep, by the median of the last ones.
+    """What an interval took in a superstep, by the median of the last ones.
 
     Attributes:
         work_ms: the time that its bundles took, of a processor where the runner can tell.
@@ -42,8 +37,7 @@ class _Seen:
 
 
 class Loads:
-    """
-    The last supersteps of each interval.
+    """The last supersteps of each interval.
 
     Args:
         window: how many supersteps count.
@@ -54,8 +48,7 @@ class Loads:
         self._seen: dict[Interval, _Seen] = {}
 
     def note(self, manifests: Iterable[Manifest], live: Iterable[Interval]) -> None:
-        """
-        Take in what a superstep reports; an interval without a bundle has had nothing to do.
+        """Take in what a superstep reports; an interval without a bundle has had nothing to do.
 
         Args:
             manifests: of the intervals that ran.
@@ -77,16 +70,12 @@ class Loads:
                 seen.home = manifest.home
 
     def forget(self, intervals: Iterable[Interval]) -> None:
-        """
-        Forget intervals that are no more.
-        """
+        """Forget intervals that are no more."""
         for interval in intervals:
             self._seen.pop(interval, None)
 
     def of(self, intervals: Iterable[Interval]) -> Mapping[Interval, IntervalLoad] | None:
-        """
-        The loads of some intervals; ``None`` while one of them has not been seen for as many supersteps as count.
-        """
+        """The loads of some intervals; ``None`` while one of them has not been seen for as many supersteps as count."""
         chosen = list(intervals)
         is_known = all(
             interval in self._seen and len(self._seen[interval].work_us) == self._window
@@ -95,9 +84,7 @@ class Loads:
         return self.so_far(chosen) if is_known else None
 
     def so_far(self, intervals: Iterable[Interval]) -> Mapping[Interval, IntervalLoad]:
-        """
-        The loads of those of the intervals that have been seen at all.
-        """
+        """The loads of those of the intervals that have been seen at all."""
         return {
             interval: IntervalLoad(
                 work_ms=median(seen.work_us) / 1_000,

@@ -1,6 +1,4 @@
-"""
-When the keys of a computation are cut again while it runs.
-"""
+"""When the keys of a computation are cut again while it runs."""
 
 from __future__ import annotations
 
@@ -8,13 +6,10 @@ from dataclasses import dataclass
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["BalancePolicy"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancePolicy:
-    """
-    When intervals are split and merged, by what their bundles take (MillWheel §7.1).
+    """When intervals are split and merged, by what their bundles take (MillWheel §7.1).
 
     The fair share of an interval is its computation's work divided by the number of intervals, or by the number of
     tasks that run at once if that is greater. Between ``hot`` and ``cold`` nothing happens, so a cut does not
@@ -41,9 +36,7 @@ class BalancePolicy:
     intervals_max: int | None = None
 
     def __post_init__(self) -> None:
-        """
-        Refuse bounds without a gap between hot and cold.
-        """
+        """Refuse bounds without a gap between hot and cold."""
         if self.every < 1 or not 0 <= self.cold <= 0.5 or self.hot < 1.5 or self.least_ms < 0:
             raise InvalidError("a balancer cannot work with these bounds", policy=self)
         if self.intervals_max is not None and self.intervals_max < 1:

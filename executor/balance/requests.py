@@ -1,5 +1,4 @@
-"""
-Cuts by hand: asked for by a position in the table, made and answered by the pipeline that owns the keys.
+"""Cuts by hand: asked for by a position in the table, made and answered by the pipeline that owns the keys.
 
 The pipeline alone may cut its keys, so a tool writes what it wants: an even number under the name of the cut. The
 commit that makes the cut writes the next odd one. A request outlives the process that made it and the one that
@@ -16,15 +15,12 @@ from millpond.executor.ownership.cut import Cut
 from millpond.statestore.app_ids import CUT_PREFIX, app_id_parts, cut_app_id
 from millpond.statestore.interval import Interval, locate
 
-__all__ = ["CutKind", "CutRequest", "waiting_requests"]
-
 CutKind: TypeAlias = Literal["split", "merge"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRequest:
-    """
-    A split of the interval that has a key, in front of it; or a merge of the two that meet there.
+    """A split of the interval that has a key, in front of it; or a merge of the two that meet there.
 
     Attributes:
         computation: whose keys.
@@ -40,29 +36,22 @@ class CutRequest:
 
     @property
     def app_id(self) -> str:
-        """
-        The name of its position.
-        """
+        """The name of its position."""
         return cut_app_id(self.computation, self.kind, self.key)
 
     @property
     def answer(self) -> Mapping[str, int]:
-        """
-        The position that says that it is done.
-        """
+        """The position that says that it is done."""
         return {self.app_id: self.number + 1}
 
     @classmethod
     def next(cls, txns: Mapping[str, int], computation: str, kind: CutKind, key: str) -> CutRequest:
-        """
-        The request to write now, given the table's transactions; one that waits already is the same.
-        """
+        """The request to write now, given the table's transactions; one that waits already is the same."""
         known = txns.get(cut_app_id(computation, kind, key), 1)
         return cls(computation=computation, kind=kind, key=key, number=known + known % 2)
 
     def cut(self, intervals: Sequence[Interval]) -> Cut | None:
-        """
-        The cut that it asks for; ``None`` if the keys are cut like that already.
+        """The cut that it asks for; ``None`` if the keys are cut like that already.
 
         Args:
             intervals: those of the computation, in key order.
@@ -75,8 +64,7 @@ class CutRequest:
 
 
 def waiting_requests(txns: Mapping[str, int]) -> tuple[CutRequest, ...]:
-    """
-    The requests that no commit has answered.
+    """The requests that no commit has answered.
 
     Example:
         >>> waiting_requests({cut_app_id("counter", "split", "m"): 2, cut_app_id("counter", "merge", "g"): 5})

@@ -1,3 +1,1 @@
-"""
-What one interval handles under one commit: deduplication, grouping by key, user code, row updates.
-"""
+"""What one interval handles under one commit: deduplication, grouping by key, user code, row updates."""

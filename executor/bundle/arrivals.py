@@ -1,6 +1,4 @@
-"""
-Arrivals: the concatenated deliveries of a bundle, column by column, in order of arrival.
-"""
+"""Arrivals: the concatenated deliveries of a bundle, column by column, in order of arrival."""
 
 from __future__ import annotations
 
@@ -15,13 +13,10 @@ from millpond.executor.bundle.bundle import Deliveries
 from millpond.executor.computation.values import ConcatenatedValues, PythonValues, Values
 from millpond.statestore.check import check
 
-__all__ = ["Arrivals"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """
-    The records of a bundle.
+    """The records of a bundle.
 
     Attributes:
         keys: the consumer's keys.
@@ -44,8 +39,7 @@ class Arrivals:
 
     @staticmethod
     def of(deliveries: Sequence[Deliveries], *, with_ids: bool) -> Arrivals:
-        """
-        Concatenate deliveries.
+        """Concatenate deliveries.
 
         Args:
             deliveries: any number of deliveries, which may be empty.
@@ -66,9 +60,7 @@ class Arrivals:
         )
 
     def streams_of(self, sources: npt.NDArray[np.int64]) -> Sequence[str]:
-        """
-        The streams of the records at the indices ``sources``.
-        """
+        """The streams of the records at the indices ``sources``."""
         if len(self.streams) <= 1:
             return [*self.streams] * len(sources)
         names = np.repeat(np.array(self.streams, dtype=object), self.counts)

@@ -1,5 +1,4 @@
-"""
-The bundle: the work of one interval in one superstep, and its outcome.
+"""The bundle: the work of one interval in one superstep, and its outcome.
 
 One checkpoint covers many records (MillWheel §6.1.1). A `Bundle` goes into the
 `IntervalProcessor` and a `BundleResult` comes out. Both are plain values, so the same core runs in a
@@ -27,21 +26,10 @@ from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
 
-__all__ = [
-    "Bundle",
-    "BundleStatistics",
-    "DeadLetter",
-    "Deliveries",
-    "ProductionSummary",
-    "id_base64",
-    "id_text",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliveries:
-    """
-    The records of one stream for one interval, column by column, in arrival order.
+    """The records of one stream for one interval, column by column, in arrival order.
 
     Attributes:
         stream: the stream that they arrived on.
@@ -60,8 +48,7 @@ class Deliveries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """
-    One interval's work in one superstep.
+    """One interval's work in one superstep.
 
     Attributes:
         interval: the interval; every key lies in it.
@@ -91,16 +78,12 @@ class Bundle:
 
     @property
     def until(self) -> EventTimeMicros:
-        """
-        The time up to which all records have arrived, including those of the bundle.
-        """
+        """The time up to which all records have arrived, including those of the bundle."""
         return self.watermark if self.settled is None else max(self.watermark, self.settled)
 
     @property
     def clocks(self) -> Clocks:
-        """
-        The clocks that the timers of the bundle wait for.
-        """
+        """The clocks that the timers of the bundle wait for."""
         return Clocks(
             watermark=self.watermark,
             wall_time=self.wall_time,
@@ -110,8 +93,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """
-    A record or timer that user code could not process, kept with its error.
+    """A record or timer that user code could not process, kept with its error.
 
     Attributes:
         computation: the computation whose code failed, or the consumer of the unreadable record.
@@ -153,8 +135,7 @@ class DeadLetter:
         at: int | None = None,
         record_id: bytes | None = None,
     ) -> Self:
-        """
-        The letter of a record that never reached the code.
+        """The letter of a record that never reached the code.
 
         Args:
             computation: the record's consumer.
@@ -180,15 +161,12 @@ class DeadLetter:
 
 
 def id_text(record_id: bytes | None) -> str | None:
-    """
-    A record's id as text; bytes that are not text are escaped.
-    """
+    """A record's id as text; bytes that are not text are escaped."""
     return None if record_id is None else record_id.decode(errors="backslashreplace")
 
 
 def id_base64(record_id: bytes | None) -> str | None:
-    r"""
-    A record's id in base64 if its bytes are not text, so that `id_text` is not all of it.
+    r"""A record's id in base64 if its bytes are not text, so that `id_text` is not all of it.
 
     Example:
         >>> [id_base64(record_id) for record_id in (None, b"a7", b"\\xff")]
@@ -204,8 +182,7 @@ def id_base64(record_id: bytes | None) -> str | None:
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleStatistics:
-    """
-    The counts of one bundle.
+    """The counts of one bundle.
 
     Attributes:
         dropped: the late records that were not passed to user code.
@@ -232,8 +209,7 @@ class BundleStatistics:
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductionSummary:
-    """
-    A summary of a bundle's productions to one stream.
+    """A summary of a bundle's productions to one stream.
 
     Attributes:
         stream: the stream.

@@ -1,5 +1,4 @@
-"""
-Deduplication of outside records by their ids, a whole bundle at once (MillWheel §6.1.1).
+"""Deduplication of outside records by their ids, a whole bundle at once (MillWheel §6.1.1).
 
 A record is a duplicate if its key has consumed its id before, or if the same key and id arrived earlier in the
 same bundle. Fingerprints and the Bloom filter only select candidates; the ids themselves decide.
@@ -17,9 +16,7 @@ import pyarrow.compute as pc
 from millpond.executor.bundle.arrivals import Arrivals
 from millpond.executor.bundle.grouping import KeyCodes
 from millpond.executor.soft_state.soft_state import SoftState
-from millpond.statestore.rows.bloom import fingerprints
-
-__all__ = ["Admission", "admit"]
+from millpond.statestore.rows.fingerprint import fingerprints
 
 _Index = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
@@ -27,8 +24,7 @@ _Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """
-    The records of a bundle without duplicates.
+    """The records of a bundle without duplicates.
 
     Attributes:
         kept: the arrival indices of the remaining records, ascending; ``None`` if all remain.
@@ -42,8 +38,7 @@ class Admission:
 
 
 def admit(arrivals: Arrivals, keys: KeyCodes, soft_state: SoftState) -> Admission:
-    """
-    Drop the records that have been consumed before.
+    """Drop the records that have been consumed before.
 
     Raises:
         DataError: a file that is needed to settle a candidate is missing or damaged.
@@ -71,9 +66,7 @@ def _valid_indices(ids: pa.BinaryArray) -> _Index:
 
 
 class _Identified:
-    """
-    The records of a bundle that have ids.
-    """
+    """The records of a bundle that have ids."""
 
     def __init__(self, ids: pa.BinaryArray, codes: _Index, keys: pa.StringArray) -> None:
         self._ids = ids
@@ -82,9 +75,7 @@ class _Identified:
         self.fingerprints = fingerprints(ids)
 
     def duplicates(self, soft_state: SoftState) -> _Mask:
-        """
-        Which of them are duplicates.
-        """
+        """Which of them are duplicates."""
         repeated = self._repeated()
         soft_state.ids.prepare(soft_state.files)
         doubtful = np.flatnonzero(soft_state.ids.may_be_known(self.fingerprints) & ~repeated)
@@ -94,9 +85,7 @@ class _Identified:
         return repeated
 
     def _repeated(self) -> _Mask:
-        """
-        Which of them repeat a key and id of the same bundle.
-        """
+        """Which of them repeat a key and id of the same bundle."""
         repeated = np.zeros(len(self.fingerprints), np.bool_)
         ordered = np.sort(self.fingerprints)
         doubtful_prints = ordered[1:][ordered[1:] == ordered[:-1]]

@@ -1,6 +1,4 @@
-"""
-Grouping: a bundle's records sorted by key, then time, then arrival, without a Python loop over records.
-"""
+"""Grouping: a bundle's records sorted by key, then time, then arrival, without a Python loop over records."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Grouping", "KeyCodes", "encode_keys", "group", "sample_keys"]
-
 _PACKED_BITS: Final = 63
 
 _Index = npt.NDArray[np.int64]
@@ -22,8 +18,7 @@ _Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyCodes:
-    """
-    Each record's key as a small integer.
+    """Each record's key as a small integer.
 
     Attributes:
         codes: for each record, the index of its key in ``keys``.
@@ -36,8 +31,7 @@ class KeyCodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """
-    The sorted keys of a bundle, and the range of each key's records.
+    """The sorted keys of a bundle, and the range of each key's records.
 
     Attributes:
         keys: the keys with records and the additional keys, sorted by their UTF-8 bytes.
@@ -55,9 +49,7 @@ class Grouping:
 
 
 def encode_keys(keys: pa.StringArray) -> KeyCodes:
-    """
-    The distinct keys, and each record's index among them.
-    """
+    """The distinct keys, and each record's index among them."""
     encoded = keys.dictionary_encode()
     return KeyCodes(codes=encoded.indices.to_numpy().astype(np.int64), keys=encoded.dictionary)
 
@@ -65,8 +57,7 @@ def encode_keys(keys: pa.StringArray) -> KeyCodes:
 def group(
     encoded: KeyCodes, at: _Index, kept: _Index | None = None, others: Collection[str] = ()
 ) -> Grouping:
-    """
-    Sort records by key, time and arrival.
+    """Sort records by key, time and arrival.
 
     Args:
         encoded: the keys of all records that arrived.
@@ -94,8 +85,7 @@ def group(
 
 
 def sample_keys(grouping: Grouping, count: int) -> tuple[str, ...]:
-    """
-    Keys at even distances in a bundle's work, of which each key has as much as it has records, and one more.
+    """Keys at even distances in a bundle's work, of which each key has as much as it has records, and one more.
 
     Example:
         >>> encoded = encode_keys(pa.array(["a", "b", "b", "b", "b", "b", "b"]))
@@ -126,9 +116,7 @@ def _is_wanted(keys: pa.StringArray, counts: _Index, others: Collection[str]) ->
 
 
 def _by_key_and_time(ranks: _Index, at: _Index) -> _Index:
-    """
-    The indices sorted by (rank, time, index).
-    """
+    """The indices sorted by (rank, time, index)."""
     count = len(ranks)
     if _rises(at):
         return _stable_order(ranks)
@@ -139,8 +127,7 @@ def _by_key_and_time(ranks: _Index, at: _Index) -> _Index:
 
 
 def _stable_order(column: _Index) -> _Index:
-    """
-    The indices sorted by (value, index).
+    """The indices sorted by (value, index).
 
     Packing both into one integer lets numpy sort without indirection, several times faster.
     """

@@ -1,5 +1,4 @@
-"""
-A key's turn in a bundle: its due timers, its records, and the timers that these made due.
+"""A key's turn in a bundle: its due timers, its records, and the timers that these made due.
 
 User code first runs at full speed. If it raises, the whole turn is undone and run again
 carefully, one record or timer at a time with a savepoint before each, so that only the effects
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from millpond.executor.bundle.bundle import Bundle
     from millpond.executor.pipeline.nodes import ComputationNode
 
-__all__ = ["FIRINGS_MAX", "Failure", "KeyExecutor"]
-
 FIRINGS_MAX: Final = 100_000
 """How many timers that were set in the bundle itself may fire for one key."""
 
@@ -62,17 +59,14 @@ class _RollbackPoint:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """
-    The exception of a hook's last attempt, and the number of that attempt.
-    """
+    """The exception of a hook's last attempt, and the number of that attempt."""
 
     error: Exception
     attempt: int
 
 
 class KeyExecutor:
-    """
-    Runs one key after the other, with one context for all of them.
+    """Runs one key after the other, with one context for all of them.
 
     Args:
         node: the computation whose code runs, and its handling of failures.
@@ -150,8 +144,7 @@ class KeyExecutor:
     def run(
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
     ) -> StoredState | None:
-        """
-        Run a key's turn, and return its new state.
+        """Run a key's turn, and return its new state.
 
         Args:
             key: the key.
@@ -236,9 +229,7 @@ class KeyExecutor:
         self._node.computation.process_timer(self._context, timer)
 
     def _process_waiting(self, timer: Timer) -> None:
-        """
-        Process a record that began to wait when the computation was still ``time_sorted``.
-        """
+        """Process a record that began to wait when the computation was still ``time_sorted``."""
         self._input.slack_us = self._records_slack_us
         records = self._waiting([timer])
         records.bind(self._context.key, 0, 1)
@@ -248,8 +239,7 @@ class KeyExecutor:
         return Records(waiting_columns(timers), self._input)
 
     def _on_time(self, timer: Timer) -> Timer:
-        """
-        A timer without a hold, with an output time that no consumer's watermark has passed.
+        """A timer without a hold, with an output time that no consumer's watermark has passed.
 
         At the end of the input the watermark is beyond the times of records.
         """
@@ -307,8 +297,7 @@ class KeyExecutor:
     # ------------------------------------------------------------- dead letters, once more
 
     def _retry(self, key: str, letters: Sequence[RetriedLetter]) -> None:
-        """
-        Give the code the records and timers of dead letters, before all else of the turn.
+        """Give the code the records and timers of dead letters, before all else of the turn.
 
         They keep their times: what they produce may be late, as that of a late record may.
         """
@@ -338,8 +327,7 @@ class KeyExecutor:
             self._fail_record(columns, 0, failure, retried=letter.retried)
 
     def _attempt(self, hook: Callable[[], None], value: Callable[[], Any]) -> Failure | None:
-        """
-        Run a hook until it succeeds or has no attempts left; return the last failure.
+        """Run a hook until it succeeds or has no attempts left; return the last failure.
 
         Args:
             hook: the call.
@@ -369,8 +357,7 @@ class KeyExecutor:
         return failure
 
     def _check_program(self, value: Callable[[], Any]) -> None:
-        """
-        End the run if the code has used what its program does not declare, whether it caught the exception or not.
+        """End the run if the code has used what its program does not declare, whether it caught the exception or not.
 
         A name that the input contains is the input's mistake: code that routes by a field cannot know all names.
         """
@@ -381,9 +368,7 @@ class KeyExecutor:
             raise mistake.error
 
     def _too_slow(self, raised: CodeTimeoutError) -> Exception | None:
-        """
-        The error of code that exceeded its limit twice, at full speed and alone; it is not tried a third time.
-        """
+        """The error of code that exceeded its limit twice, at full speed and alone; it is not tried a third time."""
         error = None if self._limit is None else self._limit.error()
         if error is not None:
             error.__cause__ = raised

@@ -1,5 +1,4 @@
-"""
-The value of a dead letter: JSON text that SQL can read, and from which the value can be restored.
+"""The value of a dead letter: JSON text that SQL can read, and from which the value can be restored.
 
 A value of a type that JSON lacks is written as the text that a reader expects (a time in ISO 8601, bytes in base64),
 and its type is kept next to it, under its JSON pointer (RFC 6901). `letter_value` reverses this, so the record can
@@ -22,19 +21,6 @@ from millpond.executor.computation.utf8 import has_utf8
 from millpond.statestore.errors import InvalidError, MillpondError
 from millpond.statestore.rows.codec import JsonCodec, PlainObject
 
-__all__ = [
-    "VALUE_MAX",
-    "LetterValue",
-    "describe_value",
-    "error_line",
-    "is_whole",
-    "letter_value",
-    "read_worded",
-    "typed_text",
-    "typed_value",
-    "worded",
-]
-
 VALUE_MAX: Final = 1 << 20
 """How many characters of a value a letter keeps; a longer value is cut, and marked as such."""
 
@@ -48,8 +34,7 @@ _LOST: Final = frozenset({"cut", "repr", "unreadable"})
 
 @dataclass(frozen=True, slots=True)
 class LetterValue:
-    """
-    A value as a letter keeps it.
+    """A value as a letter keeps it.
 
     Attributes:
         text: JSON, or only its beginning if ``types`` has ``cut``.
@@ -61,8 +46,7 @@ class LetterValue:
 
 
 def describe_value(read: Callable[[], Any]) -> LetterValue:
-    """
-    A record's value for its letter.
+    """A record's value for its letter.
 
     Args:
         read: returns the value; if it raises, the letter has the error instead.
@@ -79,9 +63,7 @@ def describe_value(read: Callable[[], Any]) -> LetterValue:
 
 
 def typed_text(value: Any) -> LetterValue:
-    """
-    A value of any length as JSON text, with the types that JSON lacks; see `is_whole`.
-    """
+    """A value of any length as JSON text, with the types that JSON lacks; see `is_whole`."""
     try:
         return LetterValue(_CODEC.encode(value))
     except InvalidError:
@@ -90,9 +72,7 @@ def typed_text(value: Any) -> LetterValue:
 
 
 def is_whole(types: Mapping[str, str]) -> bool:
-    """
-    Whether `typed_value` can restore the value that has these types.
-    """
+    """Whether `typed_value` can restore the value that has these types."""
     return _LOST.isdisjoint(types.values())
 
 
@@ -101,8 +81,7 @@ def _bounded(value: LetterValue) -> LetterValue:
 
 
 def letter_value(letter: Mapping[str, Any]) -> Any:
-    """
-    The value of the record that became a dead letter, with the types that it had.
+    """The value of the record that became a dead letter, with the types that it had.
 
     Args:
         letter: a dead letter: the JSON in the column ``state`` of the table ``dead_letters``, or the value of
@@ -133,9 +112,7 @@ def letter_value(letter: Mapping[str, Any]) -> Any:
 
 
 def typed_value(plain: Any, types: Mapping[str, str]) -> Any:
-    """
-    Restore the value from the parsed text of `typed_text` and the types that JSON lacks.
-    """
+    """Restore the value from the parsed text of `typed_text` and the types that JSON lacks."""
     box = {_WHOLE: plain}
     # Innermost first, so that the pointers to outer parts stay valid.
     for pointer in sorted(types, key=lambda text: text.count("/"), reverse=True):
@@ -144,9 +121,7 @@ def typed_value(plain: Any, types: Mapping[str, str]) -> Any:
 
 
 def error_line(error: BaseException) -> str:
-    """
-    An error in one line.
-    """
+    """An error in one line."""
     # Where our own classes are defined tells readers nothing.
     is_ours = isinstance(error, MillpondError)
     lines = [f"{type(error).__name__}: {error}"] if is_ours else traceback.format_exception_only(error)
@@ -161,9 +136,7 @@ def _json(plain: Any) -> str:
 
 
 def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
-    """
-    The value in JSON's own types; ``types`` gets the types of parts that had others.
-    """
+    """The value in JSON's own types; ``types`` gets the types of parts that had others."""
     match value:
         case None | bool():
             return value
@@ -193,9 +166,7 @@ def _plain_mapping(value: Mapping[Any, Any], pointer: str, types: dict[str, str]
 
 
 def worded(value: Any) -> tuple[str, Any]:
-    """
-    The type and the text of a value whose type JSON lacks; the type ``repr`` cannot be read back.
-    """
+    """The type and the text of a value whose type JSON lacks; the type ``repr`` cannot be read back."""
     match value:
         case float():
             return "float", repr(float(value))
@@ -228,9 +199,7 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def read_worded(kind: str, text: Any) -> Any:
-    """
-    Restore a value from the type and text that `worded` returned.
-    """
+    """Restore a value from the type and text that `worded` returned."""
     return _READ[kind](text)
 
 

@@ -1,6 +1,4 @@
-"""
-Turns as Spark's stateful operators have them: all records of the key, then the timers that are due.
-"""
+"""Turns as Spark's stateful operators have them: all records of the key, then the timers that are due."""
 
 from __future__ import annotations
 
@@ -10,12 +8,9 @@ from typing import Any
 from millpond.executor.bundle.key_executor import KeyExecutor
 from millpond.executor.computation.stored_state import StoredState
 
-__all__ = ["MicroBatchExecutor"]
-
 
 class MicroBatchExecutor(KeyExecutor):
-    """
-    Runs a key's records as one call, and after it the timers that are due then; what these set waits for the next turn.
+    """Runs a key's records as one call, and after it the timers that are due then; what these set waits for the next turn.
 
     As in Spark the timers that are due are looked up first: one that another deletes fires anyway. Each is
     pending until its hook has returned, so one that is set again as it was is gone afterwards.

@@ -1,5 +1,4 @@
-"""
-The interval processor: a bundle in, row updates and productions out (MillWheel §6.1.1).
+"""The interval processor: a bundle in, row updates and productions out (MillWheel §6.1.1).
 
 It uses no clock, no file and no thread of its own, so the same code runs in a Spark task, in the
 local runner and in the simulator. Work per record is done in whole columns; Python runs per key,
@@ -47,15 +46,12 @@ if TYPE_CHECKING:
     from millpond.executor.soft_state.soft_state import SoftState
     from millpond.statestore.interval import Interval
 
-__all__ = ["IntervalProcessor"]
-
 _NO_UPDATES: Final = ROW_SCHEMA.empty_table()
 _SAMPLED_KEYS: Final = 8
 
 
 class IntervalProcessor:
-    """
-    Runs a computation's code for the keys of one interval.
+    """Runs a computation's code for the keys of one interval.
 
     Args:
         node: the computation as declared.
@@ -78,8 +74,7 @@ class IntervalProcessor:
         self._soft_state = soft_state
 
     def process(self, bundle: Bundle) -> BundleResult:
-        """
-        Process a bundle and apply its outcome to soft state, tentatively.
+        """Process a bundle and apply its outcome to soft state, tentatively.
 
         Due timers and records run key by key in key order. If this raises, soft state is
         unchanged.
@@ -191,9 +186,7 @@ class IntervalProcessor:
         )
 
     def _drops(self, arrivals: Arrivals, kept: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
-        """
-        Which of the admitted records are on streams whose late records are dropped.
-        """
+        """Which of the admitted records are on streams whose late records are dropped."""
         by_stream = [self._node.drops_late(stream) for stream in arrivals.streams]
         drops = np.repeat(np.array(by_stream, dtype=np.bool_), arrivals.counts)
         return drops if kept is None else drops[kept]
@@ -231,9 +224,7 @@ def _without(
     admission: Admission,
     due: Collection[str],
 ) -> Grouping:
-    """
-    The grouping without refused records. If records have ids, all keys stay: the rows must keep the refused ids too.
-    """
+    """The grouping without refused records. If records have ids, all keys stay: the rows must keep the refused ids too."""
     kept = np.flatnonzero(~refused) if admission.kept is None else admission.kept[~refused]
     if arrivals.ids is None:
         return group(codes, order, kept, due)
@@ -242,16 +233,12 @@ def _without(
 
 
 def _by_rank(node: ComputationNode, deliveries: Sequence[Deliveries]) -> list[Deliveries]:
-    """
-    Deliveries in the order of the computation's streams, which decides between records of one time.
-    """
+    """Deliveries in the order of the computation's streams, which decides between records of one time."""
     return sorted(deliveries, key=lambda delivery: node.rank(delivery.stream))
 
 
 def _count_turns(grouping: Grouping, due: Collection[str]) -> int:
-    """
-    How many keys have records or due timers, without the keys that stay only for the ids of refused records.
-    """
+    """How many keys have records or due timers, without the keys that stay only for the ids of refused records."""
     if grouping.admitted is None:
         return len(grouping.keys)
     counts = np.diff(grouping.bounds).tolist()
@@ -268,9 +255,7 @@ def _weak_productions(
 
 
 def _late(arrivals: Arrivals, admission: Admission, bundle: Bundle) -> npt.NDArray[np.bool_]:
-    """
-    Which of the admitted records are behind the low watermark.
-    """
+    """Which of the admitted records are behind the low watermark."""
     at = arrivals.at if admission.kept is None else arrivals.at[admission.kept]
     bound = bundle.watermark if bundle.late_before is None else bundle.late_before
     late: npt.NDArray[np.bool_] = at < bound

@@ -1,5 +1,4 @@
-"""
-The result of a bundle, and the manifest with which a task reports it.
+"""The result of a bundle, and the manifest with which a task reports it.
 
 Both are plain values: they travel from a worker to the driver, which commits them.
 """
@@ -19,14 +18,11 @@ from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
-__all__ = ["BundleResult", "Manifest"]
-
 
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleResult:
-    """
-    The result of a bundle.
+    """The result of a bundle.
 
     Attributes:
         updates: row updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
@@ -59,8 +55,7 @@ class BundleResult:
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """
-    A task's report of one interval; only collected manifests are committed (F12).
+    """A task's report of one interval; only collected manifests are committed (F12).
 
     Attributes:
         file: the row updates, written but not yet committed; ``None`` when nothing changed.

@@ -1,5 +1,4 @@
-"""
-A dead letter that is given once more to the computation whose code failed.
+"""A dead letter that is given once more to the computation whose code failed.
 
 It has all that the code got: of a record the key, the value with its types, the event time, the stream and the id; of a
 timer the timer. A letter that does not have them all is refused, and says why.
@@ -27,8 +26,6 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.row import TimeDomain
 
-__all__ = ["RetriedLetter", "check_types_kept", "letter_columns", "letter_time_us"]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -36,8 +33,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetriedLetter:
-    """
-    A letter on its way to its key, once more.
+    """A letter on its way to its key, once more.
 
     Attributes:
         name: the key of the letter's row.
@@ -66,8 +62,7 @@ class RetriedLetter:
 
     @classmethod
     def read(cls, name: str, letter: Mapping[str, Any]) -> RetriedLetter:
-        """
-        A letter, as the table ``dead_letters`` has it.
+        """A letter, as the table ``dead_letters`` has it.
 
         Args:
             name: the key of its row.
@@ -98,8 +93,7 @@ class RetriedLetter:
 
 
 def check_types_kept(letter: Mapping[str, Any]) -> None:
-    """
-    Refuse a record's letter of a version that wrote values without their types: a time in it is a text now.
+    """Refuse a record's letter of a version that wrote values without their types: a time in it is a text now.
 
     Raises:
         InvalidError: it is one; such letters do not say when they were written either.
@@ -111,8 +105,7 @@ def check_types_kept(letter: Mapping[str, Any]) -> None:
 
 
 def letter_time_us(told: str | int) -> int:
-    """
-    A time as a letter tells it, in microseconds.
+    """A time as a letter tells it, in microseconds.
 
     Example:
         >>> letter_time_us("1970-01-01T00:00:01.500000+00:00")
@@ -122,8 +115,7 @@ def letter_time_us(told: str | int) -> int:
 
 
 def letter_columns(letter: RetriedLetter, watermark: int, *, with_id: bool) -> RecordColumns:
-    """
-    The record of a letter, as the columns of a bundle.
+    """The record of a letter, as the columns of a bundle.
 
     Args:
         letter: the letter of a record.

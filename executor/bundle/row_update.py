@@ -1,5 +1,4 @@
-"""
-Row updates: what a bundle changed, as the Arrow table that becomes a row file.
+"""Row updates: what a bundle changed, as the Arrow table that becomes a row file.
 
 Columns are assembled whole; record ids go from the deliveries to the file without becoming
 Python objects. A key for which nothing changed has no update.
@@ -34,24 +33,13 @@ from millpond.statestore.rows.row import (
 from millpond.statestore.rows.row_shape import lists_of
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = [
-    "BundleOutcome",
-    "KeptProductions",
-    "production_values",
-    "row_updates",
-    "summarise",
-    "summarise_kept",
-    "with_upgrades",
-]
-
 _Counts = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleOutcome:
-    """
-    The effects of user code, one entry per key of the grouping.
+    """The effects of user code, one entry per key of the grouping.
 
     Attributes:
         before: states at the start of the bundle.
@@ -74,8 +62,7 @@ class BundleOutcome:
 
 @dataclass(frozen=True, slots=True)
 class KeptProductions:
-    """
-    The productions that a bundle's rows keep, key by key.
+    """The productions that a bundle's rows keep, key by key.
 
     Attributes:
         values: the productions, of type `PRODUCTION_TYPE`.
@@ -93,8 +80,7 @@ def row_updates(
     outcome: BundleOutcome,
     kept: KeptProductions | None = None,
 ) -> pa.Table | None:
-    """
-    The updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
+    """The updates with `ROW_SCHEMA`, sorted by key; ``None`` when nothing changed.
 
     Args:
         bundle: the bundle.
@@ -138,8 +124,7 @@ def row_updates(
 def with_upgrades(
     bundle: Bundle, arrivals: Arrivals, grouping: Grouping, outcome: BundleOutcome
 ) -> BundleOutcome:
-    """
-    The outcome with the upgraded form of each former state that code has read, if its row is written anyway.
+    """The outcome with the upgraded form of each former state that code has read, if its row is written anyway.
 
     Where nothing else of a row has changed, it keeps the former state.
     """
@@ -165,9 +150,7 @@ def _changed_states(outcome: BundleOutcome) -> _Mask:
 
 
 def _deleted(outcome: BundleOutcome, changed: _Mask) -> _Mask:
-    """
-    Which keys lose their state, or the last timer of a row without state.
-    """
+    """Which keys lose their state, or the last timer of a row without state."""
     deleted = np.zeros(len(changed), np.bool_)
     states = outcome.states
     if None in states:
@@ -239,9 +222,7 @@ def _timers(timers: Mapping[int, Timers], count: int) -> pa.Array:
 
 
 def _record_ids(bundle: Bundle, arrivals: Arrivals, grouping: Grouping) -> pa.Array | None:
-    """
-    The ids that each key has consumed, including those of dropped late records.
-    """
+    """The ids that each key has consumed, including those of dropped late records."""
     if arrivals.ids is None:
         return None
     admitted = grouping if grouping.admitted is None else grouping.admitted
@@ -261,9 +242,7 @@ def _record_ids(bundle: Bundle, arrivals: Arrivals, grouping: Grouping) -> pa.Ar
 
 
 def production_values(productions: Productions) -> pa.StructArray:
-    """
-    The productions as a column of `PRODUCTION_TYPE`, in order of emission.
-    """
+    """The productions as a column of `PRODUCTION_TYPE`, in order of emission."""
     return pa.StructArray.from_arrays(
         [
             pa.array(productions.streams, pa.string()),
@@ -295,18 +274,14 @@ def _holds(outcome: BundleOutcome, count: int) -> pa.Array:
 
 
 def summarise(productions: Productions, percentiles: Collection[float] = ()) -> tuple[ProductionSummary, ...]:
-    """
-    The number of productions per stream and the oldest time, also by percentile if any are given.
-    """
+    """The number of productions per stream and the oldest time, also by percentile if any are given."""
     return _summaries(zip(productions.streams, productions.at, strict=True), percentiles)
 
 
 def summarise_kept(
     kept: KeptProductions, percentiles: Collection[float] = ()
 ) -> tuple[ProductionSummary, ...]:
-    """
-    Summarise the productions that rows keep, by the streams under which they are kept.
-    """
+    """Summarise the productions that rows keep, by the streams under which they are kept."""
     streams = kept.values.field("stream").to_pylist()
     times = kept.values.field("at").view(pa.int64()).to_pylist()
     return _summaries(zip(streams, times, strict=True), percentiles)

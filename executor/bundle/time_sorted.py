@@ -1,5 +1,4 @@
-"""
-A key's turn in the order of time: its records and its event timers one by one, however they arrived.
+"""A key's turn in the order of time: its records and its event timers one by one, however they arrived.
 
 Up to a time that no later record can precede, user code gets a key's inputs in the order of event times: records
 that waited in the row, records of this bundle, and timers, with a timer before a record of the same time. Records
@@ -35,15 +34,11 @@ if TYPE_CHECKING:
     from millpond.executor.computation.watchdog import UserCodeWatchdog
     from millpond.executor.pipeline.nodes import ComputationNode
 
-__all__ = ["TimeSortedExecutor"]
-
 _FIRING_TIME: Final = attrgetter("at")
 
 
 class _Range(NamedTuple):
-    """
-    Records that are processed one after the other: from ``start`` up to ``stop`` in the same columns.
-    """
+    """Records that are processed one after the other: from ``start`` up to ``stop`` in the same columns."""
 
     records: Records
     start: int
@@ -51,8 +46,7 @@ class _Range(NamedTuple):
 
 
 class _TimeSortedTimers(KeyTimers):
-    """
-    The timers of a key, whose event timers take their turn among its records, and the records that wait.
+    """The timers of a key, whose event timers take their turn among its records, and the records that wait.
 
     Unlike in `KeyTimers`, a time that was held only at the start of the turn is no permitted output time: where a
     turn starts depends on how the input was cut.
@@ -79,9 +73,7 @@ class _TimeSortedTimers(KeyTimers):
         self.added: list[Timer] = []
 
     def bind(self, row: Timers) -> None:
-        """
-        Switch to the timers and the waiting records of another key.
-        """
+        """Switch to the timers and the waiting records of another key."""
         waiting = tuple(timer for timer in row if timer.domain is TimeDomain.RECORD)
         self.event_due.clear()
         super().bind(
@@ -97,15 +89,11 @@ class _TimeSortedTimers(KeyTimers):
 
     @property
     def waiting(self) -> int:
-        """
-        How many records wait once the turn ends.
-        """
+        """How many records wait once the turn ends."""
         return len(self._still) + len(self.added)
 
     def pop_event_due(self, limit: int) -> Timer | None:
-        """
-        Remove and return the first event timer that is due and not after ``limit``.
-        """
+        """Remove and return the first event timer that is due and not after ``limit``."""
         due = self.event_due
         while due and due[0][0] <= limit:
             timer = heappop(due)[2]
@@ -114,9 +102,7 @@ class _TimeSortedTimers(KeyTimers):
         return None
 
     def changed(self) -> Timers | None:
-        """
-        All pending timers and waiting records by time; ``None`` when they equal those in the row.
-        """
+        """All pending timers and waiting records by time; ``None`` when they equal those in the row."""
         if not (self.ready or self.added):
             return super().changed() if not self._still else self._merged(super().changed())
         return self._merged(self._row if self._pending is None else firing_order(self._pending.values()))
@@ -128,9 +114,7 @@ class _TimeSortedTimers(KeyTimers):
         return None if merged == self._stored else merged
 
     def restore(self, savepoint: TimersSavepoint) -> None:
-        """
-        Undo all changes since the savepoint, which stays usable.
-        """
+        """Undo all changes since the savepoint, which stays usable."""
         super().restore(savepoint)
         self.event_due.clear()
         for timer in savepoint.pending.values():
@@ -155,8 +139,7 @@ def _holding(timers: Iterable[Timer]) -> list[tuple[int, Timer]]:
 
 
 class _TimeSortedRecords(Records):
-    """
-    Records of which each is preceded by the timers that are due before it.
+    """Records of which each is preceded by the timers that are due before it.
 
     Args:
         columns: the records.
@@ -183,16 +166,12 @@ class _TimeSortedRecords(Records):
         self._fire = fire
 
     def bind(self, key: str, start: int, stop: int) -> None:
-        """
-        Switch to the records ``start`` to ``stop``, which are those of ``key``.
-        """
+        """Switch to the records ``start`` to ``stop``, which are those of ``key``."""
         super().bind(key, start, stop)
         self._context.watermark = EventTimeMicros(self._columns.at[start])
 
     def one_by_one(self) -> Iterator[Record]:
-        """
-        Iterate the records, each as a separate input, after the timers that come before it.
-        """
+        """Iterate the records, each as a separate input, after the timers that come before it."""
         # As `Records.one_by_one`, with a check of the timers.
         input_time, context = self._input, self._context
         new, columns, key = Record.__new__, self._columns, self._key
@@ -215,9 +194,7 @@ class _TimeSortedRecords(Records):
 
 
 class TimeSortedExecutor(KeyExecutor):
-    """
-    Runs one key after the other, each in the order of time; see `KeyExecutor`.
-    """
+    """Runs one key after the other, each in the order of time; see `KeyExecutor`."""
 
     timers: _TimeSortedTimers
     waited: int
@@ -251,8 +228,7 @@ class TimeSortedExecutor(KeyExecutor):
     def run(
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
     ) -> StoredState | None:
-        """
-        Run a key's turn, and return its new state.
+        """Run a key's turn, and return its new state.
 
         Raises:
             InvalidError: the code failed and failures stop the pipeline, it used what the program does not
@@ -270,9 +246,7 @@ class TimeSortedExecutor(KeyExecutor):
     # ------------------------------------------------------------- which records, in which order
 
     def _ready(self, start: int, stop: int) -> tuple[list[_Range], int]:
-        """
-        The records whose turn has come, in order, and the first of the bundle's records whose turn has not.
-        """
+        """The records whose turn has come, in order, and the first of the bundle's records whose turn has not."""
         first_waiting = bisect_left(self._columns.at, self._until, start, stop)
         if not self.timers.ready:
             return (
@@ -311,9 +285,7 @@ class TimeSortedExecutor(KeyExecutor):
         return self.state.settle()
 
     def _process_singly(self, key: str, records: Records, start: int, stop: int) -> None:
-        """
-        Pass records one by one to code that takes several at once: it may set a timer that is due between them.
-        """
+        """Pass records one by one to code that takes several at once: it may set a timer that is due between them."""
         at, process_records, context = (
             records.columns.at,
             self._node.computation.process_records,
@@ -335,9 +307,7 @@ class TimeSortedExecutor(KeyExecutor):
         self._input.slack_us = self._records_slack_us
 
     def _fire_rest(self) -> None:
-        """
-        Fire the timers after the last record, and those of other clocks that have become due.
-        """
+        """Fire the timers after the last record, and those of other clocks that have become due."""
         while True:
             self._fire_until(self._until)
             if not self.timers.due:
@@ -398,9 +368,7 @@ class TimeSortedExecutor(KeyExecutor):
 
 
 def _ranges(ranked: Sequence[tuple[int, int, Records, int]]) -> Iterator[_Range]:
-    """
-    Join records that follow one another in the same columns into ranges.
-    """
+    """Join records that follow one another in the same columns into ranges."""
     # Within a range, the index in the columns rises with the position in the order.
     for _, group in groupby(enumerate(ranked), key=lambda entry: (id(entry[1][2]), entry[1][3] - entry[0])):
         run = [record for _, record in group]

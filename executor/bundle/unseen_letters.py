@@ -1,5 +1,4 @@
-"""
-The ids of dead letters whose records never reached the code: they are checked, and kept, as those of any record.
+"""The ids of dead letters whose records never reached the code: they are checked, and kept, as those of any record.
 
 For that they are among the arrivals of the bundle, last and with no value; the records themselves are given to the code
 with the other letters.
@@ -18,13 +17,9 @@ from millpond.executor.bundle.deduplication import Admission
 from millpond.executor.bundle.retried_letter import RetriedLetter
 from millpond.executor.computation.values import PythonValues
 
-__all__ = ["are_ids", "unseen_ids", "without_duplicates"]
-
 
 def unseen_ids(letters: Sequence[RetriedLetter]) -> list[Deliveries]:
-    """
-    The ids of letters as records that no code gets.
-    """
+    """The ids of letters as records that no code gets."""
     unseen = [letter for letter in letters if letter.unseen_id is not None]
     if not unseen:
         return []
@@ -39,8 +34,7 @@ def unseen_ids(letters: Sequence[RetriedLetter]) -> list[Deliveries]:
 
 
 def are_ids(ids: Sequence[Deliveries], admission: Admission, arrived: int) -> npt.NDArray[np.bool_]:
-    """
-    Which of the admitted records are only the ids of letters.
+    """Which of the admitted records are only the ids of letters.
 
     Args:
         ids: what `unseen_ids` returned, the last of the arrivals.
@@ -58,9 +52,7 @@ def are_ids(ids: Sequence[Deliveries], admission: Admission, arrived: int) -> np
 def without_duplicates(
     letters: Sequence[RetriedLetter], ids: Sequence[Deliveries], admission: Admission, arrived: int
 ) -> Sequence[RetriedLetter]:
-    """
-    The letters without those whose ids have been consumed meanwhile.
-    """
+    """The letters without those whose ids have been consumed meanwhile."""
     if not ids or admission.kept is None:
         return letters
     first = arrived - sum(len(part.at) for part in ids)

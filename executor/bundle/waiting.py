@@ -1,5 +1,4 @@
-"""
-Records that wait in their key's row until the low watermark has passed them.
+"""Records that wait in their key's row until the low watermark has passed them.
 
 Each is an entry among the row's timers, because like a timer it must wake its key, hold the output watermark and
 survive the process: `TimeDomain.RECORD`. Its tag is the record as JSON, together with the types that JSON lacks, so
@@ -28,8 +27,6 @@ from millpond.statestore.rows.codec import PlainObject, has_non_finite
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MIN_US
 
-__all__ = ["waiting_columns", "waiting_timer"]
-
 _MARK: Final = "$"
 _MARK_BYTES: Final = b'"$":'
 _MARKED: Final = frozenset({datetime, date, time, timedelta, Decimal, bytes})
@@ -41,8 +38,7 @@ _LOST: Final = "a record that waits for its turn in time has a value that no tex
 
 
 def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: int) -> Timer:
-    """
-    The entry of a record among its key's timers.
+    """The entry of a record among its key's timers.
 
     Args:
         columns: the records of a bundle.
@@ -78,8 +74,7 @@ def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: in
 
 
 def _marked_text(value: Any) -> tuple[str | None, int]:
-    """
-    A value as JSON in which each part whose type JSON lacks is an object with its type and text.
+    """A value as JSON in which each part whose type JSON lacks is an object with its type and text.
 
     Returns:
         The text and the number of these parts; no text if the value has such an object itself or has other types,
@@ -115,8 +110,7 @@ def _unmarked(value: Any) -> Any:
 
 
 def waiting_columns(timers: Sequence[Timer]) -> RecordColumns:
-    """
-    The records that wait under these entries, in the same order; none of them is late.
+    """The records that wait under these entries, in the same order; none of them is late.
 
     Raises:
         DataError: an entry is not one of `waiting_timer`.

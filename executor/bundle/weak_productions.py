@@ -1,5 +1,4 @@
-"""
-Weak productions of one bundle: what is delivered within the superstep, and what its rows must keep.
+"""Weak productions of one bundle: what is delivered within the superstep, and what its rows must keep.
 
 Which productions are kept is decided in whole columns, and a bundle's row updates can be built again
 if a consumer turns out to be too slow (MillWheel §6.1.3, figure 11).
@@ -27,15 +26,12 @@ if TYPE_CHECKING:
     from millpond.statestore.rows.row import Fence
     from millpond.statestore.types import Superstep
 
-__all__ = ["RowUpdateDraft", "Straggler", "WeakProductions", "split_productions"]
-
 _Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """
-    Weak productions that a consumer did not get in time.
+    """Weak productions that a consumer did not get in time.
 
     Attributes:
         positions: their positions among the bundle's weak productions.
@@ -48,9 +44,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class RowUpdateDraft:
-    """
-    The inputs of a bundle's row updates.
-    """
+    """The inputs of a bundle's row updates."""
 
     bundle: Bundle
     arrivals: Arrivals
@@ -59,22 +53,17 @@ class RowUpdateDraft:
     kept: KeptProductions
 
     def updates(self) -> pa.Table | None:
-        """
-        Build the row updates; ``None`` when nothing changed.
-        """
+        """Build the row updates; ``None`` when nothing changed."""
         return row_updates(self.bundle, self.arrivals, self.grouping, self.outcome, self.kept)
 
     def restamped(self, fence: Fence, superstep: Superstep) -> RowUpdateDraft:
-        """
-        The same bundle as part of another superstep.
-        """
+        """The same bundle as part of another superstep."""
         return replace(self, bundle=replace(self.bundle, fence=fence, superstep=superstep))
 
 
 @dataclass(frozen=True, slots=True)
 class WeakProductions:
-    """
-    A bundle's productions that are delivered before the commit.
+    """A bundle's productions that are delivered before the commit.
 
     Attributes:
         table: the productions, in order of emission, under the streams' own names.
@@ -88,15 +77,11 @@ class WeakProductions:
 
     @property
     def streams(self) -> frozenset[str]:
-        """
-        The streams of the productions.
-        """
+        """The streams of the productions."""
         return self.draft.bundle.weak.fused
 
     def keeping(self, stragglers: Sequence[Straggler]) -> RowUpdateDraft:
-        """
-        The draft with row updates that also keep these productions.
-        """
+        """The draft with row updates that also keep these productions."""
         values = [self.draft.kept.values]
         owners = [self.draft.kept.owners]
         for straggler in stragglers:
@@ -113,9 +98,7 @@ class WeakProductions:
 def split_productions(
     outcome: BundleOutcome, weak: WeakStreams
 ) -> tuple[KeptProductions, tuple[pa.Table, _Positions]]:
-    """
-    Split productions into those that the rows keep and those that are delivered before the commit.
-    """
+    """Split productions into those that the rows keep and those that are delivered before the commit."""
     values = production_values(outcome.productions)
     owners = np.repeat(np.arange(len(outcome.production_counts)), outcome.production_counts)
     streams = values.field("stream")

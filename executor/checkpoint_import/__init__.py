@@ -1,3 +1,1 @@
-"""
-The state of queries that ran on Spark's own operators: read from their checkpoints, made rows of a store.
-"""
+"""The state of queries that ran on Spark's own operators: read from their checkpoints, made rows of a store."""

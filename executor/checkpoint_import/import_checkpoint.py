@@ -1,5 +1,4 @@
-"""
-The state of a stopped Spark query as rows of a store, with the place in its sources from which a pipeline goes on.
+"""The state of a stopped Spark query as rows of a store, with the place in its sources from which a pipeline goes on.
 
 Rows, timers, input positions and watermarks become visible in one commit. The checkpoint from which Spark goes on is
 written before it: one that no commit names is refused by the pipeline, and replaced by the next import.
@@ -42,16 +41,13 @@ from millpond.statestore.types import Rng
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ImportedCheckpoint", "import_checkpoint"]
-
 _SAMPLES: Final = 5
 _MILLIS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedCheckpoint:
-    """
-    What an import has moved, or would move.
+    """What an import has moved, or would move.
 
     Attributes:
         version: the table version that has the rows; ``None`` for a dry run.
@@ -100,8 +96,7 @@ def import_checkpoint(
     rng: Rng | None = None,
     told: LoadProgress = lambda *_: None,
 ) -> ImportedCheckpoint:
-    """
-    Make rows of the state of a stopped Spark query, and go on with its sources where it stood.
+    """Make rows of the state of a stopped Spark query, and go on with its sources where it stood.
 
     The checkpoint is only read. Afterwards `transform_with_state`, `apply_in_pandas_with_state`, or a pipeline with a
     computation of that name, runs on the store with the frame that the query had.
@@ -193,9 +188,7 @@ def import_checkpoint(
 def _beginning(
     store: Store, query: QueryCheckpoint, pipeline: str, computation: str, stream: str | None, rng: Rng
 ) -> LoadBeginning:
-    """
-    Write the checkpoint from which Spark goes on, and say what the commit of the rows says of it.
-    """
+    """Write the checkpoint from which Spark goes on, and say what the commit of the rows says of it."""
     if stream is None:
         return LoadBeginning()
     root = local_folder(store.path)
@@ -229,17 +222,13 @@ def _beginning(
 
 
 def _query_id(rng: Rng) -> str:
-    """
-    A name as Spark gives it to a query: a random UUID.
-    """
+    """A name as Spark gives it to a query: a random UUID."""
     token = rng.token()
     return f"{token[:8]}-{token[8:12]}-4{token[13:16]}-8{token[17:20]}-{token[20:]}"
 
 
 class _Counted:
-    """
-    Batches of rows that are counted as they are read, and some of which are kept.
-    """
+    """Batches of rows that are counted as they are read, and some of which are kept."""
 
     def __init__(self, batches: pa.RecordBatchReader) -> None:
         self._batches = batches
@@ -248,9 +237,7 @@ class _Counted:
         self.samples: list[dict[str, Any]] = []
 
     def reader(self) -> pa.RecordBatchReader:
-        """
-        The batches, to be read once.
-        """
+        """The batches, to be read once."""
         return pa.RecordBatchReader.from_batches(self._batches.schema, iter(self))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -262,8 +249,6 @@ class _Counted:
             yield batch
 
     def exhaust(self, told: LoadProgress) -> None:
-        """
-        Read all of them.
-        """
+        """Read all of them."""
         for _ in self:
             told("read", self.rows, None)

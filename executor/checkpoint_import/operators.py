@@ -1,6 +1,4 @@
-"""
-The stateful operators of a query, by its checkpoint, and what kind of state each has.
-"""
+"""The stateful operators of a query, by its checkpoint, and what kind of state each has."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["OperatorKind", "StateVariable", "StatefulOperator", "find_operator", "state_frame"]
 
 OperatorKind: TypeAlias = Literal["variables", "group_state", "duplicates", "aggregation"]
 """
@@ -38,8 +34,7 @@ _VARIABLES: Final = ("ValueState", "ListState", "MapState")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateVariable:
-    """
-    A variable of a ``StatefulProcessor``.
+    """A variable of a ``StatefulProcessor``.
 
     Attributes:
         name: its name.
@@ -52,8 +47,7 @@ class StateVariable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatefulOperator:
-    """
-    A stateful operator of a query.
+    """A stateful operator of a query.
 
     Attributes:
         number: Spark's number for it within the query.
@@ -71,8 +65,7 @@ class StatefulOperator:
 
 
 def find_operator(spark: SparkSession, path: str, number: int | None) -> StatefulOperator:
-    """
-    A stateful operator of a query.
+    """A stateful operator of a query.
 
     Args:
         spark: reads the checkpoint.
@@ -129,8 +122,7 @@ def _operator(row: Any, kind: OperatorKind) -> StatefulOperator:
 def state_frame(
     spark: SparkSession, path: str, operator: StatefulOperator, batch: int, **options: str
 ) -> DataFrame:
-    """
-    The state of an operator at the end of a batch, as Spark's state data source reads it.
+    """The state of an operator at the end of a batch, as Spark's state data source reads it.
 
     Args:
         spark: reads it.

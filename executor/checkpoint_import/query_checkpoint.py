@@ -1,5 +1,4 @@
-"""
-The checkpoint of a stopped Spark query: up to which batch it is done, what its sources had given, and its watermarks.
+"""The checkpoint of a stopped Spark query: up to which batch it is done, what its sources had given, and its watermarks.
 
 A checkpoint has a folder ``offsets`` with an entry for each batch that was planned, a folder ``commits`` with one for
 each that is done, ``sources`` with what a source notes of its own, ``state``, and a file ``metadata`` with the query's
@@ -24,8 +23,6 @@ from millpond.statestore.errors import DataError, InvalidError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["QueryCheckpoint", "fetch_checkpoint", "put_checkpoint"]
-
 _METADATA: Final = "metadata"
 _COMMITS: Final = "commits"
 _OFFSETS: Final = "offsets"
@@ -36,8 +33,7 @@ _VERSIONS: Final = ("v1",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryCheckpoint:
-    """
-    What a checkpoint says of a query.
+    """What a checkpoint says of a query.
 
     Attributes:
         path: where it lies.
@@ -60,17 +56,14 @@ class QueryCheckpoint:
     folder: Path
 
     def entry(self) -> str:
-        """
-        Spark's entry for the batch without the settings that the query had, which are not those of another one.
-        """
+        """Spark's entry for the batch without the settings that the query had, which are not those of another one."""
         version, settings, *offsets = _lines(self.folder / _OFFSETS / str(self.batch))
         kept = {**orjson.loads(settings), "conf": {}}
         return "\n".join([version, orjson.dumps(kept).decode(), *offsets])
 
 
 def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> QueryCheckpoint:
-    """
-    Copy a checkpoint, but for its state, and read it.
+    """Copy a checkpoint, but for its state, and read it.
 
     Args:
         spark: reads it, wherever Spark can.
@@ -109,8 +102,7 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
 
 
 def put_checkpoint(checkpoint: QueryCheckpoint, target: Path, query: str) -> None:
-    """
-    Make the checkpoint of a query that goes on after the last batch that is done, and has no state of its own.
+    """Make the checkpoint of a query that goes on after the last batch that is done, and has no state of its own.
 
     Args:
         checkpoint: of the stopped query.

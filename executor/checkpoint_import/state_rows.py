@@ -1,5 +1,4 @@
-"""
-The rows that a query's state becomes: for each key the text of its state, and its timers.
+"""The rows that a query's state becomes: for each key the text of its state, and its timers.
 
 Spark makes them: keys in the JVM, values in its Python workers by the codecs with which the state is read afterwards.
 """
@@ -35,8 +34,6 @@ from millpond.statestore.views.state_columns import EXPIRES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Convert", "StateRows", "batches_of", "state_rows"]
-
 Convert: TypeAlias = Callable[[dict[str, Any], dict[str, Any]], Any]
 """Makes the state of a key of the operator's key and value, both by Spark's names of their fields."""
 
@@ -63,8 +60,7 @@ _TIMEOUT: Final = "timeoutTimestamp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRows:
-    """
-    The rows of an operator.
+    """The rows of an operator.
 
     Attributes:
         frame: a row for each key, with ``key``, ``state`` (JSON) and ``timers``.
@@ -88,8 +84,7 @@ def state_rows(
     event_time: str | None,
     convert: Convert | None,
 ) -> StateRows:
-    """
-    The rows of an operator at the end of a batch.
+    """The rows of an operator at the end of a batch.
 
     Args:
         spark: reads them.
@@ -119,9 +114,7 @@ def state_rows(
 
 
 def batches_of(rows: StateRows) -> pa.RecordBatchReader:
-    """
-    The rows as record batches, one partition after the other, so that memory does not grow with their number.
-    """
+    """The rows as record batches, one partition after the other, so that memory does not grow with their number."""
     packed = rows.frame.mapInArrow(_packed, "batch binary")
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -151,9 +144,7 @@ def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _Reading:
-    """
-    Reads the state of one operator.
-    """
+    """Reads the state of one operator."""
 
     def __init__(
         self, spark: SparkSession, path: str, operator: StatefulOperator, batch: int, *, plain_key: bool
@@ -165,15 +156,11 @@ class _Reading:
         self._path = path
 
     def frame(self, **options: str) -> DataFrame:
-        """
-        A part of the state, as the data source has it.
-        """
+        """A part of the state, as the data source has it."""
         return state_frame(self._spark, self._path, self.operator, self._batch, **options)
 
     def key_text(self, kind: StructType) -> str:
-        """
-        The text of a key, in SQL.
-        """
+        """The text of a key, in SQL."""
         for field in kind:
             check_key_type(field.dataType, field.name)
         columns = [(f"key.`{field.name.replace('`', '``')}`", field.dataType) for field in kind]
@@ -185,9 +172,7 @@ class _Reading:
 
 
 def _key_of(frame: DataFrame) -> StructType:
-    """
-    The columns of the key in a frame of the data source.
-    """
+    """The columns of the key in a frame of the data source."""
     return _struct(frame.schema["key"].dataType)
 
 
@@ -224,9 +209,7 @@ def _of_variables(reading: _Reading) -> StateRows:
 
 
 def _grouped(parts: Sequence[DataFrame]) -> DataFrame:
-    """
-    One row for each key, of the members of its state and of its timers.
-    """
+    """One row for each key, of the members of its state and of its timers."""
     together: DataFrame = reduce(lambda one, other: one.unionAll(other), parts)
     return (
         together.groupBy("key")
@@ -247,9 +230,7 @@ def _grouped(parts: Sequence[DataFrame]) -> DataFrame:
 
 
 class _VariableWriter:
-    """
-    Writes a variable as the state of `TransformWithState` has it.
-    """
+    """Writes a variable as the state of `TransformWithState` has it."""
 
     def __init__(self, variable: StateVariable, kind: DataType) -> None:
         what = f"the state {variable.name!r}"
@@ -268,9 +249,7 @@ class _VariableWriter:
         self._codec = StructCodec(_struct(fields[0].dataType) if self._expires else fields, what)
 
     def members(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """
-        Convert batches of ``key`` and ``value`` to parts of rows.
-        """
+        """Convert batches of ``key`` and ``value`` to parts of rows."""
         for batch in batches:
             rows = ArrowTableToRowsConversion.convert(pa.Table.from_batches([batch]), self._schema)
             keys, members, timers = [], [], []
@@ -302,9 +281,7 @@ class _VariableWriter:
 
 
 def _expiry_of(written: Any) -> list[dict[str, Any]] | None:
-    """
-    The timer that deletes what of a variable expires first.
-    """
+    """The timer that deletes what of a variable expires first."""
     parts = written if isinstance(written, list) else [written]
     first = min((part[EXPIRES] for part in parts if EXPIRES in part), default=None)
     return None if first is None else [{"tag": EXPIRY_TAG, "domain": "wall", "at": first * _MILLIS}]
@@ -331,8 +308,7 @@ def _of_values(
 
 
 class _ValueWriter:
-    """
-    Writes the only value that an operator has for a key, and the timer that belongs to it.
+    """Writes the only value that an operator has for a key, and the timer that belongs to it.
 
     Attributes:
         schema: the fields of the state.
@@ -359,9 +335,7 @@ class _ValueWriter:
         self._codec = StructCodec(self.schema, "the state")
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """
-        Convert batches of ``text``, ``key`` and ``value`` to rows.
-        """
+        """Convert batches of ``text``, ``key`` and ``value`` to rows."""
         schema = StructType(
             [
                 StructField("text", StringType()),
@@ -404,9 +378,7 @@ class _ValueWriter:
             ) from cause
 
     def _seen(self, key: Any, value: Any) -> tuple[Any, dict[str, Any] | None]:
-        """
-        A key as `DropDuplicates` keeps it.
-        """
+        """A key as `DropDuplicates` keeps it."""
         expires_at = value[EXPIRES_AT] if EXPIRES_AT in self.schema.names else None
         if expires_at is None and self._event_time is not None and key[self._event_time] is not None:
             expires_at = datetime_us(key[self._event_time].astimezone(UTC))
@@ -416,9 +388,7 @@ class _ValueWriter:
 
 
 def _timeout_domain(operator: StatefulOperator, frame: DataFrame, timeout: str | None) -> str:
-    """
-    The time domain of the timeouts of ``applyInPandasWithState``; of other operators, and without any, it is not used.
-    """
+    """The time domain of the timeouts of ``applyInPandasWithState``; of other operators, and without any, it is not used."""
     domain = None if timeout is None else TIMEOUTS.get(timeout)
     if domain is not None:
         return domain
@@ -447,9 +417,7 @@ def _struct(kind: DataType) -> StructType:
 
 
 def _distinct(kind: StructType) -> StructType:
-    """
-    The same fields under names that differ: the buffers of two aggregate functions may have one name.
-    """
+    """The same fields under names that differ: the buffers of two aggregate functions may have one name."""
     fields, seen = [], Counter[str]()
     for field in kind:
         seen[field.name] += 1

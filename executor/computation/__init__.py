@@ -1,3 +1,1 @@
-"""
-What user code sees: a computation, its context, state, timers and productions.
-"""
+"""What user code sees: a computation, its context, state, timers and productions."""

@@ -1,6 +1,4 @@
-"""
-Computations: the user's code, run in the context of one key (MillWheel §5.1).
-"""
+"""Computations: the user's code, run in the context of one key (MillWheel §5.1)."""
 
 from __future__ import annotations
 
@@ -17,12 +15,9 @@ if TYPE_CHECKING:
     from millpond.executor.computation.timer import Timer
     from millpond.statestore.views.state_columns import StateColumn
 
-__all__ = ["Computation"]
-
 
 class Computation:
-    """
-    Base class of user code: override the hooks that the computation needs (MillWheel §4.1, §5.1).
+    """Base class of user code: override the hooks that the computation needs (MillWheel §4.1, §5.1).
 
     An instance is pickled and one copy serves many keys on many machines, so state belongs in
     ``context.state``, not in ``self``. After a failure of the machine or the code, a hook may run
@@ -75,18 +70,13 @@ class Computation:
     holds_watermark: bool = False
 
     def begin_bundle(self) -> None:
-        """
-        Begin a bundle of one interval: called before its first hook, without a key.
-        """
+        """Begin a bundle of one interval: called before its first hook, without a key."""
 
     def end_bundle(self) -> None:
-        """
-        End the bundle that `begin_bundle` began, whether its hooks succeeded or not.
-        """
+        """End the bundle that `begin_bundle` began, whether its hooks succeeded or not."""
 
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
-        """
-        Process one record. Required of a computation that does not override `process_records`.
+        """Process one record. Required of a computation that does not override `process_records`.
 
         Args:
             context: state, timers and productions of the record's key; valid until the hook returns.
@@ -101,8 +91,7 @@ class Computation:
         )
 
     def process_records(self, context: Context, records: Records) -> None:
-        """
-        Process all records of one key in a bundle; by default calls `process_record` for each.
+        """Process all records of one key in a bundle; by default calls `process_record` for each.
 
         An override saves a call per record and reads and sets the state once per bundle. It cannot
         rely on which records arrive together: bundles are not repeatable, after an exception each
@@ -118,8 +107,7 @@ class Computation:
             process_record(context, record)
 
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
-        """
-        Process a timer that has fired and is no longer pending. Required of a computation that sets timers.
+        """Process a timer that has fired and is no longer pending. Required of a computation that sets timers.
 
         Args:
             context: state, timers and productions of the timer's key; valid until the hook returns.
@@ -133,8 +121,7 @@ class Computation:
         )
 
     def upgrade_state(self, state: Any, version: int) -> Any:  # noqa: ARG002 - a hook
-        """
-        The state of a key as today's code keeps it, from one that code of an earlier ``state_version`` wrote.
+        """The state of a key as today's code keeps it, from one that code of an earlier ``state_version`` wrote.
 
         It is called when a hook first asks for such a state, before the hook gets it, and by ``millpond upgrade`` for
         those that are left. The row keeps the old state until it is written, so it may be called again for the

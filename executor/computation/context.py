@@ -1,6 +1,4 @@
-"""
-The context of a hook: everything that user code may do, for exactly one key (MillWheel §5.1).
-"""
+"""The context of a hook: everything that user code may do, for exactly one key (MillWheel §5.1)."""
 
 from __future__ import annotations
 
@@ -21,8 +19,6 @@ from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.keys.key_text import KeyValue, decode_key, encode_key
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
-
-__all__ = ["Context", "DomainName", "Mistake"]
 
 DomainName: TypeAlias = TimeDomain | Literal["event", "wall"]
 """A time domain, or its name."""
@@ -48,8 +44,7 @@ class _Producer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """
-    The name of a stream, counter or percentile that the program does not declare, and the error that says so.
+    """The name of a stream, counter or percentile that the program does not declare, and the error that says so.
 
     Attributes:
         name: the name; ``None`` if the mistake is not one of names, which the input could have brought.
@@ -61,8 +56,7 @@ class Mistake:
 
 
 class Context:
-    """
-    State, timers and productions of one key; valid until the hook returns (MillWheel §4.2, §5.1).
+    """State, timers and productions of one key; valid until the hook returns (MillWheel §4.2, §5.1).
 
     Times that it returns are microseconds since 1970 UTC. Times that it takes are microseconds too, or
     ``datetime`` objects with an offset.
@@ -130,8 +124,7 @@ class Context:
 
     @property
     def oldest_at(self) -> EventTimeMicros:
-        """
-        The earliest event time that the hook may produce at.
+        """The earliest event time that the hook may produce at.
 
         It is the time of the input, less the computation's ``late_data_horizon`` for records, or an
         earlier time that already holds the output watermark: the ``output_at`` of a pending timer that
@@ -142,14 +135,11 @@ class Context:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """
-        The streams that the computation may produce to, as declared.
-        """
+        """The streams that the computation may produce to, as declared."""
         return tuple(self._produces)
 
     def watermark_at(self, percentile: float) -> EventTimeMicros:
-        """
-        The percentile watermark of the input: about ``percentile`` percent of the records before it are in.
+        """The percentile watermark of the input: about ``percentile`` percent of the records before it are in.
 
         Args:
             percentile: one of the computation's ``percentiles``, or 100 for the low watermark.
@@ -179,8 +169,7 @@ class Context:
         *,
         holds: bool | None = None,
     ) -> None:
-        """
-        Set a timer: ``process_timer`` runs once the domain's clock reaches ``at`` (MillWheel §4.6).
+        """Set a timer: ``process_timer`` runs once the domain's clock reaches ``at`` (MillWheel §4.6).
 
         The timer replaces a pending one of the same tag and domain. If ``at`` has already passed, the
         timer fires in the current bundle.
@@ -235,8 +224,7 @@ class Context:
     def timer_at(
         self, tag: str = "", domain: DomainName = "event"
     ) -> EventTimeMicros | WallTimeMicros | None:
-        """
-        When a pending timer fires, in microseconds; ``None`` if none of this name is pending.
+        """When a pending timer fires, in microseconds; ``None`` if none of this name is pending.
 
         Args:
             tag: the timer's name.
@@ -249,8 +237,7 @@ class Context:
         return None if at is None else EventTimeMicros(at)
 
     def timers(self, domain: DomainName = "event") -> list[Timer]:
-        """
-        The key's pending timers of a domain, in the order of their times.
+        """The key's pending timers of a domain, in the order of their times.
 
         Args:
             domain: the domain in which they were set.
@@ -262,8 +249,7 @@ class Context:
         return sorted(self._timers.pending(known), key=lambda timer: (timer.at, timer.tag))
 
     def delete_timer(self, tag: str = "", domain: DomainName = "event") -> None:
-        """
-        Delete a pending timer; does nothing if there is none.
+        """Delete a pending timer; does nothing if there is none.
 
         Args:
             tag: the timer's name.
@@ -276,8 +262,7 @@ class Context:
 
     @property
     def key_values(self) -> tuple[Any, ...]:
-        """
-        The values of the key; of a plain key, a tuple of its text.
+        """The values of the key; of a plain key, a tuple of its text.
 
         Example:
             ``country, card = context.key_values``
@@ -291,8 +276,7 @@ class Context:
         key: str | tuple[KeyValue, ...] | None = None,
         at: Moment | None = None,
     ) -> None:
-        """
-        Produce a record to all consumers of ``stream``; it is delivered once, when this bundle is durable.
+        """Produce a record to all consumers of ``stream``; it is delivered once, when this bundle is durable.
 
         Weak productions are delivered earlier; see ``productions`` of `ComputationOptions`.
 
@@ -319,8 +303,7 @@ class Context:
         self._productions.append(whole_name, own_key, value, moment)
 
     def count(self, counter: str, amount: int = 1) -> None:
-        """
-        Add to a counter of the computation, summed over all its keys; see ``by_computation`` of `Totals`.
+        """Add to a counter of the computation, summed over all its keys; see ``by_computation`` of `Totals`.
 
         Counters are exactly-once, as state is: the additions of a failing hook are rolled back.
 

@@ -1,5 +1,4 @@
-"""
-Counters: sums that user code keeps for a computation as a whole, next to the state of its keys.
+"""Counters: sums that user code keeps for a computation as a whole, next to the state of its keys.
 
 A counter adds up all keys over the pipeline's whole life. It is exact, as state is: an addition counts
 if and only if its superstep is committed. The number of counters is bounded: a computation declares
@@ -14,8 +13,6 @@ from typing import Final
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["AMOUNT_MAX", "COUNTERS_MAX", "Counters", "declared_counters"]
-
 AMOUNT_MAX: Final = 2**40
 """The most that one call may add: sums are positions of the table, which never fall and have 64 bits."""
 
@@ -24,8 +21,7 @@ COUNTERS_MAX: Final = 32
 
 
 def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
-    """
-    The counters that a computation declares.
+    """The counters that a computation declares.
 
     Raises:
         InvalidError: ``declared`` is not a collection of names, or has more than `COUNTERS_MAX`.
@@ -41,9 +37,7 @@ def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
 
 
 class Counters:
-    """
-    The additions of one bundle; those of a failing hook are rolled back.
-    """
+    """The additions of one bundle; those of a failing hook are rolled back."""
 
     __slots__ = ("_entries", "_sums")
 
@@ -55,35 +49,25 @@ class Counters:
         return len(self._entries)
 
     def add(self, name: str, amount: int) -> None:
-        """
-        Add to a counter; `truncate` can undo it until `settle`.
-        """
+        """Add to a counter; `truncate` can undo it until `settle`."""
         self._entries.append((name, amount))
 
     def has(self, name: str, since: int) -> bool:
-        """
-        Whether a counter was added to after the first ``since`` additions since `settle`.
-        """
+        """Whether a counter was added to after the first ``since`` additions since `settle`."""
         return any(added == name and amount for added, amount in self._entries[since:])
 
     def truncate(self, length: int) -> None:
-        """
-        Undo all but the first ``length`` additions since `settle`.
-        """
+        """Undo all but the first ``length`` additions since `settle`."""
         del self._entries[length:]
 
     def settle(self) -> None:
-        """
-        Make the additions of the key's turn final.
-        """
+        """Make the additions of the key's turn final."""
         if self._entries:
             for name, amount in self._entries:
                 self._sums[name] += amount
             self._entries.clear()
 
     def sums(self) -> Mapping[str, int]:
-        """
-        The final sums by counter.
-        """
+        """The final sums by counter."""
         self.settle()
         return dict(self._sums)

@@ -1,5 +1,4 @@
-"""
-Holds: event times at which a key's state may still produce (MillWheel §5.2).
+"""Holds: event times at which a key's state may still produce (MillWheel §5.2).
 
 While a state holds a time, the computation's output watermark does not pass it, and the key may
 produce at it, however late its input is by then. Holds are stored among the key's timers, in the same
@@ -17,12 +16,9 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MIN_US
 
-__all__ = ["Holds"]
-
 
 class Holds:
-    """
-    The holds of the current key.
+    """The holds of the current key.
 
     Args:
         timers: the key's timers, among which holds are stored.
@@ -36,8 +32,7 @@ class Holds:
         self._input = input_time
 
     def set(self, at: Moment, tag: str) -> None:
-        """
-        Hold a time; replaces a hold of the same tag.
+        """Hold a time; replaces a hold of the same tag.
 
         Raises:
             InvalidError: ``at`` is not a time, or is before `floor`.
@@ -48,27 +43,20 @@ class Holds:
         self._timers.set(Timer(tag, TimeDomain.HOLD, moment, moment, EXACT))
 
     def release(self, tag: str) -> None:
-        """
-        Release the hold called ``tag``; does nothing if there is none.
-        """
+        """Release the hold called ``tag``; does nothing if there is none."""
         self._timers.delete(tag, TimeDomain.HOLD)
 
     def release_all(self) -> None:
-        """
-        Release every hold.
-        """
+        """Release every hold."""
         for timer in self._timers.holds():
             self._timers.delete(timer.tag, TimeDomain.HOLD)
 
     def oldest(self) -> int | None:
-        """
-        The earliest held time; ``None`` without a hold.
-        """
+        """The earliest held time; ``None`` without a hold."""
         return min((timer.at for timer in self._timers.holds()), default=None)
 
     def floor(self) -> int:
-        """
-        The earliest time that may be produced at: the input's less its slack, or an earlier one that is held.
+        """The earliest time that may be produced at: the input's less its slack, or an earlier one that is held.
 
         A key holds the times of its holds and the output times of those timers that hold them.
         """

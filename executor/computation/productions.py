@@ -1,23 +1,17 @@
-"""
-A bundle's productions, column by column, in order of emission (MillWheel §6.1.2).
-"""
+"""A bundle's productions, column by column, in order of emission (MillWheel §6.1.2)."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from millpond.statestore.rows.codec import JsonCodec
-from millpond.statestore.rows.envelope import PLAIN_MARK, PlainObject
-
-__all__ = ["Productions"]
+from millpond.statestore.rows.codec import JsonCodec, PlainObject
+from millpond.statestore.rows.envelope import PLAIN_MARK
 
 _encode: Final = JsonCodec().encode
 
 
 class Productions:
-    """
-    The columns of produced records; values are encoded immediately, so later changes do not affect them.
-    """
+    """The columns of produced records; values are encoded immediately, so later changes do not affect them."""
 
     __slots__ = ("at", "blobs", "keys", "streams", "texts")
 
@@ -32,8 +26,7 @@ class Productions:
         return len(self.at)
 
     def append(self, stream: str, key: str, value: Any, at: int) -> None:
-        """
-        Add a production; ``bytes`` stay bytes, any other value becomes JSON.
+        """Add a production; ``bytes`` stay bytes, any other value becomes JSON.
 
         Raises:
             InvalidError: JSON cannot represent the value.
@@ -49,8 +42,6 @@ class Productions:
         self.at.append(at)
 
     def truncate(self, count: int) -> None:
-        """
-        Remove all but the first ``count`` productions.
-        """
+        """Remove all but the first ``count`` productions."""
         for column in (self.streams, self.keys, self.texts, self.blobs, self.at):
             del column[count:]

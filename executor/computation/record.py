@@ -1,5 +1,4 @@
-"""
-Records: the input of a computation's hooks (MillWheel §4.1).
+"""Records: the input of a computation's hooks (MillWheel §4.1).
 
 A record is created when iteration reaches it and decodes its value on first access, so a computation
 that only counts pays for neither.
@@ -13,12 +12,9 @@ from typing import Any, ClassVar, overload
 from millpond.executor.computation.record_columns import InputTime, RecordColumns
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["Record", "Records", "read_value"]
-
 
 class Record:
-    """
-    One record, as delivered to one key.
+    """One record, as delivered to one key.
 
     Attributes:
         key: the consumer's key.
@@ -69,9 +65,7 @@ class Record:
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """
-        Pickle the value and the id, without the bundle.
-        """
+        """Pickle the value and the id, without the bundle."""
         return (Record, _fields(self))
 
     def __eq__(self, other: object) -> bool:
@@ -91,9 +85,7 @@ def _fields(record: Record) -> tuple[object, ...]:
 
 
 def read_value(record: Record, columns: RecordColumns, index: int) -> None:
-    """
-    Give a record its value before it is asked for.
-    """
+    """Give a record its value before it is asked for."""
     try:
         value = columns.read(columns.sources[index])
     except Exception:  # noqa: BLE001 - raised again to code that reads this value, and to no other
@@ -102,8 +94,7 @@ def read_value(record: Record, columns: RecordColumns, index: int) -> None:
 
 
 class Records(Sequence[Record]):
-    """
-    All records of one key in a bundle, in order of event time (or, if asked for, none), then arrival.
+    """All records of one key in a bundle, in order of event time (or, if asked for, none), then arrival.
 
     The sequence is valid until its hook returns; single records stay valid. During iteration a
     production gets the time of the current record by default; before and after the iteration, that of
@@ -123,9 +114,7 @@ class Records(Sequence[Record]):
         self._stop = 0
 
     def bind(self, key: str, start: int, stop: int) -> None:
-        """
-        Switch to the records ``start`` to ``stop``, which are those of ``key``.
-        """
+        """Switch to the records ``start`` to ``stop``, which are those of ``key``."""
         self._key = key
         self._start = start
         self._stop = stop
@@ -133,16 +122,12 @@ class Records(Sequence[Record]):
 
     @property
     def columns(self) -> RecordColumns:
-        """
-        The columns that they are in, for the engine.
-        """
+        """The columns that they are in, for the engine."""
         return self._columns
 
     @property
     def range(self) -> tuple[int, int]:
-        """
-        The first of them in `columns`, and one past the last, for the engine.
-        """
+        """The first of them in `columns`, and one past the last, for the engine."""
         return self._start, self._stop
 
     def __len__(self) -> int:
@@ -156,8 +141,7 @@ class Records(Sequence[Record]):
         input_time.at = self._columns.span(self._start, self._stop)[1]
 
     def one_by_one(self) -> Iterator[Record]:
-        """
-        Iterate the records, each as a separate input, as ``process_record`` sees them.
+        """Iterate the records, each as a separate input, as ``process_record`` sees them.
 
         No production may be before the current record.
         """

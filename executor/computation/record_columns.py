@@ -1,6 +1,4 @@
-"""
-A bundle's records in columns, and the input time that bounds their productions.
-"""
+"""A bundle's records in columns, and the input time that bounds their productions."""
 
 from __future__ import annotations
 
@@ -13,12 +11,9 @@ import pyarrow as pa
 
 from millpond.executor.computation.values import Values
 
-__all__ = ["InputTime", "RecordColumns"]
-
 
 class InputTime:
-    """
-    The event time of the input that user code is processing, in microseconds.
+    """The event time of the input that user code is processing, in microseconds.
 
     Attributes:
         at: the default time of productions.
@@ -34,15 +29,12 @@ class InputTime:
         self.slack_us: int = 0
 
     def of_one(self, at: int) -> None:
-        """
-        Set the time of a single record or timer.
-        """
+        """Set the time of a single record or timer."""
         self.at = self.floor_at = at
 
 
 class RecordColumns:
-    """
-    A bundle's records, column by column, sorted by key, then time (unless by arrival), then arrival.
+    """A bundle's records, column by column, sorted by key, then time (unless by arrival), then arrival.
 
     Args:
         at: event times.
@@ -93,9 +85,7 @@ class RecordColumns:
         self._ids = ids
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """
-        The least and the greatest time of the records ``start`` to ``stop``, all of one key.
-        """
+        """The least and the greatest time of the records ``start`` to ``stop``, all of one key."""
         at = self.at
         if self.by_time:
             return at[start], at[stop - 1]
@@ -103,22 +93,16 @@ class RecordColumns:
         return min(times), max(times)
 
     def value(self, index: int) -> Any:
-        """
-        The decoded value of the record at ``index``.
-        """
+        """The decoded value of the record at ``index``."""
         return self.read(self.sources[index])
 
     def scoped_id(self, index: int) -> bytes | None:
-        """
-        The id of the record at ``index`` as it is deduplicated.
-        """
+        """The id of the record at ``index`` as it is deduplicated."""
         scoped: bytes | None = None if self._ids is None else self._ids[self.sources[index]].as_py()
         return scoped
 
     def id(self, index: int) -> bytes | None:
-        """
-        The id of the record at ``index``, as its publisher gave it.
-        """
+        """The id of the record at ``index``, as its publisher gave it."""
         scoped = self.scoped_id(index)
         # Where a computation has several streams, each id has its stream's name in front: `Topology.id_scope`.
         return None if scoped is None else scoped.removeprefix(f"{self.streams[index]}\0".encode())

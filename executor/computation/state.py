@@ -1,5 +1,4 @@
-"""
-A key's persistent state, as user code sees it (MillWheel §4.4).
+"""A key's persistent state, as user code sees it (MillWheel §4.4).
 
 State is kept by value, not by reference: `State.set` encodes the object that it is given, and `State.get`
 decodes it, so that what code reads never depends on how records are bundled. Numbers and text, and lists and
@@ -19,8 +18,6 @@ from millpond.executor.event_time.instants import Moment
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec
 
-__all__ = ["KeyState", "OpenState", "OpenStateT", "State", "checked_encoding"]
-
 _UNREAD: Final = object()
 
 # A codec returns objects of exactly these types unchanged, and code cannot change them. Any other object goes
@@ -29,14 +26,10 @@ _IMMUTABLE: Final = frozenset({str, int, float, bool, type(None), bytes})
 
 
 class OpenState(Protocol):
-    """
-    A state that hooks work on in place, for the key's whole turn in the bundle.
-    """
+    """A state that hooks work on in place, for the key's whole turn in the bundle."""
 
     def to_json(self) -> Any:
-        """
-        The value to store; ``None`` if nothing is left, so that the key has no state.
-        """
+        """The value to store; ``None`` if nothing is left, so that the key has no state."""
         ...
 
 
@@ -44,8 +37,7 @@ OpenStateT = TypeVar("OpenStateT", bound=OpenState)
 
 
 class State:
-    """
-    The state of the current key, as ``context.state`` (MillWheel §4.4).
+    """The state of the current key, as ``context.state`` (MillWheel §4.4).
 
     Example:
         ``context.state.set(context.state.get(0) + 1)``
@@ -62,8 +54,7 @@ class State:
         self._opened: OpenState | None = None
 
     def get(self, default: Any = None) -> Any:
-        """
-        The state, or ``default`` if the key has none.
+        """The state, or ``default`` if the key has none.
 
         The returned object may be modified, but only `set` saves the modification: each call returns
         another object.
@@ -84,8 +75,7 @@ class State:
         return value
 
     def set(self, value: Any) -> None:
-        """
-        Replace the state.
+        """Replace the state.
 
         The state is the value as it is now: to change it later, call `set` again. `get` returns what the
         codec makes of it, with lists for tuples. A container is copied or encoded each time; for a large state
@@ -108,9 +98,7 @@ class State:
         self._opened = None
 
     def delete(self) -> None:
-        """
-        Delete the state and all its holds; from now on `get` returns its default.
-        """
+        """Delete the state and all its holds; from now on `get` returns its default."""
         self._holds.release_all()
         self._encoded = None
         self._value = _UNREAD
@@ -118,8 +106,7 @@ class State:
         self._opened = None
 
     def open(self, make: Callable[[Any], OpenStateT]) -> OpenStateT:
-        """
-        The state as an object that is changed in place: made once, and stored once, at the turn's end.
+        """The state as an object that is changed in place: made once, and stored once, at the turn's end.
 
         All hooks of the key's turn in the bundle get the same object, and what they change in it is
         kept without `set`. `get`, `set` and `delete` end it.
@@ -135,8 +122,7 @@ class State:
         return cast(OpenStateT, opened)
 
     def hold(self, at: Moment, tag: str = "") -> None:
-        """
-        Hold the computation's output watermark at ``at`` until the hold is released.
+        """Hold the computation's output watermark at ``at`` until the hold is released.
 
         The key may produce at a time that it holds, however late its input is by then. No consumer's
         watermark passes that time meanwhile, so a hold that is never released stops every downstream
@@ -152,21 +138,16 @@ class State:
         self._holds.set(at, tag)
 
     def release(self, tag: str = "") -> None:
-        """
-        Release the hold called ``tag``; does nothing if there is none.
-        """
+        """Release the hold called ``tag``; does nothing if there is none."""
         self._holds.release(tag)
 
     @property
     def held_at(self) -> int | None:
-        """
-        The earliest time that the state holds, in microseconds; ``None`` without a hold.
-        """
+        """The earliest time that the state holds, in microseconds; ``None`` without a hold."""
         return self._holds.oldest()
 
     def settle(self) -> StoredState | None:
-        """
-        Encode the current value; called by the engine at the end of the key's turn.
+        """Encode the current value; called by the engine at the end of the key's turn.
 
         Returns:
             The encoded state; ``None`` if the key has none.
@@ -187,16 +168,12 @@ class State:
 
 
 class KeyState(State):
-    """
-    The engine's side of `State`: one object for all keys of a bundle.
-    """
+    """The engine's side of `State`: one object for all keys of a bundle."""
 
     __slots__ = ()
 
     def bind(self, stored: StoredState | None) -> None:
-        """
-        Switch to the state of another key, or back to an earlier state of the same key.
-        """
+        """Switch to the state of another key, or back to an earlier state of the same key."""
         self._encoded = stored  # type: ignore[assignment]  # only `UpgradingState` is given former ones
         self._value = _UNREAD
         self._is_live = False
@@ -204,9 +181,7 @@ class KeyState(State):
 
 
 def _is_flat(value: Any) -> bool:
-    """
-    Whether a value is a list or dict of nothing but immutable parts, which a codec returns unchanged.
-    """
+    """Whether a value is a list or dict of nothing but immutable parts, which a codec returns unchanged."""
     kind = type(value)
     if kind is dict:
         return _IMMUTABLE.issuperset(map(type, value.values())) and _IMMUTABLE.issuperset(map(type, value))
@@ -214,8 +189,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def checked_encoding(codec: Codec, encoded: Encoded) -> Encoded:
-    """
-    What a codec has made of a value, if it may be stored.
+    """What a codec has made of a value, if it may be stored.
 
     Raises:
         InvalidError: it is neither text with a UTF-8 form nor bytes, as the codec's ``is_text`` says.

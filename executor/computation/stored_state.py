@@ -1,13 +1,9 @@
-"""
-States as rows and soft state have them: encoded, and with their version where earlier code wrote them.
-"""
+"""States as rows and soft state have them: encoded, and with their version where earlier code wrote them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
-
-__all__ = ["Encoded", "FormerState", "StoredState"]
 
 Encoded: TypeAlias = str | bytes
 """State as the row stores it: text or bytes, depending on the codec."""
@@ -15,8 +11,7 @@ Encoded: TypeAlias = str | bytes
 
 @dataclass(frozen=True, slots=True)
 class FormerState:
-    """
-    A state that code of another ``state_version`` wrote.
+    """A state that code of another ``state_version`` wrote.
 
     Attributes:
         encoded: the state, as the codec of that version encodes it.
@@ -29,9 +24,7 @@ class FormerState:
     upgraded: Encoded | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
-        """
-        What it occupies in soft state, as of text.
-        """
+        """What it occupies in soft state, as of text."""
         return len(self.encoded) + len(self.upgraded or "")
 
 

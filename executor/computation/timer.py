@@ -1,5 +1,4 @@
-"""
-Timers: hooks that wait for a low watermark or a wall time (MillWheel §4.6).
+"""Timers: hooks that wait for a low watermark or a wall time (MillWheel §4.6).
 
 A key's pending timers are stored in its row and identified by (tag, domain): a second timer of the same
 tag and domain replaces the first. In memory an interval keeps only the earliest timer of each key and
@@ -22,17 +21,6 @@ from millpond.executor.event_time.clocks import EXACT, PercentileTimes
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
-__all__ = [
-    "EarliestByKey",
-    "KeyTimes",
-    "Timer",
-    "TimerQueue",
-    "Timers",
-    "firing_order",
-    "hold_of",
-    "oldest_but",
-]
-
 _NEVER: Final = float("inf")
 _STALE_MIN: Final = 1_024
 """A heap with fewer entries is not worth cleaning."""
@@ -42,8 +30,7 @@ _REBUILD_SHARE: Final = 8
 
 
 class Timer(NamedTuple):
-    """
-    A timer, as `Context.set_timer` set it (MillWheel §4.6).
+    """A timer, as `Context.set_timer` set it (MillWheel §4.6).
 
     Attributes:
         tag: the timer's name; ``""`` unless given.
@@ -70,23 +57,18 @@ _FIRING_ORDER: Final = itemgetter(2, 1, 4, 0)
 
 
 def firing_order(timers: Iterable[Timer]) -> Timers:
-    """
-    The timers by time, then domain, then percentile (lower ones fire first), then tag.
-    """
+    """The timers by time, then domain, then percentile (lower ones fire first), then tag."""
     return tuple(sorted(timers, key=_FIRING_ORDER))
 
 
 def hold_of(timers: Iterable[Timer]) -> int | None:
-    """
-    The earliest output time that the timers hold; ``None`` when they hold none.
-    """
+    """The earliest output time that the timers hold; ``None`` when they hold none."""
     held = [timer.output_at for timer in timers if timer.holds]
     return min(held) if held else None
 
 
 def oldest_but(at: npt.NDArray[np.int64], percentiles: Iterable[float]) -> dict[float, EventTimeMicros]:
-    """
-    The earliest time after skipping the earliest few: for percentile *p*, at most 100 - *p* percent of them.
+    """The earliest time after skipping the earliest few: for percentile *p*, at most 100 - *p* percent of them.
 
     Args:
         at: the times, at least one.
@@ -104,17 +86,14 @@ def oldest_but(at: npt.NDArray[np.int64], percentiles: Iterable[float]) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class KeyTimes:
-    """
-    Keys, and one time for each.
-    """
+    """Keys, and one time for each."""
 
     keys: pa.StringArray
     at: npt.NDArray[np.int64]
 
 
 class EarliestByKey:
-    """
-    One time per key with quick access to the earliest: a heap whose outdated entries are skipped.
+    """One time per key with quick access to the earliest: a heap whose outdated entries are skipped.
 
     It holds at most two entries per key plus `_STALE_MIN`.
     """
@@ -129,21 +108,15 @@ class EarliestByKey:
         return len(self._at)
 
     def items(self) -> Iterable[tuple[str, int]]:
-        """
-        Every key and its time.
-        """
+        """Every key and its time."""
         return self._at.items()
 
     def at_of(self, key: str) -> int | None:
-        """
-        A key's time; ``None`` without one.
-        """
+        """A key's time; ``None`` without one."""
         return self._at.get(key)
 
     def put(self, times: Mapping[str, int], without: Iterable[str] = ()) -> None:
-        """
-        Set the times of some keys and remove those of the keys in ``without``.
-        """
+        """Set the times of some keys and remove those of the keys in ``without``."""
         known, heap = self._at, self._heap
         for key in without if known else ():
             known.pop(key, None)
@@ -159,9 +132,7 @@ class EarliestByKey:
             self._clean()
 
     def fill(self, keys: Sequence[str], at: npt.NDArray[np.int64]) -> None:
-        """
-        Replace everything with these keys and times.
-        """
+        """Replace everything with these keys and times."""
         self._at = dict(zip(keys, at.tolist(), strict=True))
         order = np.argsort(at)
         # A sorted list is a heap already.
@@ -172,9 +143,7 @@ class EarliestByKey:
         heapify(self._heap)
 
     def earliest(self) -> int | None:
-        """
-        The earliest time of all keys; ``None`` without one.
-        """
+        """The earliest time of all keys; ``None`` without one."""
         heap = self._heap
         while heap:
             at, key = heap[0]
@@ -184,9 +153,7 @@ class EarliestByKey:
         return None
 
     def until(self, bound: int) -> set[str]:
-        """
-        The keys whose time is not after ``bound``; they stay in.
-        """
+        """The keys whose time is not after ``bound``; they stay in."""
         heap, keys, nodes = self._heap, set[str](), [0]
         # A child in a heap is never earlier than its parent, so whole branches are skipped.
         while nodes:
@@ -200,8 +167,7 @@ class EarliestByKey:
 
 
 class TimerQueue:
-    """
-    When the timers of an interval's keys fire, and which output times they hold.
+    """When the timers of an interval's keys fire, and which output times they hold.
 
     The timers themselves are in the rows; the queue has one time per key, domain and purpose.
     """
@@ -218,9 +184,7 @@ class TimerQueue:
         return len(self._hold)
 
     def put(self, timers_by_key: Mapping[str, Timers]) -> None:
-        """
-        Replace the timers of some keys; each key's timers are in firing order.
-        """
+        """Replace the timers of some keys; each key's timers are in firing order."""
         event: dict[str, int] = {}
         wall: dict[str, int] = {}
         hold: dict[str, int] = {}
@@ -252,9 +216,7 @@ class TimerQueue:
         hold: KeyTimes,
         percentiles: Mapping[float, KeyTimes] | None = None,
     ) -> None:
-        """
-        Replace everything with the earliest times of all keys.
-        """
+        """Replace everything with the earliest times of all keys."""
         self._percentiles = {percentile: EarliestByKey() for percentile in percentiles or {}}
         for percentile, times in (percentiles or {}).items():
             self._percentiles[percentile].fill(times.keys.to_pylist(), times.at)
@@ -268,36 +230,27 @@ class TimerQueue:
         wall_us: WallTimeMicros,
         percentile_watermarks: PercentileTimes | None = None,
     ) -> set[str]:
-        """
-        The keys with a timer that fires at this low watermark, wall time or percentile watermark.
-        """
+        """The keys with a timer that fires at this low watermark, wall time or percentile watermark."""
         due = self._event.until(event_us) | self._wall.until(wall_us)
         for percentile, queue in self._percentiles.items():
             due |= queue.until((percentile_watermarks or {}).get(percentile, event_us))
         return due
 
     def next_percentile_timers(self) -> dict[float, EventTimeMicros]:
-        """
-        The earliest timer that waits for each percentile watermark.
-        """
+        """The earliest timer that waits for each percentile watermark."""
         earliest = {percentile: queue.earliest() for percentile, queue in self._percentiles.items()}
         return {percentile: EventTimeMicros(at) for percentile, at in earliest.items() if at is not None}
 
     def next_at(self, domain: TimeDomain) -> int | None:
-        """
-        The earliest firing time in a domain; ``None`` without a timer there.
-        """
+        """The earliest firing time in a domain; ``None`` without a timer there."""
         return (self._event if domain is TimeDomain.EVENT else self._wall).earliest()
 
     def hold(self) -> int | None:
-        """
-        The earliest output time of any timer or hold; ``None`` without one.
-        """
+        """The earliest output time of any timer or hold; ``None`` without one."""
         return self._hold.earliest()
 
     def holds(self, percentiles: Iterable[float]) -> dict[float, EventTimeMicros]:
-        """
-        The earliest output times by percentile: for *p*, after skipping 100 - *p* percent of the keys.
+        """The earliest output times by percentile: for *p*, after skipping 100 - *p* percent of the keys.
 
         It costs a pass over all keys with timers or holds, and only pipelines that use percentiles need it.
         """
@@ -307,18 +260,14 @@ class TimerQueue:
         return oldest_but(np.fromiter((at for _, at in self._hold.items()), np.int64), wanted)
 
     def wait_of(self, key: str, event_us: int, wall_us: int) -> float:
-        """
-        How long a key waits for its next timer in microseconds, as in `waits`; infinity without one.
-        """
+        """How long a key waits for its next timer in microseconds, as in `waits`; infinity without one."""
         queues = [(self._event, event_us), (self._wall, wall_us)]
         queues += [(queue, event_us) for queue in self._percentiles.values()]
         waits = [at - now for queue, now in queues if (at := queue.at_of(key)) is not None]
         return float(min(waits, default=_NEVER))
 
     def waits(self, event_us: int = 0, wall_us: int = 0) -> dict[str, float]:
-        """
-        How long each key waits for its next timer in microseconds, on whichever clock is nearer.
-        """
+        """How long each key waits for its next timer in microseconds, on whichever clock is nearer."""
         waits = {key: float(at - event_us) for key, at in self._event.items()}
         for queue in self._percentiles.values():
             for key, at in queue.items():

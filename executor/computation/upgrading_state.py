@@ -1,5 +1,4 @@
-"""
-The state of a computation that declares a ``state_version``: what earlier code wrote is upgraded when code asks for it.
+"""The state of a computation that declares a ``state_version``: what earlier code wrote is upgraded when code asks for it.
 
 A row keeps the state that it has until it is written, so a change of code rewrites nothing at once. A turn that only
 reads sees the upgraded state and writes no row for it.
@@ -20,21 +19,16 @@ from millpond.statestore.rows.codec import Codec
 if TYPE_CHECKING:
     from millpond.executor.computation.computation import Computation
 
-__all__ = ["UpgradingState", "codec_of", "upgrade"]
-
 
 def codec_of(computation: Computation, version: int) -> Codec:
-    """
-    The codec that a computation's states of a version are encoded with.
-    """
+    """The codec that a computation's states of a version are encoded with."""
     if version == computation.state_version:
         return computation.codec
     return computation.codecs.get(version, computation.codec)
 
 
 def upgrade(computation: Computation, name: str, key: str, former: FormerState) -> FormerState:
-    """
-    A former state together with what the computation's code makes of it.
+    """A former state together with what the computation's code makes of it.
 
     Args:
         computation: today's code.
@@ -66,8 +60,7 @@ def upgrade(computation: Computation, name: str, key: str, former: FormerState) 
 
 
 class UpgradingState(KeyState):
-    """
-    `KeyState` of a computation whose rows may have states of earlier versions.
+    """`KeyState` of a computation whose rows may have states of earlier versions.
 
     Args:
         computation: the user's code.
@@ -83,9 +76,7 @@ class UpgradingState(KeyState):
         self._former: FormerState | None = None
 
     def bind(self, stored: StoredState | None) -> None:
-        """
-        Switch to the state of another key, or back to an earlier state of the same key.
-        """
+        """Switch to the state of another key, or back to an earlier state of the same key."""
         if isinstance(stored, FormerState):
             self._former = stored
             super().bind(stored.upgraded)
@@ -94,9 +85,7 @@ class UpgradingState(KeyState):
             super().bind(stored)
 
     def get(self, default: Any = None) -> Any:
-        """
-        The state, upgraded if earlier code wrote it, or ``default`` if the key has none.
-        """
+        """The state, upgraded if earlier code wrote it, or ``default`` if the key has none."""
         former = self._former
         if former is not None and former.upgraded is None:
             self._former = former = self._upgrade(former)
@@ -104,29 +93,21 @@ class UpgradingState(KeyState):
         return super().get(default)
 
     def set(self, value: Any) -> None:
-        """
-        Replace the state; a former one need not be upgraded for that.
-        """
+        """Replace the state; a former one need not be upgraded for that."""
         super().set(value)
         self._former = None
 
     def delete(self) -> None:
-        """
-        Delete the state and all its holds.
-        """
+        """Delete the state and all its holds."""
         super().delete()
         self._former = None
 
     def open(self, make: Callable[[Any], OpenStateT]) -> OpenStateT:
-        """
-        The upgraded state as an object that is changed in place.
-        """
+        """The upgraded state as an object that is changed in place."""
         opened = super().open(make)
         self._former = None
         return opened
 
     def settle(self) -> StoredState | None:
-        """
-        The current value, encoded; a former state that code has at most read stays one.
-        """
+        """The current value, encoded; a former state that code has at most read stays one."""
         return super().settle() if self._former is None else self._former

@@ -1,5 +1,4 @@
-"""
-Record values column by column: decoded one at a time, when user code asks.
+"""Record values column by column: decoded one at a time, when user code asks.
 
 Every call of ``value`` gives an object of its own, so that user code which changes a
 value cannot change what a second attempt at the record, or another consumer, will see.
@@ -22,15 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import DataError
-from millpond.statestore.rows.envelope import (
-    PlainObject,
-    change_envelope,
-    decode_value,
-    has_envelope_fields,
-    has_marks,
-)
-
-__all__ = ["ArrowValues", "ChangedValues", "ConcatenatedValues", "JsonValues", "PythonValues", "Values"]
+from millpond.statestore.rows.codec import PlainObject
+from millpond.statestore.rows.envelope import change_envelope, decode_value, has_envelope_fields, has_marks
 
 _ATOMS: Final = frozenset(
     {str, int, float, bool, type(None), bytes, datetime, date, time, timedelta, Decimal}
@@ -40,32 +32,23 @@ _Indices = npt.NDArray[np.int64]
 
 
 class Values(Protocol):
-    """
-    Record values of a delivery, decoded only when user code asks for one.
-    """
+    """Record values of a delivery, decoded only when user code asks for one."""
 
     def __len__(self) -> int:
-        """
-        Number of values.
-        """
+        """Number of values."""
         ...
 
     def value(self, index: int) -> Any:
-        """
-        The decoded value at ``index``.
-        """
+        """The decoded value at ``index``."""
         ...
 
     def take(self, indices: npt.NDArray[np.int64]) -> Values:
-        """
-        The values at ``indices``, in that order, still undecoded.
-        """
+        """The values at ``indices``, in that order, still undecoded."""
         ...
 
 
 class ArrowValues:
-    """
-    Values that are rows of a struct: each becomes a ``dict`` of its columns.
+    """Values that are rows of a struct: each becomes a ``dict`` of its columns.
 
     Columns are turned into Python objects whole, at the first value that is asked for.
 
@@ -92,9 +75,7 @@ class ArrowValues:
         return len(self._columns)
 
     def value(self, index: int) -> Any:
-        """
-        A dict of the row's columns; ``None`` where the struct itself is null.
-        """
+        """A dict of the row's columns; ``None`` where the struct itself is null."""
         rows = self._rows
         if rows is None:
             rows = self._decode()
@@ -108,22 +89,16 @@ class ArrowValues:
 
     @property
     def columns(self) -> pa.StructArray:
-        """
-        The rows, as they are in Arrow.
-        """
+        """The rows, as they are in Arrow."""
         return self._columns
 
     @property
     def names(self) -> list[str]:
-        """
-        The names of the columns.
-        """
+        """The names of the columns."""
         return self._names
 
     def row(self, index: int) -> tuple[Any, ...] | None:
-        """
-        The row's columns as a tuple, in the order of `names`; ``None`` where the struct itself is null.
-        """
+        """The row's columns as a tuple, in the order of `names`; ``None`` where the struct itself is null."""
         rows = self._rows
         if rows is None:
             rows = self._decode()
@@ -148,15 +123,11 @@ class ArrowValues:
         return rows
 
     def take(self, indices: _Indices) -> ArrowValues:
-        """
-        The values at ``indices``, in that order.
-        """
+        """The values at ``indices``, in that order."""
         return ArrowValues(self._columns.take(pa.array(indices)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """
-        Travel as Arrow, without the Python objects.
-        """
+        """Travel as Arrow, without the Python objects."""
         return (ArrowValues, (self._columns,))
 
 
@@ -166,8 +137,7 @@ def _as_struct(columns: pa.RecordBatch | pa.Table) -> pa.StructArray:
 
 
 class JsonValues:
-    """
-    Values that are JSON texts, or plain bytes where there is no text.
+    """Values that are JSON texts, or plain bytes where there is no text.
 
     Args:
         texts: string array of JSON; null where the value is bytes.
@@ -186,8 +156,7 @@ class JsonValues:
         return len(self._texts)
 
     def value(self, index: int) -> Any:
-        """
-        The decoded JSON, or the bytes.
+        """The decoded JSON, or the bytes.
 
         Raises:
             DataError: the text is not JSON.
@@ -206,22 +175,17 @@ class JsonValues:
             raise DataError("a record's value is not JSON", reason=error) from error
 
     def take(self, indices: _Indices) -> JsonValues:
-        """
-        The values at ``indices``, in that order.
-        """
+        """The values at ``indices``, in that order."""
         chosen = pa.array(indices)
         return JsonValues(self._texts.take(chosen), None if self._blobs is None else self._blobs.take(chosen))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """
-        Travel as Arrow, without the Python objects.
-        """
+        """Travel as Arrow, without the Python objects."""
         return (JsonValues, (self._texts, self._blobs))
 
 
 class PythonValues:
-    """
-    Values that are Python objects already; user code is given copies of mutable ones.
+    """Values that are Python objects already; user code is given copies of mutable ones.
 
     Args:
         objects: the values, which are not modified afterwards.
@@ -236,9 +200,7 @@ class PythonValues:
         return len(self._objects)
 
     def value(self, index: int) -> Any:
-        """
-        The object, or a copy when it could be changed.
-        """
+        """The object, or a copy when it could be changed."""
         value = self._objects[index]
         kind = type(value)
         if kind in _ATOMS:
@@ -250,17 +212,13 @@ class PythonValues:
         return _copied(value)
 
     def take(self, indices: _Indices) -> PythonValues:
-        """
-        The values at ``indices``, in that order.
-        """
+        """The values at ``indices``, in that order."""
         objects = self._objects
         return PythonValues([objects[index] for index in indices.tolist()])
 
 
 def _copied(value: Any) -> Any:
-    """
-    A copy of a value: of plain parts in a third of the time that `deepcopy` takes, which copies all others.
-    """
+    """A copy of a value: of plain parts in a third of the time that `deepcopy` takes, which copies all others."""
     kind = type(value)
     if kind is dict:
         return {name: part if type(part) in _ATOMS else _copied(part) for name, part in value.items()}
@@ -270,15 +228,12 @@ def _copied(value: Any) -> Any:
 
 
 def _is_atom(value: object) -> bool:
-    """
-    Whether code cannot change a value; Pandas' times, without attributes of their own, are such datetimes too.
-    """
+    """Whether code cannot change a value; Pandas' times, without attributes of their own, are such datetimes too."""
     return type(value) in _ATOMS or (isinstance(value, datetime) and not getattr(value, "__dict__", None))
 
 
 class ChangedValues:
-    """
-    Rows of a change stream, each in the envelope of an element or of a retraction.
+    """Rows of a change stream, each in the envelope of an element or of a retraction.
 
     Args:
         rows: the rows.
@@ -297,22 +252,17 @@ class ChangedValues:
         return len(self._rows)
 
     def value(self, index: int) -> Any:
-        """
-        The row at ``index`` in its envelope.
-        """
+        """The row at ``index`` in its envelope."""
         is_retraction = bool(self._signs[index] < 0)
         return change_envelope(self._rows.value(index), int(self._at[index]), is_retraction=is_retraction)
 
     def take(self, indices: _Indices) -> ChangedValues:
-        """
-        The values at ``indices``, in that order.
-        """
+        """The values at ``indices``, in that order."""
         return ChangedValues(self._rows.take(indices), self._signs[indices], self._at[indices])
 
 
 class ConcatenatedValues:
-    """
-    Several columns of values, one after the other.
+    """Several columns of values, one after the other.
 
     Args:
         parts: the columns, at least one.
@@ -330,14 +280,10 @@ class ConcatenatedValues:
         return self._stop
 
     def value(self, index: int) -> Any:
-        """
-        The decoded value at ``index`` of the whole.
-        """
+        """The decoded value at ``index`` of the whole."""
         part = bisect_right(self._starts, index) - 1
         return self._parts[part].value(index - self._starts[part])
 
     def take(self, indices: _Indices) -> PythonValues:
-        """
-        The values at ``indices``, in that order, decoded.
-        """
+        """The values at ``indices``, in that order, decoded."""
         return PythonValues([self.value(index) for index in indices.tolist()])

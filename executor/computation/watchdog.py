@@ -1,5 +1,4 @@
-"""
-The user code watchdog: it interrupts code that hangs, so that one key does not stop all others.
+"""The user code watchdog: it interrupts code that hangs, so that one key does not stop all others.
 
 The caller of user code reports when a key's turn begins and ends. The watchdog checks four times within
 the limit and interrupts a turn that it sees at every check. It counts checks, not seconds: a process that
@@ -23,8 +22,6 @@ from typing import Final
 from millpond.statestore.check import check
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["CodeTimeoutError", "OnStuck", "UserCodeWatchdog"]
-
 _LOOKS: Final = 4
 _INTERRUPTIONS_MAX: Final = 2
 """Code that survives this many interruptions is stuck."""
@@ -37,16 +34,14 @@ OnStuck = Callable[[InvalidError], None]
 
 
 class CodeTimeoutError(BaseException):
-    """
-    Raised within user code that exceeds its time limit.
+    """Raised within user code that exceeds its time limit.
 
     It is not an `Exception`, so that user code which catches all exceptions does not swallow it.
     """
 
 
 class UserCodeWatchdog:
-    """
-    Enforces the time limit of one computation's code; used by one thread at a time.
+    """Enforces the time limit of one computation's code; used by one thread at a time.
 
     Args:
         computation: the computation's name, for errors.
@@ -70,9 +65,7 @@ class UserCodeWatchdog:
         self._interruptions = 0
 
     def error(self) -> InvalidError:
-        """
-        The error of the current turn.
-        """
+        """The error of the current turn."""
         return InvalidError(
             "user code exceeds its time limit",
             computation=self._computation,
@@ -83,8 +76,7 @@ class UserCodeWatchdog:
     # -- for the caller of the code -------------------------------------------------------------
 
     def begin(self, key: str) -> None:
-        """
-        Start a key's turn; from now on `CodeTimeoutError` may be raised in this thread.
+        """Start a key's turn; from now on `CodeTimeoutError` may be raised in this thread.
 
         Raises:
             CodeTimeoutError: an earlier turn was stuck; the run has given up on this thread.
@@ -96,9 +88,7 @@ class UserCodeWatchdog:
         self._is_running = True
 
     def end(self) -> None:
-        """
-        End the turn; `CodeTimeoutError` is not raised after this returns.
-        """
+        """End the turn; `CodeTimeoutError` is not raised after this returns."""
         with self._lock:
             self._is_running = False
             if self._was_raised:
@@ -108,9 +98,7 @@ class UserCodeWatchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """
-        Watch the turns of a bundle, which must run in this thread.
-        """
+        """Watch the turns of a bundle, which must run in this thread."""
         # An exception right at a turn's end may have interrupted `end` itself.
         self._is_running = False
         if _may_use_signals():
@@ -165,9 +153,7 @@ class UserCodeWatchdog:
             return
 
     def _count_check(self) -> bool:
-        """
-        Count a check, and say whether the same turn has now been seen for the whole limit.
-        """
+        """Count a check, and say whether the same turn has now been seen for the whole limit."""
         if not self._is_running or self._turn != self._seen:
             self._seen = self._turn
             self._looks = self._interruptions = 0
@@ -181,24 +167,19 @@ class UserCodeWatchdog:
 
 
 def _may_use_signals() -> bool:
-    """
-    Whether this is the main thread and the alarm signal is not in use.
-    """
+    """Whether this is the main thread and the alarm signal is not in use."""
     if threading.current_thread() is not threading.main_thread():
         return False
     return signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:
-    """
-    Raise an exception in a thread at its next step.
-    """
+    """Raise an exception in a thread at its next step."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 def _await_raised() -> None:
-    """
-    Catch what is on its way to this thread, if anything is; afterwards nothing is.
+    """Catch what is on its way to this thread, if anything is; afterwards nothing is.
 
     A thread has one place for such an exception, so one more replaces it and arrives in its stead. To empty the place
     would do as well, but CPython would go on looking into it: slowly, and in 3.11 under a debugger for ever.

@@ -1,5 +1,4 @@
-"""
-Dead letters: records and timers that user code could not process, kept as rows.
+"""Dead letters: records and timers that user code could not process, kept as rows.
 
 Each is a row of the computation ``dead_letters``, committed with its superstep, so that SQL can list it. It is
 also a production to the stream ``dead_letters``, to which computations and sinks can subscribe.
@@ -24,8 +23,6 @@ from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
 
-__all__ = ["WrittenLetters", "dead_letter_updates", "write_dead_letters"]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _RARE: Final = frozenset({"id_base64", "retried"})
 
@@ -40,8 +37,7 @@ def dead_letter_updates(
     produce: bool,
     settled: Collection[str] = (),
 ) -> pa.Table:
-    """
-    The row updates of dead letters, one per letter, with the key ``pipeline/superstep/number``.
+    """The row updates of dead letters, one per letter, with the key ``pipeline/superstep/number``.
 
     Those that were retried or dropped are deleted. What they have produced to the stream ``dead_letters`` stays.
 
@@ -75,9 +71,7 @@ def dead_letter_updates(
 
 @dataclass(frozen=True, slots=True)
 class WrittenLetters:
-    """
-    The file of a superstep's dead letters, and the summary of its productions.
-    """
+    """The file of a superstep's dead letters, and the summary of its productions."""
 
     file: RowFile | None = None
     productions: tuple[ProductionSummary, ...] = ()
@@ -94,8 +88,7 @@ def write_dead_letters(
     token: str,
     settled: Collection[str] = (),
 ) -> WrittenLetters:
-    """
-    Write a superstep's dead letters to an uncommitted row file; writes nothing without a letter.
+    """Write a superstep's dead letters to an uncommitted row file; writes nothing without a letter.
 
     Args:
         store: the open store.

@@ -1,5 +1,4 @@
-"""
-The limit of dead letters: one bad record is the record's fault, a flood of them is the program's.
+"""The limit of dead letters: one bad record is the record's fault, a flood of them is the program's.
 
 A run that turns most of its input into dead letters has not succeeded. It stops before the commit, so the
 records stay unconsumed and the fixed program gets them again.
@@ -17,8 +16,6 @@ from millpond.executor.bundle.result import Manifest
 from millpond.executor.computation.utf8 import printable
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["DeadLetterLimit", "DeadLetterMonitor", "Tallies"]
-
 _ALL_MIN: Final = 2
 """A superstep whose only record fails does not stop the run: on a quiet stream each record is alone."""
 
@@ -27,8 +24,7 @@ _LOG: Final = logging.getLogger("millpond")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterLimit:
-    """
-    How many of a computation's records and timers may become dead letters before the run stops.
+    """How many of a computation's records and timers may become dead letters before the run stops.
 
     The run stops before it commits the superstep in which
 
@@ -52,9 +48,7 @@ class DeadLetterLimit:
     records_min: int = 100
 
     def __post_init__(self) -> None:
-        """
-        Refuse values out of range.
-        """
+        """Refuse values out of range."""
         if isinstance(self.share, bool) or not 0 <= self.share <= 1:
             raise InvalidError("the share of a dead letter limit is from 0 to 1", share=self.share)
         if self.records_min < 1:
@@ -63,9 +57,7 @@ class DeadLetterLimit:
 
 @dataclass(slots=True)
 class _Tally:
-    """
-    What a computation has handled, and how much of it failed.
-    """
+    """What a computation has handled, and how much of it failed."""
 
     records: int = 0
     letters: int = 0
@@ -80,8 +72,7 @@ Tallies: TypeAlias = Mapping[str, _Tally]
 
 
 class DeadLetterMonitor:
-    """
-    Watches the dead letters of one run, by computation.
+    """Watches the dead letters of one run, by computation.
 
     Args:
         limit: when to stop; ``None`` never does.
@@ -93,8 +84,7 @@ class DeadLetterMonitor:
         self._warned: set[str] = set()
 
     def check(self, manifests: Iterable[Manifest], unreadable: Sequence[DeadLetter]) -> Tallies:
-        """
-        Judge a superstep before its commit; pass what this returns to `note` after it.
+        """Judge a superstep before its commit; pass what this returns to `note` after it.
 
         Args:
             manifests: the intervals that ran.
@@ -116,9 +106,7 @@ class DeadLetterMonitor:
         return tallies
 
     def note(self, tallies: Tallies) -> None:
-        """
-        Remember a committed superstep, and warn of each computation's first dead letter.
-        """
+        """Remember a committed superstep, and warn of each computation's first dead letter."""
         for computation, tally in tallies.items():
             judged = tally.plus(self._judged.pop(computation, _Tally()))
             if self._limit is not None and judged.records < self._limit.records_min:

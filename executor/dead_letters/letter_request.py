@@ -1,5 +1,4 @@
-"""
-Requests for dead letters: asked for by a position in the table, honoured by the pipeline that wrote the letters.
+"""Requests for dead letters: asked for by a position in the table, honoured by the pipeline that wrote the letters.
 
 The pipeline alone may write its letters' rows and give records to its code, so a tool writes what it wants: an even
 number under the name of the selection. It also says up to which superstep letters are meant, so that a letter that
@@ -22,17 +21,6 @@ from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 
-__all__ = [
-    "AskedLetters",
-    "LetterAction",
-    "LetterRequest",
-    "ask_for_letters",
-    "drop_dead_letters",
-    "retry_dead_letters",
-    "waiting_letter_requests",
-    "withdraw_letter_requests",
-]
-
 LetterAction: TypeAlias = Literal["retry", "drop"]
 
 _REPEATS_BITS: Final = 16
@@ -41,8 +29,7 @@ _REPEATS_BITS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterRequest:
-    """
-    Some of a pipeline's dead letters, to be retried or dropped.
+    """Some of a pipeline's dead letters, to be retried or dropped.
 
     Attributes:
         pipeline: its name.
@@ -58,41 +45,31 @@ class LetterRequest:
 
     @property
     def app_id(self) -> str:
-        """
-        The name of its position.
-        """
+        """The name of its position."""
         return letters_app_id(self.pipeline, self.action, self.selection.text)
 
     @property
     def until(self) -> int:
-        """
-        The last superstep whose letters are meant.
-        """
+        """The last superstep whose letters are meant."""
         return self.number >> _REPEATS_BITS
 
     @property
     def answer(self) -> Mapping[str, int]:
-        """
-        The position that says that none of its letters is left.
-        """
+        """The position that says that none of its letters is left."""
         return {self.app_id: self.number + 1}
 
     @classmethod
     def next(
         cls, txns: Mapping[str, int], pipeline: str, action: LetterAction, selection: LetterSelection
     ) -> LetterRequest:
-        """
-        The request to write now, given the table's transactions; one that waits already for all letters is the same.
-        """
+        """The request to write now, given the table's transactions; one that waits already for all letters is the same."""
         known = txns.get(letters_app_id(pipeline, action, selection.text), 0)
         wanted = txns.get(superstep_app_id(pipeline), 0) << _REPEATS_BITS
         number = max(wanted, known + known % 2)
         return cls(pipeline=pipeline, action=action, selection=selection, number=number)
 
     def has(self, letter: StoredLetter) -> bool:
-        """
-        Whether a letter is meant.
-        """
+        """Whether a letter is meant."""
         is_old = letter.pipeline == self.pipeline and letter.superstep <= self.until
         return is_old and self.selection.has(letter)
 
@@ -100,8 +77,7 @@ class LetterRequest:
 def waiting_letter_requests(
     txns: Mapping[str, int], pipeline: str | None = None
 ) -> tuple[LetterRequest, ...]:
-    """
-    The requests that no commit has answered: first what is dropped, so that it is not retried; the oldest first.
+    """The requests that no commit has answered: first what is dropped, so that it is not retried; the oldest first.
 
     Args:
         txns: the table's transactions.
@@ -124,8 +100,7 @@ def waiting_letter_requests(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedLetters:
-    """
-    What was asked for.
+    """What was asked for.
 
     Attributes:
         letters: how many letters are meant, without those that no code can get again.
@@ -139,8 +114,7 @@ class AskedLetters:
 
 
 def ask_for_letters(store: Store, action: LetterAction, selection: LetterSelection) -> AskedLetters:
-    """
-    Ask the pipelines of a store to retry or to drop some of their dead letters.
+    """Ask the pipelines of a store to retry or to drop some of their dead letters.
 
     Raises:
         InvalidError: no letter is meant, or none of them has all that it takes; or the store was opened read-only.
@@ -171,8 +145,7 @@ def ask_for_letters(store: Store, action: LetterAction, selection: LetterSelecti
 
 
 def withdraw_letter_requests(store: Store) -> tuple[LetterRequest, ...]:
-    """
-    Withdraw the requests of a store that wait; what they have done until then stays.
+    """Withdraw the requests of a store that wait; what they have done until then stays.
 
     Returns:
         The requests.
@@ -198,8 +171,7 @@ def retry_dead_letters(
     error: str | None = None,
     letter: str | None = None,
 ) -> int:
-    """
-    Have dead letters given to their computations once more, exactly once, after their code was mended.
+    """Have dead letters given to their computations once more, exactly once, after their code was mended.
 
     The pipeline that wrote them does it in one of its next supersteps or, if it is stopped, when it runs again. A
     letter leaves the table in the commit that has its effects; if it fails again it is a new letter. Without an
@@ -239,8 +211,7 @@ def drop_dead_letters(
     error: str | None = None,
     letter: str | None = None,
 ) -> int:
-    """
-    Have dead letters deleted; the arguments are those of `retry_dead_letters`.
+    """Have dead letters deleted; the arguments are those of `retry_dead_letters`.
 
     Returns:
         How many letters will be deleted.

@@ -1,5 +1,4 @@
-"""
-Dead letters that are given to their computations once more, or dropped, because a request says so.
+"""Dead letters that are given to their computations once more, or dropped, because a request says so.
 
 What a superstep retries is chosen when it is planned: some letters of the first request that waits, the oldest first.
 Each travels with the plan of the interval that has its key, and the commit of the superstep deletes those that the
@@ -27,8 +26,6 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock
 
-__all__ = ["LetterRetries"]
-
 _LOG: Final = logging.getLogger("millpond")
 _LOOK_EVERY_US: Final = 1_000_000
 """How often the table is searched for requests: it may have thousands of transactions."""
@@ -45,17 +42,14 @@ _DROPPED_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """
-    What one superstep does.
-    """
+    """What one superstep does."""
 
     retried: Mapping[str, list[RetriedLetter]] = field(default_factory=dict)
     dropped: frozenset[str] = frozenset()
 
 
 class LetterRetries:
-    """
-    Honours the requests for one pipeline's dead letters, superstep by superstep.
+    """Honours the requests for one pipeline's dead letters, superstep by superstep.
 
     Args:
         store: the open store.
@@ -78,8 +72,7 @@ class LetterRetries:
         self._chosen = _Chosen()
 
     def is_waiting(self) -> bool:
-        """
-        Whether a superstep would retry or drop letters; for a pipeline that has nothing else to do.
+        """Whether a superstep would retry or drop letters; for a pipeline that has nothing else to do.
 
         It follows the log, but not each time, and not while the store is away.
         """
@@ -92,8 +85,7 @@ class LetterRetries:
         return bool(self._left)
 
     def choose(self) -> None:
-        """
-        Choose what the superstep that is being planned retries and drops; what was chosen before is forgotten.
+        """Choose what the superstep that is being planned retries and drops; what was chosen before is forgotten.
 
         Raises:
             DataError: a file with letters is missing or damaged.
@@ -106,28 +98,20 @@ class LetterRetries:
             self._chosen = self._next(self._request)
 
     def computations(self) -> Mapping[str, list[str]]:
-        """
-        The computations whose letters the superstep retries, each with the letters' keys.
-        """
+        """The computations whose letters the superstep retries, each with the letters' keys."""
         return {name: [letter.key for letter in letters] for name, letters in self._chosen.retried.items()}
 
     def of(self, interval: Interval) -> tuple[RetriedLetter, ...]:
-        """
-        The letters that an interval gets.
-        """
+        """The letters that an interval gets."""
         letters = self._chosen.retried.get(interval.computation, ())
         return tuple(letter for letter in letters if interval.contains(letter.key))
 
     def settled(self, manifests: Iterable[Manifest]) -> frozenset[str]:
-        """
-        The letters that the commit of these manifests deletes: those that ran, and those that are dropped.
-        """
+        """The letters that the commit of these manifests deletes: those that ran, and those that are dropped."""
         return self._chosen.dropped.union(*(manifest.result.retried for manifest in manifests))
 
     def note(self, settled: Iterable[str]) -> None:
-        """
-        A superstep was committed that has deleted these letters.
-        """
+        """A superstep was committed that has deleted these letters."""
         self._chosen = _Chosen()
         for name in settled:
             self._left.pop(name, None)
@@ -138,8 +122,7 @@ class LetterRetries:
             self._looked_us = None
 
     def answer(self, record: Callable[[Mapping[str, int]], None]) -> None:
-        """
-        Say which requests have no letter left.
+        """Say which requests have no letter left.
 
         Args:
             record: commits positions.
@@ -163,9 +146,7 @@ class LetterRetries:
         return self._looked_us is None or now_us - self._looked_us >= _LOOK_EVERY_US
 
     def _look(self) -> None:
-        """
-        Find the first request that has letters left; those before it have none, and are answered.
-        """
+        """Find the first request that has letters left; those before it have none, and are answered."""
         waiting = waiting_letter_requests(self._store.committer.snapshot.txns, self._topology.name)
         if self._request is None or waiting[:1] != (self._request,):
             self._request, self._left, self._answers = None, {}, {}
@@ -178,9 +159,7 @@ class LetterRetries:
         self._looked_us = self._clock.monotonic_us()
 
     def _meant(self, request: LetterRequest) -> dict[str, None]:
-        """
-        The names of a request's letters, the oldest first, without those that cannot be retried.
-        """
+        """The names of a request's letters, the oldest first, without those that cannot be retried."""
         names: dict[str, None] = {}
         refused: Counter[str] = Counter()
         for letter in stored_letters(self._store.committer.snapshot, self._store.objects):
@@ -199,8 +178,7 @@ class LetterRetries:
         return names
 
     def _read(self, letter: StoredLetter) -> tuple[str, RetriedLetter]:
-        """
-        The computation that a letter is for, and what it gets.
+        """The computation that a letter is for, and what it gets.
 
         Raises:
             InvalidError: the letter cannot be retried.

@@ -1,6 +1,4 @@
-"""
-Dead letters as the table has them, and which of them are meant.
-"""
+"""Dead letters as the table has them, and which of them are meant."""
 
 from __future__ import annotations
 
@@ -18,15 +16,12 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Objects
 from millpond.statestore.view import RowsView
 
-__all__ = ["LetterSelection", "StoredLetter", "stored_letters"]
-
 _NAME_PARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """
-    A dead letter and its name.
+    """A dead letter and its name.
 
     Attributes:
         name: the key of its row: ``pipeline/superstep/number``.
@@ -38,30 +33,22 @@ class StoredLetter:
 
     @property
     def pipeline(self) -> str:
-        """
-        The pipeline that wrote it.
-        """
+        """The pipeline that wrote it."""
         return self.name.rsplit("/", 2)[0]
 
     @property
     def superstep(self) -> int:
-        """
-        The superstep in which it was written.
-        """
+        """The superstep in which it was written."""
         return int(self.name.rsplit("/", 2)[1])
 
     @property
     def is_unread(self) -> bool:
-        """
-        Whether its record never reached the code, because its key, time or id could not be read: it has no traceback.
-        """
+        """Whether its record never reached the code, because its key, time or id could not be read: it has no traceback."""
         return self.fields.get("diagnostics") == ""
 
     @property
     def lost(self) -> str | None:
-        """
-        Why no code can get its record or timer again; ``None`` if it has all that it takes.
-        """
+        """Why no code can get its record or timer again; ``None`` if it has all that it takes."""
         try:
             if self.is_unread:
                 check_types_kept(self.fields)
@@ -76,8 +63,7 @@ class StoredLetter:
 def stored_letters(
     snapshot: Snapshot, objects: Objects, names: Collection[str] | None = None
 ) -> Iterator[StoredLetter]:
-    """
-    The dead letters of a table, by name.
+    """The dead letters of a table, by name.
 
     Args:
         snapshot: the table.
@@ -96,8 +82,7 @@ def stored_letters(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterSelection:
-    """
-    Which dead letters are meant: those for which all that is said holds; all of them if nothing is.
+    """Which dead letters are meant: those for which all that is said holds; all of them if nothing is.
 
     Attributes:
         computation: whose code failed.
@@ -126,9 +111,7 @@ class LetterSelection:
     letter: str | None = None
 
     def __post_init__(self) -> None:
-        """
-        Refuse what cannot be compared with a letter.
-        """
+        """Refuse what cannot be compared with a letter."""
         for field in fields(self):
             value = getattr(self, field.name)
             kind = int if field.name == "before_us" else str
@@ -139,23 +122,17 @@ class LetterSelection:
 
     @property
     def text(self) -> str:
-        """
-        The selection as JSON, the same text for the same selection.
-        """
+        """The selection as JSON, the same text for the same selection."""
         said = {name: value for name, value in asdict(self).items() if value is not None}
         return orjson.dumps(said, option=orjson.OPT_SORT_KEYS).decode()
 
     @classmethod
     def of(cls, text: str) -> LetterSelection:
-        """
-        The selection of `text`.
-        """
+        """The selection of `text`."""
         return cls(**orjson.loads(text))
 
     def has(self, letter: StoredLetter) -> bool:
-        """
-        Whether a letter is meant.
-        """
+        """Whether a letter is meant."""
         told = letter.fields
         same = (
             (self.computation, told.get("computation")),

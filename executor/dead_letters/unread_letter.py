@@ -1,5 +1,4 @@
-"""
-Letters of records that never reached the code, because no key, time or id could be read from them: read once more.
+"""Letters of records that never reached the code, because no key, time or id could be read from them: read once more.
 
 The letter has the row, or the production, that was to be read, so a mended extractor may find in it what the former one
 did not. The id was never consumed: it is checked as that of any record, and the record is a duplicate if it was injected
@@ -20,8 +19,6 @@ from millpond.executor.pipeline.nodes import ComputationNode, InjectorNode, Subs
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["read_again"]
-
 
 def read_again(
     name: str,
@@ -31,8 +28,7 @@ def read_again(
     injector: InjectorNode | None,
     id_scope: Callable[[str, str], bytes],
 ) -> RetriedLetter:
-    """
-    The record of a letter, read by the extractors of now.
+    """The record of a letter, read by the extractors of now.
 
     Args:
         name: the key of the letter's row.
@@ -76,9 +72,7 @@ def read_again(
 
 
 def _decoded(row: Any) -> tuple[str, dict[str, str]]:
-    """
-    The value of a row whose payload could be decoded now, as letters keep values.
-    """
+    """The value of a row whose payload could be decoded now, as letters keep values."""
     described = describe_value(lambda: value_of_row(row))
     if not is_whole(described.types):
         raise InvalidError("the decoded value cannot be kept as a letter: inject the row")

@@ -1,3 +1,1 @@
-"""
-A pipeline in streaming queries of the user's own: their ``foreachBatch`` functions, and the run that these share.
-"""
+"""A pipeline in streaming queries of the user's own: their ``foreachBatch`` functions, and the run that these share."""

@@ -1,5 +1,4 @@
-"""
-The run of a pipeline that streaming queries of the user's own feed, each through a function of its stream.
+"""The run of a pipeline that streaming queries of the user's own feed, each through a function of its stream.
 
 All functions of a pipeline and a store share one run: one set of leases, one superstep at a time, one sequence of
 commits. The first batch of any query opens it, `EmbeddedRun.close` or a failure ends it, and the next batch of a query
@@ -27,8 +26,6 @@ from millpond.statestore.errors import InternalError, InvalidError, QueryStopped
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["EmbeddedRun", "OpenRun"]
-
 _LOG: Final = logging.getLogger("millpond")
 _OPENINGS_MAX: Final = 10
 """So often a batch may find that the run has been closed under its hands."""
@@ -48,8 +45,7 @@ class _Runner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class OpenRun:
-    """
-    A run from its opening to its end, as the queries that feed it know it.
+    """A run from its opening to its end, as the queries that feed it know it.
 
     Attributes:
         run: the run.
@@ -64,8 +60,7 @@ class OpenRun:
     is_over: bool = False
 
     def raise_failure(self) -> None:
-        """
-        Raise what has ended the run, if it has failed.
+        """Raise what has ended the run, if it has failed.
 
         Raises:
             MillpondError: the failure.
@@ -74,17 +69,14 @@ class OpenRun:
             raise self.failure
 
     def consume(self, stream: str, frame: DataFrame, batch: int) -> None:
-        """
-        Consume a batch in one superstep.
-        """
+        """Consume a batch in one superstep."""
         if stream not in self.functions:
             self.functions[stream] = self.run.on_batch(stream)
         self.functions[stream](frame, batch)
 
 
 class EmbeddedRun:
-    """
-    Opens the run of one pipeline on one store when a batch comes, and ends it; any thread may use it.
+    """Opens the run of one pipeline on one store when a batch comes, and ends it; any thread may use it.
 
     Args:
         pipeline: the pipeline.
@@ -108,8 +100,7 @@ class EmbeddedRun:
     def join(
         self, stream: str, options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], _Runner]
     ) -> None:
-        """
-        Note that a stream has a function, and with which options the run is to be opened.
+        """Note that a stream has a function, and with which options the run is to be opened.
 
         The functions share the run, so each option is the same in every call that names it. Once a run has ended, a
         call may change them for the next one.
@@ -148,8 +139,7 @@ class EmbeddedRun:
 
     @property
     def run(self) -> SparkRun:
-        """
-        The run that is open.
+        """The run that is open.
 
         Raises:
             InvalidError: none is.
@@ -162,8 +152,7 @@ class EmbeddedRun:
         return opened.run
 
     def consume(self, stream: str, frame: DataFrame, batch: int) -> OpenRun:
-        """
-        Consume one micro-batch of a stream in exactly one superstep and one commit.
+        """Consume one micro-batch of a stream in exactly one superstep and one commit.
 
         Returns:
             The run that has consumed it.
@@ -183,8 +172,7 @@ class EmbeddedRun:
         raise UnavailableError("the run is closed again and again while a batch waits for it", input=stream)
 
     def close(self) -> None:
-        """
-        Do all the work that is due, and give the leases back; a query that goes on opens the run again.
+        """Do all the work that is due, and give the leases back; a query that goes on opens the run again.
 
         Raises:
             MillpondError: what that work has failed with; the leases are released anyway.
@@ -203,17 +191,13 @@ class EmbeddedRun:
             opened.run.stop()
 
     def abandon(self) -> None:
-        """
-        Give the leases back without any further work.
-        """
+        """Give the leases back without any further work."""
         with self._lock:
             if (opened := self._ended()) is not None:
                 opened.run.abandon()
 
     def _opened(self, stream: str) -> OpenRun:
-        """
-        The open run; opened now, for a batch of this stream, if there is none.
-        """
+        """The open run; opened now, for a batch of this stream, if there is none."""
         with self._lock:
             if self._open is not None:
                 return self._open
@@ -253,9 +237,7 @@ class EmbeddedRun:
                 del _OWNERS[self._name]
 
     def _is_blamed(self, opened: OpenRun, stream: str, failure: BaseException) -> bool:
-        """
-        Note what a batch has failed with; return whether its query is to fail as well, and not to try again.
-        """
+        """Note what a batch has failed with; return whether its query is to fail as well, and not to try again."""
         stop = failure if isinstance(failure, QueryStoppedError) else None
         with self._lock:
             if not opened.is_over:
@@ -269,9 +251,7 @@ class EmbeddedRun:
             return is_own_stop or opened.failure is not None
 
     def _ended(self) -> OpenRun | None:
-        """
-        Forget the open run, which is to be stopped.
-        """
+        """Forget the open run, which is to be stopped."""
         opened, self._open = self._open, None
         if opened is not None:
             opened.is_over = True
@@ -281,9 +261,7 @@ class EmbeddedRun:
         return opened
 
     def _give_way(self) -> None:
-        """
-        End the run because another pipeline of its name is about to run on its store, in this process.
-        """
+        """End the run because another pipeline of its name is about to run on its store, in this process."""
         with self._lock:
             opened = self._ended()
             if opened is None:
@@ -297,9 +275,7 @@ class EmbeddedRun:
             opened.run.abandon()
 
     def _close_at_exit(self) -> None:
-        """
-        Give the leases back at the end of the process, which is too late for any work.
-        """
+        """Give the leases back at the end of the process, which is too late for any work."""
         with self._lock:
             self._is_too_late = True
             opened = self._ended()
@@ -310,9 +286,7 @@ class EmbeddedRun:
         opened.run.stop()
 
     def _tell_who_waits(self, opened: OpenRun, stream: str) -> None:
-        """
-        Say which streams keep event time where it was.
-        """
+        """Say which streams keep event time where it was."""
         waiting = sorted(opened.run.topology.injectors.keys() - {stream, SIGNALS})
         if waiting:
             _LOG.info(
@@ -324,9 +298,7 @@ class EmbeddedRun:
             )
 
     def _tell_of_silent(self, opened: OpenRun) -> None:
-        """
-        Say which streams have brought nothing, and which of them no function takes.
-        """
+        """Say which streams have brought nothing, and which of them no function takes."""
         streams = opened.run.topology.injectors.keys() - {SIGNALS}
         opened.run.note_unfed(sorted(streams))
         summary = opened.run.summary()

@@ -1,6 +1,4 @@
-"""
-Embedding: a pipeline, or one computation, in the ``foreachBatch`` of the user's own streaming queries.
-"""
+"""Embedding: a pipeline, or one computation, in the ``foreachBatch`` of the user's own streaming queries."""
 
 from __future__ import annotations
 
@@ -38,8 +36,6 @@ from millpond.statestore.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ForeachBatch", "ForeachBatchOptions", "PipelineBatchOptions", "foreach_batch", "stream_function"]
-
 INPUT = "input"
 """Name of the injected stream of an embedded computation."""
 
@@ -52,8 +48,7 @@ _MAKING: Final = threading.Lock()
 
 
 class ForeachBatch:
-    """
-    A function for ``writeStream.foreachBatch`` that feeds an injected stream of a pipeline.
+    """A function for ``writeStream.foreachBatch`` that feeds an injected stream of a pipeline.
 
     The functions of one `Pipeline` object and store share one run, each in a query of its own. The first batch of any
     of them takes the leases; `close`, a failure or the end of the process gives them back. `close` also does the work
@@ -83,8 +78,7 @@ class ForeachBatch:
         self._joined: tuple[QueryStart, OpenRun] | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """
-        Consume one micro-batch in exactly one superstep and one commit.
+        """Consume one micro-batch in exactly one superstep and one commit.
 
         Raises:
             InvalidError: this is no batch of a streaming query, or it does not fit the stream.
@@ -109,8 +103,7 @@ class ForeachBatch:
             self._embedded.abandon()
 
     def __reduce__(self) -> NoReturn:
-        """
-        Refuse to be sent to the server of Spark Connect.
+        """Refuse to be sent to the server of Spark Connect.
 
         Raises:
             InvalidError: always.
@@ -119,8 +112,7 @@ class ForeachBatch:
 
     @property
     def run(self) -> SparkRun:
-        """
-        The run that is open: for its watermarks, signals, counts, and rows of streams without a query.
+        """The run that is open: for its watermarks, signals, counts, and rows of streams without a query.
 
         Raises:
             InvalidError: none is: no batch has come yet, or it has ended.
@@ -128,8 +120,7 @@ class ForeachBatch:
         return self._embedded.run
 
     def close(self) -> None:
-        """
-        Do all the work that the batches so far have made due, and give the leases back.
+        """Do all the work that the batches so far have made due, and give the leases back.
 
         Call it when the queries have ended, on any of the functions that share the run: after ``availableNow`` queries
         all productions are then delivered, all timers that the watermark has passed have fired, and the sinks are
@@ -142,9 +133,7 @@ class ForeachBatch:
 
 
 class PipelineBatchOptions(SparkRunnerOptions, total=False):
-    """
-    The options of `Pipeline.foreach_batch`: those of `SparkRunner`, which explains each, and ``tick_ms``.
-    """
+    """The options of `Pipeline.foreach_batch`: those of `SparkRunner`, which explains each, and ``tick_ms``."""
 
     tick_ms: float
 
@@ -155,8 +144,7 @@ def stream_function(
     stream: str,
     options: Mapping[str, Any],
 ) -> ForeachBatch:
-    """
-    The function of one injected stream of a pipeline; see `Pipeline.foreach_batch`.
+    """The function of one injected stream of a pipeline; see `Pipeline.foreach_batch`.
 
     Args:
         pipeline: the pipeline.
@@ -192,8 +180,7 @@ def stream_function(
 
 
 class ForeachBatchOptions(SparkRunnerOptions, total=False):
-    """
-    The further options of `foreach_batch`: those of `Pipeline.inject`, of a computation, and of the runner.
+    """The further options of `foreach_batch`: those of `Pipeline.inject`, of a computation, and of the runner.
 
     `Pipeline.inject`, `ComputationOptions` and `SparkRunner` explain each.
     """
@@ -235,8 +222,7 @@ def foreach_batch(
     drop: Sequence[str] = (),
     **options: Unpack[ForeachBatchOptions],
 ) -> ForeachBatch:
-    """
-    Embed a computation in the user's own streaming query.
+    """Embed a computation in the user's own streaming query.
 
     For several computations, streams or windows see `Pipeline.foreach_batch`, of which this is the short form.
 
@@ -291,9 +277,7 @@ _CODE_OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
 
 
 def _sorted_out(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """
-    The options of the stream, of the computation and of the runner.
-    """
+    """The options of the stream, of the computation and of the runner."""
     known = _STREAM_OPTIONS | _CODE_OPTIONS | SparkRunnerOptions.__annotations__.keys()
     for option in options.keys() - known:
         options_known = sorted(ForeachBatchOptions.__annotations__)

@@ -1,3 +1,1 @@
-"""
-Instants, durations, clocks of event time, and how late data may be.
-"""
+"""Instants, durations, clocks of event time, and how late data may be."""

@@ -1,5 +1,4 @@
-"""
-The clocks that timers wait for, and their names in a row.
+"""The clocks that timers wait for, and their names in a row.
 
 Event time has one clock for each percentile watermark that a computation declares; 100 is the low watermark
 itself (MillWheel §7.2). A *hold* waits for no clock: it is stored like a timer because it must survive the
@@ -19,18 +18,6 @@ from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
-__all__ = [
-    "EXACT",
-    "FREE",
-    "Clocks",
-    "PercentileTimes",
-    "clock_name",
-    "declared_percentiles",
-    "parse_clock",
-    "parse_timer_clock",
-    "timer_clock_name",
-]
-
 EXACT: Final = 100.0
 """The percentile of the low watermark itself."""
 
@@ -45,8 +32,7 @@ _PERCENTILE: Final = "event@"
 
 @lru_cache(maxsize=1_024)
 def clock_name(domain: TimeDomain, percentile: float) -> str:
-    """
-    The name of a clock in a row's ``domain``.
+    """The name of a clock in a row's ``domain``.
 
     Example:
         >>> clock_name(TimeDomain.EVENT, 99.5), clock_name(TimeDomain.WALL, 100.0)
@@ -58,8 +44,7 @@ def clock_name(domain: TimeDomain, percentile: float) -> str:
 
 @lru_cache(maxsize=1_024)
 def parse_clock(name: str) -> tuple[TimeDomain, float]:
-    """
-    The clock that a row names.
+    """The clock that a row names.
 
     Raises:
         DataError: no version of Millpond writes this name.
@@ -74,8 +59,7 @@ def parse_clock(name: str) -> tuple[TimeDomain, float]:
 
 @lru_cache(maxsize=1_024)
 def timer_clock_name(domain: TimeDomain, percentile: float, *, holds: bool) -> str:
-    """
-    What a row has as a timer's ``domain``: the clock that it waits for, and whether it holds the watermark.
+    """What a row has as a timer's ``domain``: the clock that it waits for, and whether it holds the watermark.
 
     Example:
         >>> timer_clock_name(TimeDomain.WALL, 100.0, holds=False)
@@ -87,8 +71,7 @@ def timer_clock_name(domain: TimeDomain, percentile: float, *, holds: bool) -> s
 
 @lru_cache(maxsize=1_024)
 def parse_timer_clock(name: str) -> tuple[TimeDomain, float, bool]:
-    """
-    The clock that a row's timer waits for, and whether the timer holds the output watermark.
+    """The clock that a row's timer waits for, and whether the timer holds the output watermark.
 
     Raises:
         DataError: no version of Millpond writes this name.
@@ -97,8 +80,7 @@ def parse_timer_clock(name: str) -> tuple[TimeDomain, float, bool]:
 
 
 def declared_percentiles(declared: object, computation: str) -> tuple[float, ...]:
-    """
-    The percentiles below 100 that a computation declares, without duplicates, greatest first.
+    """The percentiles below 100 that a computation declares, without duplicates, greatest first.
 
     Raises:
         InvalidError: ``declared`` is not a collection of percentiles.
@@ -110,8 +92,7 @@ def declared_percentiles(declared: object, computation: str) -> tuple[float, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """
-    The times of all clocks during a bundle, in microseconds.
+    """The times of all clocks during a bundle, in microseconds.
 
     Attributes:
         watermark: the input low watermark.
@@ -124,9 +105,7 @@ class Clocks:
     percentile_watermarks: PercentileTimes = field(default_factory=dict)
 
     def of(self, domain: TimeDomain, percentile: float) -> int:
-        """
-        The time of a timer's clock; a percentile that is no longer tracked falls back to the low watermark.
-        """
+        """The time of a timer's clock; a percentile that is no longer tracked falls back to the low watermark."""
         if domain is TimeDomain.EVENT:
             return (
                 self.watermark

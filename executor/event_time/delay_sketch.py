@@ -1,5 +1,4 @@
-"""
-Delay sketches: how far behind the newest record later records come, at any percentile.
+"""Delay sketches: how far behind the newest record later records come, at any percentile.
 
 A t-digest of Apache DataSketches (the ``datasketches`` wheel, from the project that Druid and
 Spark take their sketches from): 5 KB whatever has been seen, sharpest at the tails, where
@@ -17,16 +16,13 @@ import numpy.typing as npt
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["DelaySketch", "RecentDelays", "check_percentile"]
-
 _ACCURACY: Final = 200
 _GENERATION: Final = 100_000
 """Delays after which the older half is forgotten, so that a source may change its habits."""
 
 
 def check_percentile(percentile: float) -> float:
-    """
-    Refuse what is no percentile: it must lie above 0 and not above 100.
+    """Refuse what is no percentile: it must lie above 0 and not above 100.
 
     Raises:
         InvalidError: it does not.
@@ -37,9 +33,7 @@ def check_percentile(percentile: float) -> float:
 
 
 class DelaySketch:
-    """
-    The distribution of some delays in microseconds; travels from tasks to the driver.
-    """
+    """The distribution of some delays in microseconds; travels from tasks to the driver."""
 
     __slots__ = ("_digest",)
 
@@ -51,30 +45,22 @@ class DelaySketch:
         )
 
     def __reduce__(self) -> tuple[type[DelaySketch], tuple[bytes]]:
-        """
-        Travel as the library's own bytes.
-        """
+        """Travel as the library's own bytes."""
         return DelaySketch, (self._digest.serialize(),)
 
     def __len__(self) -> int:
         return int(self._digest.get_total_weight())
 
     def add(self, delays: npt.NDArray[np.int64]) -> None:
-        """
-        Take in a column of delays.
-        """
+        """Take in a column of delays."""
         self._digest.update(delays.astype(np.float64))
 
     def merge(self, other: DelaySketch) -> None:
-        """
-        Take in what another sketch has seen.
-        """
+        """Take in what another sketch has seen."""
         self._digest.merge(other._digest)
 
     def at(self, percentile: float) -> int:
-        """
-        The delay that ``percentile`` percent of the records do not exceed; 0 before the first record.
-        """
+        """The delay that ``percentile`` percent of the records do not exceed; 0 before the first record."""
         if not len(self):
             return 0
         delay: float = self._digest.get_quantile(percentile / 100)
@@ -82,9 +68,7 @@ class DelaySketch:
 
 
 class RecentDelays:
-    """
-    The delays of the last 100,000 to 200,000 records: two sketches, the older one forgotten in turn.
-    """
+    """The delays of the last 100,000 to 200,000 records: two sketches, the older one forgotten in turn."""
 
     __slots__ = ("_newer", "_older")
 
@@ -96,9 +80,7 @@ class RecentDelays:
         return sum(len(sketch) for sketch in (self._older, self._newer) if sketch is not None)
 
     def merge(self, seen: DelaySketch) -> None:
-        """
-        Take in the delays of a superstep.
-        """
+        """Take in the delays of a superstep."""
         if self._newer is None:
             self._newer = DelaySketch()
         self._newer.merge(seen)
@@ -106,9 +88,7 @@ class RecentDelays:
             self._older, self._newer = self._newer, None
 
     def at(self, percentile: float) -> int:
-        """
-        The delay that ``percentile`` percent of the recent records do not exceed; 0 when there are none.
-        """
+        """The delay that ``percentile`` percent of the recent records do not exceed; 0 when there are none."""
         both = DelaySketch()
         for sketch in (self._older, self._newer):
             if sketch is not None:

@@ -1,5 +1,4 @@
-"""
-Durations and instants: every form that users write, converted to microseconds.
+"""Durations and instants: every form that users write, converted to microseconds.
 
 Inside Millpond a time is an ``int`` of microseconds since 1970 UTC. Users write ``"30s"``, a `timedelta`, an
 aware `datetime` or ISO text; this module converts them or says why it cannot. A time without a zone is refused,
@@ -23,23 +22,6 @@ import pyarrow.compute as pc
 from millpond.executor.event_time.time_reading import MILLISECONDS_MAX, MILLISECONDS_MIN, PLAIN, TimeReading
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
-
-__all__ = [
-    "INSTANT_MAX_US",
-    "INSTANT_MIN_US",
-    "INSTANT_TEXT",
-    "NO_ZONE",
-    "Duration",
-    "Instant",
-    "InstantColumn",
-    "InstantText",
-    "datetime_us",
-    "duration_text",
-    "duration_us",
-    "instant_column_us",
-    "instant_us",
-    "parse_instant_us",
-]
 
 Duration: TypeAlias = int | str | timedelta
 """Microseconds, text such as ``"250ms"`` or ``"1h30m"``, or a `timedelta`."""
@@ -73,8 +55,7 @@ INSTANT_MAX_US: Final = EventTimeMicros(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstantText:
-    """
-    Regular expressions of the parts of a time in ISO 8601 text, for Python and Java alike.
+    """Regular expressions of the parts of a time in ISO 8601 text, for Python and Java alike.
 
     A time is a ``date``, or a ``date`` and a ``minute`` separated by ``T`` or a space, optionally followed by
     ``second`` and ``zone``. Other forms of the standard (weeks, no separators) and forms that only some
@@ -101,8 +82,7 @@ _INSTANT: Final = re.compile(
 
 
 def duration_us(value: Duration) -> int:
-    """
-    Convert a duration to microseconds.
+    """Convert a duration to microseconds.
 
     Args:
         value: microseconds, a `timedelta`, or text of numbers with the units
@@ -128,8 +108,7 @@ def duration_us(value: Duration) -> int:
 
 
 def duration_text(duration: int) -> str:
-    """
-    A duration in microseconds as text that `duration_us` reads.
+    """A duration in microseconds as text that `duration_us` reads.
 
     Example:
         >>> duration_text(577_000_250), duration_text(0)
@@ -184,8 +163,7 @@ def _integer(value: object, message: str) -> int:
 
 
 def instant_us(value: Instant) -> EventTimeMicros:
-    """
-    Convert a point in time to microseconds since 1970 UTC.
+    """Convert a point in time to microseconds since 1970 UTC.
 
     Example:
         >>> instant_us(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
@@ -203,8 +181,7 @@ def instant_us(value: Instant) -> EventTimeMicros:
 
 
 def datetime_us(value: datetime) -> int:
-    """
-    Convert a `datetime` to microseconds since 1970 UTC.
+    """Convert a `datetime` to microseconds since 1970 UTC.
 
     Raises:
         InvalidError: it has no time zone.
@@ -221,8 +198,7 @@ def _bounded_instant(instant: int, value: object) -> EventTimeMicros:
 
 
 def parse_instant_us(value: Any, reading: TimeReading = PLAIN) -> EventTimeMicros:
-    """
-    Convert the time of an outside record: what `instant_us` accepts, and ISO 8601 text.
+    """Convert the time of an outside record: what `instant_us` accepts, and ISO 8601 text.
 
     Args:
         value: the time.
@@ -272,8 +248,7 @@ def _parse_text_us(text: str, reading: TimeReading) -> EventTimeMicros:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstantColumn:
-    """
-    The times of a whole column.
+    """The times of a whole column.
 
     Attributes:
         at: microseconds; undefined where ``errors`` has an entry.
@@ -287,8 +262,7 @@ class InstantColumn:
 def instant_column_us(
     column: pa.Array | pa.ChunkedArray, name: str, reading: TimeReading = PLAIN
 ) -> InstantColumn:
-    """
-    The times of an Arrow column: integers, timestamps, or ISO text.
+    """The times of an Arrow column: integers, timestamps, or ISO text.
 
     Args:
         column: the column.
@@ -337,9 +311,7 @@ def _scaled(array: pa.Array, multiplier: int, divisor: int) -> npt.NDArray[np.in
 
 
 def _in_other_unit(numbers: npt.NDArray[np.int64], reading: TimeReading) -> Mapping[int, str]:
-    """
-    The rows whose number plainly is a date in another unit than microseconds, which are only assumed.
-    """
+    """The rows whose number plainly is a date in another unit than microseconds, which are only assumed."""
     if reading.is_unit_given:
         return {}
     rows = np.flatnonzero((numbers >= MILLISECONDS_MIN) & (numbers <= MILLISECONDS_MAX))

@@ -1,5 +1,4 @@
-"""
-Times that user code passes to the engine, converted to microseconds.
+"""Times that user code passes to the engine, converted to microseconds.
 
 A time is an integer of microseconds since 1970 UTC or a ``datetime`` with an offset. A naive ``datetime`` is
 refused, because the instant that it means is ambiguous. Unlike `duration.instant_us`, which bounds the times
@@ -15,15 +14,12 @@ from millpond.executor.event_time.duration import Instant, datetime_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
-__all__ = ["Moment", "to_micros"]
-
 Moment: TypeAlias = Instant
 """A point in time that user code passes: microseconds since 1970 UTC, or a ``datetime`` with an offset."""
 
 
 def to_micros(moment: Moment | SupportsIndex) -> int:
-    """
-    The moment in microseconds since 1970 UTC.
+    """The moment in microseconds since 1970 UTC.
 
     Example:
         >>> to_micros(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))

@@ -1,5 +1,4 @@
-"""
-Late data horizons: how far before its input a computation may produce (windowing patent, ``lateDataHorizon``).
+"""Late data horizons: how far before its input a computation may produce (windowing patent, ``lateDataHorizon``).
 
 A production before its input's time may be late for consumers whose watermark has passed that time. A
 declared horizon holds the output watermark back by as much, so that it is not late. An unbounded horizon
@@ -14,8 +13,6 @@ from millpond.executor.event_time.duration import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
-__all__ = ["LateDataHorizon", "held_back", "horizon_us", "slack_us"]
-
 LateDataHorizon: TypeAlias = Duration | Literal["unbounded"]
 """A duration that is not negative, or ``"unbounded"``: no limit, and productions may be late."""
 
@@ -23,8 +20,7 @@ _UNBOUNDED: Final = "unbounded"
 
 
 def horizon_us(horizon: LateDataHorizon) -> int:
-    """
-    The lag of the output watermark in microseconds.
+    """The lag of the output watermark in microseconds.
 
     Example:
         >>> horizon_us("1ms"), horizon_us("unbounded")
@@ -40,16 +36,12 @@ def horizon_us(horizon: LateDataHorizon) -> int:
 
 
 def slack_us(horizon: LateDataHorizon) -> int:
-    """
-    How far a production may lie before its input, in microseconds.
-    """
+    """How far a production may lie before its input, in microseconds."""
     return TIME_MAX_US if horizon == _UNBOUNDED else horizon_us(horizon)
 
 
 def held_back(watermark: EventTimeMicros, horizon: int) -> EventTimeMicros:
-    """
-    A watermark less a horizon; the beginning and the end of time stay as they are.
-    """
+    """A watermark less a horizon; the beginning and the end of time stay as they are."""
     if watermark in (TIME_MIN_US, TIME_MAX_US):
         return watermark
     return EventTimeMicros(max(TIME_MIN_US, watermark - horizon))

@@ -1,5 +1,4 @@
-"""
-How an injector reads times that do not say everything themselves: numbers without a unit, times without a zone.
+"""How an injector reads times that do not say everything themselves: numbers without a unit, times without a zone.
 
 Nothing is guessed. A number is in microseconds unless the injector says otherwise, and one that would be a date of
 this century in milliseconds is refused. A time that names no zone is refused, be it text, a `datetime` or a column
@@ -14,8 +13,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from millpond.statestore.errors import InvalidError
-
-__all__ = ["DEFAULT_READING", "MILLISECONDS_MAX", "MILLISECONDS_MIN", "PLAIN", "TimeReading", "TimeUnit"]
 
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 """The unit of a time that is a whole number since 1970 UTC."""
@@ -37,8 +34,7 @@ _OFFSET: Final = re.compile(r"([+-])(0[0-9]|1[0-7]):([0-5][0-9])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeReading:
-    """
-    How times are read that do not say their unit or zone.
+    """How times are read that do not say their unit or zone.
 
     Attributes:
         unit: the unit of whole numbers.
@@ -52,8 +48,7 @@ class TimeReading:
 
     @classmethod
     def of(cls, unit: TimeUnit | None, zone: str | None, *, stream: str) -> TimeReading:
-        """
-        The reading that an injector declares.
+        """The reading that an injector declares.
 
         Args:
             unit: its ``at_unit``.
@@ -78,16 +73,12 @@ class TimeReading:
 
     @property
     def factors(self) -> tuple[int, int]:
-        """
-        By what a number is multiplied, then divided and rounded down, to be microseconds.
-        """
+        """By what a number is multiplied, then divided and rounded down, to be microseconds."""
         return _PER_US[self.unit]
 
     @property
     def offset_us(self) -> int | None:
-        """
-        How far times without a zone are ahead of UTC, in microseconds; ``None`` where they are refused.
-        """
+        """How far times without a zone are ahead of UTC, in microseconds; ``None`` where they are refused."""
         if self.zone is None or self.zone == "Z":
             return None if self.zone is None else 0
         parts = _OFFSET.fullmatch(self.zone)
@@ -97,8 +88,7 @@ class TimeReading:
         return (-minutes if parts[1] == "-" else minutes) * 60_000_000
 
     def number_us(self, number: int) -> int:
-        """
-        A whole number as microseconds.
+        """A whole number as microseconds.
 
         Raises:
             InvalidError: no unit was given, and the number plainly is a date in milliseconds.
@@ -110,9 +100,7 @@ class TimeReading:
 
     @property
     def unit_mistake(self) -> str:
-        """
-        Why a date in milliseconds is refused.
-        """
+        """Why a date in milliseconds is refused."""
         return 'the time is a date in milliseconds: say at_unit="ms", or at_unit="us" if it means 1970'
 
 

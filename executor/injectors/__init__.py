@@ -1,3 +1,1 @@
-"""
-How outside data enters: watermark policies and what they observe.
-"""
+"""How outside data enters: watermark policies and what they observe."""

@@ -1,5 +1,4 @@
-"""
-Ingress time: the event time of a record is the time of its arrival (windowing patent, §"arrival time").
+"""Ingress time: the event time of a record is the time of its arrival (windowing patent, §"arrival time").
 
 The injector stamps all records of a superstep with one time, no earlier than its own watermark. The
 superstep commits the stamp: a task that runs again uses the same one, and a superstep that is lost gets a
@@ -15,13 +14,10 @@ from dataclasses import dataclass
 from millpond.executor.injectors.policy import FollowingLogic, InjectorLogic
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
 
-__all__ = ["IngressTime", "stamp_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class IngressTime:
-    """
-    As ``at`` of `Pipeline.inject`: the event time of a record is the time of its arrival.
+    """As ``at`` of `Pipeline.inject`: the event time of a record is the time of its arrival.
 
     It brings its own watermark, which follows the wall clock. If the clock is set back, event time stands
     still until the clock has caught up.
@@ -31,14 +27,10 @@ class IngressTime:
     """
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
-        """
-        Create the running logic, which continues from the watermark ``saved`` if there is one.
-        """
+        """Create the running logic, which continues from the watermark ``saved`` if there is one."""
         return FollowingLogic(saved, 0)
 
 
 def stamp_of(now: WallTimeMicros, watermark: EventTimeMicros) -> EventTimeMicros:
-    """
-    The event time of records that arrive now: never before the watermark, unless the input has ended.
-    """
+    """The event time of records that arrive now: never before the watermark, unless the input has ended."""
     return EventTimeMicros(now) if watermark == TIME_MAX_US else EventTimeMicros(max(now, watermark))

@@ -1,5 +1,4 @@
-"""
-Observations: summaries of the event times of outside records, from which watermarks are computed.
+"""Observations: summaries of the event times of outside records, from which watermarks are computed.
 
 A task sees part of a superstep's records in no particular order; the observations of all parts are merged.
 A record's delay is measured against the newest record *committed* before, because the watermark that the
@@ -19,16 +18,13 @@ from millpond.executor.event_time.delay_sketch import DelaySketch
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["DEFAULT_MEMBER", "InputObservation", "TimesSeen", "Watch", "observe_times", "times_seen"]
-
 DEFAULT_MEMBER: Final = ""
 """The member of a stream that has none: the stream itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """
-    What to observe in the records of a stream.
+    """What to observe in the records of a stream.
 
     Attributes:
         stream: the injected stream.
@@ -45,8 +41,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimesSeen:
-    """
-    The event times of some records of one member, in microseconds since 1970 UTC.
+    """The event times of some records of one member, in microseconds since 1970 UTC.
 
     Attributes:
         newest_at: the greatest event time.
@@ -65,8 +60,7 @@ class TimesSeen:
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputObservation:
-    """
-    The observation of one outside input, from which the injector's low watermark follows.
+    """The observation of one outside input, from which the injector's low watermark follows.
 
     Attributes:
         stream: the injected stream.
@@ -94,8 +88,7 @@ def observe_times(
     *,
     records: int | None = None,
 ) -> InputObservation:
-    """
-    Summarise the times of readable records.
+    """Summarise the times of readable records.
 
     Args:
         watch: what to observe.
@@ -118,9 +111,7 @@ def observe_times(
 
 
 def times_seen(watch: Watch, at: npt.NDArray[np.int64], member: str) -> TimesSeen:
-    """
-    Summarise the times of one member's records, at least one.
-    """
+    """Summarise the times of one member's records, at least one."""
     known = watch.newest.get(member)
     delays = None
     if watch.with_delays and known is not None:

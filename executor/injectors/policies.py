@@ -1,5 +1,4 @@
-"""
-Further watermark policies (MillWheel §5.2, §7.2).
+"""Further watermark policies (MillWheel §5.2, §7.2).
 
 `Monotone` suits ordered sources, `ObservedPercentile` sources of unknown disorder, `MarkColumn` sources
 that announce their own progress, `UserWatermark` those that a function of the user's judges best, and
@@ -19,43 +18,34 @@ from millpond.executor.injectors.policy import FollowingLogic, InjectorLogic
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["MarkColumn", "Monotone", "ObservedPercentile", "Perfect", "UserWatermark", "wants_delays"]
-
 
 @dataclass(frozen=True, slots=True)
 class Monotone:
-    """
-    Records arrive in order of event time: the watermark is the time of the newest record.
+    """Records arrive in order of event time: the watermark is the time of the newest record.
 
     A record older than one of an earlier superstep is late; order within a superstep does not matter.
     """
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
-        """
-        Create the running logic, which continues from the watermark ``saved`` if there is one.
-        """
+        """Create the running logic, which continues from the watermark ``saved`` if there is one."""
         return FollowingLogic(saved, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Perfect:
-    """
-    The input is bounded: the watermark stays at the beginning of time until the input ends.
+    """The input is bounded: the watermark stays at the beginning of time until the input ends.
 
     No record is ever late. Event timers fire and windows close only at the end.
     """
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
-        """
-        Create the running logic, which continues from the watermark ``saved`` if there is one.
-        """
+        """Create the running logic, which continues from the watermark ``saved`` if there is one."""
         return FollowingLogic(saved, None)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedPercentile:
-    """
-    The watermark's distance behind the newest record is a percentile of the observed delays.
+    """The watermark's distance behind the newest record is a percentile of the observed delays.
 
     Delays are measured over the last 100,000 to 200,000 records, so the distance adapts to a source that
     changes. About ``100 - percentile`` percent of the records are late.
@@ -78,24 +68,19 @@ class ObservedPercentile:
     with_delays = True
 
     def __post_init__(self) -> None:
-        """
-        Refuse arguments that are out of range.
-        """
+        """Refuse arguments that are out of range."""
         check_percentile(self.percentile)
         if self.records_min < 1:
             raise InvalidError("records_min must be at least 1", value=self.records_min)
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
-        """
-        Create the running logic, which continues from the watermark ``saved`` if there is one.
-        """
+        """Create the running logic, which continues from the watermark ``saved`` if there is one."""
         return _PercentileLogic(saved, self)
 
 
 @dataclass(frozen=True, slots=True)
 class MarkColumn:
-    """
-    The watermark is the greatest time in a column that the source fills with marks of its progress.
+    """The watermark is the greatest time in a column that the source fills with marks of its progress.
 
     This gives Spark's file sources the watermark of MillWheel's figure 10: files arrive whole, in order
     of modification, so with ``_metadata.file_modification_time`` in the column (or the time at which the
@@ -113,23 +98,18 @@ class MarkColumn:
     column: str | Callable[[Any], Any]
 
     def __post_init__(self) -> None:
-        """
-        Refuse an argument that is neither a name nor a function.
-        """
+        """Refuse an argument that is neither a name nor a function."""
         if not self.column or not (isinstance(self.column, str) or callable(self.column)):
             raise InvalidError("marks come from a column or a function of the row", column=self.column)
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
-        """
-        Create the running logic, which continues from the watermark ``saved`` if there is one.
-        """
+        """Create the running logic, which continues from the watermark ``saved`` if there is one."""
         return _MarkLogic(saved, None)
 
 
 @dataclass(frozen=True, slots=True)
 class UserWatermark:
-    """
-    The watermark is computed by a function of the user's.
+    """The watermark is computed by a function of the user's.
 
     Args:
         function: takes the `TimesSeen` of a superstep's records (``newest_at``, ``oldest_at``) and
@@ -147,30 +127,22 @@ class UserWatermark:
     function: Callable[[TimesSeen], Instant | None]
 
     def __post_init__(self) -> None:
-        """
-        Refuse an argument that is not callable.
-        """
+        """Refuse an argument that is not callable."""
         if not callable(self.function):
             raise InvalidError("the watermark's function is not callable", type=type(self.function).__name__)
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
-        """
-        Create the running logic, which continues from the watermark ``saved`` if there is one.
-        """
+        """Create the running logic, which continues from the watermark ``saved`` if there is one."""
         return _UserLogic(saved, self.function)
 
 
 def wants_delays(policy: object) -> bool:
-    """
-    Whether a policy needs the delays of records, which cost a sort of their times to measure.
-    """
+    """Whether a policy needs the delays of records, which cost a sort of their times to measure."""
     return bool(getattr(policy, "with_delays", False))
 
 
 class _PercentileLogic(FollowingLogic):
-    """
-    Follows the newest record at a measured distance.
-    """
+    """Follows the newest record at a measured distance."""
 
     __slots__ = ("_delays", "_newest_at", "_policy")
 
@@ -189,9 +161,7 @@ class _PercentileLogic(FollowingLogic):
 
 
 class _MarkLogic(FollowingLogic):
-    """
-    Follows the marks of the source.
-    """
+    """Follows the marks of the source."""
 
     __slots__ = ()
 
@@ -201,9 +171,7 @@ class _MarkLogic(FollowingLogic):
 
 
 class _UserLogic(FollowingLogic):
-    """
-    Follows the user's function.
-    """
+    """Follows the user's function."""
 
     __slots__ = ("_function",)
 

@@ -1,3 +1,1 @@
-"""
-The runner that works in your own process.
-"""
+"""The runner that works in your own process."""

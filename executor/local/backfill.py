@@ -1,5 +1,4 @@
-"""
-Backfills of the local runner: history in the order of time, in pieces, each of which is a superstep.
+"""Backfills of the local runner: history in the order of time, in pieces, each of which is a superstep.
 
 The rows of a history are put in the order of their times once, stably, so a run that continues another one has them in
 the same order, and a number of rows says where that one was. Of several streams the one that has come least far goes
@@ -36,15 +35,12 @@ from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
-__all__ = ["BackfillPiece", "backfill_pieces", "history_rows"]
-
 _READ_AT_ONCE: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillPiece:
-    """
-    What one superstep gives a computation of its history.
+    """What one superstep gives a computation of its history.
 
     Attributes:
         computation: its name.
@@ -61,9 +57,7 @@ class BackfillPiece:
 
 @dataclass(slots=True)
 class _History:
-    """
-    The history of one stream, in the order of time.
-    """
+    """The history of one stream, in the order of time."""
 
     stream: str
     rows: Rows
@@ -96,8 +90,7 @@ class _History:
 def backfill_pieces(
     coordinator: Coordinator, inputs: Mapping[str, Rows | RowSource] | None, records_max: int
 ) -> Iterator[BackfillPiece]:
-    """
-    What is still to be given, piece by piece; ask for the next one once a piece is committed.
+    """What is still to be given, piece by piece; ask for the next one once a piece is committed.
 
     All of it is read before this returns, so what does not fit is refused at once.
 
@@ -157,8 +150,7 @@ def _is_input(given: Backfill) -> bool:
 
 
 def history_rows(given: Any) -> Rows:
-    """
-    The rows that a backfill is.
+    """The rows that a backfill is.
 
     Raises:
         InvalidError: it has no rows, or is a file that cannot be read.
@@ -186,9 +178,7 @@ def _check_rows(coordinator: Coordinator, computation: str, stream: str, rows: R
 
 
 def _of_input(coordinator: Coordinator, stream: str, inputs: Mapping[str, Rows | RowSource] | None) -> Rows:
-    """
-    The rows of a bounded input that the store consumed before.
-    """
+    """The rows of a bounded input that the store consumed before."""
     if inputs is None or stream not in inputs:
         raise InvalidError(
             'backfill="input" is of the rows that are given to run: this run has none, so give it rows',

@@ -1,5 +1,4 @@
-"""
-Bounded input: cut into pieces, whose rows to come say how far event time has passed.
+"""Bounded input: cut into pieces, whose rows to come say how far event time has passed.
 
 All rows are known from the beginning, so the low watermark of an input is the least time of those that are
 still to come: exact, whatever their order, and no record is late. Where rows are sorted, or out of order
@@ -32,16 +31,13 @@ from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
-__all__ = ["consume_inputs", "observe_rows"]
-
 _BEGINNING: Final = EventTimeMicros(TIME_MIN_US)
 _END: Final = EventTimeMicros(TIME_MAX_US)
 
 
 @dataclass(slots=True)
 class _Input:
-    """
-    The rest of an input.
+    """The rest of an input.
 
     Attributes:
         stream: the injected stream.
@@ -66,24 +62,18 @@ class _Input:
 
     @property
     def has_pieces(self) -> bool:
-        """
-        Whether the rest is more than one piece.
-        """
+        """Whether the rest is more than one piece."""
         return self.source.count - self.consumed > BUNDLE_RECORDS_MAX
 
     @property
     def oldest_at(self) -> EventTimeMicros:
-        """
-        The least time still to come; the beginning of time where that is not known.
-        """
+        """The least time still to come; the beginning of time where that is not known."""
         if not self.is_left:
             return _END
         return self.oldest[self.at] if self.oldest else _BEGINNING
 
     def measure(self, node: InjectorNode) -> None:
-        """
-        Find the least time of the rows to come, piece by piece.
-        """
+        """Find the least time of the rows to come, piece by piece."""
         times = [oldest_time(node, piece) for _, piece in self._pieces()]
         oldest, found = _END, list[EventTimeMicros]()
         for at in reversed(times):
@@ -95,9 +85,7 @@ class _Input:
         return self.source.pieces(self.consumed, BUNDLE_RECORDS_MAX)
 
     def consume(self, run: LocalRun, watermarks: Mapping[str, EventTimeMicros]) -> None:
-        """
-        Run a superstep on the next piece.
-        """
+        """Run a superstep on the next piece."""
         if self._rest is None:
             self._rest = self._pieces()
         count, piece = next(self._rest)
@@ -116,8 +104,7 @@ class _Input:
 
 
 def consume_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource], *, finish: bool) -> None:
-    """
-    Consume the rows that the store has not consumed, in supersteps; positions count rows.
+    """Consume the rows that the store has not consumed, in supersteps; positions count rows.
 
     Args:
         run: a run without a thread.
@@ -142,8 +129,7 @@ def consume_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource], *, fini
 
 
 def _shares(topology: Topology, stream: str, source: RowSource) -> dict[int, PercentileTimes]:
-    """
-    The percentile watermarks at the beginning of each piece, by the number of rows before it.
+    """The percentile watermarks at the beginning of each piece, by the number of rows before it.
 
     As of streaming input: the newest time so far, less the delay that so many percent of the rows do not
     exceed, each measured against the newest of the pieces before its own. All delays are known here.
@@ -175,16 +161,12 @@ def _quantile(delays: npt.NDArray[np.int64], percentile: float) -> int:
 
 
 def _can_follow(topology: Topology) -> bool:
-    """
-    Whether nothing may be moved to before the watermark: what an unbounded horizon lets pass must not be late.
-    """
+    """Whether nothing may be moved to before the watermark: what an unbounded horizon lets pass must not be late."""
     return all(node.computation.late_data_horizon != "unbounded" for node in topology.computations.values())
 
 
 def _has_times(node: InjectorNode) -> bool:
-    """
-    Whether the rows say when they happened, and the policy does not say that the watermark waits.
-    """
+    """Whether the rows say when they happened, and the policy does not say that the watermark waits."""
     return not isinstance(node.at, IngressTime) and not isinstance(node.watermark, Perfect | ManualWatermark)
 
 
@@ -219,8 +201,7 @@ def _rest_of(run: LocalRun, stream: str, source: RowSource) -> _Input | None:
 
 
 def observe_rows(run: LocalRun, stream: str, rows: Rows | RowSource) -> None:
-    """
-    Let the watermark follow the rows that it does not know yet, now that all of them are consumed.
+    """Let the watermark follow the rows that it does not know yet, now that all of them are consumed.
 
     A run that was killed before it came to this may have left some.
     """

@@ -1,5 +1,4 @@
-"""
-The local engine: runs a planned superstep in this process and hands the manifests to the commit.
+"""The local engine: runs a planned superstep in this process and hands the manifests to the commit.
 
 The core is the same as on Spark: an `IntervalWorker` per interval, planned and committed by the
 `Coordinator`. Nothing is shuffled, and productions reach their consumers from memory once their
@@ -28,7 +27,6 @@ from millpond.executor.maintenance.inline import INLINE
 from millpond.executor.ownership.cut import Cut
 from millpond.executor.pipeline.extract_rows import Rows
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
@@ -39,6 +37,7 @@ from millpond.executor.superstep.delivery import (
 )
 from millpond.executor.superstep.interval_worker import IntervalWorker, bundle_of
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.executor.superstep.topology_parts import TopologyParts
 from millpond.executor.superstep.undelivered import UndeliveredProductions
 from millpond.statestore.errors import InvalidError
@@ -50,15 +49,12 @@ from millpond.statestore.rows.page_indexes import PAGE_INDEXES
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, EventTimeMicros, Objects, Rng, TableVersion
 
-__all__ = ["LocalEngine", "Prepared"]
-
 _LOG = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """
-    A superstep whose bundles have run and which is not committed.
+    """A superstep whose bundles have run and which is not committed.
 
     Attributes:
         plan: the intervals that had work.
@@ -76,8 +72,7 @@ class Prepared:
 
 
 class LocalEngine:
-    """
-    Runs the supersteps of one pipeline in this process; used by one thread at a time.
+    """Runs the supersteps of one pipeline in this process; used by one thread at a time.
 
     Attributes:
         on_stuck: called if user code exceeds its time limit and cannot be interrupted.
@@ -124,9 +119,7 @@ class LocalEngine:
         self._version: TableVersion | None = None
 
     def _weak_rounds(self) -> WeakRounds:
-        """
-        The rounds of the pipeline as it is, with a thread of their own where a consumer may be left behind.
-        """
+        """The rounds of the pipeline as it is, with a thread of their own where a consumer may be left behind."""
         if self._helper is not None:
             self._helper.shutdown(wait=True)
         has_helper = self._has_threads and bool(self._coordinator.topology.fused)
@@ -141,8 +134,7 @@ class LocalEngine:
         )
 
     def update(self, parts: TopologyParts) -> TableVersion:
-        """
-        Go on with a changed pipeline, between two supersteps; see `Coordinator.update`.
+        """Go on with a changed pipeline, between two supersteps; see `Coordinator.update`.
 
         Soft state is rows as they are stored, so that of a computation with other code stays valid. What was
         produced and waits is read from the committed files, as after a restart.
@@ -175,8 +167,7 @@ class LocalEngine:
         is_bounded: bool = False,
         after: Mapping[str, EventTimeMicros] | None = None,
     ) -> Prepared:
-        """
-        Run the bundles of one superstep: outside rows, undelivered productions and due timers.
+        """Run the bundles of one superstep: outside rows, undelivered productions and due timers.
 
         Nothing takes effect before `commit`; after a failure it may be called again.
 
@@ -221,8 +212,7 @@ class LocalEngine:
         )
 
     def observations_of(self, stream: str, rows: Iterable[Rows]) -> list[InputObservation]:
-        """
-        What the times of rows that were consumed before say about their stream; no record is counted again.
+        """What the times of rows that were consumed before say about their stream; no record is counted again.
 
         Args:
             stream: the injected stream.
@@ -237,8 +227,7 @@ class LocalEngine:
         return observations
 
     def commit(self, prepared: Prepared, position: InputPosition | None = None) -> SuperstepReport:
-        """
-        Make a prepared superstep durable, and keep its productions for the next one.
+        """Make a prepared superstep durable, and keep its productions for the next one.
 
         Args:
             prepared: the last result of `prepare`.
@@ -267,8 +256,7 @@ class LocalEngine:
         return report
 
     def _note_version(self, version: TableVersion) -> None:
-        """
-        Make every interval read the committed files again unless this engine made every commit since the last call.
+        """Make every interval read the committed files again unless this engine made every commit since the last call.
 
         A change by another writer (a compaction, Spark's OPTIMIZE) shows in the version, so the cost
         of a superstep does not grow with the number of files.
@@ -279,17 +267,14 @@ class LocalEngine:
             self._version = version
 
     def _follow(self, cut: Cut) -> None:
-        """
-        Forget the soft state of intervals that were replaced: their successors read what they need.
-        """
+        """Forget the soft state of intervals that were replaced: their successors read what they need."""
         for interval in cut.replaced:
             worker = self._workers.pop(interval, None)
             if worker is not None:
                 worker.leave()
 
     def close(self, *, wait_for_code: bool = True) -> None:
-        """
-        Stop the threads.
+        """Stop the threads.
 
         Args:
             wait_for_code: whether to wait for user code that is still running.
@@ -299,8 +284,7 @@ class LocalEngine:
             self._helper.shutdown(wait=wait_for_code)
 
     def settle_sinks(self) -> None:
-        """
-        Wait until the sinks have written the last committed superstep.
+        """Wait until the sinks have written the last committed superstep.
 
         Raises:
             MillpondError: the error of a sink.
@@ -308,9 +292,7 @@ class LocalEngine:
         self._coordinator.sinks.wait()
 
     def consumed(self, stream: str) -> dict[str, int]:
-        """
-        How far outside inputs of a stream have been consumed, by their source.
-        """
+        """How far outside inputs of a stream have been consumed, by their source."""
         return self._coordinator.inputs.consumed(stream)
 
     # -- what goes in ----------------------------------------------------------------------
@@ -347,9 +329,7 @@ class LocalEngine:
         return *_by_file(self._run_bundles(plan, work)), letters
 
     def _write_all(self, ran: Sequence[RanBundle]) -> list[tuple[Manifest, pa.Table | None]]:
-        """
-        Write the files of bundles that have run, in parallel.
-        """
+        """Write the files of bundles that have run, in parallel."""
         started: list[_Writing] = []
         try:
             for number, bundle in enumerate(ran, 1):
@@ -363,9 +343,7 @@ class LocalEngine:
     def _run_bundles(
         self, plan: SuperstepPlan, work: Sequence[tuple[IntervalPlan, list[Deliveries]]]
     ) -> list[tuple[Manifest, pa.Table | None]]:
-        """
-        Process interval after interval, while the files of the earlier ones are being written.
-        """
+        """Process interval after interval, while the files of the earlier ones are being written."""
         started: list[_Writing] = []
         try:
             for number, (part, deliveries) in enumerate(work, 1):
@@ -414,9 +392,7 @@ class LocalEngine:
         return self._store.committer.snapshot.files_of(interval)
 
     def _worker_of(self, interval: Interval, renew: bool = False) -> IntervalWorker:
-        """
-        The worker of an interval; with ``renew`` a new one, whose soft state is empty.
-        """
+        """The worker of an interval; with ``renew`` a new one, whose soft state is empty."""
         if renew or interval not in self._workers:
             self._workers[interval] = IntervalWorker(
                 self._coordinator.topology.computations[interval.computation],
@@ -437,9 +413,7 @@ class LocalEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """
-    A bundle that has run and whose row file is being written.
-    """
+    """A bundle that has run and whose row file is being written."""
 
     worker: IntervalWorker
     bundle: Bundle
@@ -447,18 +421,14 @@ class _Writing:
     file: Future[RowFile | None]
 
     def finish(self) -> tuple[Manifest, pa.Table | None]:
-        """
-        Wait for the file; return the manifest and the productions, ``None`` if there are none.
-        """
+        """Wait for the file; return the manifest and the productions, ``None`` if there are none."""
         manifest = self.worker.finish(self.bundle, self.result, self.file.result())
         productions = flatten_productions(self.result.updates) if self.result.productions else None
         return manifest, productions
 
 
 def _keep_rows_alike(node: ComputationNode, former: ComputationNode) -> bool:
-    """
-    Whether two computations keep the same things of their rows in memory.
-    """
+    """Whether two computations keep the same things of their rows in memory."""
     kept = (node.time_sorted, node.exactly_once, node.computation.state_version)
     return kept == (former.time_sorted, former.exactly_once, former.computation.state_version)
 
@@ -466,9 +436,7 @@ def _keep_rows_alike(node: ComputationNode, former: ComputationNode) -> bool:
 def _by_file(
     bundles: Sequence[tuple[Manifest, pa.Table | None]],
 ) -> tuple[list[Manifest], dict[str, pa.Table]]:
-    """
-    The manifests, and their productions by the path of the file that holds them.
-    """
+    """The manifests, and their productions by the path of the file that holds them."""
     produced = {
         manifest.file.path: productions
         for manifest, productions in bundles

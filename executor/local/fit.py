@@ -1,6 +1,4 @@
-"""
-Whether rows fit the pipeline that they are injected into.
-"""
+"""Whether rows fit the pipeline that they are injected into."""
 
 from __future__ import annotations
 
@@ -11,12 +9,9 @@ from millpond.executor.pipeline.injector_checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["check_fit", "check_still_fits"]
-
 
 def check_fit(topology: Topology, stream: str, rows: Rows, *, with_mappings: bool = True) -> None:
-    """
-    Refuse rows that do not fit the stream's injector and consumers.
+    """Refuse rows that do not fit the stream's injector and consumers.
 
     Args:
         topology: the pipeline.
@@ -39,8 +34,7 @@ def check_fit(topology: Topology, stream: str, rows: Rows, *, with_mappings: boo
 
 
 def check_still_fits(topology: Topology, former: Topology, stream: str, rows: Rows) -> None:
-    """
-    Refuse rows that were injected before the pipeline was changed and do not fit it any more.
+    """Refuse rows that were injected before the pipeline was changed and do not fit it any more.
 
     Raises:
         InvalidError: says why; nothing of them is processed.

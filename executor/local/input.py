@@ -1,6 +1,4 @@
-"""
-Local input: the key, time and id of injected rows, for each consumer.
-"""
+"""Local input: the key, time and id of injected rows, for each consumer."""
 
 from __future__ import annotations
 
@@ -34,16 +32,13 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.delivery import take
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["ExtractedInputs", "OutsideRows", "extract_inputs", "taken_of"]
-
 _RUNS_MAX: Final = 100
 """So many changes from one stream to another are kept of a superstep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideRows:
-    """
-    Rows of one injected stream for one superstep.
+    """Rows of one injected stream for one superstep.
 
     Attributes:
         stream: the injected stream.
@@ -58,8 +53,7 @@ class OutsideRows:
 
 
 def taken_of(outside: Sequence[OutsideRows]) -> tuple[tuple[str, int], ...]:
-    """
-    What a superstep takes, in the order of arrival: streams, each with how many of its rows come on end.
+    """What a superstep takes, in the order of arrival: streams, each with how many of its rows come on end.
 
     Of a superstep that takes from streams in turn, row by row, only the number of each stream's rows is kept.
 
@@ -80,8 +74,7 @@ def taken_of(outside: Sequence[OutsideRows]) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractedInputs:
-    """
-    Outside rows as their consumers get them.
+    """Outside rows as their consumers get them.
 
     Attributes:
         by_computation: the readable records, with each consumer's own keys.
@@ -102,8 +95,7 @@ def extract_inputs(
     watches: Mapping[str, Watch] | None = None,
     id_scope: Callable[[str, str], bytes] | None = None,
 ) -> ExtractedInputs:
-    """
-    Read key, time and id of every row, for every consumer.
+    """Read key, time and id of every row, for every consumer.
 
     Args:
         topology: the checked pipeline.
@@ -134,9 +126,7 @@ def extract_inputs(
 
 
 def _merged(outside: Iterable[OutsideRows]) -> list[OutsideRows]:
-    """
-    One entry per stream for rows that are Python objects; tables are not merged, as their columns may differ.
-    """
+    """One entry per stream for rows that are Python objects; tables are not merged, as their columns may differ."""
     rows_of: dict[str, list[Mapping[str, Any]]] = {}
     merged: list[OutsideRows] = []
     for entry in outside:
@@ -188,18 +178,14 @@ def _split(
 
 
 def _row_of_letter(node: InjectorNode, rows: Rows, values: Values, row: int) -> Any:
-    """
-    What a letter keeps of an unreadable row: with a payload the row as it came, so that it can be decoded once more.
-    """
+    """What a letter keeps of an unreadable row: with a payload the row as it came, so that it can be decoded once more."""
     return values.value(row) if node.payload is None else original_row(rows[row])
 
 
 def _observation(
     watch: Watch, readings: Sequence[Injected], members: Sequence[str | None] | None, *, is_bounded: bool
 ) -> InputObservation:
-    """
-    The times of the rows that at least one consumer can read; each row counts for its first consumer only.
-    """
+    """The times of the rows that at least one consumer can read; each row counts for its first consumer only."""
     at = readings[0].at if readings else np.empty(0, np.int64)
     records = len(at) - len(readings[0].errors) if readings else 0
     unreadable = set[int]().union(*(reading.errors for reading in readings[:1]))

@@ -1,5 +1,4 @@
-"""
-The intake: what has been injected and waits for the next bundle.
+"""The intake: what has been injected and waits for the next bundle.
 
 It is bounded: a caller that injects faster than the pipeline works waits (backpressure) instead of
 filling memory, and so does a stream that is too far ahead of the others (`Intake.hold_back`).
@@ -20,12 +19,9 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.status import WatermarkUpdate
 from millpond.statestore.errors import UnavailableError
 
-__all__ = ["Arrival", "Intake", "Receipt", "Taken", "UpdateEntry"]
-
 
 class Receipt:
-    """
-    Tells when injected rows, or a watermark update, are durable; safe to use from any thread.
+    """Tells when injected rows, or a watermark update, are durable; safe to use from any thread.
 
     Args:
         parts: the number of pieces that are committed one by one.
@@ -42,14 +38,11 @@ class Receipt:
 
     @property
     def is_durable(self) -> bool:
-        """
-        Whether all pieces have been committed.
-        """
+        """Whether all pieces have been committed."""
         return self._done.is_set() and self._failure is None
 
     def wait(self, timeout_ms: float | None = None) -> bool:
-        """
-        Wait until all pieces have been committed.
+        """Wait until all pieces have been committed.
 
         Args:
             timeout_ms: how long to wait; ``None`` waits as long as the run lives.
@@ -67,8 +60,7 @@ class Receipt:
         return True
 
     def settle(self, failure: BaseException | None = None) -> None:
-        """
-        Note that one piece has been committed, or that no more will be; only the run calls it.
+        """Note that one piece has been committed, or that no more will be; only the run calls it.
 
         Args:
             failure: the error that ended the run; ``None`` if the piece is durable.
@@ -82,8 +74,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrival:
-    """
-    Injected rows of one stream.
+    """Injected rows of one stream.
 
     Attributes:
         stream: the stream.
@@ -102,8 +93,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UpdateEntry:
-    """
-    A watermark update that waits its turn.
+    """A watermark update that waits its turn.
 
     Attributes:
         update: the update.
@@ -117,16 +107,13 @@ class UpdateEntry:
 
     @property
     def stream(self) -> str:
-        """
-        The stream that it is about.
-        """
+        """The stream that it is about."""
         return self.update.stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """
-    The input of the next superstep: first the updates, then the arrivals.
+    """The input of the next superstep: first the updates, then the arrivals.
 
     Attributes:
         updates: watermark updates, in order.
@@ -140,8 +127,7 @@ class Taken:
         return bool(self.updates or self.arrivals)
 
     def fitting(self, topology: Topology) -> Taken:
-        """
-        What fits the pipeline as it is; the senders of the rest are told why theirs does not.
+        """What fits the pipeline as it is; the senders of the rest are told why theirs does not.
 
         Args:
             topology: the pipeline that runs; entries that wait may have been checked against a former one.
@@ -152,8 +138,7 @@ class Taken:
         )
 
     def settle(self, failure: BaseException | None = None) -> None:
-        """
-        Settle all receipts.
+        """Settle all receipts.
 
         Args:
             failure: the error that ended the run; ``None`` if all of the input is durable.
@@ -180,8 +165,7 @@ def _fits(entry: Arrival | UpdateEntry, topology: Topology) -> bool:
 
 
 class Intake:
-    """
-    A bounded queue between any number of producers and one worker.
+    """A bounded queue between any number of producers and one worker.
 
     Args:
         records_max: how many records may wait; a larger arrival is accepted only into an empty queue.
@@ -200,8 +184,7 @@ class Intake:
     # -- producers -------------------------------------------------------------------------
 
     def put(self, entry: Arrival | UpdateEntry, *, timeout_ms: float | None) -> None:
-        """
-        Append rows or a watermark update, waiting while the intake is full.
+        """Append rows or a watermark update, waiting while the intake is full.
 
         Args:
             entry: the rows, or the update.
@@ -236,8 +219,7 @@ class Intake:
             self._condition.notify_all()
 
     def wait_until_idle(self, timeout_ms: float | None = None) -> bool:
-        """
-        Wait until the worker has nothing left to do.
+        """Wait until the worker has nothing left to do.
 
         Returns:
             Whether that was so within the time.
@@ -262,8 +244,7 @@ class Intake:
     # -- the worker ------------------------------------------------------------------------
 
     def take(self, records_max: int) -> Taken:
-        """
-        Remove the next entries: updates first, then arrivals up to the next update or the limit.
+        """Remove the next entries: updates first, then arrivals up to the next update or the limit.
 
         Args:
             records_max: how many records to take; one arrival is taken even if it has more.
@@ -289,8 +270,7 @@ class Intake:
         return taken
 
     def hold_back(self, streams: Collection[str]) -> None:
-        """
-        Hold entries of these streams until a later call no longer names them; adding records to them waits.
+        """Hold entries of these streams until a later call no longer names them; adding records to them waits.
 
         Entries that wait already are kept, and do not count against the room of other streams: so at
         most one intake's worth of each stream is held.
@@ -312,18 +292,14 @@ class Intake:
             self._condition.notify_all()
 
     def wake(self) -> None:
-        """
-        End the `rest` under way, or else the next one, though no entry has arrived.
-        """
+        """End the `rest` under way, or else the next one, though no entry has arrived."""
         with self._condition:
             self._idle = False
             self._is_woken = True
             self._condition.notify_all()
 
     def rest(self, timeout_ms: float) -> None:
-        """
-        Note that nothing is left to do, and sleep until an entry arrives, or for ``timeout_ms``.
-        """
+        """Note that nothing is left to do, and sleep until an entry arrives, or for ``timeout_ms``."""
         with self._condition:
             is_woken, self._is_woken = self._is_woken, False
             if not self._entries and self._ended is None and not is_woken:
@@ -333,9 +309,7 @@ class Intake:
                 self._idle = False
 
     def end(self, reason: BaseException) -> None:
-        """
-        Refuse all entries, waiting and future, with ``reason``, and wake all waiting threads.
-        """
+        """Refuse all entries, waiting and future, with ``reason``, and wake all waiting threads."""
         with self._condition:
             if self._ended is None:
                 self._ended = reason

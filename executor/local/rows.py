@@ -1,6 +1,4 @@
-"""
-Rows as callers hand them to the local runner: tables of any kind, or mappings.
-"""
+"""Rows as callers hand them to the local runner: tables of any kind, or mappings."""
 
 from __future__ import annotations
 
@@ -12,15 +10,12 @@ import pyarrow as pa
 from millpond.executor.pipeline.extract_rows import Rows, row_count
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["RowsLike", "pieces", "rows_from"]
-
 RowsLike: TypeAlias = Any
 """An Arrow or pandas table, anything with Arrow's C stream interface, a mapping, or an iterable of mappings."""
 
 
 def rows_from(given: RowsLike) -> Rows:
-    """
-    The rows as an Arrow table, or as a list of mappings.
+    """The rows as an Arrow table, or as a list of mappings.
 
     Mappings are copied, so the caller may reuse them.
 
@@ -66,9 +61,7 @@ def _table(given: RowsLike) -> pa.Table:
 
 
 def pieces(rows: Rows, records_max: int) -> Iterator[tuple[int, Rows]]:
-    """
-    The rows in pieces of at most ``records_max``; yields the count and the rows of each piece.
-    """
+    """The rows in pieces of at most ``records_max``; yields the count and the rows of each piece."""
     for start in range(0, row_count(rows), records_max):
         piece = (
             rows.slice(start, records_max)

@@ -1,5 +1,4 @@
-"""
-A pipeline while it runs in this process: injected records in, durable effects out.
+"""A pipeline while it runs in this process: injected records in, durable effects out.
 
 One thread works; any thread may inject. While a commit is in flight the next bundle gathers in the
 intake (group commit), so the rate rises with the load and the latency stays that of two commits.
@@ -25,21 +24,18 @@ from millpond.executor.pipeline.extract_rows import Rows
 from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.positions import LOCAL_SOURCE, after_the_end
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.run.pipeline_update import PipelineUpdate
 from millpond.executor.run.run import Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.executor.watermark.conditions import Conditions
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
-__all__ = ["LocalRun"]
-
 
 class LocalRun(Run[Receipt]):
-    """
-    A running pipeline; created by `LocalRunner.start`, stopped by `stop` or at the end of a ``with``.
+    """A running pipeline; created by `LocalRunner.start`, stopped by `stop` or at the end of a ``with``.
 
     Args:
         worker: does the work.
@@ -58,8 +54,7 @@ class LocalRun(Run[Receipt]):
     # -- input -----------------------------------------------------------------------------
 
     def inject(self, stream: str, rows: RowsLike, *, timeout_ms: float | None = None) -> Receipt:
-        """
-        Inject rows into a stream; they are processed in the order of the calls.
+        """Inject rows into a stream; they are processed in the order of the calls.
 
         Waits while the intake is full. An unreadable row becomes a dead letter and does not
         affect the others.
@@ -94,8 +89,7 @@ class LocalRun(Run[Receipt]):
         return receipt
 
     def inject_durably(self, stream: str, rows: RowsLike) -> None:
-        """
-        Inject rows and return once their effects are durable; in stepping mode it steps until then.
+        """Inject rows and return once their effects are durable; in stepping mode it steps until then.
 
         Raises:
             InvalidError: the stream is not injected, or a column is missing or of the wrong type.
@@ -107,8 +101,7 @@ class LocalRun(Run[Receipt]):
         receipt.wait()
 
     def read_inputs(self, inputs: Mapping[str, RowsLike]) -> dict[str, Rows | RowSource]:
-        """
-        The bounded inputs that a caller hands in, by stream.
+        """The bounded inputs that a caller hands in, by stream.
 
         Raises:
             InvalidError: a stream is not injected, an argument has no rows, or a table has no such column.
@@ -127,8 +120,7 @@ class LocalRun(Run[Receipt]):
         return self.read_rows(stream, rows)
 
     def read_rows(self, stream: str, rows: RowsLike) -> Rows:
-        """
-        The rows that a caller hands in, in memory, with their payload decoded; changes of a table as flat rows.
+        """The rows that a caller hands in, in memory, with their payload decoded; changes of a table as flat rows.
 
         Raises:
             InvalidError: the stream is not injected, the argument has no rows, or the table has no such column.
@@ -136,8 +128,7 @@ class LocalRun(Run[Receipt]):
         return _read_rows(self._topology, stream, rows)
 
     def check_rows(self, stream: str, rows: Rows) -> None:
-        """
-        Refuse rows that do not fit the stream's injector and consumers.
+        """Refuse rows that do not fit the stream's injector and consumers.
 
         Of a table that is told by its columns. Mappings may differ: the first ones of a stream are refused if a
         field is in none of them; later, and where only some lack it, they become dead letters.
@@ -156,15 +147,11 @@ class LocalRun(Run[Receipt]):
             raise after_the_end(stream)
 
     def consumed(self, stream: str) -> dict[str, int]:
-        """
-        How far outside inputs of a stream have been consumed, by their source.
-        """
+        """How far outside inputs of a stream have been consumed, by their source."""
         return self._worker.engine.consumed(stream)
 
     def consumed_offsets(self, stream: str) -> str | None:
-        """
-        Where the consumed rows of a bounded input end in its source; ``None`` if that is not known.
-        """
+        """Where the consumed rows of a bounded input end in its source; ``None`` if that is not known."""
         return self._worker.coordinator.inputs.offsets(stream, LOCAL_SOURCE)
 
     def consume(
@@ -176,8 +163,7 @@ class LocalRun(Run[Receipt]):
         watermarks: Mapping[str, EventTimeMicros] | None = None,
         after: Mapping[str, EventTimeMicros] | None = None,
     ) -> None:
-        """
-        Run one superstep on a piece of a bounded input; in stepping mode only.
+        """Run one superstep on a piece of a bounded input; in stepping mode only.
 
         Args:
             stream: an injected stream.
@@ -194,8 +180,7 @@ class LocalRun(Run[Receipt]):
         self._worker.consume(stream, rows, position, watermarks or {}, after or {})
 
     def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None = None) -> None:
-        """
-        Read the history that computations are still to be given; the run's next supersteps are on it.
+        """Read the history that computations are still to be given; the run's next supersteps are on it.
 
         Args:
             inputs: the bounded inputs of the run; ``None`` if it has none.
@@ -207,14 +192,11 @@ class LocalRun(Run[Receipt]):
 
     @property
     def backfilled(self) -> Collection[str]:
-        """
-        The computations that have not got all of their history.
-        """
+        """The computations that have not got all of their history."""
         return self._worker.coordinator.backfills.pending
 
     def finish_backfills(self) -> None:
-        """
-        Run supersteps until each computation has all of its history; in stepping mode only.
+        """Run supersteps until each computation has all of its history; in stepping mode only.
 
         Raises:
             MillpondError: the error that ended the run.
@@ -223,8 +205,7 @@ class LocalRun(Run[Receipt]):
             pass
 
     def advance_percentiles(self, stream: str, watermarks: PercentileTimes) -> None:
-        """
-        Let percentile watermarks of a bounded input take effect with its next piece; in stepping mode only.
+        """Let percentile watermarks of a bounded input take effect with its next piece; in stepping mode only.
 
         Raises:
             MillpondError: the error that ended the run.
@@ -232,14 +213,11 @@ class LocalRun(Run[Receipt]):
         self._worker.advance_percentiles(stream, watermarks)
 
     def observed(self, stream: str) -> int | None:
-        """
-        How many rows of a bounded input count towards its watermark; ``None`` if that is not known.
-        """
+        """How many rows of a bounded input count towards its watermark; ``None`` if that is not known."""
         return self._worker.coordinator.inputs.input_rows(stream)
 
     def observe(self, stream: str, rows: Iterable[Rows], position: InputPosition) -> None:
-        """
-        Run one superstep in which consumed rows move their stream's watermark; in stepping mode only.
+        """Run one superstep in which consumed rows move their stream's watermark; in stepping mode only.
 
         Args:
             stream: an injected stream.
@@ -260,8 +238,7 @@ class LocalRun(Run[Receipt]):
         position: InputPosition | None = None,
         after: Mapping[str, EventTimeMicros] | None = None,
     ) -> None:
-        """
-        Run a superstep of a past run again; in stepping mode only, and from then on only like this.
+        """Run a superstep of a past run again; in stepping mode only, and from then on only like this.
 
         Args:
             rows: what it took, in order: streams, each with rows of it.
@@ -278,8 +255,7 @@ class LocalRun(Run[Receipt]):
     # -- work ------------------------------------------------------------------------------
 
     def step(self) -> SuperstepReport | None:
-        """
-        Run one superstep, in stepping mode.
+        """Run one superstep, in stepping mode.
 
         Returns:
             What the superstep did; ``None`` if there was nothing to do.
@@ -294,8 +270,7 @@ class LocalRun(Run[Receipt]):
         return self._worker.step()
 
     def run_until_quiet(self, *, supersteps_max: int = 1_000_000, timeout_ms: float | None = None) -> bool:
-        """
-        Wait until all input and productions are processed, no timer is due and all sinks are written.
+        """Wait until all input and productions are processed, no timer is due and all sinks are written.
 
         In stepping mode this runs the supersteps; otherwise it waits for the worker.
 

@@ -1,5 +1,4 @@
-"""
-The local runner: a pipeline in this process, without a JVM in the data path (architecture §5).
+"""The local runner: a pipeline in this process, without a JVM in the data path (architecture §5).
 
 Use it for tests and development, for services that need ten milliseconds instead of three
 hundred, and for the simulation. For a cluster use `SparkRunner`, on the same store.
@@ -33,8 +32,6 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Rng
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
-__all__ = ["LocalRunner"]
-
 _WRITERS: Final = 2
 _LOG_EVERY_MS: Final = 1_000.0
 _DEAD_LETTER_LIMIT: Final = DeadLetterLimit()
@@ -43,8 +40,7 @@ _UPKEEP: Final = UpkeepPolicy(compaction=CompactionPolicy(fan_in=32, files_max=1
 
 
 class LocalRunner:
-    """
-    Runs pipelines in this process; all state is in the store, so any process may continue a pipeline.
+    """Runs pipelines in this process; all state is in the store, so any process may continue a pipeline.
 
     Args:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
@@ -146,8 +142,7 @@ class LocalRunner:
     def run(
         self, pipeline: EnginePipeline, inputs: Mapping[str, RowsLike], *, finish: bool = True
     ) -> RunSummary:
-        """
-        Consume the inputs to their end, then fire every timer in event time: that was all.
+        """Consume the inputs to their end, then fire every timer in event time: that was all.
 
         No record is late, whatever the order of the rows: the low watermark of an input is the least
         time of its rows still to come. So windows close as the input goes on where it is sorted or
@@ -197,8 +192,7 @@ class LocalRunner:
         return run.stop()
 
     def start(self, pipeline: EnginePipeline, *, stepping: bool = False) -> LocalRun:
-        """
-        Start a run that takes records by `LocalRun.inject` until it is stopped.
+        """Start a run that takes records by `LocalRun.inject` until it is stopped.
 
         Args:
             pipeline: the pipeline.

@@ -1,6 +1,4 @@
-"""
-Requests to change the pipeline of a run whose supersteps run in a thread of their own.
-"""
+"""Requests to change the pipeline of a run whose supersteps run in a thread of their own."""
 
 from __future__ import annotations
 
@@ -13,13 +11,10 @@ from dataclasses import dataclass, field
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.pipeline_update import PipelineUpdate
 
-__all__ = ["UpdateRequest", "UpdateRequests"]
-
 
 @dataclass(frozen=True, slots=True)
 class UpdateRequest:
-    """
-    A changed pipeline that waits for its turn.
+    """A changed pipeline that waits for its turn.
 
     Attributes:
         topology: the pipeline.
@@ -33,9 +28,7 @@ class UpdateRequest:
 
 
 class UpdateRequests:
-    """
-    Hands changed pipelines to the thread that runs supersteps; each sender waits, so no more wait than threads ask.
-    """
+    """Hands changed pipelines to the thread that runs supersteps; each sender waits, so no more wait than threads ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,9 +36,7 @@ class UpdateRequests:
         self._ended: BaseException | None = None
 
     def put(self, topology: Topology, then: Callable[[], None]) -> Future[PipelineUpdate]:
-        """
-        Ask for an update; the future has its outcome.
-        """
+        """Ask for an update; the future has its outcome."""
         request = UpdateRequest(topology, then)
         with self._lock:
             if self._ended is None:
@@ -55,16 +46,12 @@ class UpdateRequests:
         return request.outcome
 
     def take(self) -> UpdateRequest | None:
-        """
-        The next request; ``None`` without one.
-        """
+        """The next request; ``None`` without one."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
 
     def end(self, reason: BaseException) -> None:
-        """
-        Refuse all requests, waiting and future.
-        """
+        """Refuse all requests, waiting and future."""
         with self._lock:
             self._ended = reason
             waiting = [*self._waiting]

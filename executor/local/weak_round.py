@@ -1,5 +1,4 @@
-"""
-Weak rounds: the bundles of one superstep in which some productions do not wait for the commit.
+"""Weak rounds: the bundles of one superstep in which some productions do not wait for the commit.
 
 Computations run in the order in which fused streams lead from one to the next. A consumer that
 takes too long does not delay its producers: the productions that it has not received, or not
@@ -41,16 +40,13 @@ from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.types import Clock, Superstep
 
-__all__ = ["CHECKPOINT_AFTER_MS", "RanBundle", "WeakRounds"]
-
 CHECKPOINT_AFTER_MS: Final = 1_000.0
 """A weak production that its consumer has not processed by then is checkpointed (MillWheel §6.1.3)."""
 
 
 @dataclass(slots=True)
 class RanBundle:
-    """
-    A bundle whose user code has run.
+    """A bundle whose user code has run.
 
     Attributes:
         worker: its interval's, whose soft state includes the bundle.
@@ -65,9 +61,7 @@ class RanBundle:
     stragglers: list[Straggler] = field(default_factory=list)
 
     def settled(self) -> BundleResult:
-        """
-        The result whose row updates include every production that a consumer still waits for.
-        """
+        """The result whose row updates include every production that a consumer still waits for."""
         weak = self.result.weak
         if weak is None or not self.stragglers:
             return self.result
@@ -78,24 +72,19 @@ class RanBundle:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """
-    A bundle that did not finish in time; its superstep checkpoints its records.
-    """
+    """A bundle that did not finish in time; its superstep checkpoints its records."""
 
     bundle: Bundle
     future: Future[BundleResult]
 
     @property
     def records(self) -> int:
-        """
-        How many records the bundle has.
-        """
+        """How many records the bundle has."""
         return sum(len(deliveries.at) for deliveries in self.bundle.deliveries)
 
 
 class WeakRounds:
-    """
-    Runs the bundles of supersteps in a pipeline with weak productions; used by one thread.
+    """Runs the bundles of supersteps in a pipeline with weak productions; used by one thread.
 
     Args:
         coordinator: plans supersteps.
@@ -130,8 +119,7 @@ class WeakRounds:
     def run(
         self, plan: SuperstepPlan, own_of: Callable[[IntervalPlan], Sequence[Deliveries]]
     ) -> tuple[list[RanBundle], list[DeadLetter]]:
-        """
-        Run every bundle of a superstep.
+        """Run every bundle of a superstep.
 
         Args:
             plan: the intervals with outside records, strong productions or due timers.
@@ -157,8 +145,7 @@ class WeakRounds:
         return round_.done, round_.letters
 
     def await_code(self) -> None:
-        """
-        Wait for the bundles that were left behind, and forget them: their records come again from their checkpoints.
+        """Wait for the bundles that were left behind, and forget them: their records come again from their checkpoints.
 
         Raises:
             InvalidError: user code cannot be interrupted.
@@ -174,8 +161,7 @@ class WeakRounds:
             self._stranded.result()
 
     def strand(self, error: InvalidError) -> None:
-        """
-        Give up on user code that cannot be interrupted: waiting for a bundle that was left behind raises the error.
+        """Give up on user code that cannot be interrupted: waiting for a bundle that was left behind raises the error.
 
         Any thread may call it.
         """
@@ -254,9 +240,7 @@ class WeakRounds:
         weak: Sequence[Deliveries],
         left_us: int,
     ) -> None:
-        """
-        Run a bundle of this superstep's weak productions only; leave it behind if it is slow.
-        """
+        """Run a bundle of this superstep's weak productions only; leave it behind if it is slow."""
         bundle = self._bundle(round_.plan, part, weak)
         if self._helper is None:
             round_.done.append(self._run_now(bundle))
@@ -273,8 +257,7 @@ class WeakRounds:
     def _adopt(
         self, plan: SuperstepPlan, part: IntervalPlan, own: Sequence[Deliveries], running: _Running
     ) -> RanBundle | None:
-        """
-        The bundle that was left behind, as part of this superstep; ``None`` if there is more to do now.
+        """The bundle that was left behind, as part of this superstep; ``None`` if there is more to do now.
 
         Its records are among ``own`` now, from their checkpoint.
 
@@ -293,9 +276,7 @@ class WeakRounds:
         )
 
     def _discard_outdated(self, superstep: Superstep) -> None:
-        """
-        Discard bundles whose superstep was not committed: their records are delivered another way.
-        """
+        """Discard bundles whose superstep was not committed: their records are delivered another way."""
         for interval, running in list(self._running.items()):
             if running.bundle.superstep + 1 != superstep:
                 del self._running[interval]
@@ -303,9 +284,7 @@ class WeakRounds:
 
 
 def _restamped(result: BundleResult, fence: Fence, superstep: Superstep) -> BundleResult:
-    """
-    The result of a bundle that ran in an earlier superstep, as part of this one.
-    """
+    """The result of a bundle that ran in an earlier superstep, as part of this one."""
     stamps = {
         "sequencer": fence.sequencer,
         "commit_number": fence.commit_number,
@@ -324,9 +303,7 @@ def _restamped(result: BundleResult, fence: Fence, superstep: Superstep) -> Bund
 
 @dataclass(slots=True)
 class _FusedRound:
-    """
-    The bundles of one superstep that have run so far.
-    """
+    """The bundles of one superstep that have run so far."""
 
     plan: SuperstepPlan
     deadline_us: int
@@ -334,9 +311,7 @@ class _FusedRound:
     letters: list[DeadLetter] = field(default_factory=list)
 
     def feeding(self, node: ComputationNode) -> list[tuple[RanBundle, WeakProductions]]:
-        """
-        The bundles with weak productions on streams that a computation consumes.
-        """
+        """The bundles with weak productions on streams that a computation consumes."""
         wanted = {subscription.stream for subscription in node.subscriptions}
         return [
             (bundle, bundle.result.weak)
@@ -345,9 +320,7 @@ class _FusedRound:
         ]
 
     def straggle(self, node: ComputationNode, interval: Interval) -> None:
-        """
-        Have all productions checkpointed that an interval should have received in this superstep.
-        """
+        """Have all productions checkpointed that an interval should have received in this superstep."""
         for bundle, weak in self.feeding(node):
             positions = positions_within(weak.table, node, interval)
             if len(positions):

@@ -1,5 +1,4 @@
-"""
-The worker of a local run: takes input, runs supersteps, and ends at the first failure.
+"""The worker of a local run: takes input, runs supersteps, and ends at the first failure.
 
 The same steps run in a thread of their own or one by one in the caller's, so tests and the
 simulation run the code of production. One superstep runs at a time; the first failure ends the run
@@ -24,17 +23,16 @@ from millpond.executor.local.row_source import RowSource
 from millpond.executor.local.update_requests import UpdateRequests
 from millpond.executor.pipeline.extract_rows import Rows
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.reporting.progress import Progress, SuperstepReport
+from millpond.executor.reporting.progress import Progress
 from millpond.executor.run.lifecycle import Lifecycle, Phase
 from millpond.executor.run.pipeline_update import PipelineUpdate, update_between
 from millpond.executor.run.status import RunStatus
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.executor.watermark.conditions import Conditions
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import Clock, EventTimeMicros
-
-__all__ = ["BUNDLE_RECORDS_MAX", "LocalWorker"]
 
 BUNDLE_RECORDS_MAX: Final = 20_000
 """The most injected records that a superstep takes."""
@@ -45,8 +43,7 @@ _RETRY_MS: Final = 50.0
 
 
 class LocalWorker:
-    """
-    Processes an intake, superstep by superstep.
+    """Processes an intake, superstep by superstep.
 
     Args:
         engine: runs supersteps.
@@ -92,8 +89,7 @@ class LocalWorker:
     # -- steps -----------------------------------------------------------------------------
 
     def step(self) -> SuperstepReport | None:
-        """
-        Run one superstep on the intake; ``None`` if there was nothing to do.
+        """Run one superstep on the intake; ``None`` if there was nothing to do.
 
         Raises:
             MillpondError: what ended the run.
@@ -114,8 +110,7 @@ class LocalWorker:
         return report
 
     def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None) -> None:
-        """
-        Read the history that computations are still to be given; the next steps are on it, before any other input.
+        """Read the history that computations are still to be given; the next steps are on it, before any other input.
 
         Args:
             inputs: the bounded inputs of the run; ``None`` if it has none.
@@ -128,8 +123,7 @@ class LocalWorker:
         self._backfill = pieces
 
     def backfill_step(self) -> SuperstepReport | None:
-        """
-        Run one superstep on a piece of a backfill; ``None`` if there is none left.
+        """Run one superstep on a piece of a backfill; ``None`` if there is none left.
 
         Raises:
             MillpondError: what ended the run.
@@ -147,9 +141,7 @@ class LocalWorker:
             return self._superstep([rows], position=piece.position, after={})
 
     def _take(self) -> Taken:
-        """
-        The next input that fits the pipeline as it is; of what waits since before an update some may not.
-        """
+        """The next input that fits the pipeline as it is; of what waits since before an update some may not."""
         while taken := self.intake.take(BUNDLE_RECORDS_MAX):
             fitting = taken.fitting(self.coordinator.topology)
             if fitting:
@@ -164,8 +156,7 @@ class LocalWorker:
         watermarks: Mapping[str, EventTimeMicros],
         after: Mapping[str, EventTimeMicros],
     ) -> None:
-        """
-        Run one superstep on a piece of a bounded input, of which no row is before these watermarks.
+        """Run one superstep on a piece of a bounded input, of which no row is before these watermarks.
 
         No row of the pieces that come ``after`` it is before those.
 
@@ -180,8 +171,7 @@ class LocalWorker:
             self._superstep(outside, position=position, is_bounded=True, after=after)
 
     def advance_percentiles(self, stream: str, watermarks: PercentileTimes) -> None:
-        """
-        Move percentile watermarks of a stream; the next superstep makes that durable.
+        """Move percentile watermarks of a stream; the next superstep makes that durable.
 
         Raises:
             MillpondError: what ended the run.
@@ -192,8 +182,7 @@ class LocalWorker:
                 self.coordinator.watermarks.advance(stream, at, percentile=percentile)
 
     def observe(self, stream: str, rows: Iterable[Rows], position: InputPosition) -> None:
-        """
-        Run one superstep in which rows that were consumed before move their stream's watermark.
+        """Run one superstep in which rows that were consumed before move their stream's watermark.
 
         Raises:
             MillpondError: what ended the run.
@@ -210,8 +199,7 @@ class LocalWorker:
         position: InputPosition | None,
         after: Mapping[str, EventTimeMicros],
     ) -> None:
-        """
-        Run a superstep of a past run again, under the conditions that it met.
+        """Run a superstep of a past run again, under the conditions that it met.
 
         Raises:
             MillpondError: what ended the run.
@@ -226,8 +214,7 @@ class LocalWorker:
             )
 
     def update(self, topology: Topology, then: Callable[[], None]) -> PipelineUpdate:
-        """
-        Go on with a changed pipeline; waits until the superstep under way has ended.
+        """Go on with a changed pipeline; waits until the superstep under way has ended.
 
         Args:
             topology: the changed pipeline.
@@ -259,9 +246,7 @@ class LocalWorker:
         return update_between(former, topology, version, elapsed_us)
 
     def _update_as_asked(self) -> None:
-        """
-        Make the updates that other threads wait for; one that is refused ends nothing.
-        """
+        """Make the updates that other threads wait for; one that is refused ends nothing."""
         while (request := self._updates.take()) is not None:
             try:
                 request.outcome.set_result(self._update(request.topology, request.then))
@@ -272,9 +257,7 @@ class LocalWorker:
                 _LOG.info("an update was refused, and the pipeline goes on as it is: %s", failure)
 
     def say(self, text: str) -> None:
-        """
-        Show a line where supersteps are reported.
-        """
+        """Show a line where supersteps are reported."""
         self._progress.note(text)
 
     def _handle(self, taken: Taken) -> SuperstepReport | None:
@@ -322,9 +305,7 @@ class LocalWorker:
         is_bounded: bool,
         after: Mapping[str, EventTimeMicros] | None,
     ) -> Prepared:
-        """
-        Run the bundles of a superstep; repeat it while a service is away, as nothing counts before the commit.
-        """
+        """Run the bundles of a superstep; repeat it while a service is away, as nothing counts before the commit."""
         deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
         while True:
             try:
@@ -336,8 +317,7 @@ class LocalWorker:
                 self._clock.sleep_ms(_RETRY_MS)
 
     def _strand(self, error: InvalidError) -> None:
-        """
-        End the run because user code hangs and cannot be interrupted.
+        """End the run because user code hangs and cannot be interrupted.
 
         Its thread is left alone. If the code returns after all, its bundle is not committed.
         """
@@ -347,9 +327,7 @@ class LocalWorker:
         self._taken.settle(error)
 
     def _end_by_sink(self, error: BaseException) -> None:
-        """
-        End the run because a sink has failed, also while there is nothing to do.
-        """
+        """End the run because a sink has failed, also while there is nothing to do."""
         self.lifecycle.fail(error)
         self.intake.end(error)
 
@@ -365,17 +343,13 @@ class LocalWorker:
     # -- the thread ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """
-        Run the steps in a thread of their own from now on.
-        """
+        """Run the steps in a thread of their own from now on."""
         self._thread = threading.Thread(target=self._work, name="millpond-local", daemon=True)
         self._thread.start()
 
     @property
     def is_threaded(self) -> bool:
-        """
-        Whether the steps run in a thread of their own.
-        """
+        """Whether the steps run in a thread of their own."""
         return self._thread is not None
 
     def _work(self) -> None:
@@ -400,8 +374,7 @@ class LocalWorker:
     # -- the end ---------------------------------------------------------------------------
 
     def check_active(self) -> None:
-        """
-        Raise what ended the run, if it has ended.
+        """Raise what ended the run, if it has ended.
 
         Raises:
             MillpondError: the first failure.
@@ -410,8 +383,7 @@ class LocalWorker:
         self.lifecycle.check_phase(Phase.RUNNING)
 
     def end(self) -> None:
-        """
-        Finish the superstep under way and refuse all further input; the life cycle says so already.
+        """Finish the superstep under way and refuse all further input; the life cycle says so already.
 
         A superstep that waits for a service that is away fails instead, so that stopping is prompt.
         """
@@ -423,8 +395,7 @@ class LocalWorker:
             self._thread.join()
 
     def close(self) -> None:
-        """
-        Wait for the sinks and give the leases back.
+        """Wait for the sinks and give the leases back.
 
         Raises:
             MillpondError: the error of a sink that was writing the last superstep.

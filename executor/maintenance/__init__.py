@@ -1,3 +1,1 @@
-"""
-Work in parallel with the supersteps: compaction and garbage collection, scheduled and offline.
-"""
+"""Work in parallel with the supersteps: compaction and garbage collection, scheduled and offline."""

@@ -1,5 +1,4 @@
-"""
-When garbage is collected: after a number of versions, and sooner when compactions have replaced much.
+"""When garbage is collected: after a number of versions, and sooner when compactions have replaced much.
 
 What is replaced can be deleted once a checkpoint has noted it and the retention has passed since. Where supersteps
 are slow, some versions are hours: so as long as much waits for that, rounds also come by time.
@@ -24,8 +23,6 @@ from millpond.statestore.errors import MillpondError
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Superstep, TableVersion
 
-__all__ = ["CollectionSchedule"]
-
 _LOG = logging.getLogger("millpond")
 _FIRST_ROUND_AFTER: Final = 64
 _REPLACED_BYTES_MIN: Final = 1 << 18
@@ -39,8 +36,7 @@ _SIGHTINGS_MAX: Final = 16
 
 
 class CollectionSchedule:
-    """
-    The rounds of garbage collection of one pipeline, one at a time.
+    """The rounds of garbage collection of one pipeline, one at a time.
 
     Args:
         store: the open store.
@@ -70,16 +66,12 @@ class CollectionSchedule:
 
     @property
     def is_running(self) -> bool:
-        """
-        Whether a round is under way, or its result has not been looked at.
-        """
+        """Whether a round is under way, or its result has not been looked at."""
         return self._round is not None
 
     @property
     def is_due(self) -> bool:
-        """
-        Whether a round is to start.
-        """
+        """Whether a round is to start."""
         if self.is_running:
             return False
         is_much = 2 * self._replaced_bytes >= self._live_bytes()
@@ -94,46 +86,34 @@ class CollectionSchedule:
         return _WAITING_SHARE * self._waiting_bytes >= self._live_bytes()
 
     def _forget_collected(self, now_us: int) -> None:
-        """
-        Forget what was replaced so long ago that one round has noted it in a checkpoint and another has deleted it.
-        """
+        """Forget what was replaced so long ago that one round has noted it in a checkpoint and another has deleted it."""
         gone_us = now_us - self._policy.kept.keep_ms * 1_000 - 2 * self._round_every_us
         while self._waiting and self._waiting[0][0] < gone_us:
             self._waiting_bytes -= self._waiting.popleft()[1]
 
     def _live_bytes(self) -> int:
-        """
-        The bytes that garbage is held against: those of a small store count as more than they are.
-        """
+        """The bytes that garbage is held against: those of a small store count as more than they are."""
         return max(self._store.committer.snapshot.size_bytes, _REPLACED_BYTES_MIN)
 
     def open(self) -> None:
-        """
-        Plan the first round: soon, because short runs leave garbage too, but not while the run starts.
-        """
+        """Plan the first round: soon, because short runs leave garbage too, but not while the run starts."""
         version = self._store.committer.snapshot.version
         self._due_at = TableVersion(version + min(_FIRST_ROUND_AFTER, self._policy.collect_every))
 
     def note_version(self) -> None:
-        """
-        Remember which version the table has now, by a clock that never jumps.
-        """
+        """Remember which version the table has now, by a clock that never jumps."""
         now_us = self._clock.monotonic_us()
         if not self._sightings or now_us - self._sightings[-1][0] >= 2_000 * KEPT_MS // _SIGHTINGS_MAX:
             self._sightings.append((now_us, self._store.committer.snapshot.version))
 
     def note_replaced(self, size_bytes: int) -> None:
-        """
-        Note the bytes that a compaction has replaced, which are garbage now.
-        """
+        """Note the bytes that a compaction has replaced, which are garbage now."""
         self._replaced_bytes += size_bytes
         self._waiting_bytes += size_bytes
         self._waiting.append((self._clock.monotonic_us(), size_bytes))
 
     def settle(self) -> None:
-        """
-        Report a round that has ended; what it could not collect is left for the next one.
-        """
+        """Report a round that has ended; what it could not collect is left for the next one."""
         if self._round is None or not self._round.done():
             return
         done, self._round = self._round, None
@@ -145,8 +125,7 @@ class CollectionSchedule:
             _LOG.debug("collected up to version %d (%s)", summary.horizon, summary.held_by)
 
     def start(self, superstep: Superstep, busy: Collection[str]) -> None:
-        """
-        Start a round.
+        """Start a round.
 
         Args:
             superstep: the last one committed.

@@ -1,5 +1,4 @@
-"""
-Which intervals are compacted next, and the compactions that are being prepared.
+"""Which intervals are compacted next, and the compactions that are being prepared.
 
 An interval is compacted when it has got `CompactionPolicy.fan_in` files since it was last looked at. A compaction
 that fits into memory keeps its interval busy; a large one may take minutes, and meanwhile younger files of
@@ -32,8 +31,6 @@ from millpond.statestore.rows.id_retention import ID_SLACK_US, IdRetention
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MIN_US, Clock, EventTimeMicros, Rng, Superstep
 
-__all__ = ["CompactionSchedule"]
-
 _LOG = logging.getLogger("millpond")
 _PER_COMMIT_MAX: Final = 32
 _IN_FLIGHT_MAX: Final = 64
@@ -41,8 +38,7 @@ _THROTTLE_S_MAX: Final = 1.0
 
 
 class CompactionSchedule:
-    """
-    The compactions of one pipeline's intervals: it prepares them, and its caller commits them.
+    """The compactions of one pipeline's intervals: it prepares them, and its caller commits them.
 
     Args:
         store: the open store.
@@ -80,37 +76,27 @@ class CompactionSchedule:
 
     @property
     def is_idle(self) -> bool:
-        """
-        Whether no small compaction is being prepared or waits for its commit.
-        """
+        """Whether no small compaction is being prepared or waits for its commit."""
         return not self._in_flight and not self._overtaken
 
     @property
     def large_computations(self) -> Collection[str]:
-        """
-        The computations of which a large compaction is being prepared or waits for its commit.
-        """
+        """The computations of which a large compaction is being prepared or waits for its commit."""
         return {interval.computation for interval in self._large}
 
     def open(self) -> None:
-        """
-        Count the files that earlier runs have left.
-        """
+        """Count the files that earlier runs have left."""
         snapshot = self._store.committer.snapshot
         for owned in self._ownership.all():
             self._files[owned.interval] = len(snapshot.files_of(owned.interval))
 
     def note(self, request: CommitRequest) -> None:
-        """
-        Intervals have got files.
-        """
+        """Intervals have got files."""
         for write in request.writes:
             self._files[write.interval] += len(write.added)
 
     def follow(self, cut: Cut) -> None:
-        """
-        Drop what is prepared of intervals that were replaced, and look at those that replace them.
-        """
+        """Drop what is prepared of intervals that were replaced, and look at those that replace them."""
         self._forget(cut.replaced)
         snapshot = self._store.committer.snapshot
         for interval in cut.by:
@@ -119,9 +105,7 @@ class CompactionSchedule:
         self._damaged.difference_update(cut.replaced)
 
     def update(self, topology: Topology) -> None:
-        """
-        Follow a pipeline that has changed: drop what is prepared of intervals that it no longer has, and look at new ones.
-        """
+        """Follow a pipeline that has changed: drop what is prepared of intervals that it no longer has, and look at new ones."""
         self._topology = topology
         held = {owned.interval for owned in self._ownership.all()}
         known = {*self._files, *self._in_flight, *self._large}
@@ -137,17 +121,14 @@ class CompactionSchedule:
             self._overtaken += [future for future in (small, large and large[1]) if future is not None]
 
     def throttle(self) -> None:
-        """
-        Let compactions catch up, for a bounded time, when files come faster than they are compacted.
-        """
+        """Let compactions catch up, for a bounded time, when files come faster than they are compacted."""
         limit = 2 * self._policy.compaction.files_max
         behind = [future for interval, future in self._in_flight.items() if self._files[interval] >= limit]
         if behind:
             wait(behind, timeout=_THROTTLE_S_MAX)
 
     def due(self) -> list[Interval]:
-        """
-        The intervals to compact now, at most as many as may be in preparation: those with most files first.
+        """The intervals to compact now, at most as many as may be in preparation: those with most files first.
 
         In a fixed order the last ones would wait for ever where more become due than are compacted.
         """
@@ -169,8 +150,7 @@ class CompactionSchedule:
         *,
         during_round: bool,
     ) -> None:
-        """
-        Have an interval's compaction prepared.
+        """Have an interval's compaction prepared.
 
         Args:
             interval: one that is due.
@@ -208,8 +188,7 @@ class CompactionSchedule:
         superstep: Superstep,
         watermark: Callable[[str], EventTimeMicros],
     ) -> Future[Compacted]:
-        """
-        Have a worker read the files of a compaction and write what replaces them.
+        """Have a worker read the files of a compaction and write what replaces them.
 
         Args:
             worker: does it.
@@ -238,8 +217,7 @@ class CompactionSchedule:
         return worker.compact(work)
 
     def take_ready(self) -> list[Compacted]:
-        """
-        The compactions that are prepared and still fit the table, at most one an interval.
+        """The compactions that are prepared and still fit the table, at most one an interval.
 
         They are the caller's from now on: to be committed, or discarded.
         """
@@ -276,9 +254,7 @@ class CompactionSchedule:
         return False
 
     def discard(self, compacted: Compacted) -> None:
-        """
-        Remove a file that no commit names; if that fails too, the orphan collector finds it.
-        """
+        """Remove a file that no commit names; if that fails too, the orphan collector finds it."""
         if compacted.file is None:
             return
         try:
@@ -287,9 +263,7 @@ class CompactionSchedule:
             _LOG.debug("an unused file is left: %s", error)
 
     def close(self) -> None:
-        """
-        Discard what was prepared and not committed; the workers have been shut down.
-        """
+        """Discard what was prepared and not committed; the workers have been shut down."""
         for future in (
             *self._in_flight.values(),
             *(large for _, large in self._large.values()),
@@ -301,8 +275,6 @@ class CompactionSchedule:
         self._overtaken.clear()
 
     def discard_result(self, future: Future[Compacted]) -> None:
-        """
-        Remove what was prepared and is not wanted any more; the future is done, or its worker was shut down.
-        """
+        """Remove what was prepared and is not wanted any more; the future is done, or its worker was shut down."""
         if not future.cancelled() and future.exception() is None:
             self.discard(future.result())

@@ -1,5 +1,4 @@
-"""
-The helper process: compactions and collections outside of the process that runs the pipeline.
+"""The helper process: compactions and collections outside of the process that runs the pipeline.
 
 A compaction is pure Python and Arrow work over whole files. In a thread it takes turns with the
 superstep for the interpreter; in a process of its own it costs the superstep nothing, and on a
@@ -34,8 +33,6 @@ from typing import IO, Any, Final, ParamSpec, TypeVar
 
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
 
-__all__ = ["HelperProcess", "serve"]
-
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -50,8 +47,7 @@ _START: Final = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from m
 
 
 class HelperProcess(Executor):
-    """
-    Does work in another process, one piece after the other; what it is given must pickle.
+    """Does work in another process, one piece after the other; what it is given must pickle.
 
     A piece that cannot be done because the process died, or did not answer in time, fails
     with `UnavailableError`; the next one gets a fresh process.
@@ -74,30 +70,22 @@ class HelperProcess(Executor):
 
     @property
     def process_id(self) -> int | None:
-        """
-        The number of the process; ``None`` while there is none.
-        """
+        """The number of the process; ``None`` while there is none."""
         return None if self._child is None else self._child.pid
 
     def submit(
         self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Future[_Result]:
-        """
-        Have ``fn`` called in the other process.
-        """
+        """Have ``fn`` called in the other process."""
         return self._waiting.submit(self._ask, partial(fn, *args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """
-        End the process once it has done what it is doing.
-        """
+        """End the process once it has done what it is doing."""
         self._waiting.shutdown(wait=wait, cancel_futures=cancel_futures)
         self._end()
 
     def abort(self) -> None:
-        """
-        Have what is being done fail, and do nothing more; `shutdown` has still to be called.
-        """
+        """Have what is being done fail, and do nothing more; `shutdown` has still to be called."""
         self._is_aborted = True
         child = self._child
         if child is not None:
@@ -156,8 +144,7 @@ class HelperProcess(Executor):
 
 
 def serve(parent: int) -> None:
-    """
-    What the helper process does: one piece of work after the other, until its input or its parent ends.
+    """What the helper process does: one piece of work after the other, until its input or its parent ends.
 
     Args:
         parent: number of the process that started it.
@@ -180,9 +167,7 @@ def serve(parent: int) -> None:
 
 
 def _listen(questions: Queue[bytes], parent: int, scratch: str) -> None:
-    """
-    Read requests; end the process, whatever it is doing, when the parent closes the pipe.
-    """
+    """Read requests; end the process, whatever it is doing, when the parent closes the pipe."""
     stream = os.fdopen(os.dup(0), "rb", buffering=0)
     try:
         # Its input ends with the parent, unless a fork of the parent keeps the pipe open.

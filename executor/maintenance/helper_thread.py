@@ -1,5 +1,4 @@
-"""
-A helper thread: it runs work in parallel with its owner, and the process can exit without waiting for it.
+"""A helper thread: it runs work in parallel with its owner, and the process can exit without waiting for it.
 
 The pools of the standard library are waited for when a process ends, so user code that blocks for
 ever in one would keep the process for ever.
@@ -13,16 +12,13 @@ from concurrent.futures import Executor, Future
 from queue import Queue
 from typing import Final, ParamSpec, TypeVar
 
-__all__ = ["HelperThread"]
-
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _WAITING_MAX: Final = 1_024
 
 
 class HelperThread(Executor):
-    """
-    Does one piece of work after the other; the thread ends with `shutdown`, or with the process.
+    """Does one piece of work after the other; the thread ends with `shutdown`, or with the process.
 
     Args:
         name: of the thread.
@@ -36,8 +32,7 @@ class HelperThread(Executor):
     def submit(
         self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Future[_Result]:
-        """
-        Queue work after all earlier submissions; an exception is raised where the result is read.
+        """Queue work after all earlier submissions; an exception is raised where the result is read.
 
         Waits while too much is waiting already.
         """
@@ -53,9 +48,7 @@ class HelperThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """
-        Accept no more work; submitted work is completed, and waited for unless ``wait`` is false.
-        """
+        """Accept no more work; submitted work is completed, and waited for unless ``wait`` is false."""
         self._work.put(None)
         if wait:
             self._thread.join()

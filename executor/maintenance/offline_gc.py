@@ -1,5 +1,4 @@
-"""
-Offline maintenance: what `Upkeep` does for a running pipeline, for a store whose pipelines are stopped.
+"""Offline maintenance: what `Upkeep` does for a running pipeline, for a store whose pipelines are stopped.
 
 It takes the leases of each stopped pipeline, commits the fence, compacts everything that
 may be compacted, and gives the leases back. A pipeline that runs compacts by itself and is left alone;
@@ -49,16 +48,12 @@ from millpond.statestore.types import (
     Superstep,
 )
 
-__all__ = ["collect_by_hand"]
-
 _LOG = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeldPipeline:
-    """
-    A pipeline whose intervals are held.
-    """
+    """A pipeline whose intervals are held."""
 
     pipeline: str
     superstep: Superstep
@@ -68,8 +63,7 @@ class _HeldPipeline:
 def collect_by_hand(
     store: Store, clock: Clock, rng: Rng, policy: UpkeepPolicy, *, dry_run: bool = False
 ) -> CollectionRound:
-    """
-    One round of everything.
+    """One round of everything.
 
     Args:
         store: opened for writing; for a dry run reading is enough: nothing is taken, nothing written.
@@ -143,9 +137,7 @@ def _catalog_to_look_at(store: Store) -> Catalog | None:
 def _held(
     store: Store, pipelines: Sequence[str], *, dry_run: bool
 ) -> Iterator[tuple[list[_HeldPipeline], list[str]]]:
-    """
-    The stopped pipelines, with their leases held; and the names of the running ones.
-    """
+    """The stopped pipelines, with their leases held; and the names of the running ones."""
     held: list[_HeldPipeline] = []
     running: list[str] = []
     leases: list[Lease] = []
@@ -229,9 +221,7 @@ def _compact(
     compaction: Compaction,
     policy: UpkeepPolicy,
 ) -> Collection:
-    """
-    Commit each compaction separately: offline no superstep waits, and an interruption loses little.
-    """
+    """Commit each compaction separately: offline no superstep waits, and an interruption loses little."""
     last = owned.fences[compaction.interval]
     ids = _ids_to_keep(store, owned.pipeline, compaction.interval, clock)
     rules = CompactionRules(pending_from=owned.superstep, ids=ids)

@@ -1,5 +1,4 @@
-"""
-Upgrading by hand: every row whose state earlier code wrote gets the form that today's code keeps.
+"""Upgrading by hand: every row whose state earlier code wrote gets the form that today's code keeps.
 
 A running pipeline upgrades the rows that it comes to; this does the rest, for a pipeline that is stopped. It opens the
 pipeline as a run does, with leases and fences, reads the rows of each interval in the order of their keys, and commits
@@ -37,18 +36,13 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.leases.maintenance_lock import exclusive
 from millpond.statestore.log.live_file import LiveFile
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.rows.files import (
-    ParquetRowFormat,
-    combine_updates,
-    read_row_files,
-    write_row_file,
-)
+from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows.merge import combine_updates
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence
+from millpond.statestore.rows.row_format import ParquetRowFormat
 from millpond.statestore.rows.stream import Run, open_runs
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng
-
-__all__ = ["FAILURES_NAMED_MAX", "Upgraded", "upgrade_by_hand"]
 
 FAILURES_NAMED_MAX: Final = 20
 """How many rows that cannot be upgraded are named, of each computation."""
@@ -64,8 +58,7 @@ _PAUSE_TIMEOUT_MS: Final = 60_000.0
 
 @dataclass(slots=True, kw_only=True)
 class Upgraded:
-    """
-    What was done, or would be, to a computation's rows.
+    """What was done, or would be, to a computation's rows.
 
     Attributes:
         computation: its name.
@@ -94,8 +87,7 @@ def upgrade_by_hand(
     dry_run: bool = False,
     tell: Callable[[int], None] | None = None,
 ) -> list[Upgraded]:
-    """
-    Upgrade the states of all rows of a stopped pipeline.
+    """Upgrade the states of all rows of a stopped pipeline.
 
     Args:
         store: opened for writing; for a dry run reading is enough: nothing is taken, nothing written.
@@ -160,9 +152,7 @@ def _check(topology: Topology, snapshot: Snapshot, store: Store) -> None:
 
 
 class _Upgrade:
-    """
-    The upgrade of one computation.
-    """
+    """The upgrade of one computation."""
 
     def __init__(self, store: Store, node: ComputationNode, tell: Callable[[int], None] | None) -> None:
         self._store = store
@@ -171,18 +161,14 @@ class _Upgrade:
         self._done = Upgraded(computation=node.name, state_version=node.computation.state_version)
 
     def look(self, snapshot: Snapshot) -> Upgraded:
-        """
-        Call the code for each former state, and forget what it gives.
-        """
+        """Call the code for each former state, and forget what it gives."""
         for interval in snapshot.live_intervals(self._node.name):
             for rows in self._former(interval, snapshot.files_of(interval)):
                 self._upgraded(rows)
         return self._done
 
     def write(self, owner: Ownership, rng: Rng, pipeline: str) -> Upgraded:
-        """
-        Commit the upgraded states of each interval.
-        """
+        """Commit the upgraded states of each interval."""
         for owned in owner.of(self._node.name):
             interval = owned.interval
             snapshot = self._store.committer.snapshot
@@ -210,9 +196,7 @@ class _Upgrade:
         return self._done
 
     def _former(self, interval: Interval, files: tuple[LiveFile, ...]) -> Iterator[pa.Table]:
-        """
-        The rows of an interval whose states earlier code wrote, piece by piece, keys rising.
-        """
+        """The rows of an interval whose states earlier code wrote, piece by piece, keys rising."""
         for updates in self._pieces(interval, files):
             rows = combine_updates(updates)
             versions = pc.fill_null(rows.column(STATE_VERSION), 0).to_numpy()
@@ -245,9 +229,7 @@ class _Upgrade:
             yield from stretches(runs)
 
     def _upgraded(self, rows: pa.Table) -> dict[int, Encoded]:
-        """
-        By the row's number, the new states of those that can be upgraded.
-        """
+        """By the row's number, the new states of those that can be upgraded."""
         done, node, states = self._done, self._node, {}
         columns = (rows.column(name).to_pylist() for name in ("key", "state", "state_bytes", STATE_VERSION))
         for number, (key, text, blob, version) in enumerate(zip(*columns, strict=True)):
@@ -265,9 +247,7 @@ class _Upgrade:
         return states
 
     def _updates(self, rows: pa.Table, fence: Fence) -> pa.Table:
-        """
-        Row updates that change nothing but the state and its version.
-        """
+        """Row updates that change nothing but the state and its version."""
         states = self._upgraded(rows)
         kept = rows.take(pa.array(list(states), pa.int64()))
         count = kept.num_rows

@@ -1,5 +1,4 @@
-"""
-Which shared files are parted next, and the parting that is being prepared.
+"""Which shared files are parted next, and the parting that is being prepared.
 
 After a split both parts read the files of the interval that was split. Once each part has got some files of its own
 the shared ones are rewritten, one stretch at a time.
@@ -23,8 +22,6 @@ from millpond.statestore.errors import DataError, UnavailableError
 from millpond.statestore.store import Store
 from millpond.statestore.types import EventTimeMicros, Superstep
 
-__all__ = ["PartingSchedule"]
-
 _LOG = logging.getLogger("millpond")
 
 
@@ -35,8 +32,7 @@ class _InPreparation:
 
 
 class PartingSchedule:
-    """
-    The partings of one pipeline: it has them prepared, and its caller commits them.
+    """The partings of one pipeline: it has them prepared, and its caller commits them.
 
     Args:
         store: the open store.
@@ -66,17 +62,13 @@ class PartingSchedule:
 
     @property
     def computations(self) -> Collection[str]:
-        """
-        The computations of which a parting is being prepared or waits for its commit.
-        """
+        """The computations of which a parting is being prepared or waits for its commit."""
         if self._in_preparation is None:
             return ()
         return {part.interval.computation for part in self._in_preparation.parting.parts}
 
     def open(self) -> None:
-        """
-        Look for files that earlier runs have left to intervals which are no more.
-        """
+        """Look for files that earlier runs have left to intervals which are no more."""
         snapshot = self._store.committer.snapshot
         live = {owned.interval.app_id for owned in self._ownership.all()}
         for computation in {owned.interval.computation for owned in self._ownership.all()}:
@@ -84,16 +76,12 @@ class PartingSchedule:
                 self._due_after[computation] = 0
 
     def follow(self, cut: Cut) -> None:
-        """
-        Note that the keys of a computation were cut: its files are parted once each part has some of its own.
-        """
+        """Note that the keys of a computation were cut: its files are parted once each part has some of its own."""
         if cut.kind == "split":
             self._due_after[cut.by[0].computation] = self._superstep + self._policy.fan_in
 
     def update(self) -> None:
-        """
-        Note that the pipeline has changed, and with it the intervals.
-        """
+        """Note that the pipeline has changed, and with it the intervals."""
         self._due_after.clear()
         self.open()
 
@@ -104,8 +92,7 @@ class PartingSchedule:
         *,
         during_round: bool,
     ) -> None:
-        """
-        Have the next parting prepared, if one is due and none is under way.
+        """Have the next parting prepared, if one is due and none is under way.
 
         Args:
             superstep: the last one committed.
@@ -137,9 +124,7 @@ class PartingSchedule:
                 return
 
     def take_ready(self) -> Parted | None:
-        """
-        The parting that is prepared and still fits the table; the caller's from now on.
-        """
+        """The parting that is prepared and still fits the table; the caller's from now on."""
         prepared = self._in_preparation
         if prepared is None or not all(future.done() for future in prepared.pieces):
             return None
@@ -163,9 +148,7 @@ class PartingSchedule:
         return None
 
     def close(self) -> None:
-        """
-        Discard what was prepared and not committed; the workers have been shut down.
-        """
+        """Discard what was prepared and not committed; the workers have been shut down."""
         if self._in_preparation is not None:
             self._discard(self._in_preparation.pieces)
             self._in_preparation = None

@@ -1,6 +1,4 @@
-"""
-When and where a running pipeline compacts its store and collects garbage.
-"""
+"""When and where a running pipeline compacts its store and collects garbage."""
 
 from __future__ import annotations
 
@@ -12,9 +10,6 @@ from millpond.gc.compaction_plan import CompactionPolicy
 from millpond.gc.round import Retention
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["Place", "UpkeepPolicy"]
-
-
 Place: TypeAlias = Literal["auto", "spark", "process", "thread"]
 """Where compactions are prepared; see `UpkeepPolicy`."""
 
@@ -23,8 +18,7 @@ _EARLY_ROUNDS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepPolicy:
-    """
-    When and where a running pipeline compacts its store and collects garbage (MillWheel §6.1.1).
+    """When and where a running pipeline compacts its store and collects garbage (MillWheel §6.1.1).
 
     Args:
         compaction: when the files of an interval are merged.
@@ -56,9 +50,7 @@ class UpkeepPolicy:
     place: Place = "auto"
 
     def __post_init__(self) -> None:
-        """
-        Refuse an unknown ``place``, and bounds that are too small.
-        """
+        """Refuse an unknown ``place``, and bounds that are too small."""
         keep_us = duration_us(self.retention)
         if keep_us < 0 or self.collect_every < 1:
             raise InvalidError(
@@ -71,15 +63,11 @@ class UpkeepPolicy:
 
     @property
     def kept(self) -> Retention:
-        """
-        What garbage collection keeps.
-        """
+        """What garbage collection keeps."""
         keep_ms = duration_us(self.retention) // 1_000
         return Retention(keep_ms=keep_ms, checkpoint_every=self.collect_early)
 
     @property
     def collect_early(self) -> int:
-        """
-        The number of versions after which garbage is collected early.
-        """
+        """The number of versions after which garbage is collected early."""
         return max(1, self.collect_every // _EARLY_ROUNDS)

@@ -1,5 +1,4 @@
-"""
-Upkeep: compaction and garbage collection while a pipeline runs.
+"""Upkeep: compaction and garbage collection while a pipeline runs.
 
 A compaction is prepared by another process, or a Spark job, while supersteps go on, and becomes part of the table
 between two supersteps, by one commit of the intervals' owner. So it never conflicts with a
@@ -35,14 +34,11 @@ from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, EventTimeMicros, Rng, Superstep
 
-__all__ = ["Upkeep"]
-
 _LOG = logging.getLogger("millpond")
 
 
 class Upkeep:
-    """
-    Keeps the store of one pipeline small; used by the coordinator's thread, between supersteps.
+    """Keeps the store of one pipeline small; used by the coordinator's thread, between supersteps.
 
     Args:
         store: the open store.
@@ -91,36 +87,27 @@ class Upkeep:
         )
 
     def open(self) -> None:
-        """
-        Look at what earlier runs have left.
-        """
+        """Look at what earlier runs have left."""
         self._rounds.open()
         self._compactions.open()
         self._partings.open()
 
     def follow(self, cut: Cut) -> None:
-        """
-        The keys of a computation were cut into other intervals.
-        """
+        """The keys of a computation were cut into other intervals."""
         self._compactions.follow(cut)
         self._partings.follow(cut)
 
     def update(self, topology: Topology) -> None:
-        """
-        Follow a pipeline that has changed: what is prepared of intervals that it gave back is dropped.
-        """
+        """Follow a pipeline that has changed: what is prepared of intervals that it gave back is dropped."""
         self._compactions.update(topology)
         self._partings.update()
 
     def note(self, request: CommitRequest) -> None:
-        """
-        Intervals have got files.
-        """
+        """Intervals have got files."""
         self._compactions.note(request)
 
     def run(self, superstep: Superstep, watermark: Callable[[str], EventTimeMicros]) -> None:
-        """
-        Commit the compactions that are ready, and start those that are due.
+        """Commit the compactions that are ready, and start those that are due.
 
         Args:
             superstep: the last one committed.
@@ -179,9 +166,7 @@ class Upkeep:
         self._journal.record(request, committed, (self._clock.monotonic_us() - started_us) / 1_000)
 
     def close(self) -> None:
-        """
-        Stop; what was prepared and not committed is removed again.
-        """
+        """Stop; what was prepared and not committed is removed again."""
         self._workers.shutdown()
         self._partings.close()
         self._compactions.close()

@@ -1,5 +1,4 @@
-"""
-Who does the work of upkeep: Spark jobs, helper processes, threads, or the caller.
+"""Who does the work of upkeep: Spark jobs, helper processes, threads, or the caller.
 
 Large compactions have a worker of their own, so that they delay neither small ones nor collections.
 """
@@ -25,55 +24,33 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Clock, TableVersion
 
-__all__ = [
-    "CompactionWorker",
-    "CompactionWorkers",
-    "ExecutorWorker",
-    "ProcessWorker",
-    "RoundWorker",
-    "UpkeepWorkers",
-    "workers_of",
-]
-
 _SMALL_AT_ONCE: Final = 2
 _LARGE_S_MAX: Final = 21_600.0
 
 
 class CompactionWorker(Protocol):
-    """
-    Prepares compactions somewhere; what it is given pickles.
-    """
+    """Prepares compactions somewhere; what it is given pickles."""
 
     def compact(self, work: partial[Compacted]) -> Future[Compacted]:
-        """
-        Have a compaction prepared: `compact_files` with its arguments.
-        """
+        """Have a compaction prepared: `compact_files` with its arguments."""
         ...
 
     def shutdown(self) -> None:
-        """
-        Take no more work and stop.
-        """
+        """Take no more work and stop."""
         ...
 
 
 class RoundWorker(Protocol):
-    """
-    Collects garbage somewhere.
-    """
+    """Collects garbage somewhere."""
 
     def collect(
         self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
     ) -> Future[CollectionRound]:
-        """
-        Have a round of garbage collection done; see `collect_garbage`.
-        """
+        """Have a round of garbage collection done; see `collect_garbage`."""
         ...
 
     def shutdown(self) -> None:
-        """
-        Take no more work and stop.
-        """
+        """Take no more work and stop."""
         ...
 
 
@@ -82,8 +59,7 @@ CompactionWorkers: TypeAlias = Callable[[str, int], CompactionWorker]
 
 
 class ExecutorWorker:
-    """
-    Works within this process: in the threads of an executor, or in the caller's.
+    """Works within this process: in the threads of an executor, or in the caller's.
 
     Args:
         executor: does the work.
@@ -95,17 +71,13 @@ class ExecutorWorker:
         self._clock = clock
 
     def compact(self, work: partial[Compacted]) -> Future[Compacted]:
-        """
-        Have a compaction prepared.
-        """
+        """Have a compaction prepared."""
         return self._executor.submit(work)
 
     def collect(
         self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
     ) -> Future[CollectionRound]:
-        """
-        Have a round of garbage collection done.
-        """
+        """Have a round of garbage collection done."""
         return self._executor.submit(
             collect_garbage,
             store.objects,
@@ -117,15 +89,12 @@ class ExecutorWorker:
         )
 
     def shutdown(self) -> None:
-        """
-        Stop; what is under way is waited for.
-        """
+        """Stop; what is under way is waited for."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 class ProcessWorker:
-    """
-    Works in another process of this machine, which opens store and catalog for itself.
+    """Works in another process of this machine, which opens store and catalog for itself.
 
     Args:
         process: does the work.
@@ -137,17 +106,13 @@ class ProcessWorker:
         self._is_cut_short = is_cut_short
 
     def compact(self, work: partial[Compacted]) -> Future[Compacted]:
-        """
-        Have a compaction prepared.
-        """
+        """Have a compaction prepared."""
         return self.process.submit(work)
 
     def collect(
         self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
     ) -> Future[CollectionRound]:
-        """
-        Have a round of garbage collection done.
-        """
+        """Have a round of garbage collection done."""
         return self.process.submit(
             collect_garbage_at,
             store.objects,
@@ -159,9 +124,7 @@ class ProcessWorker:
         )
 
     def shutdown(self) -> None:
-        """
-        End the process.
-        """
+        """End the process."""
         if self._is_cut_short:
             self.process.abort()
         self.process.shutdown(wait=True, cancel_futures=True)
@@ -169,8 +132,7 @@ class ProcessWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepWorkers:
-    """
-    Where each kind of work is done.
+    """Where each kind of work is done.
 
     Attributes:
         rounds: garbage collection.
@@ -185,15 +147,11 @@ class UpkeepWorkers:
     is_inline: bool = False
 
     def does_rounds(self, worker: object) -> bool:
-        """
-        Whether a worker is the one that collects garbage, which does one thing after the other.
-        """
+        """Whether a worker is the one that collects garbage, which does one thing after the other."""
         return worker is self.rounds
 
     def shutdown(self) -> None:
-        """
-        Stop; small work is waited for, large compactions and Spark jobs are cut short.
-        """
+        """Stop; small work is waited for, large compactions and Spark jobs are cut short."""
         for worker in (self.small, self.large, self.rounds):
             worker.shutdown()
 
@@ -201,8 +159,7 @@ class UpkeepWorkers:
 def workers_of(
     store: Store, clock: Clock, *, background: bool, in_thread: bool, elsewhere: CompactionWorkers | None
 ) -> UpkeepWorkers:
-    """
-    The workers that a policy asks for, as far as they can open the store; none is started yet.
+    """The workers that a policy asks for, as far as they can open the store; none is started yet.
 
     Args:
         store: the open store.

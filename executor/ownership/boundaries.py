@@ -1,5 +1,4 @@
-"""
-Boundaries: the keys at which a computation's keys are cut into intervals.
+"""Boundaries: the keys at which a computation's keys are cut into intervals.
 
 They come from a sample of the keys, so each part gets about the same share of the work (MillWheel §7.1).
 """
@@ -13,12 +12,9 @@ import pyarrow.compute as pc
 
 from millpond.statestore.interval import CUT_CHARACTERS_MAX, Interval
 
-__all__ = ["boundaries_of", "middle_of"]
-
 
 def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
-    """
-    Cuts that give each of ``count`` intervals about the same share of the sampled keys.
+    """Cuts that give each of ``count`` intervals about the same share of the sampled keys.
 
     A sample with fewer distinct keys gives fewer cuts. A long key is cut at its prefix, which
     divides the keys nearly as well.
@@ -37,8 +33,7 @@ def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
 
 
 def middle_of(interval: Interval, sample: Sequence[str]) -> str | None:
-    """
-    The key that divides an interval into two with about the same share of the sampled keys each.
+    """The key that divides an interval into two with about the same share of the sampled keys each.
 
     Args:
         interval: the interval to split.

@@ -1,5 +1,4 @@
-"""
-Records a pipeline in the catalog: its topology once, and the facts of every commit.
+"""Records a pipeline in the catalog: its topology once, and the facts of every commit.
 
 Nothing waits for the catalog and nothing depends on it: a lost catalog is rebuilt from the log.
 So a catalog error is logged, and the pipeline continues. A catalog that is slow to open is opened
@@ -26,15 +25,13 @@ from millpond.statestore.catalog.entries import (
 )
 from millpond.statestore.catalog.facts import CommitFacts, definition_to_metadata
 from millpond.statestore.catalog.journal import CatalogJournal
-from millpond.statestore.commit.committer import Committed
 from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.log.action import JsonValue
+from millpond.statestore.log.plan import Committed
 from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock
-
-__all__ = ["CatalogRecorder", "definition_metadata", "definition_of"]
 
 _LOG = logging.getLogger("millpond")
 _OPENING_S = 0.5
@@ -42,9 +39,7 @@ _EARLY_MAX = 1_024
 
 
 class _State(Enum):
-    """
-    What happens to the facts of a commit.
-    """
+    """What happens to the facts of a commit."""
 
     NOT_OPEN = auto()
     """They are kept until the catalog is open."""
@@ -63,8 +58,7 @@ class _State(Enum):
 
 
 class CatalogRecorder:
-    """
-    Writes to a store's catalog after each commit, without delaying the next.
+    """Writes to a store's catalog after each commit, without delaying the next.
 
     Args:
         store: the open store, with or without a catalog.
@@ -83,8 +77,7 @@ class CatalogRecorder:
         self._state = _State.NOT_OPEN
 
     def open(self) -> None:
-        """
-        Record the topology and start the background writer; a store without a catalog needs neither.
+        """Record the topology and start the background writer; a store without a catalog needs neither.
 
         Waits half a second at most; a catalog that takes longer is opened while the pipeline runs.
         """
@@ -98,8 +91,7 @@ class CatalogRecorder:
         self._opening.join(_OPENING_S)
 
     def record(self, request: CommitRequest, committed: Committed, commit_ms: float | None = None) -> None:
-        """
-        Record the facts of a commit; until the catalog is open, keep them in memory.
+        """Record the facts of a commit; until the catalog is open, keep them in memory.
 
         Args:
             request: what was committed.
@@ -130,9 +122,7 @@ class CatalogRecorder:
             self._attempt(lambda: writer.submit(facts))
 
     def close(self) -> None:
-        """
-        Write the pending facts and stop; abandon a catalog that is still opening.
-        """
+        """Write the pending facts and stop; abandon a catalog that is still opening."""
         if self._opening is not None:
             self._opening.join(_OPENING_S)
         with self._lock:
@@ -175,9 +165,7 @@ class CatalogRecorder:
 
 
 def definition_of(topology: Topology) -> PipelineDefinition:
-    """
-    A topology in the catalog's form; see `code_fingerprint` for what is taken for the code.
-    """
+    """A topology in the catalog's form; see `code_fingerprint` for what is taken for the code."""
     computations = tuple(
         ComputationDefinition(
             name=node.name,
@@ -227,9 +215,7 @@ def definition_of(topology: Topology) -> PipelineDefinition:
 
 
 def definition_metadata(topology: Topology) -> dict[str, JsonValue]:
-    """
-    What a commit tells readers of the log about the pipeline that runs from it on.
-    """
+    """What a commit tells readers of the log about the pipeline that runs from it on."""
     definition = cast("JsonValue", definition_to_metadata(definition_of(topology)))
     return {"pipeline": topology.name, "definition": definition}
 

@@ -1,20 +1,13 @@
-"""
-Claims: what the commit that takes intervals records about their computations, and what its leases must exceed.
-"""
+"""Claims: what the commit that takes intervals records about their computations, and what its leases must exceed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
 from millpond.executor.ownership.stored_states import state_records
-from millpond.executor.pipeline.positions import (
-    conflicting_pipeline,
-    id_slack_position,
-    pipeline_number,
-    stream_number,
-)
+from millpond.executor.pipeline.positions import conflicting_pipeline, id_slack_position, stream_number
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.app_ids import bare_ids_app_id, claim_app_id, id_slack_app_id
+from millpond.statestore.app_ids import bare_ids_app_id, claim_app_id, id_slack_app_id, pipeline_number
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
@@ -22,12 +15,9 @@ from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Sequencer
 
-__all__ = ["claims_of", "refuse_claimed", "sequencers_before"]
-
 
 def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: Iterable[str]) -> None:
-    """
-    Refuse computations whose rows another pipeline of the store has.
+    """Refuse computations whose rows another pipeline of the store has.
 
     Raises:
         InvalidError: names the first of them, and the pipeline that it belongs to.
@@ -47,8 +37,7 @@ def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: It
 def claims_of(
     store: Store, topology: Topology, names: frozenset[str], moved: frozenset[str]
 ) -> dict[str, int]:
-    """
-    The positions of the commit that takes intervals of some computations, which no other pipeline may have.
+    """The positions of the commit that takes intervals of some computations, which no other pipeline may have.
 
     Args:
         store: the open store.
@@ -79,8 +68,7 @@ def sequencers_before(
     replaced: Collection[Interval],
     above: Mapping[Interval, Interval],
 ) -> dict[Interval, Sequencer]:
-    """
-    By interval, the sequencer that its new lease must exceed.
+    """By interval, the sequencer that its new lease must exceed.
 
     Args:
         snapshot: the table.

@@ -1,6 +1,4 @@
-"""
-A cut: intervals of one computation that are replaced by others of the same keys.
-"""
+"""A cut: intervals of one computation that are replaced by others of the same keys."""
 
 from __future__ import annotations
 
@@ -12,13 +10,10 @@ from millpond.statestore.check import check
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 
-__all__ = ["Cut"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """
-    A split of an interval, or a merge of neighbours.
+    """A split of an interval, or a merge of neighbours.
 
     Args:
         replaced: neighbours, in key order.
@@ -36,9 +31,7 @@ class Cut:
     by: tuple[Interval, ...]
 
     def __post_init__(self) -> None:
-        """
-        Refuse a cut that would leave keys without an interval, or with two.
-        """
+        """Refuse a cut that would leave keys without an interval, or with two."""
         check(
             bool(self.replaced and self.by)
             and (self.replaced[0].low, self.replaced[-1].high) == (self.by[0].low, self.by[-1].high)
@@ -54,15 +47,12 @@ class Cut:
 
     @property
     def kind(self) -> str:
-        """
-        ``split`` or ``merge``.
-        """
+        """``split`` or ``merge``."""
         return "split" if len(self.by) > len(self.replaced) else "merge"
 
     @classmethod
     def split(cls, interval: Interval, keys: Sequence[str]) -> Cut:
-        """
-        The cut of an interval in front of some of its keys.
+        """The cut of an interval in front of some of its keys.
 
         Raises:
             InvalidError: a key is not in the interval, is its first one, or they do not rise.
@@ -79,8 +69,7 @@ class Cut:
 
     @classmethod
     def merge(cls, intervals: Sequence[Interval]) -> Cut:
-        """
-        The cut that makes neighbours, in key order, one interval.
+        """The cut that makes neighbours, in key order, one interval.
 
         Raises:
             InvalidError: they are not neighbours, or fewer than two.

@@ -1,5 +1,4 @@
-"""
-Evolution: what has changed in a pipeline since the store was written, and whether its rows allow it.
+"""Evolution: what has changed in a pipeline since the store was written, and whether its rows allow it.
 
 A pipeline's code changes between runs; its rows do not. So before a pipeline opens, its declarations are compared
 with what the table records about its computations: which names have rows, which codec wrote the states, how many
@@ -23,8 +22,6 @@ from millpond.executor.pipeline.positions import (
     claimed_by,
     conflicting_pipeline,
     percentile_watermark_app_id,
-    pipeline_number,
-    recorded_word,
     stored_state_version,
 )
 from millpond.executor.pipeline.topology import Topology
@@ -42,6 +39,8 @@ from millpond.statestore.app_ids import (
     count_app_id,
     declared_intervals_app_id,
     key_columns_app_id,
+    pipeline_number,
+    recorded_word,
     state_version_app_id,
 )
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
@@ -51,24 +50,12 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.types import Objects
 
-__all__ = [
-    "Evolution",
-    "check_codecs",
-    "codec_records",
-    "evolution_request",
-    "intervals_of",
-    "moved_intervals",
-    "moved_positions",
-    "plan_evolution",
-]
-
 _LOG = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evolution:
-    """
-    What happens to the rows of computations that the pipeline no longer has.
+    """What happens to the rows of computations that the pipeline no longer has.
 
     Attributes:
         renames: computations whose rows move: former name to new name.
@@ -83,15 +70,12 @@ class Evolution:
 
     @property
     def leaving(self) -> frozenset[str]:
-        """
-        The computations that end up without rows.
-        """
+        """The computations that end up without rows."""
         return self.drops.union(self.renames)
 
 
 def plan_evolution(topology: Topology, snapshot: Snapshot) -> Evolution:
-    """
-    Plan the change from the pipeline that wrote the table to the pipeline that opens it.
+    """Plan the change from the pipeline that wrote the table to the pipeline that opens it.
 
     Raises:
         InvalidError: a computation with rows in the table has vanished, a renamed one cannot move, or a
@@ -159,9 +143,7 @@ def _cuts(snapshot: Snapshot, computation: str) -> frozenset[tuple[str, str | No
 
 
 def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> None:
-    """
-    Refuse a number of intervals that is neither what was declared when the keys were cut nor what they were cut into.
-    """
+    """Refuse a number of intervals that is neither what was declared when the keys were cut nor what they were cut into."""
     count = 0 if node.intervals is None else len(_cuts(snapshot, name))
     if count in (0, node.intervals):
         return
@@ -188,8 +170,7 @@ def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> No
 
 
 def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
-    """
-    Refuse to read states with another codec than the one that wrote them.
+    """Refuse to read states with another codec than the one that wrote them.
 
     In a store of a version that recorded no codec, the column of a state still tells text from bytes.
 
@@ -217,9 +198,7 @@ def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
 
 
 def _is_text(snapshot: Snapshot, computation: str, objects: Objects) -> bool | None:
-    """
-    Whether the newest stored state is text; ``None`` if the rows have no state.
-    """
+    """Whether the newest stored state is text; ``None`` if the rows have no state."""
     for file in reversed(snapshot.files_in(computation)):
         rows = read_row_files(objects, [file.path], ["state", "state_bytes"])
         if pc.any(rows.column("state").is_valid()).as_py():
@@ -230,9 +209,7 @@ def _is_text(snapshot: Snapshot, computation: str, objects: Objects) -> bool | N
 
 
 def codec_records(topology: Topology, snapshot: Snapshot, names: frozenset[str]) -> dict[str, int]:
-    """
-    The positions that record the codecs of computations, except those that the table already has.
-    """
+    """The positions that record the codecs of computations, except those that the table already has."""
     records: dict[str, int] = {}
     for name in sorted(names & topology.computations.keys()):
         codec = str(topology.computations[name].computation.codec.name)
@@ -242,9 +219,7 @@ def codec_records(topology: Topology, snapshot: Snapshot, names: frozenset[str])
 
 
 def moved_positions(topology: Topology, snapshot: Snapshot, evolution: Evolution) -> dict[str, int]:
-    """
-    The positions of renamed computations, under their new names.
-    """
+    """The positions of renamed computations, under their new names."""
     positions: dict[str, int] = {}
     for old, new in evolution.renames.items():
         positions |= _moved(topology, snapshot, old, new)
@@ -291,9 +266,7 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
 def evolution_request(
     topology: Topology, snapshot: Snapshot, evolution: Evolution, writes: Iterable[IntervalWrite]
 ) -> CommitRequest:
-    """
-    The commit that moves or removes the rows of computations that the pipeline no longer has.
-    """
+    """The commit that moves or removes the rows of computations that the pipeline no longer has."""
     return CommitRequest(
         kind="evolution",
         writes=tuple(writes),
@@ -309,16 +282,12 @@ def evolution_request(
 
 
 def intervals_of(snapshot: Snapshot, computations: frozenset[str]) -> list[Interval]:
-    """
-    The intervals of some computations, as the table has cut their keys.
-    """
+    """The intervals of some computations, as the table has cut their keys."""
     return [interval for interval in snapshot.live_intervals() if interval.computation in computations]
 
 
 def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Interval, Interval]:
-    """
-    For each new interval of a renamed computation, the former interval that it replaces.
-    """
+    """For each new interval of a renamed computation, the former interval that it replaces."""
     return {
         replace(former, computation=evolution.renames[former.computation]): former
         for former in leaving

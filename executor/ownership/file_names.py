@@ -1,5 +1,4 @@
-"""
-File names that an owner draws: never those of an earlier owner, even from the same seed.
+"""File names that an owner draws: never those of an earlier owner, even from the same seed.
 
 A process that restarts with the same seed draws the same tokens, and would overwrite files that
 it left uncommitted, or fail on them. So each token is hashed with the pipeline and the sequencer
@@ -13,12 +12,9 @@ from collections.abc import Callable
 
 from millpond.statestore.types import Rng, Sequencer
 
-__all__ = ["OwnedNames"]
-
 
 class OwnedNames:
-    """
-    An `Rng` whose tokens belong to one owner of a pipeline.
+    """An `Rng` whose tokens belong to one owner of a pipeline.
 
     Args:
         rng: the source of tokens.
@@ -38,14 +34,10 @@ class OwnedNames:
         self._sequencer = sequencer
 
     def random(self) -> float:
-        """
-        A number in [0, 1).
-        """
+        """A number in [0, 1)."""
         return self._rng.random()
 
     def token(self) -> str:
-        """
-        32 hexadecimal digits that no other owner draws.
-        """
+        """32 hexadecimal digits that no other owner draws."""
         drawn = f"{self._pipeline}\n{self._sequencer()}\n{self._rng.token()}"
         return hashlib.sha256(drawn.encode("utf-8", "surrogatepass")).hexdigest()[:32]

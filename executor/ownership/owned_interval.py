@@ -1,6 +1,4 @@
-"""
-An interval that this process holds.
-"""
+"""An interval that this process holds."""
 
 from __future__ import annotations
 
@@ -14,13 +12,9 @@ from millpond.statestore.leases.lease import Lease
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, EventTimeMicros, WallTimeMicros
 
-__all__ = ["OwnedInterval"]
-
 
 class OwnedInterval:
-    """
-    An interval that this process holds: its lease, its last fence, what is pending in it.
-    """
+    """An interval that this process holds: its lease, its last fence, what is pending in it."""
 
     def __init__(self, interval: Interval, lease: Lease, summary: IntervalSummary) -> None:
         self.interval = interval
@@ -30,14 +24,11 @@ class OwnedInterval:
 
     @property
     def next_fence(self) -> Fence:
-        """
-        What the interval's next commit must carry.
-        """
+        """What the interval's next commit must carry."""
         return Fence(self.fence.sequencer, CommitNumber(self.fence.commit_number + 1))
 
     def is_due(self, now: WallTimeMicros, mark: Callable[[str, float], EventTimeMicros]) -> bool:
-        """
-        Whether a timer of the interval fires now.
+        """Whether a timer of the interval fires now.
 
         Args:
             now: the wall time.
@@ -46,9 +37,7 @@ class OwnedInterval:
         return self.summary.is_due(now, partial(mark, self.interval.computation))
 
     def observe(self, result: BundleResult) -> None:
-        """
-        Replace the summary by what a committed bundle reports as pending.
-        """
+        """Replace the summary by what a committed bundle reports as pending."""
         self.summary = IntervalSummary(
             next_event_timer=result.next_event_timer,
             next_wall_timer=result.next_wall_timer,

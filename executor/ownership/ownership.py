@@ -1,5 +1,4 @@
-"""
-Ownership: the intervals of a pipeline that this process holds, and their fences.
+"""Ownership: the intervals of a pipeline that this process holds, and their fences.
 
 Taking over is a commit: before a new owner writes anything, it commits a fence without
 files, and from then on every write of the former owner fails, however late it lands
@@ -35,19 +34,17 @@ from millpond.executor.pipeline.names import control_interval
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.app_ids import declared_intervals_app_id
-from millpond.statestore.commit.committer import Committed
 from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, FencedError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import TIMEOUT_MS, LeaseState, OnHeld
 from millpond.statestore.log.action import JsonValue
+from millpond.statestore.log.plan import Committed
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, TableVersion, WallTimeMicros
-
-__all__ = ["KeepUndelivered", "Ownership"]
 
 KeepUndelivered: TypeAlias = Callable[[frozenset[str], Fence], RowFile | None]
 """Writes the undelivered productions of computations to a file of the control interval, under a fence."""
@@ -60,8 +57,7 @@ _STANDBY_MS: Final = 10 * 365 * 86_400_000
 
 
 class Ownership:
-    """
-    Takes, fences and gives back the intervals of one pipeline.
+    """Takes, fences and gives back the intervals of one pipeline.
 
     Args:
         store: the open store.
@@ -99,39 +95,28 @@ class Ownership:
 
     @property
     def control(self) -> OwnedInterval:
-        """
-        The driver's own interval, part of every commit.
-        """
+        """The driver's own interval, part of every commit."""
         return self._owned[self._control]
 
     def all(self) -> Sequence[OwnedInterval]:
-        """
-        Every interval held, the control interval included.
-        """
+        """Every interval held, the control interval included."""
         return list(self._owned.values())
 
     def of(self, computation: str) -> tuple[OwnedInterval, ...]:
-        """
-        The intervals of a computation in key order; empty when it has never run.
-        """
+        """The intervals of a computation in key order; empty when it has never run."""
         return self._by_computation.get(computation, ())
 
     def get(self, interval: Interval) -> OwnedInterval:
-        """
-        The interval's ownership.
-        """
+        """The interval's ownership."""
         return self._owned[interval]
 
     def next_wall_timer(self) -> WallTimeMicros | None:
-        """
-        The earliest wall timer of all intervals; ``None`` without one.
-        """
+        """The earliest wall timer of all intervals; ``None`` without one."""
         times = (owned.summary.next_wall_timer for owned in self._owned.values())
         return min((at for at in times if at is not None), default=None)
 
     def open(self) -> None:
-        """
-        Take every interval that the table has for this pipeline, and the control interval.
+        """Take every interval that the table has for this pipeline, and the control interval.
 
         Computations that were renamed or dropped leave the table before this returns.
 
@@ -151,8 +136,7 @@ class Ownership:
             raise
 
     def check_update(self, topology: Topology) -> None:
-        """
-        Refuse a changed pipeline that could not open the store; nothing is written and no lease is touched.
+        """Refuse a changed pipeline that could not open the store; nothing is written and no lease is touched.
 
         Raises:
             FencedError: another process owns the pipeline.
@@ -164,8 +148,7 @@ class Ownership:
         self._plan_evolution(topology)
 
     def update(self, topology: Topology) -> TableVersion:
-        """
-        Go on with a changed pipeline, between two supersteps: the leases on what it keeps stay held.
+        """Go on with a changed pipeline, between two supersteps: the leases on what it keeps stay held.
 
         Intervals of computations that it no longer has are given back, and those that the table has of the
         others are taken, as `open` takes them. The last commit says in the log which pipeline runs from it on.
@@ -201,8 +184,7 @@ class Ownership:
         return committed.version
 
     def _take_rest(self) -> None:
-        """
-        Take what the table has and is not held, and let rows follow the changes of the pipeline.
+        """Take what the table has and is not held, and let rows follow the changes of the pipeline.
 
         A former owner may have cut keys until it was fenced; no process can after that.
         """
@@ -219,8 +201,7 @@ class Ownership:
             self._evolve(evolution)
 
     def _take_known(self, intervals: Sequence[Interval], new_names: Collection[str]) -> None:
-        """
-        Take intervals of the table; if a former owner cuts them meanwhile, take those that replace them.
+        """Take intervals of the table; if a former owner cuts them meanwhile, take those that replace them.
 
         Raises:
             ConflictError: another process holds one, or keeps cutting.
@@ -248,8 +229,7 @@ class Ownership:
         return evolution
 
     def _evolve(self, evolution: Evolution) -> None:
-        """
-        Move or remove the rows of computations that the pipeline no longer has, in one commit.
+        """Move or remove the rows of computations that the pipeline no longer has, in one commit.
 
         All their intervals are fenced first, so that no write of a former owner lands after it.
         """
@@ -279,8 +259,7 @@ class Ownership:
         self._index()
 
     def create(self, node: ComputationNode, sample: pa.Array) -> None:
-        """
-        Cut the keys of a computation that has never run, and take the intervals.
+        """Cut the keys of a computation that has never run, and take the intervals.
 
         Raises:
             FencedError: another process owns the pipeline; nothing was written.
@@ -294,8 +273,7 @@ class Ownership:
         self._take(list(intervals_from_boundaries(node.name, cuts)), records=declared)
 
     def recut(self, cut: Cut, records: Mapping[str, int]) -> None:
-        """
-        Split an interval, or merge neighbours (MillWheel §7.1).
+        """Split an interval, or merge neighbours (MillWheel §7.1).
 
         One commit fences those that go and those that come, under higher sequencers, so a process that believes to
         own any of the former is fenced. Files stay where they are, and are read by range.
@@ -312,15 +290,12 @@ class Ownership:
         self._take(cut.by, cut=cut, records=records)
 
     def record(self, positions: Mapping[str, int]) -> None:
-        """
-        Commit positions, and nothing else.
-        """
+        """Commit positions, and nothing else."""
         control = IntervalWrite(interval=self._control, fence=self.control.next_fence)
         self.commit(CommitRequest(kind="record", writes=(control,), positions=positions))
 
     def check_owner(self) -> None:
-        """
-        Check that this process owns the pipeline, by its leases and by the fence in the table.
+        """Check that this process owns the pipeline, by its leases and by the fence in the table.
 
         Raises:
             FencedError: another process has taken the pipeline.
@@ -334,8 +309,7 @@ class Ownership:
             )
 
     def check_leases(self) -> None:
-        """
-        Check that no lease is known to be lost, without asking a service.
+        """Check that no lease is known to be lost, without asking a service.
 
         Raises:
             FencedError: another process has taken an interval.
@@ -345,9 +319,7 @@ class Ownership:
                 owned.lease.check()
 
     def close(self) -> None:
-        """
-        Give every lease back.
-        """
+        """Give every lease back."""
         for owned in self._owned.values():
             self._store.leases.release(owned.lease)
         self._owned.clear()
@@ -355,8 +327,7 @@ class Ownership:
         reach("lease.released")
 
     def commit(self, request: CommitRequest) -> Committed:
-        """
-        Commit, and advance the fences of the intervals that it writes.
+        """Commit, and advance the fences of the intervals that it writes.
 
         Waits while a lease is suspended or the outcome is unknown, up to the pause timeout;
         settles an unknown outcome by reading back, never by a blind retry.
@@ -366,8 +337,7 @@ class Ownership:
         return committed
 
     def wait_until_held(self) -> None:
-        """
-        Wait while ZooKeeper is unavailable.
+        """Wait while ZooKeeper is unavailable.
 
         Raises:
             FencedError: a lease is lost.
@@ -381,9 +351,7 @@ class Ownership:
         self.patience.run(check, self._store.revive_zookeeper)
 
     def _known(self) -> list[Interval]:
-        """
-        The pipeline's intervals in the table, except the control interval.
-        """
+        """The pipeline's intervals in the table, except the control interval."""
         intervals = self._store.committer.snapshot.live_intervals()
         return [interval for interval in intervals if interval.computation in self._topology.computations]
 
@@ -400,8 +368,7 @@ class Ownership:
         cut: Cut | None = None,
         is_scanned: bool = True,
     ) -> None:
-        """
-        Take leases on intervals and fence them.
+        """Take leases on intervals and fence them.
 
         Args:
             intervals: the intervals.
@@ -463,9 +430,7 @@ class Ownership:
         reach("recovery.scanned")
 
     def _metadata(self, taken: Collection[Interval], replaced: Collection[Interval]) -> dict[str, JsonValue]:
-        """
-        What readers of the log are told of a commit that takes intervals; a new owner says which pipeline it runs.
-        """
+        """What readers of the log are told of a commit that takes intervals; a new owner says which pipeline it runs."""
         if replaced:
             return {"replaced": [one.app_id for one in replaced]}
         return definition_metadata(self._topology) if self._control in taken else {}
@@ -483,8 +448,7 @@ class Ownership:
         }
 
     def _commit_settled(self, request: CommitRequest) -> Committed:
-        """
-        Commit the request once, over any number of retries.
+        """Commit the request once, over any number of retries.
 
         ``commit`` first settles what an earlier call left unknown, and equal requests are one
         commit, so a retry reads back before it writes.

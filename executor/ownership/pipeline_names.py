@@ -1,5 +1,4 @@
-"""
-What a pipeline is called: the name in its code, and the one under which the store has it.
+"""What a pipeline is called: the name in its code, and the one under which the store has it.
 
 Input positions, totals, watermarks, fences, dead letters and the tables of sinks have the pipeline's first name in them,
 some of them in files and in other tables. So a rename moves nothing: the commit that takes the pipeline's intervals
@@ -17,12 +16,9 @@ from millpond.statestore.app_ids import pipeline_name_app_id, supersteps_of
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.snapshot import Snapshot
 
-__all__ = ["as_stored", "name_records"]
-
 
 def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
-    """
-    The pipeline under the name by which the store knows it; as it is if the store does not know it.
+    """The pipeline under the name by which the store knows it; as it is if the store does not know it.
 
     Raises:
         InvalidError: the store has a pipeline under either name, or the one that is meant has another name by now.
@@ -53,8 +49,7 @@ def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
 
 
 def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
-    """
-    The position that records what the pipeline is called; none where the table says the same.
+    """The position that records what the pipeline is called; none where the table says the same.
 
     Raises:
         InvalidError: another process has renamed it meanwhile.
@@ -71,8 +66,6 @@ def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
 
 
 def _stored_pipelines(snapshot: Snapshot) -> frozenset[str]:
-    """
-    The pipelines that have run in the store, or at least opened, by the names that the store has for them.
-    """
+    """The pipelines that have run in the store, or at least opened, by the names that the store has for them."""
     opened = (interval.low.removesuffix("/") for interval in snapshot.live_intervals(DEAD_LETTERS))
     return frozenset([*supersteps_of(snapshot.txns), *opened])

@@ -1,5 +1,4 @@
-"""
-The initial scan: what a new owner must know about the rows before it works.
+"""The initial scan: what a new owner must know about the rows before it works.
 
 It finds the pending timers and the holds of each interval in the committed files (MillWheel
 §6.2, §7.1). The rows stay in their files; a worker's soft state reads them when it needs them.
@@ -18,11 +17,10 @@ from millpond.executor.event_time.clocks import EXACT, PercentileTimes
 from millpond.executor.soft_state.row_summary import clock_names
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
-from millpond.statestore.rows.files import LARGE_BYTES, MERGE_COLUMNS, combine_updates, read_row_files
+from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
+from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.types import EventTimeMicros, Objects, WallTimeMicros
-
-__all__ = ["IntervalSummary", "scan_interval"]
 
 _STATE_COLUMNS = ("state", "state_bytes", "state_version")
 _SCAN_COLUMNS = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUMNS)
@@ -30,8 +28,7 @@ _SCAN_COLUMNS = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalSummary:
-    """
-    What the driver keeps about an interval between supersteps.
+    """What the driver keeps about an interval between supersteps.
 
     Attributes:
         next_event_timer: earliest pending timer in event time.
@@ -48,8 +45,7 @@ class IntervalSummary:
     percentile_holds: PercentileTimes = field(default_factory=dict)
 
     def is_due(self, now: WallTimeMicros, mark: Callable[[float], EventTimeMicros]) -> bool:
-        """
-        Whether a pending timer fires now.
+        """Whether a pending timer fires now.
 
         Args:
             now: the wall time.
@@ -65,8 +61,7 @@ class IntervalSummary:
 def scan_interval(
     objects: Objects, interval: Interval, files: Sequence[LiveFile], percentiles: Collection[float] = ()
 ) -> IntervalSummary:
-    """
-    Read the timers and holds of an interval from its files.
+    """Read the timers and holds of an interval from its files.
 
     Args:
         objects: where the files are.

@@ -1,6 +1,4 @@
-"""
-ServiceRetry: a run retries while a service is unavailable, until a timeout or until it is told to stop.
-"""
+"""ServiceRetry: a run retries while a service is unavailable, until a timeout or until it is told to stop."""
 
 from __future__ import annotations
 
@@ -10,15 +8,12 @@ from typing import Final, TypeVar
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
 from millpond.statestore.types import Clock
 
-__all__ = ["ServiceRetry"]
-
 _POLL_MS: Final = 50.0
 _Result = TypeVar("_Result")
 
 
 class ServiceRetry:
-    """
-    Retries while ZooKeeper or the object store is unavailable; safe to `end` from any thread.
+    """Retries while ZooKeeper or the object store is unavailable; safe to `end` from any thread.
 
     Args:
         clock: the source of time.
@@ -31,14 +26,11 @@ class ServiceRetry:
         self._ended = False
 
     def end(self) -> None:
-        """
-        Stop retrying: from now on `run` raises the next error at once, also where it is already waiting.
-        """
+        """Stop retrying: from now on `run` raises the next error at once, also where it is already waiting."""
         self._ended = True
 
     def run(self, action: Callable[[], _Result], meanwhile: Callable[[], None] | None = None) -> _Result:
-        """
-        Call ``action``, again while it reports that a service is unavailable, and return its result.
+        """Call ``action``, again while it reports that a service is unavailable, and return its result.
 
         It must be safe to repeat: it first reads back what its last call left unknown.
 

@@ -1,6 +1,4 @@
-"""
-What the table records of how states were written: their codec, version and parts, and whether today's code reads them.
-"""
+"""What the table records of how states were written: their codec, version and parts, and whether today's code reads them."""
 
 from __future__ import annotations
 
@@ -18,14 +16,11 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Objects
 from millpond.statestore.views.state_columns import fits, state_columns_in, state_word
 
-__all__ = ["check_states", "state_records"]
-
 _DEFAULT: Final = Computation.upgrade_state
 
 
 def check_states(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
-    """
-    Refuse to run code that cannot read the stored states of its computations.
+    """Refuse to run code that cannot read the stored states of its computations.
 
     Raises:
         InvalidError: states were written by newer code, by earlier code without an ``upgrade_state`` now, with
@@ -60,8 +55,7 @@ def check_states(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
 
 
 def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str]) -> dict[str, int]:
-    """
-    The positions that record codecs, state versions, the parts of states and the pipeline's name, except those that the table has.
+    """The positions that record codecs, state versions, the parts of states and the pipeline's name, except those that the table has.
 
     Raises:
         InvalidError: another process has renamed the pipeline meanwhile.

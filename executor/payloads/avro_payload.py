@@ -1,6 +1,4 @@
-"""
-Payloads in Avro's binary encoding: alone, as single objects, or in Confluent's wire format.
-"""
+"""Payloads in Avro's binary encoding: alone, as single objects, or in Confluent's wire format."""
 
 from __future__ import annotations
 
@@ -18,8 +16,6 @@ from millpond.executor.payloads.schema_lookup import CONFLUENT_HEADER, SchemaLoo
 from millpond.executor.payloads.schema_text import SchemaLike, json_schema_text, read_schema_file
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["AvroFraming", "AvroPayload"]
-
 AvroFraming = Literal["plain", "single_object", "confluent"]
 """What stands before the encoding: nothing, a fingerprint of the writer's schema, or its number."""
 
@@ -29,8 +25,7 @@ _WHAT: Final = "the Avro schema"
 
 
 class AvroPayload(Payload):
-    """
-    Avro's binary encoding, each payload a record.
+    """Avro's binary encoding, each payload a record.
 
     What was written with another schema is resolved to this one, as Avro's specification says: fields are found by
     name, new ones get their default, dropped ones are skipped, numbers become wider. Needs ``millpond[avro]``.
@@ -77,14 +72,11 @@ class AvroPayload(Payload):
         return f"AvroPayload({_name_of(self._schema)!r}, column={self.column!r}, framing={self._framing!r})"
 
     def fields(self) -> Collection[str]:
-        """
-        The names of the record's fields.
-        """
+        """The names of the record's fields."""
         return [field["name"] for field in orjson.loads(self._schema)["fields"]]
 
     def decoder(self) -> Decoder:
-        """
-        Make what reads the framing, and then the encoding.
+        """Make what reads the framing, and then the encoding.
 
         Raises:
             InvalidError: a schema is none, or the package is not installed.
@@ -122,9 +114,7 @@ def _reader_of_looked_up(reader: dict[str, Any], schema: Any, what: str) -> Call
 
 
 class _SingleObjects:
-    """
-    Reads single objects, whose writers' schemas are known by their fingerprints.
-    """
+    """Reads single objects, whose writers' schemas are known by their fingerprints."""
 
     def __init__(self, schema: str, schemas: Any, reader: dict[str, Any]) -> None:
         self._reader = reader
@@ -186,9 +176,7 @@ def _check_arguments(framing: object, writer: object, schemas: object) -> None:
 
 
 def _settled(framing: AvroFraming, schemas: Any) -> Any:
-    """
-    The schemas so that they do not change: a folder as its path from the root, a list as texts.
-    """
+    """The schemas so that they do not change: a folder as its path from the root, a list as texts."""
     if isinstance(schemas, str | Path):
         folder = Path(schemas).absolute()
         if not folder.is_dir():

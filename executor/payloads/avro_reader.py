@@ -1,6 +1,4 @@
-"""
-Reading Avro's binary encoding: with the schema that it was written with, resolved to the one that code expects.
-"""
+"""Reading Avro's binary encoding: with the schema that it was written with, resolved to the one that code expects."""
 
 from __future__ import annotations
 
@@ -12,8 +10,6 @@ from millpond.executor.payloads.avro_schema import sub_schema
 from millpond.executor.payloads.payload import misfit
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["reader_of"]
-
 _ITEMS_MAX: Final = 100_000
 """So many items of an array or map are looked at to find the one that cannot be read."""
 
@@ -21,8 +17,7 @@ _ITEMS_MAX: Final = 100_000
 def reader_of(
     writer: dict[str, Any], reader: dict[str, Any], name: str
 ) -> Callable[[bytes, int], dict[str, Any]]:
-    """
-    What reads payloads that were written with one schema as values of another.
+    """What reads payloads that were written with one schema as values of another.
 
     Args:
         writer: the schema that they were written with, parsed.
@@ -73,9 +68,7 @@ def _failure(
 def _unresolved(
     payload: bytes, start: int, writer: dict[str, Any], reader: dict[str, Any]
 ) -> tuple[str, Exception] | None:
-    """
-    The first field of the reader that cannot be made of what the writer wrote, and why.
-    """
+    """The first field of the reader that cannot be made of what the writer wrote, and why."""
     from fastavro import schemaless_reader
 
     for field in reader["fields"]:
@@ -97,9 +90,7 @@ def _reason(error: Exception) -> str:
 def _first_failure(
     source: BytesIO, schema: Any, whole: dict[str, Any], path: str
 ) -> tuple[str, Exception] | None:
-    """
-    The path of the innermost part that cannot be read, and why; ``None`` if all can, and the source is behind it.
-    """
+    """The path of the innermost part that cannot be read, and why; ``None`` if all can, and the source is behind it."""
     from fastavro import schemaless_reader
 
     begin = source.tell()
@@ -131,9 +122,7 @@ def _branch(source: BytesIO, union: list[Any]) -> int:
 
 
 def _parts(source: BytesIO, schema: Any) -> Iterator[tuple[str, Any]]:
-    """
-    The parts of a value in their order, each of which is to be read before the next one is asked for.
-    """
+    """The parts of a value in their order, each of which is to be read before the next one is asked for."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "record":
         for field in schema["fields"]:

@@ -1,5 +1,4 @@
-"""
-Avro schemas, parsed: what a user gave, ready for the library, with the values that defaults stand for.
+"""Avro schemas, parsed: what a user gave, ready for the library, with the values that defaults stand for.
 
 The library gives a field that the writer did not have its default as it stands in JSON. There bytes are text, and a
 time is a number; so each default is replaced by the value that the same bytes would have been decoded to.
@@ -14,16 +13,13 @@ import orjson
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["parsed_schema", "sub_schema"]
-
 _NAMED: Final = "__named_schemas"
 _PARSED: Final = "__fastavro_parsed"
 _TEXT_OF_BYTES: Final = frozenset({"bytes", "fixed"})
 
 
 def parsed_schema(text: str, what: str) -> dict[str, Any]:
-    """
-    The schema of a record, parsed.
+    """The schema of a record, parsed.
 
     Args:
         text: the schema in JSON.
@@ -47,8 +43,7 @@ def parsed_schema(text: str, what: str) -> dict[str, Any]:
 
 
 def sub_schema(schema: Any, whole: Mapping[str, Any]) -> Any:
-    """
-    A part of a parsed schema, which the library reads without parsing it again; a name as what it stands for.
+    """A part of a parsed schema, which the library reads without parsing it again; a name as what it stands for.
 
     Args:
         schema: the part.
@@ -61,9 +56,7 @@ def sub_schema(schema: Any, whole: Mapping[str, Any]) -> Any:
 
 
 def _without_uuids(schema: Any) -> Any:
-    """
-    A schema whose UUIDs are the text that they are: neither JSON nor a dead letter has a word for more.
-    """
+    """A schema whose UUIDs are the text that they are: neither JSON nor a dead letter has a word for more."""
     if isinstance(schema, list):
         return [_without_uuids(part) for part in schema]
     if not isinstance(schema, dict):
@@ -103,9 +96,7 @@ def _fields_in(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _value_of(schema: Any, default: Any, named: Mapping[str, Any]) -> Any:
-    """
-    The value that a default in JSON stands for.
-    """
+    """The value that a default in JSON stands for."""
     if isinstance(schema, list):
         branch = next((one for one in schema if (one == "null") == (default is None)), schema[0])
         return _value_of(branch, default, named)

@@ -1,5 +1,4 @@
-"""
-Rows whose payload is decoded: each has the fields of its value, or the reason why there is none.
+"""Rows whose payload is decoded: each has the fields of its value, or the reason why there is none.
 
 Where an injector says where key, time and id are, it sees the fields of the value, and next to them what else the row
 has, as ``__row_offset``. The record's value has the fields alone. A letter of a record that never reached the code has
@@ -17,19 +16,6 @@ import pyarrow as pa
 from millpond.executor.payloads.payload import Payload
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError, did_you_mean
 
-__all__ = [
-    "ROW_DICTS",
-    "ROW_PREFIX",
-    "DecodedRow",
-    "UndecodedRow",
-    "check_payload_column",
-    "decoded_rows",
-    "decoded_values",
-    "original_row",
-    "rows_to_extract",
-    "value_of_row",
-]
-
 ROW_PREFIX: Final = "__row_"
 """What stands before the name of a column that is next to the payload."""
 
@@ -37,8 +23,7 @@ _FIRST_ROWS: Final = 1_000
 
 
 class DecodedRow(dict[str, Any]):
-    """
-    What an injector sees of a row: the fields of its value, and the other columns with `ROW_PREFIX`.
+    """What an injector sees of a row: the fields of its value, and the other columns with `ROW_PREFIX`.
 
     Attributes:
         row: the row as it came.
@@ -53,8 +38,7 @@ class DecodedRow(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class UndecodedRow:
-    """
-    A row whose payload cannot be decoded.
+    """A row whose payload cannot be decoded.
 
     Attributes:
         row: the row as it came.
@@ -70,8 +54,7 @@ ROW_DICTS: Final[frozenset[Any]] = frozenset((dict, DecodedRow))
 
 
 def decoded_rows(payload: Payload, rows: Any, *, stream: str) -> list[Any]:
-    """
-    Decode the payload of each row.
+    """Decode the payload of each row.
 
     Args:
         payload: the declaration.
@@ -92,8 +75,7 @@ def decoded_rows(payload: Payload, rows: Any, *, stream: str) -> list[Any]:
 
 
 def decoded_values(payload: Payload, rows: Any, *, stream: str) -> list[dict[str, Any]]:
-    """
-    The values of rows whose payload was decoded before, in another process.
+    """The values of rows whose payload was decoded before, in another process.
 
     Raises:
         InvalidError: it cannot be decoded now.
@@ -112,9 +94,7 @@ def decoded_values(payload: Payload, rows: Any, *, stream: str) -> list[dict[str
 
 
 class _Injector(Protocol):
-    """
-    What an injector says of its rows.
-    """
+    """What an injector says of its rows."""
 
     @property
     def stream(self) -> str: ...
@@ -123,8 +103,7 @@ class _Injector(Protocol):
 
 
 def rows_to_extract(node: _Injector, rows: Any) -> Any:
-    """
-    Rows as the injector's extractors see them: with their payload decoded, where the stream has one.
+    """Rows as the injector's extractors see them: with their payload decoded, where the stream has one.
 
     Args:
         node: the injector.
@@ -138,8 +117,7 @@ def rows_to_extract(node: _Injector, rows: Any) -> Any:
 
 
 def check_payload_column(payload: Payload, columns: Sequence[str], *, stream: str) -> None:
-    """
-    Refuse rows without the column of the payload.
+    """Refuse rows without the column of the payload.
 
     Raises:
         InvalidError: there is no such column.
@@ -154,16 +132,12 @@ def check_payload_column(payload: Payload, columns: Sequence[str], *, stream: st
 
 
 def original_row(row: Any) -> Any:
-    """
-    A row as it came, decoded or not.
-    """
+    """A row as it came, decoded or not."""
     return row.row if isinstance(row, DecodedRow | UndecodedRow) else row
 
 
 def value_of_row(row: Any) -> Any:
-    """
-    The value of a row that is decoded; ``None`` for one that is not.
-    """
+    """The value of a row that is decoded; ``None`` for one that is not."""
     return row.value if isinstance(row, DecodedRow) else None
 
 

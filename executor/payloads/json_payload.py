@@ -1,6 +1,4 @@
-"""
-Payloads of JSON text, checked against a JSON Schema.
-"""
+"""Payloads of JSON text, checked against a JSON Schema."""
 
 from __future__ import annotations
 
@@ -13,12 +11,9 @@ from millpond.executor.payloads.payload import Decoder, Payload, misfit, missing
 from millpond.executor.payloads.schema_text import SchemaLike, json_schema_text
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["JsonPayload"]
-
 
 class JsonPayload(Payload):
-    """
-    JSON text with a JSON Schema, of any draft from 4 to 2020-12 (``$schema`` says which; the last one unless it does).
+    """JSON text with a JSON Schema, of any draft from 4 to 2020-12 (``$schema`` says which; the last one unless it does).
 
     A value has JSON's own types: a date stays the text that it is. ``format`` is checked, for example ``date-time``.
     References lead into the schema itself; none is fetched. Needs ``millpond[json-schema]``.
@@ -50,9 +45,7 @@ class JsonPayload(Payload):
         return str(told.get("title") or told.get("$id") or "JSON Schema")
 
     def fields(self) -> Collection[str] | None:
-        """
-        The names of the properties, if the schema allows no others.
-        """
+        """The names of the properties, if the schema allows no others."""
         schema = orjson.loads(self._schema)
         is_closed = isinstance(schema, dict) and schema.get("additionalProperties") is False
         if not is_closed or not {"$ref", "patternProperties"}.isdisjoint(schema):
@@ -60,8 +53,7 @@ class JsonPayload(Payload):
         return list(schema.get("properties", ()))
 
     def decoder(self) -> Decoder:
-        """
-        Make what parses a payload and checks it.
+        """Make what parses a payload and checks it.
 
         Raises:
             InvalidError: the schema is none, or the package is not installed.

@@ -1,5 +1,4 @@
-"""
-What every kind of payload has in common: the column that holds it, and how it is declared, compared and sent to workers.
+"""What every kind of payload has in common: the column that holds it, and how it is declared, compared and sent to workers.
 
 A declaration is small: text of a schema, the name of a message. What decodes is made of it where it is first used, and
 kept for as long as the process lives.
@@ -16,8 +15,6 @@ import cloudpickle
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["Decoder", "Payload", "misfit", "missing_package"]
-
 Decoder = Callable[[bytes], Mapping[str, Any]]
 """What makes the fields of a value of its bytes; what it raises is why they do not fit."""
 
@@ -26,8 +23,7 @@ _REASON_MAX: Final = 300
 
 
 class Payload(ABC):
-    """
-    Encoded values in a column of a stream's rows, as those of a Kafka topic: what `Pipeline.inject` decodes.
+    """Encoded values in a column of a stream's rows, as those of a Kafka topic: what `Pipeline.inject` decodes.
 
     `AvroPayload`, `ProtobufPayload` and `JsonPayload` are the kinds that there are. A subclass with a `decoder` is
     one more.
@@ -59,22 +55,18 @@ class Payload(ABC):
 
     @abstractmethod
     def decoder(self) -> Decoder:
-        """
-        Make what decodes a payload: a function of its bytes that returns a mapping of fields.
+        """Make what decodes a payload: a function of its bytes that returns a mapping of fields.
 
         It is called once in each process that decodes. An `InvalidError` of the function is the reason that a
         dead letter has, and so is any other exception except an `UnavailableError`, which ends the run.
         """
 
     def fields(self) -> Collection[str] | None:
-        """
-        The names that a value's fields can have; ``None`` if the declaration does not say.
-        """
+        """The names that a value's fields can have; ``None`` if the declaration does not say."""
         return None
 
     def decode(self, payload: bytes) -> dict[str, Any]:
-        """
-        The value of a payload.
+        """The value of a payload.
 
         Args:
             payload: its bytes.
@@ -103,9 +95,7 @@ class Payload(ABC):
         return {name: value for name, value in vars(self).items() if name not in _MADE}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """
-        Travel as a declaration; a process that gets it again has the object of the first time, and what that has made.
-        """
+        """Travel as a declaration; a process that gets it again has the object of the first time, and what that has made."""
         if self._pickled is None:
             self._pickled = cloudpickle.dumps((type(self), self._declared()))
         return _restored, (self._pickled,)
@@ -120,8 +110,7 @@ def _restored(pickled: bytes) -> Payload:
 
 
 def misfit(schema: str, reason: object, field: str = "") -> InvalidError:
-    """
-    Why a payload cannot be decoded.
+    """Why a payload cannot be decoded.
 
     Args:
         schema: the name of the schema.
@@ -138,7 +127,5 @@ def misfit(schema: str, reason: object, field: str = "") -> InvalidError:
 
 
 def missing_package(payload: Payload, package: str, extra: str) -> InvalidError:
-    """
-    What says that a package is to be installed.
-    """
+    """What says that a package is to be installed."""
     return InvalidError(f"{type(payload).__name__} needs {package}: pip install 'millpond[{extra}]'")

@@ -1,6 +1,4 @@
-"""
-Payloads that are Protobuf messages, of a type that a descriptor set describes.
-"""
+"""Payloads that are Protobuf messages, of a type that a descriptor set describes."""
 
 from __future__ import annotations
 
@@ -14,8 +12,6 @@ from millpond.executor.payloads.schema_lookup import CONFLUENT_HEADER, schema_id
 from millpond.executor.payloads.schema_text import read_schema_file
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["ProtobufFraming", "ProtobufPayload"]
-
 ProtobufFraming = Literal["plain", "confluent"]
 """What stands before the message: nothing, or the number of its schema and its place in that."""
 
@@ -23,8 +19,7 @@ _VARINT_BYTES_MAX: Final = 10
 
 
 class ProtobufPayload(Payload):
-    """
-    Protobuf messages, each payload one of a type that a descriptor set describes.
+    """Protobuf messages, each payload one of a type that a descriptor set describes.
 
     A value has the fields under their names in the ``.proto`` file. A field that is not set is its type's default, or
     ``None`` where the message can tell (``optional``, messages, members of a ``oneof``). An enum is the name of its
@@ -75,9 +70,7 @@ class ProtobufPayload(Payload):
         return f"ProtobufPayload({self._message!r}, column={self.column!r}, framing={self._framing!r})"
 
     def fields(self) -> Collection[str]:
-        """
-        The names of the message's fields.
-        """
+        """The names of the message's fields."""
         return [field.name for field in self._type().fields]
 
     def _type(self) -> Any:
@@ -88,8 +81,7 @@ class ProtobufPayload(Payload):
         return message_type(self._descriptors, self._message)
 
     def decoder(self) -> Decoder:
-        """
-        Make what parses a message and reads its fields.
+        """Make what parses a message and reads its fields.
 
         Raises:
             InvalidError: the descriptor set is none, it does not have the type, or the package is not installed.

@@ -1,6 +1,4 @@
-"""
-Types of messages out of descriptor sets, in a pool of their own, so that two versions of a type do not meet.
-"""
+"""Types of messages out of descriptor sets, in a pool of their own, so that two versions of a type do not meet."""
 
 from __future__ import annotations
 
@@ -23,8 +21,6 @@ from google.protobuf.message import DecodeError
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["message_type"]
-
 _SHIPPED: Final = {
     module.DESCRIPTOR.name: module.DESCRIPTOR.serialized_pb
     for module in (
@@ -42,8 +38,7 @@ _SHIPPED: Final = {
 
 
 def message_type(descriptor_set: bytes, name: str) -> Any:
-    """
-    The descriptor of a type.
+    """The descriptor of a type.
 
     Args:
         descriptor_set: a serialized ``FileDescriptorSet``.
@@ -88,9 +83,7 @@ def _files(descriptor_set: bytes) -> dict[str, Any]:
 
 
 def _in_order(files: dict[str, Any]) -> Iterable[bytes]:
-    """
-    The files, each after those that it imports.
-    """
+    """The files, each after those that it imports."""
     sorter = TopologicalSorter({name: list(file.dependency) for name, file in files.items()})
     wanted = [*sorter.static_order()]
     extra = [name for name in wanted if name not in files and name in _SHIPPED]

@@ -1,5 +1,4 @@
-"""
-Values of Protobuf messages: what parses one, and what makes a ``dict`` of its fields.
+"""Values of Protobuf messages: what parses one, and what makes a ``dict`` of its fields.
 
 How each field is read is settled once, for the type. Protobuf's own way to JSON makes text of numbers and of bytes, so it
 is not used.
@@ -19,8 +18,6 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from millpond.executor.payloads.payload import misfit
 from millpond.executor.payloads.protobuf_wire import EXPECTED_WIRE_TYPES, PACKED, first_failure
 
-__all__ = ["reader_of"]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WRAPPED: Final = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 
@@ -28,9 +25,7 @@ _Convert = Callable[[Any], Any]
 
 
 class _UnfitError(Exception):
-    """
-    A part of a message has no value; its path grows on the way out.
-    """
+    """A part of a message has no value; its path grows on the way out."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -42,8 +37,7 @@ class _UnfitError(Exception):
 
 
 def reader_of(descriptor: Any) -> Callable[[bytes], dict[str, Any]]:
-    """
-    What reads messages of a type.
+    """What reads messages of a type.
 
     Args:
         descriptor: the type.
@@ -71,9 +65,7 @@ def reader_of(descriptor: Any) -> Callable[[bytes], dict[str, Any]]:
 
 
 def _of_message(descriptor: Any, known: dict[str, _Convert]) -> _Convert:
-    """
-    What makes a value of a message; a type that has itself as a part finds what is being made in ``known``.
-    """
+    """What makes a value of a message; a type that has itself as a part finds what is being made in ``known``."""
     name = descriptor.full_name
     if name in known:
         return known[name]
@@ -117,9 +109,7 @@ def _is_repeated(field: Any) -> bool:
 
 
 def _of_field(field: Any, known: dict[str, _Convert]) -> _Convert:
-    """
-    What reads a field of a message.
-    """
+    """What reads a field of a message."""
     name, get = field.name, attrgetter(field.name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         convert = _of_value(field.message_type.fields_by_name["value"], known)

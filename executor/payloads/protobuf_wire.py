@@ -1,14 +1,10 @@
-"""
-Protobuf's wire format, as far as it takes to say which field of a broken message cannot be read.
-"""
+"""Protobuf's wire format, as far as it takes to say which field of a broken message cannot be read."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
-
-__all__ = ["EXPECTED_WIRE_TYPES", "PACKED", "first_failure"]
 
 _VARINT: Final = 0
 _FIXED_64: Final = 1
@@ -37,8 +33,7 @@ EXPECTED_WIRE_TYPES: Final = {
 
 
 def first_failure(payload: bytes, descriptor: Any) -> tuple[str, str]:
-    """
-    The path of the first part of a message that cannot be read, and why; both empty if that is not found.
+    """The path of the first part of a message that cannot be read, and why; both empty if that is not found.
 
     Args:
         payload: the message.
@@ -81,8 +76,7 @@ def _failure_of(part: bytes, field: Any, path: str, depth: int) -> tuple[str, st
 
 
 def _extent(payload: bytes, at: int, wire: int) -> tuple[int | None, int | None]:
-    """
-    Where the value of a field begins and ends; without a beginning if there is no such wire type, without an end if its
+    """Where the value of a field begins and ends; without a beginning if there is no such wire type, without an end if its
     length is cut.
     """
     if wire == _VARINT:

@@ -1,5 +1,4 @@
-"""
-Schemas by the number that a payload begins with, as Confluent's wire format has it: a zero byte, and four of the number.
+"""Schemas by the number that a payload begins with, as Confluent's wire format has it: a zero byte, and four of the number.
 
 Nothing here talks to a registry: schemas come from a folder, from a mapping, or from a function of the user's.
 """
@@ -13,8 +12,6 @@ from typing import Any, Final
 from millpond.executor.payloads.schema_text import read_schema_file
 from millpond.statestore.errors import InvalidError, UnavailableError
 
-__all__ = ["CONFLUENT_HEADER", "SchemaLookup", "SchemasById", "schema_id"]
-
 CONFLUENT_HEADER: Final = 5
 """How many bytes stand before a payload in Confluent's wire format."""
 
@@ -23,8 +20,7 @@ SchemasById = str | Path | Mapping[int, Any] | Callable[[int], Any]
 
 
 def schema_id(payload: bytes) -> int:
-    r"""
-    The number of a payload's schema.
+    r"""The number of a payload's schema.
 
     Example:
         >>> schema_id(b"\x00\x00\x00\x00\x07")
@@ -42,8 +38,7 @@ def schema_id(payload: bytes) -> int:
 
 
 class SchemaLookup:
-    """
-    Finds schemas by their numbers, each once.
+    """Finds schemas by their numbers, each once.
 
     A schema that is not found is looked for again with the next payload that names it, since it may have come meanwhile.
 
@@ -60,8 +55,7 @@ class SchemaLookup:
         self._made: dict[int, Any] = {}
 
     def find(self, number: int) -> Any:
-        """
-        What was made of a schema.
+        """What was made of a schema.
 
         Raises:
             InvalidError: there is no such schema, or it is none.

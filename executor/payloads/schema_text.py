@@ -1,6 +1,4 @@
-"""
-Schemas as users give them: a file, its text, or what JSON makes of that.
-"""
+"""Schemas as users give them: a file, its text, or what JSON makes of that."""
 
 from __future__ import annotations
 
@@ -12,8 +10,6 @@ import orjson
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["SchemaLike", "json_schema_text", "read_schema_file"]
-
 SchemaLike = str | Path | Mapping[str, Any] | list[Any]
 """A schema in JSON: the path of a file, its text, or the objects of that."""
 
@@ -21,8 +17,7 @@ _BEGINNINGS: Final = ("{", "[", '"')
 
 
 def json_schema_text(schema: SchemaLike, what: str) -> str:
-    """
-    A schema as the text of JSON.
+    """A schema as the text of JSON.
 
     Args:
         schema: as it was given; text is told from a path by its first character.
@@ -56,8 +51,7 @@ def _written(schema: Any, what: str) -> bytes:
 
 
 def read_schema_file(path: Path, what: str) -> bytes:
-    """
-    The bytes of a schema's file.
+    """The bytes of a schema's file.
 
     Raises:
         InvalidError: it cannot be read.

@@ -1,3 +1,1 @@
-"""
-What the user describes: streams, computations and how they connect; the checked topology.
-"""
+"""What the user describes: streams, computations and how they connect; the checked topology."""

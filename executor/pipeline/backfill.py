@@ -1,6 +1,4 @@
-"""
-Backfills as the user declares them: what a computation that joins a running pipeline is given of the past.
-"""
+"""Backfills as the user declares them: what a computation that joins a running pipeline is given of the past."""
 
 from __future__ import annotations
 
@@ -8,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from millpond.statestore.errors import InvalidError
-
-__all__ = ["INPUT", "Backfill", "backfill_by_stream"]
 
 INPUT: Final = "input"
 """The backfill that is what the runner's bounded input has been consumed of."""
@@ -19,8 +15,7 @@ Backfill: TypeAlias = Any
 
 
 def backfill_by_stream(computation: str, given: Backfill, streams: Sequence[str]) -> Mapping[str, Backfill]:
-    """
-    What a computation is given, by stream.
+    """What a computation is given, by stream.
 
     Args:
         computation: its name, for errors.

@@ -1,5 +1,4 @@
-"""
-Change streams: rows that say what was inserted, replaced or deleted, as elements and retractions.
+"""Change streams: rows that say what was inserted, replaced or deleted, as elements and retractions.
 
 Before anything else is read of them, such rows are made *flat*: a row for each image, which is the row of the source's
 table as it was before or is after the change, and next to its fields
@@ -24,25 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
-
-__all__ = [
-    "CHANGE_ERROR",
-    "CHANGE_SIGN",
-    "DELTA_TYPE",
-    "DELTA_VERSION",
-    "ENVELOPE_WORDS",
-    "SIGN_OF_WORD",
-    "UNKNOWN_CHANGE",
-    "change_errors",
-    "change_signs",
-    "flat_rows",
-    "image_names",
-    "images",
-    "in_commit_order",
-    "meta_field",
-    "renamed",
-    "signed_ids",
-]
 
 _META_PREFIX: Final = "__change_"
 CHANGE_SIGN: Final = "__change_sign"
@@ -73,8 +53,7 @@ _NO_WORD: Final = "the row has no field that says what kind of change it is"
 
 
 def meta_field(name: str) -> str:
-    """
-    The field of a flat row for what the change itself says under ``name``.
+    """The field of a flat row for what the change itself says under ``name``.
 
     Example:
         >>> meta_field("ts_ms")
@@ -84,23 +63,18 @@ def meta_field(name: str) -> str:
 
 
 def image_names(names: Sequence[str]) -> tuple[str, ...]:
-    """
-    The fields of flat rows that are those of the images.
-    """
+    """The fields of flat rows that are those of the images."""
     return tuple(name for name in names if not name.startswith(_META_PREFIX))
 
 
 def renamed(change: str, name: str) -> str:
-    """
-    The name in a flat row of a change's field, which is one of the image's or says something about the change.
-    """
+    """The name in a flat row of a change's field, which is one of the image's or says something about the change."""
     is_meta = name == change or (change == DELTA_TYPE and name in _DELTA_META)
     return meta_field(name) if is_meta else name
 
 
 def flat_rows(change: str, rows: Any) -> Any:
-    """
-    Changes as flat rows.
+    """Changes as flat rows.
 
     Args:
         change: the field that says what kind of change a row is.
@@ -131,9 +105,7 @@ def _rank(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def in_commit_order(table: pa.Table) -> pa.Table:
-    """
-    Flat rows of a Delta feed in the order of their commits; of a commit, what is taken back goes first.
-    """
+    """Flat rows of a Delta feed in the order of their commits; of a commit, what is taken back goes first."""
     if DELTA_VERSION not in table.column_names:
         return table
     order = pc.sort_indices(table, [(DELTA_VERSION, "ascending"), (CHANGE_SIGN, "ascending")])
@@ -187,9 +159,7 @@ def _flat_table(change: str, rows: pa.Table) -> pa.Table:
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """
-    Text as Arrow can put it in another order; Delta's reader gives views of it.
-    """
+    """Text as Arrow can put it in another order; Delta's reader gives views of it."""
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     return table.cast(
         pa.schema([field.with_type(plain.get(field.type, field.type)) for field in table.schema])
@@ -197,17 +167,13 @@ def _without_views(table: pa.Table) -> pa.Table:
 
 
 def change_errors(rows: Any) -> dict[int, str]:
-    """
-    Why flat rows cannot be taken, by their position.
-    """
+    """Why flat rows cannot be taken, by their position."""
     cells = _cells(rows, CHANGE_ERROR)
     return {index: str(error) for index, error in enumerate(cells) if error is not None}
 
 
 def change_signs(rows: Any) -> npt.NDArray[np.int8]:
-    """
-    1 for each flat row that is new, -1 for one that is taken back, 0 for one that cannot be taken.
-    """
+    """1 for each flat row that is new, -1 for one that is taken back, 0 for one that cannot be taken."""
     if isinstance(rows, pa.Table) and CHANGE_SIGN in rows.column_names:
         signs: npt.NDArray[np.int8] = pc.fill_null(rows.column(CHANGE_SIGN), 0).to_numpy().astype(np.int8)
         return signs
@@ -221,17 +187,13 @@ def _cells(rows: Any, name: str) -> list[Any]:
 
 
 def signed_ids(ids: pa.BinaryArray, signs: npt.NDArray[np.int8]) -> pa.BinaryArray:
-    """
-    Ids of flat rows: the image that a change takes back has another id than the one that it brings.
-    """
+    """Ids of flat rows: the image that a change takes back has another id than the one that it brings."""
     marks = pa.array([b"-" if sign < 0 else b"" for sign in signs.tolist()], pa.binary())
     return pc.binary_join_element_wise(ids, marks, pa.scalar(b"", pa.binary()))
 
 
 def images(rows: Any) -> Any:
-    """
-    The images alone.
-    """
+    """The images alone."""
     if isinstance(rows, pa.Table):
         return rows.select(list(image_names(rows.column_names)))
     return [

@@ -1,5 +1,4 @@
-"""
-Checks of a topology before it runs; every error names the computation, stream or sink that is wrong.
+"""Checks of a topology before it runs; every error names the computation, stream or sink that is wrong.
 
 They are pure functions of a `Topology`, listed once in ``CHECKS``: a new requirement of a pipeline is one more
 function there. A mistake in a single declaration (a malformed name, a negative bound, a wrong type) is refused
@@ -29,8 +28,6 @@ from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError, did_you_mean
 
-__all__ = ["check_inputs", "check_name", "check_topology"]
-
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _RESERVED: Final = frozenset({DEAD_LETTERS, SIGNALS})
 _AT_WORK: Final = (
@@ -40,8 +37,7 @@ _AT_WORK: Final = (
 
 
 def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED) -> str:
-    """
-    Refuse a name that could not be a table in SQL, a folder and a ZooKeeper node alike.
+    """Refuse a name that could not be a table in SQL, a folder and a ZooKeeper node alike.
 
     Args:
         kind: what is named, for the error.
@@ -67,8 +63,7 @@ def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED)
 
 
 def check_topology(topology: Topology) -> None:
-    """
-    Refuse a pipeline that cannot run as declared.
+    """Refuse a pipeline that cannot run as declared.
 
     Raises:
         InvalidError: the first check that fails; the error names what is wrong.
@@ -78,8 +73,7 @@ def check_topology(topology: Topology) -> None:
 
 
 def check_inputs(topology: Topology, inputs: Iterable[str]) -> None:
-    """
-    Refuse inputs that no injector names, and injectors without an input.
+    """Refuse inputs that no injector names, and injectors without an input.
 
     Raises:
         InvalidError: names the stream, or the inputs are not given by stream.
@@ -322,9 +316,7 @@ def _check_computation_pickles(node: ComputationNode) -> None:
 
 
 def _unpicklable_attribute(computation: object) -> str | None:
-    """
-    The attribute of the object or its class that cannot be pickled.
-    """
+    """The attribute of the object or its class that cannot be pickled."""
     attributes = dict(getattr(computation, "__dict__", {}))
     for name, value in inspect.getmembers_static(type(computation)):
         if not name.startswith("__"):

@@ -1,5 +1,4 @@
-"""
-A fingerprint of a computation's code: equal in two processes that run the same code, another once it changes.
+"""A fingerprint of a computation's code: equal in two processes that run the same code, another once it changes.
 
 What counts: the computation's class and its bases as far as they are neither Millpond's nor installed by others, with
 the bytecode of their methods and their attributes; the values in the instance; functions and classes of the same module
@@ -19,8 +18,6 @@ from functools import cached_property, partial
 from pathlib import PurePath
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final
-
-__all__ = ["code_fingerprint"]
 
 _PLAIN: Final = (str, bytes, int, float, complex, bool, type(None), type(...))
 _UNTOLD: Final = frozenset(
@@ -54,8 +51,7 @@ _DEPTH_MAX: Final = 40
 
 
 def code_fingerprint(computation: object, keys: Sequence[object] = ()) -> str:
-    """
-    64 hexadecimal digits that stand for a computation's code.
+    """64 hexadecimal digits that stand for a computation's code.
 
     Args:
         computation: the computation.
@@ -66,8 +62,7 @@ def code_fingerprint(computation: object, keys: Sequence[object] = ()) -> str:
 
 
 class _Description:
-    """
-    Describes values as nested tuples of text and numbers, in an order that does not depend on the process.
+    """Describes values as nested tuples of text and numbers, in an order that does not depend on the process.
 
     What has been described already is named by the number that it got then, so that cycles end.
 
@@ -82,9 +77,7 @@ class _Description:
         self._depth = 0
 
     def of(self, value: object) -> object:
-        """
-        The description of a value.
-        """
+        """The description of a value."""
         if isinstance(value, Enum):
             return "enum", _name(type(value)), value.name
         if isinstance(value, _PLAIN):
@@ -136,9 +129,7 @@ class _Description:
         return "object", self.of(type(value)), self._contents(value)
 
     def _contents(self, value: object) -> object:
-        """
-        What tells an object from others of its class: its attributes, or else what it pickles to.
-        """
+        """What tells an object from others of its class: its attributes, or else what it pickles to."""
         names = [name for one in type(value).__mro__ for name in copyreg._slotnames(one)]  # type: ignore[attr-defined]  # noqa: SLF001
         attributes = {name: getattr(value, name) for name in names if hasattr(value, name)}
         cached = {name for one in type(value).__mro__ for name, it in vars(one).items() if _is_cache(it)}
@@ -185,9 +176,7 @@ class _Description:
             return "empty"
 
     def _global(self, function: FunctionType, name: str) -> object:
-        """
-        What a function's code names: code and plain values of the same module are part of it.
-        """
+        """What a function's code names: code and plain values of the same module are part of it."""
         if name not in function.__globals__:
             return "builtin"
         value = function.__globals__[name]
@@ -208,9 +197,7 @@ class _Description:
 
 
 def _names(code: CodeType) -> list[str]:
-    """
-    The global names that code and the code within it may refer to, in a fixed order.
-    """
+    """The global names that code and the code within it may refer to, in a fixed order."""
     inner: Collection[CodeType] = [const for const in code.co_consts if isinstance(const, CodeType)]
     return sorted({*code.co_names, *(name for one in inner for name in _names(one))})
 

@@ -1,5 +1,4 @@
-"""
-Composites: functions from streams to streams whose steps have one name in the graph (Beam's composite transforms).
+"""Composites: functions from streams to streams whose steps have one name in the graph (Beam's composite transforms).
 
 What a composite declares is named after it: its step ``clean`` is the computation ``visits.clean``. A dot
 joins the names because a computation's name is a table in SQL, a folder and a ZooKeeper node as well.
@@ -15,17 +14,13 @@ from millpond.executor.pipeline.checks import check_name
 from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["CompositeGraph", "Composites"]
-
 _JOINT = "."
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 class Composites:
-    """
-    The composites of a pipeline, and the one that is being declared.
-    """
+    """The composites of a pipeline, and the one that is being declared."""
 
     def __init__(self) -> None:
         self._within: tuple[str, ...] = ()
@@ -34,21 +29,16 @@ class Composites:
 
     @property
     def prefix(self) -> str:
-        """
-        What the names of the composite that is being declared begin with; empty outside of composites.
-        """
+        """What the names of the composite that is being declared begin with; empty outside of composites."""
         return f"{self._within[-1]}{_JOINT}" if self._within else ""
 
     @property
     def steps(self) -> Mapping[str, tuple[str, ...]]:
-        """
-        The computations of each composite, those of composites within it too, in order of declaration.
-        """
+        """The computations of each composite, those of composites within it too, in order of declaration."""
         return {name: tuple(steps) for name, steps in self._steps.items()}
 
     def note(self, computation: str) -> None:
-        """
-        Take a computation for a step of each composite that is being declared.
+        """Take a computation for a step of each composite that is being declared.
 
         Raises:
             InvalidError: a composite has its name.
@@ -61,8 +51,7 @@ class Composites:
 
     @contextmanager
     def declare(self, name: str) -> Iterator[None]:
-        """
-        What is declared within the block belongs to the composite.
+        """What is declared within the block belongs to the composite.
 
         Args:
             name: its whole name.
@@ -83,9 +72,7 @@ class Composites:
 
 
 class CompositeGraph:
-    """
-    The part of a pipeline that names what is declared, and declares composites.
-    """
+    """The part of a pipeline that names what is declared, and declares composites."""
 
     def __init__(self) -> None:
         self._composites = Composites()
@@ -98,8 +85,7 @@ class CompositeGraph:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """
-        Apply a function from streams to streams, whose steps belong together under one name: a composite.
+        """Apply a function from streams to streams, whose steps belong together under one name: a composite.
 
         What the function declares (steps, streams, sinks, inputs) is named after the composite: its step
         ``clean`` is the computation ``visits.clean``, in SQL, in `millpond status` and everywhere. So a
@@ -131,8 +117,6 @@ class CompositeGraph:
             return function(*args, **kwargs)
 
     def _named(self, kind: str, name: object, *, reserved: frozenset[str] = frozenset({DEAD_LETTERS})) -> str:
-        """
-        The whole name of what is being declared, within its composite.
-        """
+        """The whole name of what is being declared, within its composite."""
         own = check_name(kind, name, reserved=reserved)
         return own if own == DEAD_LETTERS else check_name(kind, f"{self._composites.prefix}{own}")

@@ -1,5 +1,4 @@
-"""
-Cycles of a topology, and which edges hold the watermark: all but those that are declared a feedback.
+"""Cycles of a topology, and which edges hold the watermark: all but those that are declared a feedback.
 
 Around a cycle of edges that hold, a watermark waits for itself: nothing in it fires that owes a production at
 an earlier time than its own. A *feedback* cuts the cycle. It holds back nothing of what could still come, but
@@ -14,8 +13,6 @@ from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
 
-__all__ = ["Cycle", "bounded_by_injectors", "comes_back", "cycle_of", "holding_edges", "is_in_cycle"]
-
 Cycle = tuple[tuple[str, str], ...]
 """The way around: each computation with the stream on which it reaches the next one."""
 
@@ -23,9 +20,7 @@ _Edges = Mapping[str, tuple[tuple[str, str], ...]]
 
 
 def holding_edges(topology: Topology) -> _Edges:
-    """
-    For each computation, the streams and consumers whose input watermarks its output watermark bounds.
-    """
+    """For each computation, the streams and consumers whose input watermarks its output watermark bounds."""
     behind = {
         name: _reached(topology, node)
         for name, node in topology.computations.items()
@@ -42,9 +37,7 @@ def holding_edges(topology: Topology) -> _Edges:
 
 
 def bounded_by_injectors(topology: Topology) -> set[str]:
-    """
-    The computations whose input watermark an injector bounds, directly or through the outputs of others.
-    """
+    """The computations whose input watermark an injector bounds, directly or through the outputs of others."""
     edges = holding_edges(topology)
     # An unreadable outside record becomes a dead letter before any computation sees it.
     bounded = set(topology.readers_of([*topology.injectors, DEAD_LETTERS]))
@@ -57,16 +50,13 @@ def bounded_by_injectors(topology: Topology) -> set[str]:
 
 
 def comes_back(topology: Topology, node: ComputationNode, stream: str) -> bool:
-    """
-    Whether a computation that is reached from ``node``, such as itself, produces to ``stream``.
-    """
+    """Whether a computation that is reached from ``node``, such as itself, produces to ``stream``."""
     reached = _reached(topology, node)
     return any(producer.name in reached for producer in topology.producers_of(stream))
 
 
 def cycle_of(edges: _Edges, name: str) -> Cycle:
-    """
-    The shortest way from a computation back to itself; empty if there is none.
+    """The shortest way from a computation back to itself; empty if there is none.
 
     Args:
         edges: see `holding_edges`.
@@ -87,9 +77,7 @@ def cycle_of(edges: _Edges, name: str) -> Cycle:
 
 
 def is_in_cycle(topology: Topology, node: ComputationNode) -> bool:
-    """
-    Whether records may come back to a computation, on a feedback or another way.
-    """
+    """Whether records may come back to a computation, on a feedback or another way."""
     return any(
         node.name in _reached(topology, topology.computations[consumer])
         for _, consumer, _ in _edges(topology, node)
@@ -97,9 +85,7 @@ def is_in_cycle(topology: Topology, node: ComputationNode) -> bool:
 
 
 def _reached(topology: Topology, node: ComputationNode) -> set[str]:
-    """
-    Whom records may reach from a computation; itself too, as it may produce to itself.
-    """
+    """Whom records may reach from a computation; itself too, as it may produce to itself."""
     visited: set[str] = {node.name}
     fresh = [node]
     while fresh:

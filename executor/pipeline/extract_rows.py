@@ -1,5 +1,4 @@
-"""
-Injection: outside rows become records, or dead letters (MillWheel §5.2).
+"""Injection: outside rows become records, or dead letters (MillWheel §5.2).
 
 An injector says where key, event time and id of a row are; a consumer may take its key from
 elsewhere (§4.2). A row without a readable key, time or id has an error instead, and
@@ -29,22 +28,9 @@ from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_c
 from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.keys.key_text import encode_key
-from millpond.statestore.rows.envelope import PlainObject, has_envelope_fields
+from millpond.statestore.rows.codec import PlainObject
+from millpond.statestore.rows.envelope import has_envelope_fields
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
-
-__all__ = [
-    "Injected",
-    "Rows",
-    "check_fields",
-    "delivered_values",
-    "member_names",
-    "oldest_time",
-    "read_injected",
-    "row_count",
-    "row_values",
-    "sorted_by_time",
-    "with_marks",
-]
 
 _Read = TypeVar("_Read")
 _FIRST_ROWS: Final = 1_000
@@ -55,8 +41,7 @@ Rows: TypeAlias = "pa.Table | Sequence[Mapping[str, Any]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """
-    What one consumer gets of outside rows, column by column.
+    """What one consumer gets of outside rows, column by column.
 
     Attributes:
         keys: the keys; null where ``errors`` has an entry about the key.
@@ -76,8 +61,7 @@ class Injected:
 def read_injected(
     node: InjectorNode, key: KeyExtractor, rows: Rows, stamp_at: EventTimeMicros | None = None
 ) -> Injected:
-    """
-    Read key, time and id of every row.
+    """Read key, time and id of every row.
 
     Args:
         node: where the injector says that they are.
@@ -105,8 +89,7 @@ def read_injected(
 
 
 def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequence[Any]) -> None:
-    """
-    Refuse rows of whose first thousand none can be read: it is the program that is wrong, and not one row.
+    """Refuse rows of whose first thousand none can be read: it is the program that is wrong, and not one row.
 
     Args:
         node: where the injector says that key, time and id are.
@@ -128,9 +111,7 @@ def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequenc
 
 
 def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """
-    The cells of a field that at least one row has.
-    """
+    """The cells of a field that at least one row has."""
     cells = [row[name] for row in rows if name in row]
     if not cells:
         fields = [field for field in rows[0] if isinstance(field, str)]
@@ -142,9 +123,7 @@ def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, A
 
 
 def _check_key_cells(stream: str, name: str, cells: Sequence[Any]) -> None:
-    """
-    Refuse cells of which no key can be made, each for its type.
-    """
+    """Refuse cells of which no key can be made, each for its type."""
     one_of_each = {type(cell): cell for cell in cells}
     reasons = {kind.__name__: reason for kind, cell in one_of_each.items() if (reason := _why_no_key(cell))}
     if len(reasons) == len(one_of_each):
@@ -166,8 +145,7 @@ def _why_no_key(cell: Any) -> str | None:
 
 
 def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
-    """
-    Which member sent each row; ``None`` where that cannot be read, and for all when there are none.
+    """Which member sent each row; ``None`` where that cannot be read, and for all when there are none.
 
     Raises:
         InvalidError: the column is missing.
@@ -183,9 +161,7 @@ def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
 
 
 def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | None:
-    """
-    Record ids with their scope before them; see `Topology.id_scope`.
-    """
+    """Record ids with their scope before them; see `Topology.id_scope`."""
     if ids is None or not scope:
         return ids
     return pc.binary_join_element_wise(pa.scalar(scope, pa.binary()), ids, pa.scalar(b"", pa.binary()))
@@ -194,8 +170,7 @@ def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | Non
 def with_marks(
     seen: InputObservation, node: InjectorNode, rows: Rows, members: Sequence[str | None] | None
 ) -> InputObservation:
-    """
-    What was seen of some rows, with the greatest of the source's own marks, and of each member's, where any row has one.
+    """What was seen of some rows, with the greatest of the source's own marks, and of each member's, where any row has one.
 
     Args:
         seen: the observation of the rows.
@@ -229,8 +204,7 @@ def _greatest(at: npt.NDArray[np.int64]) -> EventTimeMicros | None:
 
 
 def oldest_time(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
-    """
-    The least time of the rows that have a readable one; ``None`` without any.
+    """The least time of the rows that have a readable one; ``None`` without any.
 
     Raises:
         InvalidError: the column is missing, or of a type that can never hold a time.
@@ -240,8 +214,7 @@ def oldest_time(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
 
 
 def readable_times(node: InjectorNode, rows: Rows) -> npt.NDArray[np.int64]:
-    """
-    The times of the rows that have a readable one, in their order.
+    """The times of the rows that have a readable one, in their order.
 
     Raises:
         InvalidError: the column is missing, or of a type that can never hold a time.
@@ -251,8 +224,7 @@ def readable_times(node: InjectorNode, rows: Rows) -> npt.NDArray[np.int64]:
 
 
 def sorted_by_time(node: InjectorNode, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """
-    The rows in the order of their times, and these; rows of one time stay in their order.
+    """The rows in the order of their times, and these; rows of one time stay in their order.
 
     Rows without a readable time come first, at the beginning of time.
 
@@ -272,15 +244,12 @@ def sorted_by_time(node: InjectorNode, rows: Rows) -> tuple[Rows, npt.NDArray[np
 
 
 def row_count(rows: Rows) -> int:
-    """
-    How many rows there are.
-    """
+    """How many rows there are."""
     return int(rows.num_rows) if isinstance(rows, pa.Table) else len(rows)
 
 
 def delivered_values(node: InjectorNode, rows: Rows, at: npt.NDArray[np.int64]) -> Values:
-    """
-    The rows as record values; the rows of a change stream, which are flat, in envelopes.
+    """The rows as record values; the rows of a change stream, which are flat, in envelopes.
 
     Args:
         node: the injector.
@@ -295,9 +264,7 @@ def delivered_values(node: InjectorNode, rows: Rows, at: npt.NDArray[np.int64]) 
 
 
 def row_values(rows: Rows) -> Values:
-    """
-    The rows as record values: each is a ``dict`` of its fields.
-    """
+    """The rows as record values: each is a ``dict`` of its fields."""
     if isinstance(rows, pa.Table):
         return ArrowValues(rows)
     if any(map(has_envelope_fields, rows)):
@@ -319,9 +286,7 @@ class _Rows:
 def _cells(
     extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]], read: Callable[[Any], _Read], absent: _Read
 ) -> tuple[list[_Read], dict[int, str]]:
-    """
-    What ``read`` makes of each row's cell; ``absent`` and an error where it cannot.
-    """
+    """What ``read`` makes of each row's cell; ``absent`` and an error where it cannot."""
     cells: list[_Read] = []
     errors: dict[int, str] = {}
     for position, row in enumerate(rows):
@@ -378,9 +343,7 @@ def _times(
 
 
 def _numbers(extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]]) -> pa.Array | None:
-    """
-    A field of all rows if it is a whole number in each, which is read at once.
-    """
+    """A field of all rows if it is a whole number in each, which is read at once."""
     if not isinstance(extractor, str) or not ROW_DICTS.issuperset(map(type, rows)):
         return None
     cells = [row.get(extractor) for row in rows]

@@ -1,5 +1,4 @@
-"""
-Fused streams: which weak productions reach their consumers within the superstep that made them.
+"""Fused streams: which weak productions reach their consumers within the superstep that made them.
 
 A stream is not fused, and so is delivered as if it were strong, where its records could come back to
 their producer by weak productions (a superstep would never end), and where a consumer also takes
@@ -13,14 +12,11 @@ from graphlib import TopologicalSorter
 
 from millpond.executor.pipeline.nodes import ComputationNode
 
-__all__ = ["fused_order", "fused_streams"]
-
 
 def fused_streams(
     computations: Mapping[str, ComputationNode], injected: Mapping[str, object]
 ) -> dict[str, frozenset[str]]:
-    """
-    The streams of each computation whose productions are delivered within their superstep.
+    """The streams of each computation whose productions are delivered within their superstep.
 
     Args:
         computations: by name.
@@ -51,9 +47,7 @@ def _consumers(stream: str, computations: Mapping[str, ComputationNode]) -> Iter
 
 
 def _reached(start: list[ComputationNode], computations: Mapping[str, ComputationNode]) -> set[str]:
-    """
-    Whom records may reach by weak productions, those at the start included.
-    """
+    """Whom records may reach by weak productions, those at the start included."""
     visited: set[str] = set()
     fresh = list(start)
     while fresh:
@@ -68,9 +62,7 @@ def _reached(start: list[ComputationNode], computations: Mapping[str, Computatio
 def fused_order(
     computations: Mapping[str, ComputationNode], fused: Mapping[str, frozenset[str]]
 ) -> tuple[str, ...]:
-    """
-    The computations so that each comes after those whose fused streams it consumes.
-    """
+    """The computations so that each comes after those whose fused streams it consumes."""
     sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(sorted(computations), ()))
     for producer in sorted(fused):
         for stream in sorted(fused[producer]):

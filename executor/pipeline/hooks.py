@@ -1,6 +1,4 @@
-"""
-The hooks of a computation, looked at before they run.
-"""
+"""The hooks of a computation, looked at before they run."""
 
 from __future__ import annotations
 
@@ -10,14 +8,11 @@ from typing import Final
 from millpond.executor.computation.computation import Computation
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["check_hooks"]
-
 _HOOKS: Final = ("process_record", "process_records", "process_timer", "upgrade_state")
 
 
 def check_hooks(name: str, computation: Computation) -> None:
-    """
-    Refuse hooks whose body would never run: a call of theirs only makes a generator or a coroutine.
+    """Refuse hooks whose body would never run: a call of theirs only makes a generator or a coroutine.
 
     Args:
         name: the computation's name, for the error.

@@ -1,6 +1,4 @@
-"""
-Checks of an injector's arguments that its line alone shows, and what errors about its rows say of it.
-"""
+"""Checks of an injector's arguments that its line alone shows, and what errors about its rows say of it."""
 
 from __future__ import annotations
 
@@ -17,20 +15,9 @@ from millpond.executor.pipeline.key_extractor import check_key_extractor
 from millpond.executor.pipeline.nodes import FieldExtractor
 from millpond.statestore.errors import InvalidError, did_you_mean
 
-__all__ = [
-    "check_field",
-    "check_ingress",
-    "check_key_field",
-    "check_members",
-    "check_payload",
-    "positive_us",
-    "told_of_stream",
-]
-
 
 def check_field(argument: str, field: object, stream: str) -> None:
-    """
-    Refuse what names no field of a row.
+    """Refuse what names no field of a row.
 
     Raises:
         InvalidError: it is neither a column's name nor a function.
@@ -45,8 +32,7 @@ def check_field(argument: str, field: object, stream: str) -> None:
 
 
 def check_key_field(key: object, stream: str) -> None:
-    """
-    Refuse what names no key of a row.
+    """Refuse what names no key of a row.
 
     Raises:
         InvalidError: it is neither a column's name, nor a list of names, nor a function.
@@ -58,8 +44,7 @@ def check_key_field(key: object, stream: str) -> None:
 
 
 def positive_us(stream: str, argument: str, duration: Duration) -> int:
-    """
-    A duration in microseconds.
+    """A duration in microseconds.
 
     Raises:
         InvalidError: it is not positive, or no duration.
@@ -77,8 +62,7 @@ def check_ingress(
     members: Sequence[str],
     skew_limit: Duration | None,
 ) -> None:
-    """
-    Refuse options that a stream by time of arrival does not have.
+    """Refuse options that a stream by time of arrival does not have.
 
     Raises:
         InvalidError: one of them is given.
@@ -93,8 +77,7 @@ def check_ingress(
 
 
 def check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:
-    """
-    Refuse members without a way to tell them, or the other way about.
+    """Refuse members without a way to tell them, or the other way about.
 
     Raises:
         InvalidError: says what does not fit.
@@ -110,8 +93,7 @@ def check_members(stream: str, members: Sequence[str], member: FieldExtractor | 
 
 
 def check_payload(stream: str, payload: object, change: str | None, extractors: Sequence[object]) -> None:
-    """
-    Refuse what decodes nothing, and names that are no fields of its values.
+    """Refuse what decodes nothing, and names that are no fields of its values.
 
     Args:
         stream: the stream.
@@ -151,8 +133,7 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
 
 @contextmanager
 def told_of_stream(stream: str) -> Iterator[None]:
-    """
-    Let an error about the columns of some rows name the stream that they are for.
+    """Let an error about the columns of some rows name the stream that they are for.
 
     Args:
         stream: the injected stream.

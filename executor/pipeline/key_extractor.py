@@ -1,5 +1,4 @@
-"""
-Key extractors: how a consumer derives a record's key (MillWheel §4.2).
+"""Key extractors: how a consumer derives a record's key (MillWheel §4.2).
 
 Each *consumer* of a stream names a field of the value, or several, gives a function of the value, or keeps the key
 that the record was produced with (``None``).
@@ -27,19 +26,6 @@ from millpond.statestore.keys.key_arrays import check_key_type, encode_key_colum
 from millpond.statestore.keys.key_text import encode_key
 from millpond.statestore.types import Key
 
-__all__ = [
-    "ExtractedKeys",
-    "KeyExtractor",
-    "KeyField",
-    "ValueSequence",
-    "check_key_extractor",
-    "extract_key",
-    "extract_key_column",
-    "extract_keys",
-    "key_names",
-    "settled_key",
-]
-
 KeyExtractor: TypeAlias = str | Sequence[str] | Callable[[Any], Any] | None
 """
 A field's name, a list of names, a function of the value that returns text or a tuple, or ``None`` for the record's
@@ -54,27 +40,20 @@ text or a tuple.
 
 
 class ValueSequence(Protocol):
-    """
-    Record values that are decoded one by one, as `millpond.executor.bundle.bundle.Values` are.
-    """
+    """Record values that are decoded one by one, as `millpond.executor.bundle.bundle.Values` are."""
 
     def __len__(self) -> int:
-        """
-        Number of values.
-        """
+        """Number of values."""
         ...
 
     def value(self, index: int) -> Any:
-        """
-        The decoded value at ``index``.
-        """
+        """The decoded value at ``index``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractedKeys:
-    """
-    The keys of a whole column.
+    """The keys of a whole column.
 
     Attributes:
         keys: a string array, null exactly where ``errors`` has an entry.
@@ -86,8 +65,7 @@ class ExtractedKeys:
 
 
 def check_key_extractor(extractor: object, **subject: object) -> None:
-    """
-    Refuse an invalid key extractor.
+    """Refuse an invalid key extractor.
 
     Args:
         extractor: what the user gave.
@@ -120,24 +98,19 @@ def _check_names(names: Sequence[object], subject: Mapping[str, object]) -> None
 
 
 def settled_key(extractor: KeyExtractor) -> KeyExtractor:
-    """
-    The same extractor, a list of names as a tuple, which the caller can no longer change.
-    """
+    """The same extractor, a list of names as a tuple, which the caller can no longer change."""
     return tuple(extractor) if isinstance(extractor, list) else extractor
 
 
 def key_names(extractor: KeyExtractor) -> tuple[str, ...]:
-    """
-    The fields that a key is made of; none for a function, or for the record's own key.
-    """
+    """The fields that a key is made of; none for a function, or for the record's own key."""
     if isinstance(extractor, str):
         return (extractor,)
     return () if extractor is None or callable(extractor) else tuple(extractor)
 
 
 def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key:
-    """
-    One record's key.
+    """One record's key.
 
     Args:
         extractor: how the consumer derives it.
@@ -200,8 +173,7 @@ def _encodable(key: str) -> Key:
 
 
 def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, values: ValueSequence) -> ExtractedKeys:
-    """
-    The keys of many records; values are decoded only if the extractor wants them.
+    """The keys of many records; values are decoded only if the extractor wants them.
 
     Args:
         extractor: how the consumer wants the key.
@@ -224,9 +196,7 @@ def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, values: ValueSeque
 
 
 def _made_at_once(names: tuple[str, ...], values: ValueSequence) -> pa.StringArray | None:
-    """
-    Typed keys by columns, which takes a fraction of the time; ``None`` unless each column has values of one simple type.
-    """
+    """Typed keys by columns, which takes a fraction of the time; ``None`` unless each column has values of one simple type."""
     rows = [values.value(row) for row in range(len(values))]
     if not rows or not ROW_DICTS.issuperset(map(type, rows)):
         return None
@@ -256,8 +226,7 @@ _SIMPLE: Final[dict[type, pa.DataType]] = {
 
 
 def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:
-    """
-    The keys of outside records that stand in Arrow columns; columns' names cost no decoding.
+    """The keys of outside records that stand in Arrow columns; columns' names cost no decoding.
 
     Args:
         extractor: a column's name, a list of names, or a function of a row given as a ``dict``.
@@ -305,9 +274,7 @@ def _text_of(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _without_nulls(column: pa.ChunkedArray) -> ExtractedKeys:
-    """
-    Typed keys of a single column, whose nulls are no keys.
-    """
+    """Typed keys of a single column, whose nulls are no keys."""
     keys = encode_key_columns([column])
     if not column.null_count:
         return ExtractedKeys(keys=keys.texts, errors=keys.errors)

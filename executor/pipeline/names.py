@@ -1,13 +1,8 @@
-"""
-Names that the engine keeps for itself, and the interval that a pipeline's driver owns.
-"""
+"""Names that the engine keeps for itself, and the interval that a pipeline's driver owns."""
 
 from __future__ import annotations
 
 from millpond.statestore.interval import Interval
-
-__all__ = ["DEAD_LETTERS", "SIGNALS", "control_interval"]
-
 
 DEAD_LETTERS = "dead_letters"
 """Reserved name of the computation, and of the stream, that hold dead letters."""
@@ -18,8 +13,7 @@ SIGNALS = "window_signals"
 
 
 def control_interval(pipeline: str) -> Interval:
-    """
-    The interval that the driver of a pipeline itself owns.
+    """The interval that the driver of a pipeline itself owns.
 
     Every superstep's commit touches it, so a commit without any other row is fenced too.
     """

@@ -1,6 +1,4 @@
-"""
-The nodes of a pipeline's graph: injectors, computations and sinks, as the user declared them.
-"""
+"""The nodes of a pipeline's graph: injectors, computations and sinks, as the user declared them."""
 
 from __future__ import annotations
 
@@ -25,17 +23,6 @@ from millpond.executor.sinks.sink import Sink
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.id_retention import ID_SLACK_US
 
-__all__ = [
-    "ComputationNode",
-    "FieldExtractor",
-    "InjectorNode",
-    "OnError",
-    "OnLate",
-    "SinkNode",
-    "Subscription",
-]
-
-
 OnError: TypeAlias = Literal["dead_letter", "stop"]
 """What happens to a record whose code raises at every retry: it becomes a dead letter, or the run stops."""
 
@@ -50,8 +37,7 @@ FieldExtractor: TypeAlias = str | Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectorNode:
-    """
-    A declared injector; `Pipeline.inject` explains its arguments.
+    """A declared injector; `Pipeline.inject` explains its arguments.
 
     Attributes:
         stream: the stream that it feeds, which also names its input for the runners.
@@ -89,8 +75,7 @@ class InjectorNode:
     is_assumed: bool = False
 
     def check_member(self, member: str | None) -> None:
-        """
-        Refuse an unknown member.
+        """Refuse an unknown member.
 
         Raises:
             InvalidError: names it.
@@ -103,8 +88,7 @@ class InjectorNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """
-    A stream that a computation consumes, and how its records' keys are derived.
+    """A stream that a computation consumes, and how its records' keys are derived.
 
     Attributes:
         stream: its name.
@@ -119,8 +103,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputationNode:
-    """
-    A declared computation; `ComputationOptions` explains what is not said here.
+    """A declared computation; `ComputationOptions` explains what is not said here.
 
     Attributes:
         name: the partition of its rows, and its table in SQL.
@@ -160,66 +143,48 @@ class ComputationNode:
 
     @property
     def inbox(self) -> tuple[str, ...]:
-        """
-        The streams that it reads from committed rows, including those addressed to it.
-        """
+        """The streams that it reads from committed rows, including those addressed to it."""
         streams = [subscription.stream for subscription in self.subscriptions]
         return (*streams, *(addressed(stream, self.name) for stream in streams))
 
     @property
     def production_names(self) -> Mapping[str, str]:
-        """
-        The streams that it may produce to, by the names that its code says: those in its composite, or whole.
-        """
+        """The streams that it may produce to, by the names that its code says: those in its composite, or whole."""
         whole = {stream: stream for stream in self.produces}
         return whole | {stream.removeprefix(self.prefix): stream for stream in self.produces}
 
     @property
     def percentiles(self) -> tuple[float, ...]:
-        """
-        The percentile watermarks below 100 that the code declares, greatest first.
-        """
+        """The percentile watermarks below 100 that the code declares, greatest first."""
         return declared_percentiles(self.computation.percentiles, self.name)
 
     @property
     def counters(self) -> tuple[str, ...]:
-        """
-        The counters that the code declares.
-        """
+        """The counters that the code declares."""
         return declared_counters(self.computation.counters, self.name)
 
     def drops_late(self, stream: str) -> bool:
-        """
-        Whether late records of a stream are dropped.
-        """
+        """Whether late records of a stream are dropped."""
         word = self.on_late if isinstance(self.on_late, str) else self.on_late.get(stream)
         return word == "drop"
 
     @property
     def horizon_us(self) -> int:
-        """
-        How far the output watermark lags behind the input's, in microseconds.
-        """
+        """How far the output watermark lags behind the input's, in microseconds."""
         return horizon_us(self.computation.late_data_horizon)
 
     def rank(self, stream: str) -> int:
-        """
-        The place of a stream among those that it consumes.
-        """
+        """The place of a stream among those that it consumes."""
         return next((rank for rank, own in enumerate(self.subscriptions) if own.stream == stream), 0)
 
     def subscription(self, stream: str) -> Subscription | None:
-        """
-        The subscription to ``stream``; ``None`` without one.
-        """
+        """The subscription to ``stream``; ``None`` without one."""
         return next((own for own in self.subscriptions if own.stream == stream), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkNode:
-    """
-    A declared sink and the stream that it writes.
-    """
+    """A declared sink and the stream that it writes."""
 
     name: str
     stream: str

@@ -1,5 +1,4 @@
-"""
-The pipeline: what the user declares, before it is checked and frozen (MillWheel §3).
+"""The pipeline: what the user declares, before it is checked and frozen (MillWheel §3).
 
 Declarations are refused at their own line when that line alone shows the mistake; what needs
 the whole picture is refused by `Pipeline.check`, which every runner calls before it starts.
@@ -38,7 +37,6 @@ from millpond.executor.pipeline.injector_checks import (
     positive_us,
 )
 from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, check_key_extractor, settled_key
-from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.executor.pipeline.nodes import (
     ComputationNode,
     FieldExtractor,
@@ -55,8 +53,6 @@ from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.sinks.sink import Sink
 from millpond.statestore.errors import InvalidError, did_you_mean
 
-__all__ = ["DEAD_LETTERS", "EnginePipeline"]
-
 _NO_DISORDER: Final = BoundedDisorder("0s")
 _OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
 
@@ -65,8 +61,7 @@ StreamT_co = TypeVar("StreamT_co", bound=Stream, default=Stream, covariant=True)
 
 
 class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
-    """
-    A graph of injectors, computations and sinks, joined by named streams.
+    """A graph of injectors, computations and sinks, joined by named streams.
 
     Args:
         name: the pipeline's name. The store keeps its input positions under this name, so a pipeline with
@@ -136,8 +131,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         change: str | None = None,
         payload: Payload | None = None,
     ) -> StreamT_co:
-        """
-        Declare a stream of records from outside (MillWheel §4.3, §5.2).
+        """Declare a stream of records from outside (MillWheel §4.3, §5.2).
 
         Args:
             name: the stream's name; the runner takes its input under the same name.
@@ -242,8 +236,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         produces: Sequence[str] = (),
         **options: Unpack[ComputationOptions],
     ) -> dict[str, StreamT_co]:
-        """
-        Add a computation with any number of input and output streams.
+        """Add a computation with any number of input and output streams.
 
         Args:
             computation: an instance of the user's `Computation`.
@@ -293,8 +286,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         return {stream: self.stream_class(self, whole) for stream, whole in streams.items()}
 
     def add_sink(self, name: str, stream: str, sink: Sink) -> None:
-        """
-        Write a stream to a sink, each record exactly once; `Stream.sink` is the shorter form.
+        """Write a stream to a sink, each record exactly once; `Stream.sink` is the shorter form.
 
         Args:
             name: the sink's name, unique within the pipeline.
@@ -314,8 +306,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         self._sinks[name] = SinkNode(name=name, stream=stream, sink=sink)
 
     def stream(self, name: str) -> StreamT_co:
-        """
-        The stream called ``name``, which may be declared later: this allows cycles.
+        """The stream called ``name``, which may be declared later: this allows cycles.
 
         Within a composite it is the composite's own stream.
 
@@ -328,8 +319,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         return self.stream_class(self, self._named("stream", name, reserved=frozenset()))
 
     def with_sinks(self, place: Callable[[str, Sink], Sink]) -> Self:
-        """
-        The same pipeline with other sinks.
+        """The same pipeline with other sinks.
 
         Args:
             place: returns the sink to take, given a sink's name and the sink that the pipeline has.
@@ -341,8 +331,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         return other
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
-        """
-        Check everything that can be checked before the run, and freeze the result.
+        """Check everything that can be checked before the run, and freeze the result.
 
         Every runner calls this before it starts; call it directly to test a declaration.
 

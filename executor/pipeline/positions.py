@@ -1,6 +1,4 @@
-"""
-The positions that a pipeline keeps in the table as Delta ``txn`` actions, and what they say.
-"""
+"""The positions that a pipeline keeps in the table as Delta ``txn`` actions, and what they say."""
 
 from __future__ import annotations
 
@@ -28,28 +26,6 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import Superstep
 
-__all__ = [
-    "BOUNDED_SOURCE",
-    "LOCAL_SOURCE",
-    "admit_batch",
-    "after_the_end",
-    "claimed_by",
-    "conflicting_pipeline",
-    "consumed_before",
-    "consumed_elsewhere",
-    "counts_by_computation",
-    "current_name",
-    "id_slack_of",
-    "id_slack_position",
-    "input_positions",
-    "percentile_watermark_app_id",
-    "pipeline_number",
-    "recorded_word",
-    "stored_state_version",
-    "stream_number",
-    "superstep_of",
-]
-
 BOUNDED_SOURCE = "bounded"
 """Source id of an input that is a bounded DataFrame: its only batch is 0."""
 
@@ -60,18 +36,14 @@ _SLACK_BITS = 42
 
 
 def percentile_watermark_app_id(pipeline: str, kind: str, name: str, percentile: float = EXACT) -> str:
-    """
-    Names a journaled watermark of a percentile; ``kind`` is ``injector`` or ``computation``.
-    """
+    """Names a journaled watermark of a percentile; ``kind`` is ``injector`` or ``computation``."""
     # The clock's own name, so that 90 and 90.0 are one watermark here as in the rows.
     clock = clock_name(TimeDomain.EVENT, percentile)
     return watermark_app_id(pipeline, kind, name) + clock.removeprefix(TimeDomain.EVENT.value)
 
 
 def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[str, dict[str, int]]:
-    """
-    Every counter of a pipeline's computations, by name.
-    """
+    """Every counter of a pipeline's computations, by name."""
     counts: dict[str, dict[str, int]] = {}
     for app_id, value in positions.items():
         if app_id.startswith(COUNT_PREFIX):
@@ -82,16 +54,12 @@ def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[s
 
 
 def stream_number(stream: str) -> int:
-    """
-    A stream's name as a number that a Delta ``txn`` can hold.
-    """
+    """A stream's name as a number that a Delta ``txn`` can hold."""
     return pipeline_number(stream)
 
 
 def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
-    """
-    Every computation that a pipeline has ever run, including those that it no longer has.
-    """
+    """Every computation that a pipeline has ever run, including those that it no longer has."""
     number = pipeline_number(pipeline)
     return frozenset(
         unquote(app_id.removeprefix(CLAIM_PREFIX))
@@ -101,9 +69,7 @@ def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
 
 
 def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computation: str) -> str | None:
-    """
-    The other pipeline that a computation belongs to; ``None`` when it is free or one's own.
-    """
+    """The other pipeline that a computation belongs to; ``None`` when it is free or one's own."""
     number = positions.get(claim_app_id(computation))
     if number in (None, pipeline_number(pipeline)):
         return None
@@ -111,8 +77,7 @@ def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computatio
 
 
 def id_slack_position(stored: int | None, slack_us: int) -> int:
-    """
-    How long a computation's senders may repeat a record, as a number that rises with each change.
+    """How long a computation's senders may repeat a record, as a number that rises with each change.
 
     Args:
         stored: the number that the table has; ``None``: none yet.
@@ -130,16 +95,13 @@ def id_slack_position(stored: int | None, slack_us: int) -> int:
 
 
 def id_slack_of(positions: Mapping[str, int], computation: str) -> int | None:
-    """
-    How long a computation's senders may repeat a record, in microseconds; ``None`` where no pipeline has said so.
-    """
+    """How long a computation's senders may repeat a record, in microseconds; ``None`` where no pipeline has said so."""
     position = positions.get(id_slack_app_id(computation))
     return None if position is None else position % (1 << _SLACK_BITS) * 1_000
 
 
 def current_name(positions: Mapping[str, int], stored: str) -> str:
-    """
-    What a pipeline is called now that the store knows by the name ``stored``.
+    """What a pipeline is called now that the store knows by the name ``stored``.
 
     Example:
         >>> current_name({"millpond/pipeline_name/clicks/visits": 7}, "clicks")
@@ -149,15 +111,12 @@ def current_name(positions: Mapping[str, int], stored: str) -> str:
 
 
 def stored_state_version(positions: Mapping[str, int], computation: str) -> int:
-    """
-    The ``state_version`` of the code that has last run a computation; 0 if the table records none.
-    """
+    """The ``state_version`` of the code that has last run a computation; 0 if the table records none."""
     return int(recorded_word(positions, STATE_VERSION_PREFIX, computation) or 0)
 
 
 def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str) -> str | None:
-    """
-    Another pipeline of the store that has consumed batches of an outside source; ``None`` if none has.
+    """Another pipeline of the store that has consumed batches of an outside source; ``None`` if none has.
 
     Only a source with an id of its own tells: Spark's streaming queries have one.
     """
@@ -172,15 +131,12 @@ def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str)
 
 
 def superstep_of(positions: Mapping[str, int], pipeline: str) -> Superstep:
-    """
-    The last superstep that has been committed; 0 before the first.
-    """
+    """The last superstep that has been committed; 0 before the first."""
     return Superstep(positions.get(superstep_app_id(pipeline), 0))
 
 
 def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) -> dict[str, int]:
-    """
-    Source id → last batch consumed, of one input.
+    """Source id → last batch consumed, of one input.
 
     Example:
         >>> input_positions({input_app_id("p", "s", "q1"): 4}, "p", "s")
@@ -196,9 +152,7 @@ def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) ->
 
 
 def after_the_end(stream: str) -> InvalidError:
-    """
-    What refuses records of a stream whose input an earlier run has ended.
-    """
+    """What refuses records of a stream whose input an earlier run has ended."""
     return InvalidError(
         "the input has ended: an earlier run was its last, so all that comes now would be late; a job that runs"
         " again and again passes finish=False to run, or trigger={'availableNow': True} to start, and begins"
@@ -208,8 +162,7 @@ def after_the_end(stream: str) -> InvalidError:
 
 
 def consumed_before(stream: str, rows: int, known: int | None) -> str:
-    """
-    Why a bounded DataFrame that the store has consumed before is not read again.
+    """Why a bounded DataFrame that the store has consumed before is not read again.
 
     Args:
         stream: the input, for the message.
@@ -235,8 +188,7 @@ def consumed_before(stream: str, rows: int, known: int | None) -> str:
 def admit_batch(
     known: Mapping[str, int], stream: str, source: str, batch: int, *, accept_checkpoint: bool = False
 ) -> bool:
-    """
-    Whether a batch is new; a batch that Spark replays after a crash is not.
+    """Whether a batch is new; a batch that Spark replays after a crash is not.
 
     A source hands out the batches 0, 1, 2, … and repeats at most the last one, so
     anything else means that checkpoint and store do not belong together.

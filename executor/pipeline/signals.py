@@ -1,5 +1,4 @@
-"""
-Signals from outside, which windowed steps wait for: records of a stream of their own.
+"""Signals from outside, which windowed steps wait for: records of a stream of their own.
 
 A signal travels as any other record does: it gets a key, a time and perhaps an id, is routed to the interval
 of its key, and is consumed in the fenced commit that stores its effect. The stream that carries signals never
@@ -23,8 +22,6 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros
 
-__all__ = ["SignalWindow", "listeners", "read_signal", "signal_rows", "with_signals"]
-
 SignalWindow: TypeAlias = Sequence[int] | None
 """The bounds of a window as panes show them, in microseconds since 1970 UTC; ``None`` for all of a key's windows."""
 
@@ -42,17 +39,14 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class _HoldsNothing:
-    """
-    The policy of a stream whose records are never waited for.
-    """
+    """The policy of a stream whose records are never waited for."""
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:  # noqa: ARG002 - wherever it was
         return FollowingLogic(TIME_MAX_US, None)
 
 
 def with_signals(topology: Topology, names: Mapping[str, frozenset[str]]) -> Topology:
-    """
-    The topology with the stream of signals, and subscriptions to it.
+    """The topology with the stream of signals, and subscriptions to it.
 
     Args:
         topology: a checked pipeline.
@@ -84,8 +78,7 @@ def _listening(node: ComputationNode) -> ComputationNode:
 
 
 def listeners(topology: Topology, signal: str, step: str | None) -> list[str]:
-    """
-    The windowed steps that a signal is for.
+    """The windowed steps that a signal is for.
 
     Raises:
         InvalidError: no step, or not the given one, waits for a signal of this name.
@@ -112,8 +105,7 @@ def signal_rows(
     id_: str | None,
     watermarks: Iterable[EventTimeMicros],
 ) -> pa.Table:
-    """
-    The row that carries a signal; its time is the end of its window, or now if that has passed.
+    """The row that carries a signal; its time is the end of its window, or now if that has passed.
 
     Args:
         signal: its name.
@@ -151,9 +143,7 @@ def _bounds(signal: str, window: Sequence[int]) -> tuple[int, int]:
 
 
 def read_signal(value: Mapping[str, Any], step: str) -> tuple[str, tuple[int, int] | None] | None:
-    """
-    The name of a signal and the bounds of its window, from its record; ``None`` if it is for another step.
-    """
+    """The name of a signal and the bounds of its window, from its record; ``None`` if it is for another step."""
     if value["step"] not in ("", step):
         return None
     start, _, end = value["window"].partition("/")

@@ -1,6 +1,4 @@
-"""
-What a computation declares of the versions of its state, looked at before it runs.
-"""
+"""What a computation declares of the versions of its state, looked at before it runs."""
 
 from __future__ import annotations
 
@@ -11,15 +9,12 @@ from millpond.executor.computation.computation import Computation
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec
 
-__all__ = ["STATE_VERSION_MAX", "check_state_version"]
-
 STATE_VERSION_MAX: Final = 2**31 - 1
 """The greatest number that the column has room for."""
 
 
 def check_state_version(name: str, computation: Computation) -> None:
-    """
-    Refuse a version that is no number, and codecs of versions that are not earlier ones.
+    """Refuse a version that is no number, and codecs of versions that are not earlier ones.
 
     Args:
         name: the computation's name, for the error.

@@ -1,6 +1,4 @@
-"""
-Streams: the named edges of a pipeline, and the operations that users call on them (MillWheel §4.3).
-"""
+"""Streams: the named edges of a pipeline, and the operations that users call on them (MillWheel §4.3)."""
 
 from __future__ import annotations
 
@@ -16,15 +14,12 @@ from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.sinks.sink import Sink
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["ComputationOptions", "Stream", "StreamGraph"]
-
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 class ComputationOptions(TypedDict, total=False):
-    """
-    The optional settings of a computation, for `Pipeline.add`, `Stream.apply` and every windowed step.
+    """The optional settings of a computation, for `Pipeline.add`, `Stream.apply` and every windowed step.
 
     Example:
         ``stream.apply(Counter(), name="counts", retries=0, on_error="stop")``
@@ -96,9 +91,7 @@ class ComputationOptions(TypedDict, total=False):
 
 
 class StreamGraph(Protocol):
-    """
-    The part of a pipeline that a stream needs: it declares the stream's consumers there.
-    """
+    """The part of a pipeline that a stream needs: it declares the stream's consumers there."""
 
     name: str
 
@@ -111,21 +104,15 @@ class StreamGraph(Protocol):
         produces: Sequence[str] = (),
         **options: Unpack[ComputationOptions],
     ) -> Mapping[str, Stream]:
-        """
-        Add a computation with any number of input and output streams.
-        """
+        """Add a computation with any number of input and output streams."""
         ...
 
     def add_sink(self, name: str, stream: str, sink: Sink) -> None:
-        """
-        Write a stream to a sink.
-        """
+        """Write a stream to a sink."""
         ...
 
     def stream(self, name: str) -> Stream:
-        """
-        The stream called ``name``, which may be declared later.
-        """
+        """The stream called ``name``, which may be declared later."""
         ...
 
     def transform(
@@ -136,16 +123,13 @@ class StreamGraph(Protocol):
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """
-        Apply a function whose steps belong together under one name.
-        """
+        """Apply a function whose steps belong together under one name."""
         ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stream:
-    """
-    A named stream of one pipeline, as returned by `Pipeline.inject`, `Pipeline.stream` and `apply`.
+    """A named stream of one pipeline, as returned by `Pipeline.inject`, `Pipeline.stream` and `apply`.
 
     A layer above adds operations (windows, for example) in a subclass, and a pipeline subclass
     returns it by setting ``stream_class``.
@@ -170,8 +154,7 @@ class Stream:
         produces: str | Sequence[str] | None = None,
         **options: Unpack[ComputationOptions],
     ) -> Self:
-        """
-        Process this stream with a computation.
+        """Process this stream with a computation.
 
         Args:
             computation: an instance of the user's `Computation`.
@@ -205,8 +188,7 @@ class Stream:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """
-        Apply a function of this stream, whose steps belong together under one name; see `Pipeline.transform`.
+        """Apply a function of this stream, whose steps belong together under one name; see `Pipeline.transform`.
 
         Args:
             name: the composite's name, which the names of its steps begin with.
@@ -226,8 +208,7 @@ class Stream:
         return self.pipeline.transform(name, function, self, *args, **kwargs)
 
     def sink(self, name: str, sink: Sink) -> Self:
-        """
-        Write this stream's records outside Millpond, each exactly once.
+        """Write this stream's records outside Millpond, each exactly once.
 
         Args:
             name: the sink's name, unique within the pipeline.

@@ -1,5 +1,4 @@
-"""
-The topology: a pipeline after it has been checked, frozen (MillWheel §3, §4.3).
+"""The topology: a pipeline after it has been checked, frozen (MillWheel §3, §4.3).
 
 Runners, tasks and the watermark authority read it and never change it. Streams are edges with
 names: any number of computations may produce to one, any number may subscribe to it, each with
@@ -22,14 +21,10 @@ from millpond.executor.pipeline.weak import WeakStreams, addressed, is_addressed
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.id_retention import ID_SLACK_US
 
-__all__ = ["Consumer", "Topology"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumer:
-    """
-    A computation, and the subscription through which it consumes one stream.
-    """
+    """A computation, and the subscription through which it consumes one stream."""
 
     computation: ComputationNode
     subscription: Subscription
@@ -37,8 +32,7 @@ class Consumer:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """
-    A checked pipeline; only `Pipeline.check` creates one, so it needs no further check.
+    """A checked pipeline; only `Pipeline.check` creates one, so it needs no further check.
 
     Attributes:
         name: the pipeline's name; in a run the one that the store knows it by, which is its first.
@@ -66,28 +60,20 @@ class Topology:
 
     @property
     def title(self) -> str:
-        """
-        The name in the code.
-        """
+        """The name in the code."""
         return self.declared_name or self.name
 
     def consumers_of(self, stream: str) -> tuple[Consumer, ...]:
-        """
-        The computations that subscribe to ``stream``, in the order of their declaration.
-        """
+        """The computations that subscribe to ``stream``, in the order of their declaration."""
         return self._consumers.get(stream, ())
 
     def readers_of(self, streams: Iterable[str]) -> frozenset[str]:
-        """
-        The names of the computations that subscribe to any of ``streams``.
-        """
+        """The names of the computations that subscribe to any of ``streams``."""
         consumers = (consumer for stream in streams for consumer in self.consumers_of(stream))
         return frozenset(consumer.computation.name for consumer in consumers)
 
     def reached_from(self, streams: Iterable[str]) -> frozenset[str]:
-        """
-        The names of the computations that records of ``streams`` reach, directly or through others.
-        """
+        """The names of the computations that records of ``streams`` reach, directly or through others."""
         reached: set[str] = set()
         fresh = [*streams]
         while fresh:
@@ -98,16 +84,14 @@ class Topology:
         return frozenset(reached)
 
     def sampled_by(self, streams: Iterable[str]) -> frozenset[str]:
-        """
-        The names of the computations whose keys are seen in ``streams``.
+        """The names of the computations whose keys are seen in ``streams``.
 
         A signal is no sample of a step's keys: it finds no windows where there are no intervals.
         """
         return self.readers_of(stream for stream in streams if stream != SIGNALS)
 
     def id_scope(self, computation: str, stream: str, bare: int | None = None) -> bytes:
-        """
-        The prefix of the record ids of ``stream`` in the rows of ``computation``.
+        """The prefix of the record ids of ``stream`` in the rows of ``computation``.
 
         Ids are unique per publisher: where a computation consumes several streams with ids, the same id
         on two streams identifies two records. The ids of the first such stream have no prefix.
@@ -122,16 +106,12 @@ class Topology:
         return b"" if chosen in (None, stream_number(stream)) else f"{stream}\0".encode()
 
     def bare_stream(self, computation: str) -> str | None:
-        """
-        The first stream with record ids that a computation subscribes to.
-        """
+        """The first stream with record ids that a computation subscribes to."""
         subscriptions = self.computation(computation).subscriptions
         return next((s.stream for s in subscriptions if self._has_ids(s.stream)), None)
 
     def id_slack_us(self, computation: str) -> int:
-        """
-        How long the senders of any stream that a computation subscribes to may repeat a record.
-        """
+        """How long the senders of any stream that a computation subscribes to may repeat a record."""
         streams = (s.stream for s in self.computation(computation).subscriptions)
         slacks = (self.injectors[stream].id_slack_us for stream in streams if self._has_ids(stream))
         return max(slacks, default=ID_SLACK_US)
@@ -141,37 +121,28 @@ class Topology:
         return injector is not None and injector.id is not None
 
     def producers_of(self, stream: str) -> tuple[ComputationNode, ...]:
-        """
-        The computations that may produce to ``stream``; for dead letters, all of them.
-        """
+        """The computations that may produce to ``stream``; for dead letters, all of them."""
         if stream == DEAD_LETTERS:
             return tuple(self.computations.values())
         return self._producers.get(stream, ())
 
     def sinks_of(self, stream: str) -> tuple[SinkNode, ...]:
-        """
-        The sinks that ``stream`` flows into.
-        """
+        """The sinks that ``stream`` flows into."""
         return self._sinks.get(stream, ())
 
     @cached_property
     def sorts(self) -> bool:
-        """
-        Whether any computation gets its records in the order of time.
-        """
+        """Whether any computation gets its records in the order of time."""
         return any(node.time_sorted for node in self.computations.values())
 
     @cached_property
     def former_names(self) -> Mapping[str, str]:
-        """
-        The computations that have been renamed: former name to name.
-        """
+        """The computations that have been renamed: former name to name."""
         nodes = self.computations.values()
         return {node.renamed_from: node.name for node in nodes if node.renamed_from is not None}
 
     def current_stream(self, stream: str) -> str:
-        """
-        The stream under which a production is delivered that was written before a computation was renamed.
+        """The stream under which a production is delivered that was written before a computation was renamed.
 
         A computation's own stream is renamed with it, and so is a consumer that a stream is addressed to.
         """
@@ -186,22 +157,17 @@ class Topology:
 
     @cached_property
     def fused(self) -> Mapping[str, frozenset[str]]:
-        """
-        The streams that each computation's weak productions are delivered on within their superstep.
-        """
+        """The streams that each computation's weak productions are delivered on within their superstep."""
         fused = fused_streams(self.computations, self.injectors)
         return {name: streams for name, streams in fused.items() if streams}
 
     @cached_property
     def fused_order(self) -> tuple[str, ...]:
-        """
-        The computations, each after those whose fused streams it consumes.
-        """
+        """The computations, each after those whose fused streams it consumes."""
         return fused_order(self.computations, self.fused)
 
     def waves(self, planned: Collection[str]) -> tuple[tuple[str, ...], ...]:
-        """
-        The order in which computations run: those with work, and those that may receive weak productions.
+        """The order in which computations run: those with work, and those that may receive weak productions.
 
         Args:
             planned: the computations with work of their own.
@@ -222,8 +188,7 @@ class Topology:
         return tuple(tuple(n for n, level in levels.items() if level == wave) for wave in range(count))
 
     def weak_streams(self, computation: str, *, keep_all: bool = False) -> WeakStreams:
-        """
-        How a computation's productions are delivered within a superstep.
+        """How a computation's productions are delivered within a superstep.
 
         Args:
             computation: its name.
@@ -235,15 +200,12 @@ class Topology:
 
     @cached_property
     def percentiles(self) -> tuple[float, ...]:
-        """
-        The percentile watermarks below 100 that any computation declares, greatest first.
-        """
+        """The percentile watermarks below 100 that any computation declares, greatest first."""
         declared = {percentile for node in self.computations.values() for percentile in node.percentiles}
         return tuple(sorted(declared, reverse=True))
 
     def percentile(self, percentile: float) -> float:
-        """
-        The percentile as a ``float``, if it is 100 or any computation declares it.
+        """The percentile as a ``float``, if it is 100 or any computation declares it.
 
         Raises:
             InvalidError: no computation declares it.
@@ -259,21 +221,16 @@ class Topology:
 
     @cached_property
     def wanted_streams(self) -> frozenset[str]:
-        """
-        The streams that a computation or a sink consumes; productions to others are dropped.
-        """
+        """The streams that a computation or a sink consumes; productions to others are dropped."""
         return frozenset(stream for stream in self.wanted_addresses if not is_addressed(stream))
 
     @cached_property
     def wanted_addresses(self) -> frozenset[str]:
-        """
-        `wanted_streams` and the addressed streams of fused productions (`millpond.executor.pipeline.weak`).
-        """
+        """`wanted_streams` and the addressed streams of fused productions (`millpond.executor.pipeline.weak`)."""
         return frozenset(self._consumers) | frozenset(self._sinks)
 
     def computation(self, name: str) -> ComputationNode:
-        """
-        The computation called ``name``.
+        """The computation called ``name``.
 
         Raises:
             InvalidError: there is none.
@@ -288,8 +245,7 @@ class Topology:
         return self.computations[name]
 
     def injector(self, stream: str) -> InjectorNode:
-        """
-        The injector that feeds ``stream``.
+        """The injector that feeds ``stream``.
 
         Raises:
             InvalidError: there is none.

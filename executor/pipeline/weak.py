@@ -1,5 +1,4 @@
-"""
-Weak productions: delivered before the checkpoint that would make them durable (MillWheel §6.1.3).
+"""Weak productions: delivered before the checkpoint that would make them durable (MillWheel §6.1.3).
 
 A computation with ``productions="weak"`` delivers its productions within the superstep that made them: its
 streams are *fused* with their consumers. The consumers' effects are part of the same commit, so the store
@@ -17,8 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-__all__ = ["STRONG", "ProductionMode", "WeakStreams", "addressed", "is_addressed"]
-
 ProductionMode: TypeAlias = Literal["strong", "weak"]
 """When a production is delivered: once its checkpoint is durable, or before."""
 
@@ -27,8 +24,7 @@ _MARK: Final = "@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeakStreams:
-    """
-    How a computation's productions are delivered within a superstep.
+    """How a computation's productions are delivered within a superstep.
 
     Attributes:
         fused: the streams whose productions reach their consumers before the commit.
@@ -45,8 +41,7 @@ STRONG: Final = WeakStreams()
 
 
 def addressed(stream: str, consumer: str = "") -> str:
-    """
-    The stream under which a fused production is kept for one computation, or for sinks only.
+    """The stream under which a fused production is kept for one computation, or for sinks only.
 
     Example:
         >>> addressed("visits", "cities")
@@ -56,7 +51,5 @@ def addressed(stream: str, consumer: str = "") -> str:
 
 
 def is_addressed(stream: str) -> bool:
-    """
-    Whether a stream holds fused productions that are stored for one consumer or for sinks.
-    """
+    """Whether a stream holds fused productions that are stored for one consumer or for sinks."""
     return _MARK in stream

@@ -1,5 +1,4 @@
-"""
-The allocator of Arrow's data in a process that is Millpond's own: one that keeps little of what is freed.
+"""The allocator of Arrow's data in a process that is Millpond's own: one that keeps little of what is freed.
 
 Such are Spark's Python workers and `millpond run`; in a program that embeds Millpond the choice is the program's. A
 superstep decodes many parts of files, one after the other, and keeps a few rows of each. Arrow's default allocator
@@ -13,15 +12,12 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["use_frugal_allocator"]
-
 _CHOSEN_BY_USER: Final = "ARROW_DEFAULT_MEMORY_POOL"
 _FRUGAL: Final = "jemalloc"
 
 
 def use_frugal_allocator() -> None:
-    """
-    From now on allocate Arrow's data of this process with the allocator that keeps least of what is freed.
+    """From now on allocate Arrow's data of this process with the allocator that keeps least of what is freed.
 
     Nothing changes where this build of Arrow has not got it, or the user has chosen one by Arrow's own variable.
     """

@@ -1,5 +1,4 @@
-"""
-PySpark's daemon, which forks a session's Python workers, with all imported that a worker of Millpond needs.
+"""PySpark's daemon, which forks a session's Python workers, with all imported that a worker of Millpond needs.
 
 PySpark's own daemon imports next to nothing, since what is imported may start threads, and a process with threads is
 not safe to fork: so each of its workers imports pandas, Arrow and this package again. This daemon has them imported
@@ -18,8 +17,6 @@ from typing import Final
 
 from millpond.statestore.system import seed_forks
 
-__all__ = ["MODULES", "import_modules", "main"]
-
 MODULES: Final = ("numpy", "pandas", "pyspark.worker", "millpond.executor.python_workers.task")
 """What is imported before the first worker is forked."""
 
@@ -33,8 +30,7 @@ _THREADS: Final = Path("/proc/self/task")
 
 
 def import_modules() -> bool:
-    """
-    Import `MODULES`, and forget them for the garbage collector, which PySpark has search all objects after each task.
+    """Import `MODULES`, and forget them for the garbage collector, which PySpark has search all objects after each task.
 
     NumPy starts threads for the processors of a task (``OMP_NUM_THREADS``, from Spark): none where that is one.
 
@@ -55,9 +51,7 @@ def import_modules() -> bool:
 
 
 def main() -> None:
-    """
-    Fork workers until Spark ends: as the process that Spark has started, with its standard input and output.
-    """
+    """Fork workers until Spark ends: as the process that Spark has started, with its standard input and output."""
     if not import_modules():
         os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])  # noqa: S606
     from pyspark.daemon import manager

@@ -1,5 +1,4 @@
-"""
-The hand-over of a slot: its records go to the worker process that has its soft state.
+"""The hand-over of a slot: its records go to the worker process that has its soft state.
 
 Spark gives a task to any idle Python worker of an executor. So the first process that runs a slot listens for it, at
 an address that all workers of the executor can tell, and another one that gets the slot's task hands the plan and the
@@ -28,8 +27,6 @@ import pyarrow as pa
 
 from millpond.executor.python_workers.task_plan import SlotReport
 
-__all__ = ["HandedOver", "SlotHomes", "hand_over", "has_abstract_addresses"]
-
 _LOG = logging.getLogger("millpond")
 _FAMILY: Final = "AF_UNIX"
 _WAITING_MAX: Final = 16
@@ -37,15 +34,12 @@ _CALL_S: Final = 5.0
 
 
 def has_abstract_addresses(system: str = sys.platform) -> bool:
-    """
-    Whether this system can hand slots over.
-    """
+    """Whether this system can hand slots over."""
     return system == "linux"
 
 
 class HandedOver:
-    """
-    A slot that another process has handed over; its report is given once.
+    """A slot that another process has handed over; its report is given once.
 
     Args:
         connection: to the process that waits.
@@ -61,9 +55,7 @@ class HandedOver:
         self._is_given = False
 
     def give(self, report: SlotReport) -> None:
-        """
-        Answer, unless that was done: code that is stuck may come back after the watchdog has reported it.
-        """
+        """Answer, unless that was done: code that is stuck may come back after the watchdog has reported it."""
         with self._giving:
             if not self._is_given:
                 self._is_given = True
@@ -75,8 +67,7 @@ Serve: TypeAlias = Callable[[HandedOver], None]
 
 
 class SlotHomes:
-    """
-    The slots that this process is home to, and the way to those of its neighbours.
+    """The slots that this process is home to, and the way to those of its neighbours.
 
     Args:
         secret: what only the run's tasks know.
@@ -92,8 +83,7 @@ class SlotHomes:
         self._is_closed = False
 
     def neighbour(self, slot: int, slots_max: int) -> Connection | None:
-        """
-        A connection to the slot's home, if that is another process. If there is none, this one becomes it.
+        """A connection to the slot's home, if that is another process. If there is none, this one becomes it.
 
         Args:
             slot: the slot.
@@ -111,9 +101,7 @@ class SlotHomes:
             return None
 
     def close(self) -> None:
-        """
-        Be home to no slot any more.
-        """
+        """Be home to no slot any more."""
         self._is_closed = True
         while self._listeners:
             slot, (listener, thread) = self._listeners.popitem()
@@ -133,9 +121,7 @@ class SlotHomes:
         return f"\0millpond-{run}-{self._executor}-{slot}"
 
     def _settle(self, slot: int) -> bool:
-        """
-        Listen for a slot; false if another process does.
-        """
+        """Listen for a slot; false if another process does."""
         try:
             listener = Listener(self._address(slot), _FAMILY, backlog=_WAITING_MAX)
         except OSError:
@@ -177,8 +163,7 @@ class SlotHomes:
 
 
 def hand_over(neighbour: Connection, plan: bytes, batches: Sequence[pa.RecordBatch]) -> SlotReport | None:
-    """
-    Have a slot's home run it; ``None`` if the home ends before it has reported.
+    """Have a slot's home run it; ``None`` if the home ends before it has reported.
 
     Args:
         neighbour: what `SlotHomes.neighbour` returned.

@@ -1,5 +1,4 @@
-"""
-Whether Spark's workers can import the modules that a pipeline's code comes from.
+"""Whether Spark's workers can import the modules that a pipeline's code comes from.
 
 Code of the main program travels with the pipeline; code of modules travels by name, and the workers import it. A
 module next to the program is found by the driver but not always by them, which they would say in a long trace in the
@@ -28,8 +27,6 @@ from millpond.statestore.errors import InvalidError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_importable", "import_error", "own_modules"]
-
 _TASKS_MAX: Final = 64
 _KNOWN_MAX: Final = 1_000
 _LOADER_NAME: Final = "subimport"
@@ -40,8 +37,7 @@ _known: set[tuple[str, tuple[str, ...]]] = set()
 
 
 def check_importable(spark: SparkSession, topology: Topology) -> None:
-    """
-    Let the workers import the modules of a pipeline's code that are not installed; costs a job if there are any.
+    """Let the workers import the modules of a pipeline's code that are not installed; costs a job if there are any.
 
     The job is like those of supersteps: Spark starts other workers for other kinds of jobs.
 
@@ -66,9 +62,7 @@ def check_importable(spark: SparkSession, topology: Topology) -> None:
 
 
 def _import_failures(modules: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """
-    The first of the modules that this worker cannot import, if any.
-    """
+    """The first of the modules that this worker cannot import, if any."""
     for _ in batches:
         continue  # Spark ends a worker that leaves rows unread
     failure = next(filter(None, map(_import_failure, modules)), None)
@@ -77,9 +71,7 @@ def _import_failures(modules: tuple[str, ...], batches: Iterable[pa.RecordBatch]
 
 
 def _import_failure(module: str) -> tuple[str, str] | None:
-    """
-    The name of a module and why it cannot be imported; ``None`` if it can.
-    """
+    """The name of a module and why it cannot be imported; ``None`` if it can."""
     try:
         importlib.import_module(module)
     except Exception as error:  # noqa: BLE001 - a module of the user's may raise anything
@@ -88,9 +80,7 @@ def _import_failure(module: str) -> tuple[str, str] | None:
 
 
 def import_error(module: str | None, reason: object) -> InvalidError:
-    """
-    The error of code that a worker cannot import.
-    """
+    """The error of code that a worker cannot import."""
     return InvalidError(
         "a worker of Spark cannot import a module of the pipeline's code: install it there, "
         "or give it to Spark before the run with spark.sparkContext.addPyFile",
@@ -100,16 +90,12 @@ def import_error(module: str | None, reason: object) -> InvalidError:
 
 
 def own_modules(pickled: bytes) -> tuple[str, ...]:
-    """
-    The modules that pickled objects come from and that are not installed where Python finds its packages.
-    """
+    """The modules that pickled objects come from and that are not installed where Python finds its packages."""
     return tuple(sorted(name for name in set(_modules(pickled)) if _is_own(name)))
 
 
 def _modules(pickled: bytes) -> Iterator[str]:
-    """
-    The modules that unpickling imports: those of the classes and functions, and those that cloudpickle loads by name.
-    """
+    """The modules that unpickling imports: those of the classes and functions, and those that cloudpickle loads by name."""
     texts: list[str] = []
     memo: list[str] = []
     top, is_loading = "", False

@@ -1,5 +1,4 @@
-"""
-The columns of a routed row: those that routing adds, and the input's own.
+"""The columns of a routed row: those that routing adds, and the input's own.
 
 Rows are shuffled and converted to Arrow, so no value is copied: if the key, the time or the id is
 a column of the input, the task reads that column.
@@ -12,23 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow.compute as pc
-
-__all__ = [
-    "AT",
-    "ERROR",
-    "ID",
-    "KEY",
-    "POSITION_SQL",
-    "PRODUCTIONS",
-    "READABLE_SQL",
-    "TARGET",
-    "RoutedColumns",
-    "is_readable",
-    "position_of",
-    "readable_rows",
-    "readable_target",
-    "unreadable_target",
-]
 
 TARGET: Final = "__millpond_target"
 """
@@ -52,15 +34,12 @@ READABLE_SQL: Final = f"{TARGET} >= 0"
 
 
 def readable_target(position: int) -> int:
-    """
-    The target of a record for the interval at a position of the plan.
-    """
+    """The target of a record for the interval at a position of the plan."""
     return position
 
 
 def unreadable_target(position: int) -> int:
-    """
-    The target of an unreadable record that the interval's task at this position reports.
+    """The target of an unreadable record that the interval's task at this position reports.
 
     Example:
         >>> [position_of(unreadable_target(position)) for position in (0, 7)]
@@ -70,30 +49,23 @@ def unreadable_target(position: int) -> int:
 
 
 def is_readable(target: int) -> bool:
-    """
-    Whether a target is that of a record with a key and a time.
-    """
+    """Whether a target is that of a record with a key and a time."""
     return target >= 0
 
 
 def position_of(target: int) -> int:
-    """
-    The position in the plan of the interval that a target names, readable or not.
-    """
+    """The position in the plan of the interval that a target names, readable or not."""
     return target if is_readable(target) else -1 - target
 
 
 def readable_rows(targets: Any) -> Any:
-    """
-    `is_readable` of each element of an Arrow array, as an Arrow array.
-    """
+    """`is_readable` of each element of an Arrow array, as an Arrow array."""
     return pc.greater_equal(targets, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedColumns:
-    """
-    Which column of a routed row has which part of the record.
+    """Which column of a routed row has which part of the record.
 
     Attributes:
         key: column of the key, text.

@@ -1,5 +1,4 @@
-"""
-Productions by shuffle: each file is read once, and each production goes to the slot of its consumer's interval.
+"""Productions by shuffle: each file is read once, and each production goes to the slot of its consumer's interval.
 
 Where many slots have many productions, to read all of them in each slot costs slots times productions. So a first task
 reads the files, has each consumer extract its keys, and yields for each slot one row with all of its productions as an
@@ -39,16 +38,6 @@ from millpond.executor.superstep.delivery import ProductionSource, deliveries_in
 from millpond.statestore.check import check
 from millpond.statestore.errors import DataError
 
-__all__ = [
-    "ROUTED_SCHEMA",
-    "ConsumerRoute",
-    "ProductionRoutes",
-    "RoutedProductions",
-    "make_routing_task",
-    "route_productions",
-    "take_productions",
-]
-
 ROUTED_SCHEMA: Final = f"{TARGET} int, {PRODUCTIONS} binary"
 """Schema of the frame that routing tasks yield."""
 
@@ -75,8 +64,7 @@ _FAILED: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerRoute:
-    """
-    Where a computation's productions go.
+    """Where a computation's productions go.
 
     Attributes:
         computation: its name.
@@ -91,8 +79,7 @@ class ConsumerRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductionRoutes:
-    """
-    The instructions for the tasks that route a superstep's productions.
+    """The instructions for the tasks that route a superstep's productions.
 
     Attributes:
         setting: the store and the code.
@@ -110,9 +97,7 @@ class ProductionRoutes:
 def make_routing_task(
     routes: ProductionRoutes,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """
-    The function that ``mapInArrow`` runs on each partition of a frame whose rows mean nothing.
-    """
+    """The function that ``mapInArrow`` runs on each partition of a frame whose rows mean nothing."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -142,8 +127,7 @@ def route_productions(
     nodes: Mapping[str, ComputationNode],
     read_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
-    """
-    Rows of `ROUTED_SCHEMA` with the productions of one file.
+    """Rows of `ROUTED_SCHEMA` with the productions of one file.
 
     Args:
         productions: rows of `PRODUCTION_SCHEMA`.
@@ -173,9 +157,7 @@ def route_productions(
 
 
 def _targets(keys: pa.Array, route: ConsumerRoute) -> npt.NDArray[np.int32]:
-    """
-    The target of each key: by binary search for the bounds in the sorted keys, of which there are more.
-    """
+    """The target of each key: by binary search for the bounds in the sorted keys, of which there are more."""
     targets = np.full(len(keys), unreadable_target(route.positions[0]), np.int32)
     order = pc.sort_indices(keys).to_numpy()[: len(keys) - keys.null_count]
     ordered = _Keys(keys.take(pa.array(order)))
@@ -186,9 +168,7 @@ def _targets(keys: pa.Array, route: ConsumerRoute) -> npt.NDArray[np.int32]:
 
 
 class _Keys(Sequence[str]):
-    """
-    An Arrow array as a sequence that `bisect` compares.
-    """
+    """An Arrow array as a sequence that `bisect` compares."""
 
     def __init__(self, keys: pa.Array) -> None:
         self._keys = keys
@@ -234,8 +214,7 @@ def _packed(rows: pa.Table, read_bytes: int) -> bytes:
 def take_productions(
     batches: Iterable[pa.RecordBatch],
 ) -> tuple[RoutedProductions | None, list[pa.RecordBatch]]:
-    """
-    What a slot gets: its productions, if they were routed, and the records from outside.
+    """What a slot gets: its productions, if they were routed, and the records from outside.
 
     Raises:
         DataError: a file with productions is missing or its bytes are wrong.
@@ -262,8 +241,7 @@ def take_productions(
 
 
 class RoutedProductions:
-    """
-    The productions of a slot, under their consumers' keys.
+    """The productions of a slot, under their consumers' keys.
 
     Args:
         table: what the routing tasks have made for the slot.
@@ -280,8 +258,7 @@ class RoutedProductions:
         self._rows = dict(zip(present.tolist(), pairwise(bounds), strict=True))
 
     def check_slot(self, slot: int, slots: int) -> None:
-        """
-        Refuse productions of another slot: skipping them would lose them.
+        """Refuse productions of another slot: skipping them would lose them.
 
         Raises:
             InternalError: Spark has moved rows to the wrong partition.
@@ -290,9 +267,7 @@ class RoutedProductions:
         check(not strays, "productions come to the slot of their interval", slot=slot, strays=strays)
 
     def deliveries(self, position: int, node: ComputationNode) -> list[Deliveries]:
-        """
-        The part of the interval at a position, stream by stream; no entry is empty.
-        """
+        """The part of the interval at a position, stream by stream; no entry is empty."""
         rows = self._rows.get(readable_target(position))
         if rows is None:
             return []
@@ -305,9 +280,7 @@ class RoutedProductions:
         return [deliveries_in(part, stream) for stream, part in parts if part.num_rows]
 
     def letters(self, parts: SlotParts) -> Iterator[DeadLetter]:
-        """
-        A dead letter for each production from which its consumer got no key.
-        """
+        """A dead letter for each production from which its consumer got no key."""
         for target, (start, end) in self._rows.items():
             if is_readable(target):
                 continue

@@ -1,6 +1,4 @@
-"""
-The outside records of one Spark task, as its intervals get them.
-"""
+"""The outside records of one Spark task, as its intervals get them."""
 
 from __future__ import annotations
 
@@ -39,14 +37,11 @@ from millpond.executor.python_workers.task_plan import RoutedInput, SlotParts
 from millpond.statestore.check import check
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["RoutedRecords"]
-
 _DEAD_LETTERS_MAX: Final = 100_000
 
 
 class RoutedRecords:
-    """
-    The outside records of a slot, in Arrow until user code asks for a value.
+    """The outside records of a slot, in Arrow until user code asks for a value.
 
     Args:
         source: the outside input.
@@ -65,9 +60,7 @@ class RoutedRecords:
     def read(
         cls, source: RoutedInput | None, parts: SlotParts, batches: Iterable[pa.RecordBatch]
     ) -> RoutedRecords | None:
-        """
-        Collect a partition's batches; ``None`` if there are no rows, or no outside input.
-        """
+        """Collect a partition's batches; ``None`` if there are no rows, or no outside input."""
         collected = [batch for batch in batches if batch.num_rows]
         if source is None or not collected:
             return None
@@ -77,8 +70,7 @@ class RoutedRecords:
         return cls(source, ordered, parts)
 
     def check_slot(self, slot: int, slots: int) -> None:
-        """
-        Refuse records of another slot: skipping them would lose them.
+        """Refuse records of another slot: skipping them would lose them.
 
         Raises:
             InternalError: Spark has moved records to the wrong partition.
@@ -88,9 +80,7 @@ class RoutedRecords:
         check(not strays, "records come to the slot of their interval", slot=slot, slots=slots, strays=strays)
 
     def deliveries(self, position: int) -> tuple[Deliveries, ...]:
-        """
-        The records of the interval at a position of the plan.
-        """
+        """The records of the interval at a position of the plan."""
         target = readable_target(position)
         if target not in self._targets:
             return ()
@@ -114,8 +104,7 @@ class RoutedRecords:
         return values if self._columns.sign is None else ChangedValues(values, change_signs(table), at)
 
     def dead_letters(self) -> Iterator[DeadLetter]:
-        """
-        A letter for each record without a readable key or time.
+        """A letter for each record without a readable key or time.
 
         Raises:
             InvalidError: there are more of them than one superstep can hold.
@@ -168,9 +157,7 @@ class RoutedRecords:
             )
 
     def _time_error(self, at: int | None, value: Mapping[str, Any]) -> str | None:
-        """
-        Why a record's time is unreadable; ``None`` if it is not.
-        """
+        """Why a record's time is unreadable; ``None`` if it is not."""
         raw_at = self._columns.raw_at
         try:
             if raw_at is None:
@@ -182,9 +169,7 @@ class RoutedRecords:
         return None
 
     def observation(self) -> InputObservation:
-        """
-        The number of records, each counted for its first consumer only, and the times of all.
-        """
+        """The number of records, each counted for its first consumer only, and the times of all."""
         readable = self._table.filter(readable_rows(self._table.column(TARGET)))
         first = pc.is_in(readable.column(TARGET), pa.array(sorted(self._source.first_targets), pa.int32()))
         records = pc.sum(first).as_py() or 0
@@ -222,9 +207,7 @@ class RoutedRecords:
 
 
 def _stamped(table: pa.Table, source: RoutedInput) -> pa.Table:
-    """
-    The records with the time of their arrival, if that is their event time.
-    """
+    """The records with the time of their arrival, if that is their event time."""
     stamp_at, name = source.watch.stamp_at, source.columns.at
     if stamp_at is None:
         return table

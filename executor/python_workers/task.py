@@ -1,5 +1,4 @@
-"""
-A Spark task: runs the intervals of one slot, for one superstep.
+"""A Spark task: runs the intervals of one slot, for one superstep.
 
 A task is pure with respect to the store: Spark may run it twice, at once or again (F12), and the files that it writes
 count only once the driver commits the manifests that it collected. It runs in the process that has the slot's soft
@@ -24,13 +23,9 @@ from millpond.executor.python_workers.worker_process import WorkerProcess
 from millpond.statestore.check import check
 from millpond.statestore.errors import DataError, InvalidError
 
-__all__ = ["make_task", "run_slot"]
-
 
 def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """
-    The function that ``mapInArrow`` runs on each partition; partition *n* is slot *n*.
-    """
+    """The function that ``mapInArrow`` runs on each partition; partition *n* is slot *n*."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -43,9 +38,7 @@ def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[p
 
 
 def _run_at_home(plan: TaskPlan, slot: int, batches: list[pa.RecordBatch]) -> SlotReport:
-    """
-    Run a slot in the process that has its soft state, which may be this one.
-    """
+    """Run a slot in the process that has its soft state, which may be this one."""
     try:
         process = WorkerProcess.of(plan.setting)
         report = _run_in_neighbour(process, plan, slot, batches)
@@ -57,9 +50,7 @@ def _run_at_home(plan: TaskPlan, slot: int, batches: list[pa.RecordBatch]) -> Sl
 def _run_in_neighbour(
     process: WorkerProcess, plan: TaskPlan, slot: int, batches: list[pa.RecordBatch]
 ) -> SlotReport | None:
-    """
-    Have another process of this executor run a slot; ``None`` if none can.
-    """
+    """Have another process of this executor run a slot; ``None`` if none can."""
     has_work = bool(batches) or slot in plan.parts
     if plan.homes is None or not has_work:
         return None
@@ -69,9 +60,7 @@ def _run_in_neighbour(
 
 
 def _serve(process: WorkerProcess, handed: HandedOver) -> None:
-    """
-    Run a slot for another process, with what this one keeps.
-    """
+    """Run a slot for another process, with what this one keeps."""
     slot, plan = TaskPlan.from_neighbour(handed.plan)
     check(plan.setting.name == process.setting.name, "a slot is handed over within a run", slot=slot)
 
@@ -85,9 +74,7 @@ def _serve(process: WorkerProcess, handed: HandedOver) -> None:
 
 
 def _failed(slot: int, failure: InvalidError | DataError) -> SlotReport:
-    """
-    The report of an error that a retry would repeat, so that the driver raises it as it is.
-    """
+    """The report of an error that a retry would repeat, so that the driver raises it as it is."""
     failure.add_note("".join(traceback.format_exception(failure)))
     return SlotReport(slot=slot, failure=failure)
 
@@ -100,8 +87,7 @@ def run_slot(
     *,
     on_stuck: OnStuck | None = None,
 ) -> SlotReport:
-    """
-    Process every interval of a slot.
+    """Process every interval of a slot.
 
     Args:
         process: what this process keeps.

@@ -1,6 +1,4 @@
-"""
-What the driver tells the tasks of a superstep, and what each task reports back.
-"""
+"""What the driver tells the tasks of a superstep, and what each task reports back."""
 
 from __future__ import annotations
 
@@ -33,18 +31,6 @@ if TYPE_CHECKING:
     from millpond.executor.pipeline.nodes import ComputationNode
     from millpond.statestore.store import Store
 
-__all__ = [
-    "SLOT_REPORT_SCHEMA",
-    "ProcessHomes",
-    "RoutedInput",
-    "SlotParts",
-    "SlotReport",
-    "TaskPlan",
-    "WorkerSetting",
-    "pack_parts",
-    "read_slot_reports",
-]
-
 SlotParts: TypeAlias = Mapping[int, IntervalPlan]
 """What a slot runs in a superstep, by position; the position modulo the number of slots is the slot."""
 
@@ -57,8 +43,7 @@ SLOT_REPORT_SCHEMA: Final = "report binary"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedInput:
-    """
-    The outside input whose records the partitions contain.
+    """The outside input whose records the partitions contain.
 
     Attributes:
         stream: the injected stream.
@@ -83,8 +68,7 @@ class RoutedInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSetting:
-    """
-    What a worker process is made for: a store, and the code of a pipeline.
+    """What a worker process is made for: a store, and the code of a pipeline.
 
     Attributes:
         url: root of the rows table.
@@ -115,8 +99,7 @@ class WorkerSetting:
         cache_bytes: int,
         disk: DiskOptions,
     ) -> Self:
-        """
-        The setting of a pipeline's tasks.
+        """The setting of a pipeline's tasks.
 
         Args:
             store: the open store.
@@ -138,17 +121,14 @@ class WorkerSetting:
 
     @property
     def name(self) -> tuple[str, ...]:
-        """
-        What tells it from other settings.
-        """
+        """What tells it from other settings."""
         kept = str(self.cache_bytes), str(self.disk), str(self.restored_at)
         return self.url, self.durability, self.code_digest, *kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessHomes:
-    """
-    How the worker processes of an executor find the one that has a slot's soft state.
+    """How the worker processes of an executor find the one that has a slot's soft state.
 
     Attributes:
         secret: known to the run's tasks alone.
@@ -161,8 +141,7 @@ class ProcessHomes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
-    """
-    The instructions for all tasks of one superstep.
+    """The instructions for all tasks of one superstep.
 
     Attributes:
         setting: the store and the code.
@@ -189,33 +168,25 @@ class TaskPlan:
     homes: ProcessHomes | None = None
 
     def parts_of(self, slot: int) -> SlotParts:
-        """
-        What a slot runs; nothing if it has no work.
-        """
+        """What a slot runs; nothing if it has no work."""
         packed = self.parts.get(slot)
         return {} if packed is None else _unpacked(packed)
 
     def to_neighbour(self, slot: int) -> bytes:
-        """
-        What another process of the same setting needs to know to run a slot.
-        """
+        """What another process of the same setting needs to know to run a slot."""
         mine = {slot: self.parts[slot]} if slot in self.parts else {}
         return pickle.dumps((slot, replace(self, setting=replace(self.setting, code=b""), parts=mine)))
 
     @staticmethod
     def from_neighbour(packed: bytes) -> tuple[int, TaskPlan]:
-        """
-        The slot and the plan of `to_neighbour`, whose sender has proved that it is one.
-        """
+        """The slot and the plan of `to_neighbour`, whose sender has proved that it is one."""
         slot, plan = pickle.loads(packed)  # noqa: S301 - see above
         return slot, plan
 
 
 @collector_paused()
 def pack_parts(parts: SlotParts, slots: int) -> dict[int, bytes]:
-    """
-    The parts of all intervals, by slot: pickled and compressed, for every executor gets all of them.
-    """
+    """The parts of all intervals, by slot: pickled and compressed, for every executor gets all of them."""
     by_slot: dict[int, dict[int, IntervalPlan]] = {}
     for position, part in parts.items():
         by_slot.setdefault(position % slots, {})[position] = part
@@ -238,8 +209,7 @@ def _unpacked(packed: bytes) -> SlotParts:
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotReport:
-    """
-    The answer of one task to the driver.
+    """The answer of one task to the driver.
 
     Attributes:
         slot: the slot that it ran.
@@ -260,30 +230,23 @@ class SlotReport:
     read_bytes: int = 0
 
     def to_bytes(self) -> bytes:
-        """
-        The report, pickled.
-        """
+        """The report, pickled."""
         return pickle.dumps(self)
 
     @staticmethod
     def from_bytes(packed: bytes) -> SlotReport:
-        """
-        The report of `to_bytes`, from a process that is known to be one of our tasks'.
-        """
+        """The report of `to_bytes`, from a process that is known to be one of our tasks'."""
         report: SlotReport = pickle.loads(packed)  # noqa: S301 - see above
         return report
 
     def to_batch(self) -> pa.RecordBatch:
-        """
-        The report as a row of `SLOT_REPORT_SCHEMA`.
-        """
+        """The report as a row of `SLOT_REPORT_SCHEMA`."""
         return pa.RecordBatch.from_pydict({"report": pa.array([self.to_bytes()], pa.binary())})
 
 
 @collector_paused()
 def read_slot_reports(reports: pa.Table) -> tuple[SlotReport, ...]:
-    """
-    The reports in a table that the driver collected; only its own tasks write them.
+    """The reports in a table that the driver collected; only its own tasks write them.
 
     Args:
         reports: rows of `SLOT_REPORT_SCHEMA`.

@@ -1,5 +1,4 @@
-"""
-What a Python worker process keeps between tasks: the store, the code, and soft state of its intervals.
+"""What a Python worker process keeps between tasks: the store, the code, and soft state of its intervals.
 
 All of it can be rebuilt at any time. Soft state is trusted only for committed files that this very process wrote or
 read; `IntervalWorker` sees to that. Tasks of several threads share it: Spark's, in the main thread, and those that
@@ -40,8 +39,6 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.page_indexes import PAGE_INDEXES
 from millpond.statestore.system import SystemClock, SystemRng, thread_time_us
 
-__all__ = ["WorkerProcess"]
-
 _INTERVALS_MAX: Final = 4_096
 """The most intervals whose soft state a worker process keeps."""
 
@@ -51,9 +48,7 @@ _READING_SHARE: Final = 16
 
 @dataclass(slots=True)
 class _Kept:
-    """
-    An interval's soft state, who may use it now, and whom to tell if its code is stuck.
-    """
+    """An interval's soft state, who may use it now, and whom to tell if its code is stuck."""
 
     worker: IntervalWorker
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -61,8 +56,7 @@ class _Kept:
 
 
 class WorkerProcess:
-    """
-    This process, for one store and one pipeline's code.
+    """This process, for one store and one pipeline's code.
 
     Args:
         setting: the store and the code.
@@ -90,9 +84,7 @@ class WorkerProcess:
 
     @classmethod
     def of(cls, setting: WorkerSetting) -> WorkerProcess:
-        """
-        What this process keeps for a setting; what it kept for another is dropped.
-        """
+        """What this process keeps for a setting; what it kept for another is dropped."""
         with cls._choosing:
             current = cls._current
             if current is not None and current.setting.name == setting.name:
@@ -105,8 +97,7 @@ class WorkerProcess:
             return cls._current
 
     def homes(self, secret: str, serve: Serve) -> SlotHomes:
-        """
-        The slots that this process is home to in a run; those of an earlier run it gives up.
+        """The slots that this process is home to in a run; those of an earlier run it gives up.
 
         Args:
             secret: what only the run's tasks know.
@@ -120,17 +111,13 @@ class WorkerProcess:
         return self._homes
 
     def close(self) -> None:
-        """
-        Be home to no slot any more.
-        """
+        """Be home to no slot any more."""
         if self._homes is not None:
             self._homes.close()
             self._homes = None
 
     def abandon(self) -> None:
-        """
-        Forget all this, because user code is stuck in it: the next task starts from nothing.
-        """
+        """Forget all this, because user code is stuck in it: the next task starts from nothing."""
         cls = type(self)
         if cls._current is self:
             cls._current = None
@@ -138,20 +125,15 @@ class WorkerProcess:
 
     @property
     def read_bytes(self) -> int:
-        """
-        How much this thread has read of row files in the store; what the disk tier had is not counted.
-        """
+        """How much this thread has read of row files in the store; what the disk tier had is not counted."""
         return self._metered.read_bytes
 
     def undelivered(self, plan: TaskPlan) -> UndeliveredProductions:
-        """
-        The productions that the superstep delivers; a file is read when an interval first needs it.
-        """
+        """The productions that the superstep delivers; a file is read when an interval first needs it."""
         return UndeliveredProductions(plan.sources, self.productions, handed_on=plan.handed_on)
 
     def productions(self, source: ProductionSource) -> pa.Table:
-        """
-        The productions of a file.
+        """The productions of a file.
 
         Raises:
             DataError: the file is missing or its bytes are wrong.
@@ -166,8 +148,7 @@ class WorkerProcess:
         deliveries: Sequence[Deliveries],
         on_stuck: OnStuck | None = None,
     ) -> Manifest:
-        """
-        Process one interval's bundle and write its row file, uncommitted.
+        """Process one interval's bundle and write its row file, uncommitted.
 
         Args:
             plan: the superstep.
@@ -190,9 +171,7 @@ class WorkerProcess:
         return replace(manifest, home=self.name)
 
     def sync(self) -> None:
-        """
-        Let the files that were written survive a power cut: it is another process that will commit them.
-        """
+        """Let the files that were written survive a power cut: it is another process that will commit them."""
         self._objects.sync()
 
     def _keep(self, node: ComputationNode, interval: Interval) -> _Kept:
@@ -214,16 +193,12 @@ class WorkerProcess:
             return kept
 
     def _forget_replaced(self, interval: Interval) -> None:
-        """
-        Forget intervals that a split or a merge has replaced: no two of a computation share keys.
-        """
+        """Forget intervals that a split or a merge has replaced: no two of a computation share keys."""
         for known in [known for known in self._kept if known.overlaps(interval)]:
             self._kept.pop(known).worker.leave()
 
     def _relieve(self) -> None:
-        """
-        Have the intervals that no thread runs now give back what they have beyond their part, if it is needed.
-        """
+        """Have the intervals that no thread runs now give back what they have beyond their part, if it is needed."""
         if not self._memory.is_exceeded:
             return
         with self._keeping:
@@ -243,8 +218,7 @@ class WorkerProcess:
 
 
 def _spare_collector() -> None:
-    """
-    Have the garbage collector search no more what is there by now: modules and code, which stay.
+    """Have the garbage collector search no more what is there by now: modules and code, which stay.
 
     PySpark has it search all objects after each task, 40 ms with what a worker imports. Workers of `daemon` begin
     without, but on a cluster it is PySpark's own daemon that forks them.
@@ -254,8 +228,7 @@ def _spare_collector() -> None:
 
 
 def _loaded(code: bytes) -> dict[str, ComputationNode]:
-    """
-    The computations, if this worker, which may be younger than the run, can import their modules.
+    """The computations, if this worker, which may be younger than the run, can import their modules.
 
     Raises:
         InvalidError: names the module that it cannot import.

@@ -1,3 +1,1 @@
-"""
-Takes a damaged store back to its newest intact version.
-"""
+"""Takes a damaged store back to its newest intact version."""

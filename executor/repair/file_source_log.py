@@ -1,5 +1,4 @@
-"""
-Takes the log of Spark's file source back to an earlier offset, for a fork.
+"""Takes the log of Spark's file source back to an earlier offset, for a fork.
 
 The source notes each file that it has seen, in ``sources/<number>`` of a query's checkpoint; its offset is the number
 of the last note. What it has seen and not processed it processes in one batch, however large. So a fork has to forget
@@ -18,8 +17,6 @@ from urllib.parse import unquote, urlsplit
 
 import orjson
 
-__all__ = ["forget_later_files"]
-
 _VERSION: Final = b"v1"
 _SOURCES: Final = "sources"
 _OFFSETS: Final = "offsets"
@@ -28,8 +25,7 @@ _NONE: Final = -1
 
 
 def forget_later_files(checkpoint: Path, batch: int) -> None:
-    """
-    Have the file sources of a query forget the files that none of its batches up to this one has covered.
+    """Have the file sources of a query forget the files that none of its batches up to this one has covered.
 
     Sources that are no folders of this machine stay as they are; so does one of whose later files some are gone, so
     that Spark tells of it.
@@ -61,9 +57,7 @@ def _forget(source: Path, last: int) -> None:
 
 
 def _notes(path: Path) -> Iterator[tuple[bytes, Mapping[str, Any] | None]]:
-    """
-    The lines of a file of the log, with what they say; ``None`` if that is something else.
-    """
+    """The lines of a file of the log, with what they say; ``None`` if that is something else."""
     version, *lines = path.read_bytes().split(b"\n")
     if version != _VERSION:
         yield version, None
@@ -80,9 +74,7 @@ def _note(line: bytes) -> Mapping[str, Any] | None:
 
 
 def _last_note(offsets: Path, source: str) -> int | None:
-    """
-    The offset of a file source at the end of a batch; ``None`` for one of another kind.
-    """
+    """The offset of a file source at the end of a batch; ``None`` for one of another kind."""
     try:
         line = offsets.read_bytes().split(b"\n")[_LINES_BEFORE_OFFSETS + int(source)]
         offset = orjson.loads(line)

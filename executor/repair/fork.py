@@ -1,6 +1,4 @@
-"""
-Forks of whole stores: the table, and the checkpoints of Spark's queries that lie in the store's folder.
-"""
+"""Forks of whole stores: the table, and the checkpoints of Spark's queries that lie in the store's folder."""
 
 from __future__ import annotations
 
@@ -20,8 +18,6 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Rng, TableVersion
 from millpond.statestore.versions.fork import Forked, fork_table
 
-__all__ = ["fork_store"]
-
 _CHECKPOINTS = "checkpoints"
 _NONE: Final[Mapping[str, bytes]] = {}
 
@@ -36,8 +32,7 @@ def fork_store(
     rng: Rng | None = None,
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> Forked:
-    """
-    Make a store of its own that begins with a version of another one, which may run meanwhile.
+    """Make a store of its own that begins with a version of another one, which may run meanwhile.
 
     Where both lie on one disk no row is copied: the files have two names then, and neither store depends on the other.
     On an object store, or on another disk, the files are copied.
@@ -115,9 +110,7 @@ def _fork(
 
 
 def _take_checkpoints(store: Store, folder: Path, snapshot: Snapshot) -> None:
-    """
-    Copy the checkpoints of Spark's queries, and take the copies back to the version.
-    """
+    """Copy the checkpoints of Spark's queries, and take the copies back to the version."""
     theirs = local_folder(store.path)
     if theirs is None or not (theirs / _CHECKPOINTS).is_dir():
         return

@@ -1,5 +1,4 @@
-"""
-Plans a repair: finds the newest state of a damaged store that can be restored.
+"""Plans a repair: finds the newest state of a damaged store that can be restored.
 
 A damaged file that a compaction wrote is replaced by the files that it was compacted from, if these
 still exist; nothing is lost. Otherwise the whole table goes back to the newest version all of whose
@@ -28,18 +27,13 @@ from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.row_format import parquet_seal_holds
 from millpond.statestore.types import Objects, TableVersion
 
-__all__ = ["RepairPlan", "Restored", "plan_repair"]
-
-
 _COMPACTION_KINDS: Final = frozenset({"compaction", "fold"})
 """The kinds of a compaction's commit: the current one, and that of stores of 0.1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """
-    A damaged file, and the intact files that have the same contents.
-    """
+    """A damaged file, and the intact files that have the same contents."""
 
     path: str
     sources: tuple[str, ...]
@@ -47,8 +41,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairPlan:
-    """
-    How to repair a store.
+    """How to repair a store.
 
     Attributes:
         newest: the newest version that ever existed, by the log and the mark.
@@ -80,34 +73,24 @@ class RepairPlan:
 
     @property
     def is_needed(self) -> bool:
-        """
-        Whether there is anything to repair.
-        """
+        """Whether there is anything to repair."""
         return bool(self.healed or self.set_aside or self.restored or self.is_rollback)
 
     @property
     def is_rollback(self) -> bool:
-        """
-        Whether commits are undone.
-        """
+        """Whether commits are undone."""
         return self.state.version < self.newest
 
     def supersteps(self) -> dict[str, tuple[int, int]]:
-        """
-        By application id of a pipeline's superstep: the last one after the repair, and before it.
-        """
+        """By application id of a pipeline's superstep: the last one after the repair, and before it."""
         return self._moved(SUPERSTEP_PREFIX)
 
     def inputs(self) -> dict[str, tuple[int, int]]:
-        """
-        By application id of an input: the consumed position after the repair, and before it; -1 for none.
-        """
+        """By application id of an input: the consumed position after the repair, and before it; -1 for none."""
         return self._moved(INPUT_PREFIX)
 
     def consumed(self) -> dict[str, int]:
-        """
-        By source of an input: the consumed position after the repair; -1 for none.
-        """
+        """By source of an input: the consumed position after the repair; -1 for none."""
         newest: dict[str, int] = {}
         for app_id in self.txns:
             if app_id.startswith(INPUT_PREFIX):
@@ -117,9 +100,7 @@ class RepairPlan:
 
     @property
     def is_after_repair(self) -> bool:
-        """
-        Whether the newest commit is an earlier repair's, which may have been interrupted after it.
-        """
+        """Whether the newest commit is an earlier repair's, which may have been interrupted after it."""
         return bool(self.history.changes) and self.history.changes[-1].kind == "repair"
 
     def _moved(self, prefix: str) -> dict[str, tuple[int, int]]:
@@ -131,9 +112,7 @@ class RepairPlan:
 
 
 class _Files:
-    """
-    Which row files are intact, or would be with one bit flipped back; each is read once.
-    """
+    """Which row files are intact, or would be with one bit flipped back; each is read once."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -169,9 +148,7 @@ class _Files:
         return True
 
     def sources_of(self, path: str, history: TableHistory) -> tuple[Add, ...] | None:
-        """
-        The intact files that a damaged one was compacted from; ``None`` if some of them are gone.
-        """
+        """The intact files that a damaged one was compacted from; ``None`` if some of them are gone."""
         change = history.maker_of(path)
         if change is None or change.kind not in _COMPACTION_KINDS:
             return None
@@ -188,8 +165,7 @@ class _Files:
 
 
 def plan_repair(objects: Objects, mark: Mark | None) -> RepairPlan:
-    """
-    Find the newest state that can be restored.
+    """Find the newest state that can be restored.
 
     Args:
         objects: the table's root.
@@ -277,9 +253,7 @@ def _is_whole(log: Log, version: TableVersion) -> bool:
 
 
 def _newest_txns(log: Log, inventory: LogInventory, history: TableHistory) -> dict[str, int]:
-    """
-    The last known transactions: from the history, and from single readable commits after it.
-    """
+    """The last known transactions: from the history, and from single readable commits after it."""
     txns = dict(history.state.txns)
     for version in inventory.versions:
         if version > history.newest:

@@ -1,5 +1,4 @@
-"""
-Repair: restores a damaged store in one fenced commit that records what it did.
+"""Repair: restores a damaged store in one fenced commit that records what it did.
 
 Everything goes back together. A store that goes back to version *g* has the rows of *g* and the input
 positions of *g*, so a runner reads again what was consumed since, if its source still has it. Two
@@ -75,8 +74,6 @@ from millpond.statestore.types import (
     TableVersion,
 )
 
-__all__ = ["SET_ASIDE_FOLDER", "hold_store", "repair_store"]
-
 SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
 """Holds copies of the files that were removed from the log, in one folder per repair."""
 
@@ -106,8 +103,7 @@ def repair_store(
     *,
     then: Callable[[], None] | None = None,
 ) -> Committed:
-    """
-    Carry out a plan.
+    """Carry out a plan.
 
     Args:
         objects: the table's root.
@@ -138,8 +134,7 @@ def repair_store(
 
 @contextmanager
 def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[Interval, Fence]]]:
-    """
-    Hold the store exclusively: no pipeline, other repair or offline collection runs meanwhile.
+    """Hold the store exclusively: no pipeline, other repair or offline collection runs meanwhile.
 
     Yields:
         The lock on offline maintenance, and the fences of the leases of every interval.
@@ -213,9 +208,7 @@ def _commit(
 
 
 def _check_files(objects: Objects, plan: RepairPlan) -> None:
-    """
-    Refuse a plan whose files are gone: a collection may have removed them, which makes no new version.
-    """
+    """Refuse a plan whose files are gone: a collection may have removed them, which makes no new version."""
     gone = plan.state.live.keys() - set(objects.list(""))
     if gone:
         raise ConflictError(
@@ -226,9 +219,7 @@ def _check_files(objects: Objects, plan: RepairPlan) -> None:
 
 
 def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator[Action]:
-    """
-    The actions that make ``live`` the table's files: all actions if the log cannot be read to its end.
-    """
+    """The actions that make ``live`` the table's files: all actions if the log cannot be read to its end."""
     if not plan.is_readable:
         yield plan.history.protocol
         if plan.history.metadata is not None:
@@ -248,9 +239,7 @@ def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator
 
 
 def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]:
-    """
-    By pipeline: a superstep above every one in the log or in a file's name.
-    """
+    """By pipeline: a superstep above every one in the log or in a file's name."""
     supersteps: dict[str, Superstep] = {}
     names = [path.partition("/") for path in objects.list("") if path.startswith("computation=")]
     then = supersteps_of(plan.state.txns)
@@ -304,9 +293,7 @@ def _rewritten_rows(
     now_ms: int,
     rng: Rng,
 ) -> Iterator[tuple[str, Add]]:
-    """
-    Rewrite the rows of each pipeline's last superstep, whose productions are undelivered, under its new number.
-    """
+    """Rewrite the rows of each pipeline's last superstep, whose productions are undelivered, under its new number."""
     for pipeline, superstep in sorted(supersteps.items()):
         last = plan.state.txns.get(superstep_app_id(pipeline))
         if last is None:
@@ -344,9 +331,7 @@ def _rewritten_rows(
 
 
 def _set_aside(objects: Objects, plan: RepairPlan, version: TableVersion) -> None:
-    """
-    Remove files from the log, oldest first, and keep copies.
-    """
+    """Remove files from the log, oldest first, and keep copies."""
     gone = []
     for path in plan.set_aside:
         try:

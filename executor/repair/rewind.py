@@ -1,5 +1,4 @@
-"""
-Plans a rewind: the whole store goes back to one of its versions, in one fenced commit.
+"""Plans a rewind: the whole store goes back to one of its versions, in one fenced commit.
 
 It is what a repair does, with a version that a person has chosen: rows, timers, ids, productions and input positions go
 back together; fences and supersteps rise; older versions, those that are undone too, stay readable as long as the
@@ -17,12 +16,9 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.types import Objects, Superstep, TableVersion
 from millpond.statestore.versions.replayed_log import replay_log
 
-__all__ = ["plan_rewind", "sinks_of_rewind"]
-
 
 def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> RepairPlan:
-    """
-    Plan to take a sound store back to a version.
+    """Plan to take a sound store back to a version.
 
     Args:
         objects: the table's root.
@@ -68,8 +64,7 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
 
 
 def sinks_of_rewind(plan: RepairPlan) -> dict[str, Superstep]:
-    """
-    By pipeline: the superstep to which a sink's table goes back with a store.
+    """By pipeline: the superstep to which a sink's table goes back with a store.
 
     It is the one before the version's last, whose productions are undelivered there, and which is delivered again under
     another number; also where no superstep is undone.

@@ -1,5 +1,4 @@
-"""
-Takes Spark's streaming checkpoints back to an earlier batch, for a repair or a rewind.
+"""Takes Spark's streaming checkpoints back to an earlier batch, for a repair or a rewind.
 
 A checkpoint has a folder ``offsets`` with what each batch covers, a folder ``commits`` with the batches
 that are done, one file per batch, and a file ``metadata`` with the query's id. Once the files after a batch
@@ -18,8 +17,6 @@ import orjson
 
 from millpond.statestore.app_ids import INPUT_PREFIX, app_id_parts
 
-__all__ = ["Reached", "by_query", "checkpoints_in", "reached_batches", "rewind_checkpoints"]
-
 _Told = TypeVar("_Told")
 
 _PARTS: Final = ("commits", "offsets")
@@ -31,8 +28,7 @@ _NONE_KNOWN: Final[Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """
-    A query's progress, by its checkpoint.
+    """A query's progress, by its checkpoint.
 
     Attributes:
         done: the last batch that is done; -1 before the first.
@@ -43,8 +39,7 @@ class Reached:
     planned: int
 
     def is_ahead_of(self, consumed: int) -> bool:
-        """
-        Whether Spark would continue with a batch that is not the next one for a store.
+        """Whether Spark would continue with a batch that is not the next one for a store.
 
         Args:
             consumed: the last batch that the store has; -1 for none.
@@ -57,8 +52,7 @@ class Reached:
 
 
 def reached_batches(folder: Path) -> dict[str, Reached]:
-    """
-    The progress of the checkpoints in a folder, by query id.
+    """The progress of the checkpoints in a folder, by query id.
 
     Args:
         folder: contains the checkpoints, at any depth; if it does not exist, there are none.
@@ -73,9 +67,7 @@ def reached_batches(folder: Path) -> dict[str, Reached]:
 
 
 def checkpoints_in(folder: Path) -> dict[str, Path]:
-    """
-    The checkpoints in a folder, at any depth, by query id.
-    """
+    """The checkpoints in a folder, at any depth, by query id."""
     found = ((_id_of(metadata), metadata.parent) for metadata in sorted(folder.rglob("metadata")))
     return {query: checkpoint for query, checkpoint in found if query is not None}
 
@@ -87,8 +79,7 @@ def rewind_checkpoints(
     offsets: Mapping[str, str] = _NONE_KNOWN,
     dry_run: bool = False,
 ) -> tuple[str, ...]:
-    """
-    Take the checkpoints of some queries back.
+    """Take the checkpoints of some queries back.
 
     Args:
         folder: contains the checkpoints, at any depth.
@@ -117,8 +108,7 @@ def rewind_checkpoints(
 
 
 def by_query(told: Mapping[str, _Told]) -> dict[str, _Told]:
-    """
-    What is told of inputs, by the ids of the queries that deliver them.
+    """What is told of inputs, by the ids of the queries that deliver them.
 
     Args:
         told: by application id; other ids than those of inputs are left out.

@@ -1,3 +1,1 @@
-"""
-Replay: what would have come of the same input, from an older version on, and how that differs.
-"""
+"""Replay: what would have come of the same input, from an older version on, and how that differs."""

@@ -1,6 +1,4 @@
-"""
-The beginning of a replay: its plan, its fork, and the sinks that are its own.
-"""
+"""The beginning of a replay: its plan, its fork, and the sinks that are its own."""
 
 from __future__ import annotations
 
@@ -23,8 +21,6 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng
 
-__all__ = ["begin_replay", "with_own_sinks"]
-
 
 def begin_replay(
     store: Store,
@@ -37,8 +33,7 @@ def begin_replay(
     clock: Clock,
     rng: Rng,
 ) -> ReplayPlan:
-    """
-    Plan a replay and make its fork, unless an earlier call with the same arguments has made it.
+    """Plan a replay and make its fork, unless an earlier call with the same arguments has made it.
 
     Args:
         store: the original.
@@ -90,9 +85,7 @@ def _note_of(store: Store, topology: Topology, plan: ReplayPlan, *, recorded: bo
 
 
 def _known_note(store: Store, path: str | Path) -> ReplayNote | None:
-    """
-    The note of an earlier call, which may have been killed.
-    """
+    """The note of an earlier call, which may have been killed."""
     local = local_folder(path)
     if local is not None and not local.is_dir():
         return None
@@ -100,16 +93,13 @@ def _known_note(store: Store, path: str | Path) -> ReplayNote | None:
 
 
 def _is_forked(store: Store, path: str | Path) -> bool:
-    """
-    Whether there is a store where a note is: on an object store the note comes first.
-    """
+    """Whether there is a store where a note is: on an object store the note comes first."""
     rows = open_objects(f"{place_of(path)}/{ROWS_FOLDER}", store.storage_options)
     return Log(rows).latest_version() is not None
 
 
 def with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng) -> EnginePipeline:
-    """
-    The pipeline with sinks in the folder of a fork.
+    """The pipeline with sinks in the folder of a fork.
 
     Raises:
         DataError: the log of a parent's table is damaged, or does not reach back to where the fork began.

@@ -1,17 +1,12 @@
-"""
-The clock of a replay: the wall time is that of the superstep which is repeated.
-"""
+"""The clock of a replay: the wall time is that of the superstep which is repeated."""
 
 from __future__ import annotations
 
 from millpond.statestore.types import Clock, WallTimeMicros
 
-__all__ = ["ReplayClock"]
-
 
 class ReplayClock:
-    """
-    A `Clock` whose wall time is set, and whose other time is the machine's.
+    """A `Clock` whose wall time is set, and whose other time is the machine's.
 
     Args:
         machine: the machine's clock, which measures durations and waits.
@@ -23,25 +18,17 @@ class ReplayClock:
         self._now_us = now_us
 
     def set(self, now_us: WallTimeMicros) -> None:
-        """
-        Go to a wall time.
-        """
+        """Go to a wall time."""
         self._now_us = now_us
 
     def now_us(self) -> WallTimeMicros:
-        """
-        The wall time that was set.
-        """
+        """The wall time that was set."""
         return self._now_us
 
     def monotonic_us(self) -> int:
-        """
-        Microseconds on the machine's monotonic clock.
-        """
+        """Microseconds on the machine's monotonic clock."""
         return self._machine.monotonic_us()
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """
-        Wait, as the machine does.
-        """
+        """Wait, as the machine does."""
         self._machine.sleep_ms(duration_ms)

@@ -1,5 +1,4 @@
-"""
-The difference between two stores: keys, states, timers and sink rows.
+"""The difference between two stores: keys, states, timers and sink rows.
 
 It tells what a change of code would have made of the same input: the one store is a replay, the other its original.
 """
@@ -31,8 +30,6 @@ from millpond.statestore.view import RowsView
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["PartDifference", "StoreDifference", "compare_stores"]
-
 _ROWS: Final = pa.schema(
     [
         ("computation", pa.string()),
@@ -50,8 +47,7 @@ _SINK_ROWS: Final = pa.schema([("sink", pa.string()), ("kind", pa.string()), ("r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartDifference:
-    """
-    How many rows of a computation, or of a sink, differ.
+    """How many rows of a computation, or of a sink, differ.
 
     Attributes:
         name: of the computation or the sink.
@@ -69,16 +65,13 @@ class PartDifference:
 
     @property
     def is_empty(self) -> bool:
-        """
-        Whether there is no difference.
-        """
+        """Whether there is no difference."""
         return not (self.changed or self.added or self.missing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreDifference:
-    """
-    What differs between two stores.
+    """What differs between two stores.
 
     Attributes:
         version: the first store's version.
@@ -99,14 +92,11 @@ class StoreDifference:
 
     @property
     def is_empty(self) -> bool:
-        """
-        Whether nothing differs.
-        """
+        """Whether nothing differs."""
         return all(part.is_empty for part in (*self.computations, *self.sinks))
 
     def to_duckdb(self) -> duckdb.DuckDBPyConnection:
-        """
-        An in-memory database with the tables ``rows`` and ``sink_rows``.
+        """An in-memory database with the tables ``rows`` and ``sink_rows``.
 
         Example:
             ``difference.to_duckdb().sql("select computation, count(*) from rows group by all")``
@@ -125,8 +115,7 @@ def compare_stores(
     other_version: int | None = None,
     computations: Collection[str] | None = None,
 ) -> StoreDifference:
-    """
-    Compare the rows of two stores, and, of a replay and its original, those of their sinks.
+    """Compare the rows of two stores, and, of a replay and its original, those of their sinks.
 
     Dead letters are compared by what they say, not by their keys, which number them. A computation's rows of both
     stores are in memory at once.
@@ -175,9 +164,7 @@ def compare_stores(
 
 
 def _note_of(store: Store, other: Store) -> ReplayNote | None:
-    """
-    What the first store notes as a replay of the second one.
-    """
+    """What the first store notes as a replay of the second one."""
     if store.path.startswith("memory:"):
         return None
     note = read_note(open_objects(store.path, store.storage_options))
@@ -335,9 +322,7 @@ def _compare_sink(name: str, here: pa.Table, there: pa.Table) -> tuple[PartDiffe
 
 
 def _with_columns(table: pa.Table, other: pa.Table, columns: Iterable[str]) -> pa.Table:
-    """
-    A table with all columns of both, so that their rows read alike.
-    """
+    """A table with all columns of both, so that their rows read alike."""
     arrays = {
         name: table.column(name)
         if name in table.column_names

@@ -1,6 +1,4 @@
-"""
-The part of an input that a replay needs, under the numbers that its rows had in the original.
-"""
+"""The part of an input that a replay needs, under the numbers that its rows had in the original."""
 
 from __future__ import annotations
 
@@ -11,14 +9,11 @@ import pyarrow as pa
 from millpond.executor.local.row_source import RowSource
 from millpond.executor.pipeline.extract_rows import Rows
 
-__all__ = ["InputCursor", "InputPart"]
-
 _PIECE_RECORDS = 20_000
 
 
 class InputPart(RowSource):
-    """
-    Rows of which those in front are missing, or which ends before its end; rows keep their numbers.
+    """Rows of which those in front are missing, or which ends before its end; rows keep their numbers.
 
     Args:
         source: the rows that there are.
@@ -33,15 +28,11 @@ class InputPart(RowSource):
 
     @property
     def count(self) -> int:
-        """
-        How many rows the original had consumed at its end, with those that are missing in front.
-        """
+        """How many rows the original had consumed at its end, with those that are missing in front."""
         return self._ends
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
-        """
-        The rows from a number on, in pieces.
-        """
+        """The rows from a number on, in pieces."""
         left = self._ends - start
         for count, rows in self._source.pieces(max(start - self._begins, 0), records_max):
             if left <= 0:
@@ -53,15 +44,12 @@ class InputPart(RowSource):
             left -= count
 
     def first(self, records_max: int) -> Rows:
-        """
-        The first rows that there are, at most so many.
-        """
+        """The first rows that there are, at most so many."""
         return self._source.first(records_max)
 
 
 class InputCursor:
-    """
-    Reads a source from front to back, as many rows at a time as are asked for.
+    """Reads a source from front to back, as many rows at a time as are asked for.
 
     Args:
         source: the rows.
@@ -74,9 +62,7 @@ class InputCursor:
         self._left = 0
 
     def take(self, count: int) -> Iterator[Rows]:
-        """
-        The next rows, in one piece or more: all that there are, if these are fewer.
-        """
+        """The next rows, in one piece or more: all that there are, if these are fewer."""
         while count:
             if not self._left:
                 self._left, self._rows = next(self._pieces, (0, []))

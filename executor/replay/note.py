@@ -1,6 +1,4 @@
-"""
-What a replay notes in its store's folder: which run it repeats, and where its sinks are.
-"""
+"""What a replay notes in its store's folder: which run it repeats, and where its sinks are."""
 
 from __future__ import annotations
 
@@ -13,16 +11,13 @@ import orjson
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.types import Objects
 
-__all__ = ["NOTE", "ReplayNote", "note_text", "read_note"]
-
 NOTE: Final = "replay.json"
 """The note's path in the store's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayNote:
-    """
-    What is replayed.
+    """What is replayed.
 
     Attributes:
         store: where the original lies.
@@ -44,15 +39,12 @@ class ReplayNote:
 
 
 def note_text(note: ReplayNote) -> bytes:
-    """
-    What stands in the folder.
-    """
+    """What stands in the folder."""
     return orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
 
 
 def read_note(folder: Objects) -> ReplayNote | None:
-    """
-    The note in a store's folder; ``None`` in that of a store which is no replay.
+    """The note in a store's folder; ``None`` in that of a store which is no replay.
 
     Raises:
         DataError: the note cannot be read.

@@ -1,6 +1,4 @@
-"""
-The plan of a replay: between which versions of the original it lies, and what was consumed in between.
-"""
+"""The plan of a replay: between which versions of the original it lies, and what was consumed in between."""
 
 from __future__ import annotations
 
@@ -18,13 +16,10 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import TIME_MAX_US
 
-__all__ = ["ReplayPlan", "plan_replay"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """
-    What is to be replayed.
+    """What is to be replayed.
 
     Attributes:
         first: the original at the version to begin with.
@@ -43,8 +38,7 @@ class ReplayPlan:
     def parts(
         self, topology: Topology, given: Mapping[str, RowSource], *, since_version: bool
     ) -> dict[str, RowSource]:
-        """
-        The parts of the inputs that the original consumed up to the last version.
+        """The parts of the inputs that the original consumed up to the last version.
 
         Args:
             topology: the pipeline.
@@ -85,8 +79,7 @@ class ReplayPlan:
 def plan_replay(
     log: Log, first: Snapshot, last: Snapshot, topology: Topology, *, recorded: bool
 ) -> ReplayPlan:
-    """
-    Plan a replay.
+    """Plan a replay.
 
     Args:
         log: the original's log.

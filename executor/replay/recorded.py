@@ -1,5 +1,4 @@
-"""
-Recorded supersteps: what the commits of a store say about the supersteps that made them.
+"""Recorded supersteps: what the commits of a store say about the supersteps that made them.
 
 Each commit says how many rows its superstep took of which input, under which conditions. So the supersteps of a past
 run can be repeated one by one, cut as they were, at their wall times and under the watermarks that they met.
@@ -31,8 +30,6 @@ from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Superstep, TableVersion
 
-__all__ = ["RecordedSuperstep", "consumed_rows", "recorded_supersteps"]
-
 _ALL_AT_ONCE: Final = "recorded=False (`--all-at-once`) gives the input to the code in one run instead"
 _NOT_REPEATED: Final = {
     "repair": "the store went back to an older version",
@@ -45,8 +42,7 @@ _NOT_REPEATED: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSuperstep:
-    """
-    A superstep of a past run.
+    """A superstep of a past run.
 
     Attributes:
         version: the version that it made.
@@ -70,9 +66,7 @@ class RecordedSuperstep:
 
 
 def consumed_rows(snapshot: Snapshot, pipeline: str, stream: str) -> int:
-    """
-    How many rows of an input a version has consumed: of a bounded one, and by calls.
-    """
+    """How many rows of an input a version has consumed: of a bounded one, and by calls."""
     bounded = snapshot.txns.get(input_app_id(pipeline, stream, LOCAL_SOURCE), 0)
     return max(bounded, 0) + snapshot.txns.get(injected_app_id(pipeline, stream), 0)
 
@@ -80,8 +74,7 @@ def consumed_rows(snapshot: Snapshot, pipeline: str, stream: str) -> int:
 def recorded_supersteps(
     log: Log, snapshot: Snapshot, until: TableVersion, pipeline: str
 ) -> Iterator[RecordedSuperstep]:
-    """
-    The supersteps of a pipeline after a version, oldest first.
+    """The supersteps of a pipeline after a version, oldest first.
 
     Args:
         log: the store's log.
@@ -120,8 +113,7 @@ def recorded_supersteps(
 
 
 def _refuse_changes(facts: CommitFacts) -> None:
-    """
-    Refuse what a replay would not do again.
+    """Refuse what a replay would not do again.
 
     Raises:
         InvalidError: says what it is, and where.

@@ -1,6 +1,4 @@
-"""
-Repetition: the supersteps of a past run once more, one by one.
-"""
+"""Repetition: the supersteps of a past run once more, one by one."""
 
 from __future__ import annotations
 
@@ -17,8 +15,6 @@ from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["repeat_supersteps"]
-
 
 def repeat_supersteps(
     run: LocalRun,
@@ -28,8 +24,7 @@ def repeat_supersteps(
     wall: ReplayClock,
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
-    """
-    Repeat the supersteps of a past run that a fork does not have yet.
+    """Repeat the supersteps of a past run that a fork does not have yet.
 
     Args:
         run: a run on the fork, in stepping mode.

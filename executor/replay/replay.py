@@ -1,5 +1,4 @@
-"""
-Replay: the input of a past run again, through the same or other code, from an older version of its store on.
+"""Replay: the input of a past run again, through the same or other code, from an older version of its store on.
 
 A replay works on a fork (docs/design/013-replay-and-diff.md): the original is only read, and its sinks are left alone.
 By default it repeats the supersteps of the original one by one, as its commits recorded them. So the same code comes
@@ -28,15 +27,12 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Rng
 
-__all__ = ["Replayed", "replay"]
-
 _CHECKED_ROWS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """
-    What was replayed.
+    """What was replayed.
 
     Attributes:
         version: the version of the original that the replay began with.
@@ -70,8 +66,7 @@ def replay(
     rng: Rng | None = None,
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> Replayed:
-    """
-    Run a pipeline over the input of a past run, on a fork that begins with an older version.
+    """Run a pipeline over the input of a past run, on a fork that begins with an older version.
 
     The original is only read, and may run meanwhile. Each sink of the replay is a table ``sinks/NAME`` in its own
     folder, which begins with what the original had delivered by that version. A replay that was killed goes on when it
@@ -146,9 +141,7 @@ def replay(
 
 
 def _run_on(run: LocalRun, plan: ReplayPlan, parts: Mapping[str, RowSource]) -> None:
-    """
-    Give the rows to the code as `LocalRunner.run` does.
-    """
+    """Give the rows to the code as `LocalRunner.run` does."""
     consume_inputs(run, parts, finish=plan.has_ended)
     for stream, part in parts.items():
         if plan.has_ended:

@@ -1,6 +1,4 @@
-"""
-Replay on Spark: the code reads the same sources again, from where a version of the original had come to in them.
-"""
+"""Replay on Spark: the code reads the same sources again, from where a version of the original had come to in them."""
 
 from __future__ import annotations
 
@@ -20,8 +18,6 @@ from millpond.statestore.types import Clock, Rng
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["replay_on_spark"]
-
 
 def replay_on_spark(
     store: Store,
@@ -37,8 +33,7 @@ def replay_on_spark(
     clock: Clock | None = None,
     rng: Rng | None = None,
 ) -> Replayed:
-    """
-    Run a pipeline on Spark over the sources of a past run, on a fork that begins with an older version.
+    """Run a pipeline on Spark over the sources of a past run, on a fork that begins with an older version.
 
     As `replay`, with all that the sources have now, in batches that Spark cuts again. Checkpoints of streaming queries
     that lie in the original's folder are copied, and go on from what the version had consumed of each source. A source

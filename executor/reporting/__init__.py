@@ -1,3 +1,1 @@
-"""
-What a run shows while it works, and says at its end.
-"""
+"""What a run shows while it works, and says at its end."""

@@ -1,5 +1,4 @@
-"""
-Progress of a run: a log line per superstep, and a live line in a terminal.
+"""Progress of a run: a log line per superstep, and a live line in a terminal.
 
 The log lines go to the logger ``millpond.progress.<pipeline>`` of the standard
 library, so they are silenced, redirected and filtered like any other. A run in
@@ -18,14 +17,11 @@ from millpond.executor.reporting.progress_log import ProgressLog
 from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.types import Clock
 
-__all__ = ["Progress", "SuperstepReport"]
-
 _LOG = logging.getLogger("millpond")
 
 
 class Progress:
-    """
-    Reports the supersteps of one run.
+    """Reports the supersteps of one run.
 
     Args:
         pipeline: the pipeline's name.
@@ -63,18 +59,14 @@ class Progress:
             self._line = ProgressLine(pipeline, clock, console) if in_terminal else None
 
     def report(self, report: SuperstepReport) -> None:
-        """
-        Log a superstep and show it; after `close` it does nothing.
-        """
+        """Log a superstep and show it; after `close` it does nothing."""
         if self._log is not None:
             self._log.report(report)
         if self._line is not None:
             self._line.report(report)
 
     def note(self, text: str) -> None:
-        """
-        Say something about the run, where its supersteps are reported; in the log of ``millpond`` if nowhere.
-        """
+        """Say something about the run, where its supersteps are reported; in the log of ``millpond`` if nowhere."""
         if self._log is None:
             _LOG.info(text)
         else:
@@ -83,9 +75,7 @@ class Progress:
             self._line.note(text)
 
     def close(self) -> None:
-        """
-        Log the supersteps that are not logged yet, and stop the live line in its last state.
-        """
+        """Log the supersteps that are not logged yet, and stop the live line in its last state."""
         log, line = self._log, self._line
         self._log = self._line = None
         if line is not None:

@@ -1,6 +1,4 @@
-"""
-Supersteps as one line that stays in place in a terminal.
-"""
+"""Supersteps as one line that stays in place in a terminal."""
 
 from __future__ import annotations
 
@@ -14,15 +12,12 @@ from rich.text import Text
 from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros
 
-__all__ = ["ProgressLine", "duration_text", "line_text"]
-
 _REFRESH_US: Final = 100_000
 _SEPARATOR: Final = " · "
 
 
 class ProgressLine:
-    """
-    The live line of one run; it appears with the first superstep.
+    """The live line of one run; it appears with the first superstep.
 
     Args:
         pipeline: the pipeline's name.
@@ -40,9 +35,7 @@ class ProgressLine:
         self._shown_us: int | None = None
 
     def report(self, report: SuperstepReport) -> None:
-        """
-        Show a superstep, if the last one has been seen for long enough.
-        """
+        """Show a superstep, if the last one has been seen for long enough."""
         self._newest = report
         self._sum = report.after(self._sum)
         now_us = self._clock.monotonic_us()
@@ -53,15 +46,11 @@ class ProgressLine:
             self._show()
 
     def note(self, text: str) -> None:
-        """
-        Print a line of its own above the live line.
-        """
+        """Print a line of its own above the live line."""
         self._live.console.print(text, markup=False)
 
     def close(self) -> None:
-        """
-        Show the newest superstep once more and leave the line standing.
-        """
+        """Show the newest superstep once more and leave the line standing."""
         if self._shown_us is not None:
             self._show()
             self._live.stop()
@@ -73,8 +62,7 @@ class ProgressLine:
 
 
 def line_text(pipeline: str, newest: SuperstepReport, run: SuperstepReport) -> str:
-    """
-    The line: where the newest superstep stands, and what the run has counted so far.
+    """The line: where the newest superstep stands, and what the run has counted so far.
 
     Args:
         pipeline: the pipeline's name.
@@ -114,8 +102,7 @@ def _minute_text(moment_us: EventTimeMicros) -> str:
 
 
 def duration_text(duration_ms: float) -> str:
-    """
-    A duration in the largest unit that leaves a number of one or more.
+    """A duration in the largest unit that leaves a number of one or more.
 
     Example:
         >>> duration_text(90_000)

@@ -1,5 +1,4 @@
-"""
-Supersteps as structured log lines: key=value for people, JSON where no terminal is listening.
+"""Supersteps as structured log lines: key=value for people, JSON where no terminal is listening.
 
 structlog renders, the standard library's logging decides whether and where to.
 """
@@ -16,15 +15,12 @@ import structlog
 from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros
 
-__all__ = ["LOGGER", "ProgressLog"]
-
 LOGGER: Final = "millpond.progress"
 """Parent of the loggers of all pipelines; silence this one to silence all."""
 
 
 class ProgressLog:
-    """
-    Writes supersteps to the logger of a pipeline.
+    """Writes supersteps to the logger of a pipeline.
 
     Args:
         pipeline: its name, the last part of the logger's.
@@ -53,9 +49,7 @@ class ProgressLog:
         self._written_us: int | None = None
 
     def report(self, report: SuperstepReport) -> None:
-        """
-        Write a line, or keep the sums for the next one.
-        """
+        """Write a line, or keep the sums for the next one."""
         if self._logger.isEnabledFor(logging.INFO):
             self._waiting = report.after(self._waiting)
             self._waiting_count += 1
@@ -65,16 +59,12 @@ class ProgressLog:
                 self._write()
 
     def note(self, text: str) -> None:
-        """
-        Write a line of its own, after the sums that wait.
-        """
+        """Write a line of its own, after the sums that wait."""
         self._write()
         self._log.info(text)
 
     def close(self) -> None:
-        """
-        Write the sums that wait, and remove the handler if this object has added it.
-        """
+        """Write the sums that wait, and remove the handler if this object has added it."""
         self._write()
         if self._handler is not None:
             self._logger.removeHandler(self._handler)
@@ -115,8 +105,7 @@ def _fields(report: SuperstepReport, supersteps: int) -> dict[str, Any]:
 
 
 def watermark_text(watermark_us: EventTimeMicros) -> str:
-    """
-    A watermark as ISO text in UTC; ``unknown`` and ``end`` before and after all time.
+    """A watermark as ISO text in UTC; ``unknown`` and ``end`` before and after all time.
 
     Example:
         >>> watermark_text(EventTimeMicros(1_360_396_800_000_000))
@@ -148,9 +137,7 @@ def _structured(logger: logging.Logger, clock: Clock, *, as_json: bool) -> Any:
 
 
 def _attach(logger: logging.Logger, stream: IO[str]) -> logging.Handler | None:
-    """
-    Bring a handler of our own, unless the program has one or has set a level: then it knows what it wants.
-    """
+    """Bring a handler of our own, unless the program has one or has set a level: then it knows what it wants."""
     ancestors = (logger, logging.getLogger(LOGGER), logging.getLogger("millpond"))
     if logger.hasHandlers() or any(ancestor.level != logging.NOTSET for ancestor in ancestors):
         return None

@@ -1,6 +1,4 @@
-"""
-What a run has done, in numbers.
-"""
+"""What a run has done, in numbers."""
 
 from __future__ import annotations
 
@@ -10,13 +8,10 @@ from dataclasses import dataclass, field
 from millpond.executor.superstep.totals import Totals
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["RunSummary"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """
-    Counts of one run, and of the pipeline's whole life (restarts included).
+    """Counts of one run, and of the pipeline's whole life (restarts included).
 
     Attributes:
         supersteps: how many this run committed.

@@ -1,3 +1,1 @@
-"""
-What the runs of both runners have in common: options, life cycle, watermarks and the end.
-"""
+"""What the runs of both runners have in common: options, life cycle, watermarks and the end."""

@@ -1,5 +1,4 @@
-"""
-A directory of files as an outside source (MillWheel §5.2, figure 10).
+"""A directory of files as an outside source (MillWheel §5.2, figure 10).
 
 The injector reports as watermark the creation time of the oldest unfinished file: a log that was
 opened at ten o'clock has no rows from before ten. A file is finished once all its rows are durable
@@ -24,8 +23,6 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["FILE_ROW", "DirectoryInjector", "DirectoryRun"]
-
 FILE_ROW: Final = "file_row"
 """The field with a row's unique name, file and position; declare it as the injector's ``id``."""
 
@@ -33,35 +30,25 @@ _ROWS_MAX: Final = 10_000
 
 
 class DirectoryRun(Protocol):
-    """
-    What a run must offer a `DirectoryInjector`; those of both runners do.
-    """
+    """What a run must offer a `DirectoryInjector`; those of both runners do."""
 
     @property
     def topology(self) -> Topology:
-        """
-        The checked pipeline that runs.
-        """
+        """The checked pipeline that runs."""
         ...
 
     def inject_durably(self, stream: str, rows: list[dict[str, Any]]) -> None:
-        """
-        Inject rows and return once their effects are durable.
-        """
+        """Inject rows and return once their effects are durable."""
         ...
 
     def advance_watermark(self, stream: str, at: Instant, *, member: str | None = None) -> object:
-        """
-        Promise that no older record will come on a stream, or from one of its members.
-        """
+        """Promise that no older record will come on a stream, or from one of its members."""
         ...
 
 
 @dataclass(slots=True)
 class _File:
-    """
-    An unfinished file, who writes it, and how many of its rows are durable.
-    """
+    """An unfinished file, who writes it, and how many of its rows are durable."""
 
     path: Path
     created_at: EventTimeMicros
@@ -70,8 +57,7 @@ class _File:
 
 
 class DirectoryInjector:
-    """
-    Feeds the files of a directory into one stream of a run, oldest first.
+    """Feeds the files of a directory into one stream of a run, oldest first.
 
     Args:
         run: the running pipeline, of either runner; its stream should have a `ManualWatermark`. On Spark it
@@ -136,9 +122,7 @@ class DirectoryInjector:
 
     @property
     def mark(self) -> EventTimeMicros | None:
-        """
-        Creation time of the oldest unfinished file, in microseconds; ``None`` if there is none.
-        """
+        """Creation time of the oldest unfinished file, in microseconds; ``None`` if there is none."""
         return min((file.created_at for file in self._unfinished.values()), default=None)
 
     def _mark_of(self, member: str | None) -> EventTimeMicros | None:
@@ -146,8 +130,7 @@ class DirectoryInjector:
         return min((file.created_at for file in files), default=None)
 
     def poll(self) -> int:
-        """
-        List the directory once: inject new rows and report the watermark.
+        """List the directory once: inject new rows and report the watermark.
 
         Returns:
             The number of files that were finished.
@@ -179,9 +162,7 @@ class DirectoryInjector:
             self._unfinished[path] = _File(path, instant_us(self._created(path)), member)
 
     def _inject(self, file: _File) -> bool:
-        """
-        Inject the rows that are not durable yet; return whether the file is finished.
-        """
+        """Inject the rows that are not durable yet; return whether the file is finished."""
         # Asked before reading: rows that are written until it is closed must not be missed.
         is_closed = self._is_closed is None or self._is_closed(file.path)
         try:

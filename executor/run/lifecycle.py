@@ -1,6 +1,4 @@
-"""
-The life cycle of a run: it takes input until it is stopped, or until its first failure.
-"""
+"""The life cycle of a run: it takes input until it is stopped, or until its first failure."""
 
 from __future__ import annotations
 
@@ -11,13 +9,9 @@ from enum import Enum, auto
 from millpond.statestore.check import check
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["Failure", "Lifecycle", "Phase"]
-
 
 class Phase(Enum):
-    """
-    How far a run has got, as far as its caller is concerned.
-    """
+    """How far a run has got, as far as its caller is concerned."""
 
     RUNNING = auto()
     """It takes input, unless it has failed."""
@@ -31,8 +25,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """
-    What ended a run.
+    """What ended a run.
 
     Attributes:
         error: the first error.
@@ -44,9 +37,7 @@ class Failure:
 
 
 class Lifecycle:
-    """
-    The phase of a run and its first failure; any thread may use it.
-    """
+    """The phase of a run and its first failure; any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,35 +47,26 @@ class Lifecycle:
 
     @property
     def phase(self) -> Phase:
-        """
-        How far the run has got.
-        """
+        """How far the run has got."""
         return self._phase
 
     @property
     def error(self) -> BaseException | None:
-        """
-        The first error; ``None`` if the run has not failed.
-        """
+        """The first error; ``None`` if the run has not failed."""
         return None if self._failure is None else self._failure.error
 
     @property
     def is_stranded(self) -> bool:
-        """
-        Whether user code hangs in one of the run's threads and cannot be interrupted.
-        """
+        """Whether user code hangs in one of the run's threads and cannot be interrupted."""
         return self._failure is not None and self._failure.is_stranded
 
     @property
     def is_active(self) -> bool:
-        """
-        Whether the run takes input: it was neither stopped nor has it failed.
-        """
+        """Whether the run takes input: it was neither stopped nor has it failed."""
         return self._phase is Phase.RUNNING and self._failure is None
 
     def fail(self, error: BaseException, *, is_stranded: bool = False) -> None:
-        """
-        Note a failure; only the first error is kept.
+        """Note a failure; only the first error is kept.
 
         Args:
             error: what was raised.
@@ -95,9 +77,7 @@ class Lifecycle:
             self._failure = replace(failure, is_stranded=failure.is_stranded or is_stranded)
 
     def stop(self) -> bool:
-        """
-        Begin to stop; return whether this call did, and not an earlier one.
-        """
+        """Begin to stop; return whether this call did, and not an earlier one."""
         with self._lock:
             is_first = self._phase is Phase.RUNNING
             if is_first:
@@ -106,22 +86,17 @@ class Lifecycle:
         return is_first
 
     def close(self) -> None:
-        """
-        Note that the run is about to give its leases back; it must be stopping.
-        """
+        """Note that the run is about to give its leases back; it must be stopping."""
         with self._lock:
             check(self._phase is Phase.STOPPING, "a run is stopped before it is closed", phase=self._phase)
             self._phase = Phase.STOPPED
 
     def wait_for_stop(self, timeout_ms: float) -> bool:
-        """
-        Wait until the run is being stopped; return whether it is, within the time.
-        """
+        """Wait until the run is being stopped; return whether it is, within the time."""
         return self._stopping.wait(timeout_ms / 1_000)
 
     def raise_failure(self) -> None:
-        """
-        Raise the first error, if the run has failed.
+        """Raise the first error, if the run has failed.
 
         Raises:
             MillpondError: the first error.
@@ -130,8 +105,7 @@ class Lifecycle:
             raise self._failure.error
 
     def check_phase(self, *allowed: Phase) -> None:
-        """
-        Raise what has ended the run, if it has ended.
+        """Raise what has ended the run, if it has ended.
 
         Args:
             allowed: the phases in which the caller may go on.

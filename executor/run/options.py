@@ -1,6 +1,4 @@
-"""
-The options that both runners have, checked in one place.
-"""
+"""The options that both runners have, checked in one place."""
 
 from __future__ import annotations
 
@@ -25,8 +23,6 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
-__all__ = ["RunnerOptions", "check_at_least"]
-
 _Run = TypeVar("_Run")
 
 _MIB: Final = 1 << 20
@@ -34,8 +30,7 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOptions:
-    """
-    Where a runner finds its store, and how it runs a pipeline on it.
+    """Where a runner finds its store, and how it runs a pipeline on it.
 
     Attributes:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
@@ -83,9 +78,7 @@ class RunnerOptions:
     rng: Rng = field(default_factory=SystemRng)
 
     def __post_init__(self) -> None:
-        """
-        Refuse options with which no pipeline can run.
-        """
+        """Refuse options with which no pipeline can run."""
         if self.intervals is not None:
             check_at_least("intervals", self.intervals, 1)
         check_at_least("cache_mib", self.cache_mib, 0)
@@ -114,24 +107,19 @@ class RunnerOptions:
 
     @property
     def cache_bytes(self) -> int:
-        """
-        Soft-state budget of one interval, in bytes.
-        """
+        """Soft-state budget of one interval, in bytes."""
         return self.cache_mib * _MIB
 
     @property
     def disk(self) -> DiskOptions:
-        """
-        Whether row files are kept on the machine's disk.
-        """
+        """Whether row files are kept on the machine's disk."""
         return DiskOptions(
             budget_bytes=None if self.disk_mib is None else self.disk_mib * _MIB,
             folder=None if self.disk_folder is None else str(self.disk_folder),
         )
 
     def open_run(self, start: Callable[[Store, Callable[[], None]], _Run]) -> _Run:
-        """
-        Open the store and start a run on it.
+        """Open the store and start a run on it.
 
         Args:
             start: starts the run; it gets the store, and the function that the run calls once at its
@@ -169,8 +157,7 @@ class RunnerOptions:
         compaction_workers: CompactionWorkers | None = None,
         threads: bool = True,
     ) -> Coordinator:
-        """
-        Take the leases of a pipeline and recover its state; see `Coordinator` for the arguments.
+        """Take the leases of a pipeline and recover its state; see `Coordinator` for the arguments.
 
         Raises:
             InvalidError: the store knows the pipeline by another name, or its code does not fit the rows.
@@ -198,8 +185,7 @@ class RunnerOptions:
         return coordinator
 
     def progress_of(self, pipeline: str, *, log_every_ms: float = 0) -> Progress:
-        """
-        What reports the supersteps of a pipeline.
+        """What reports the supersteps of a pipeline.
 
         Args:
             pipeline: its name.
@@ -209,8 +195,7 @@ class RunnerOptions:
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
-    """
-    Refuse an option that is too small.
+    """Refuse an option that is too small.
 
     Raises:
         InvalidError: names the option.
@@ -220,6 +205,4 @@ def check_at_least(name: str, value: float, least: float) -> None:
 
 
 def _keep_open() -> None:
-    """
-    Release nothing: the caller closes the store.
-    """
+    """Release nothing: the caller closes the store."""

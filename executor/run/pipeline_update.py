@@ -1,6 +1,4 @@
-"""
-What an update of a running pipeline has done.
-"""
+"""What an update of a running pipeline has done."""
 
 from __future__ import annotations
 
@@ -12,13 +10,10 @@ from millpond.statestore.catalog.topology_change import TopologyChange, change_b
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TableVersion
 
-__all__ = ["PipelineUpdate", "refuse_other_pipeline", "update_between"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineUpdate:
-    """
-    An update of a running pipeline, which has taken effect.
+    """An update of a running pipeline, which has taken effect.
 
     Attributes:
         version: the table version from which on the changed pipeline runs.
@@ -32,8 +27,7 @@ class PipelineUpdate:
 
 
 def refuse_other_pipeline(topology: Topology, present: Topology) -> None:
-    """
-    Refuse an update to a pipeline of another name, which has other positions in the store.
+    """Refuse an update to a pipeline of another name, which has other positions in the store.
 
     Raises:
         InvalidError: the names differ.
@@ -49,8 +43,7 @@ def refuse_other_pipeline(topology: Topology, present: Topology) -> None:
 def update_between(
     former: Topology, present: Topology, version: TableVersion, elapsed_us: int
 ) -> PipelineUpdate:
-    """
-    The update from one topology to another.
+    """The update from one topology to another.
 
     Args:
         former: the one before.

@@ -1,6 +1,4 @@
-"""
-A running pipeline, whichever runner runs it: watermarks, counts and the end.
-"""
+"""A running pipeline, whichever runner runs it: watermarks, counts and the end."""
 
 from __future__ import annotations
 
@@ -24,8 +22,6 @@ from millpond.executor.watermark.stream_time import MemberStatus
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
-__all__ = ["Run"]
-
 _Accepted = TypeVar("_Accepted")
 """What a run answers when it has accepted a watermark: a receipt, or nothing."""
 
@@ -33,8 +29,7 @@ _LOG = logging.getLogger("millpond")
 
 
 class Run(ABC, Generic[_Accepted]):
-    """
-    A running pipeline; stopped by `stop` or at the end of a ``with``.
+    """A running pipeline; stopped by `stop` or at the end of a ``with``.
 
     Args:
         topology: the checked pipeline.
@@ -77,8 +72,7 @@ class Run(ABC, Generic[_Accepted]):
     def advance_watermark(
         self, stream: str, at: Instant, *, member: str | None = None, percentile: float = 100
     ) -> _Accepted:
-        """
-        Promise that no record older than ``at`` will come on a stream, after those injected so far.
+        """Promise that no record older than ``at`` will come on a stream, after those injected so far.
 
         From then on records before ``at`` are late, windows close and timers fire. The next
         superstep makes the promise durable.
@@ -103,8 +97,7 @@ class Run(ABC, Generic[_Accepted]):
         return self._update(WatermarkUpdate(stream=stream, at=moment, member=member, percentile=known))
 
     def declare(self, stream: str, status: MemberStatus, *, member: str | None = None) -> _Accepted:
-        """
-        Declare a stream, or one of its members, ``idle``, ``gone``, or ``expected`` again.
+        """Declare a stream, or one of its members, ``idle``, ``gone``, or ``expected`` again.
 
         A stream that is idle or gone does not hold back watermarks; records that it brings anyway
         may be late. Its next record ends idleness, but not absence. The next run of the pipeline
@@ -127,8 +120,7 @@ class Run(ABC, Generic[_Accepted]):
         return self._update(WatermarkUpdate(stream=stream, status=status, member=member))
 
     def finish(self, stream: str) -> _Accepted:
-        """
-        Promise that no more records will come on a stream; every record that comes anyway is late.
+        """Promise that no more records will come on a stream; every record that comes anyway is late.
 
         The next superstep makes the promise durable.
 
@@ -148,15 +140,11 @@ class Run(ABC, Generic[_Accepted]):
 
     @abstractmethod
     def _accept(self, update: WatermarkUpdate) -> _Accepted:
-        """
-        Let a checked update take effect, after the records injected so far.
-        """
+        """Let a checked update take effect, after the records injected so far."""
 
     @abstractmethod
     def _finish(self, stream: str) -> _Accepted:
-        """
-        End an injected stream, after the records injected so far.
-        """
+        """End an injected stream, after the records injected so far."""
 
     # -- signals ---------------------------------------------------------------------------
 
@@ -169,8 +157,7 @@ class Run(ABC, Generic[_Accepted]):
         step: str | None = None,
         id: str | None = None,  # noqa: A002 - the word of `inject`
     ) -> _Accepted:
-        """
-        Give a signal to windowed steps whose trigger waits for it (see `AfterSignal`), after the records injected so far.
+        """Give a signal to windowed steps whose trigger waits for it (see `AfterSignal`), after the records injected so far.
 
         It takes effect exactly once, in the commit of a superstep: once that is durable, neither a crash nor a
         restart loses or repeats it. A signal that finds no window of the key, since it has no elements, has
@@ -201,15 +188,12 @@ class Run(ABC, Generic[_Accepted]):
 
     @abstractmethod
     def _signal(self, rows: pa.Table) -> _Accepted:
-        """
-        Inject a checked signal, after the records injected so far.
-        """
+        """Inject a checked signal, after the records injected so far."""
 
     # -- changes of the pipeline ------------------------------------------------------------
 
     def update(self, pipeline: EnginePipeline) -> PipelineUpdate:
-        """
-        Go on with a changed pipeline, without stopping: computations and sinks are added, removed and replaced.
+        """Go on with a changed pipeline, without stopping: computations and sinks are added, removed and replaced.
 
         It is what a restart with this pipeline would do, without the restart. The pipeline is checked as a whole, as
         at a start, and refused with the same errors; then the old one goes on as if nothing had been asked. Otherwise
@@ -242,35 +226,26 @@ class Run(ABC, Generic[_Accepted]):
 
     @abstractmethod
     def _change(self, topology: Topology) -> PipelineUpdate:
-        """
-        Go on with a checked topology from the next superstep on.
-        """
+        """Go on with a checked topology from the next superstep on."""
 
     # -- status ----------------------------------------------------------------------------
 
     @property
     def topology(self) -> Topology:
-        """
-        The checked pipeline that runs.
-        """
+        """The checked pipeline that runs."""
         return self._topology
 
     @property
     def is_active(self) -> bool:
-        """
-        Whether the run still takes input.
-        """
+        """Whether the run still takes input."""
         return self._lifecycle.is_active
 
     @abstractmethod
     def _status(self) -> RunStatus:
-        """
-        Where the pipeline stands; any thread may ask.
-        """
+        """Where the pipeline stands; any thread may ask."""
 
     def watermark(self, computation: str) -> EventTimeMicros:
-        """
-        The input low watermark of a computation after the last superstep, in microseconds.
+        """The input low watermark of a computation after the last superstep, in microseconds.
 
         Raises:
             InvalidError: the pipeline has no such computation.
@@ -286,9 +261,7 @@ class Run(ABC, Generic[_Accepted]):
         return marks[computation]
 
     def summary(self) -> RunSummary:
-        """
-        Counts so far, of this run and of the pipeline's whole life.
-        """
+        """Counts so far, of this run and of the pipeline's whole life."""
         status = self._status()
         return RunSummary(
             supersteps=status.superstep - self._first.superstep,
@@ -303,16 +276,12 @@ class Run(ABC, Generic[_Accepted]):
         )
 
     def note_skipped(self, stream: str, reason: str) -> None:
-        """
-        Note why this run does not process an input, or a part of it; `summary` tells it.
-        """
+        """Note why this run does not process an input, or a part of it; `summary` tells it."""
         self._skipped[stream] = reason
         self._say(f"of the input {stream}: {reason}")
 
     def note_end(self) -> None:
-        """
-        Say that the run was its input's last, and warn if something still keeps event time from passing.
-        """
+        """Say that the run was its input's last, and warn if something still keeps event time from passing."""
         held = {name: at for name, at in self._status().watermarks.items() if at != TIME_MAX_US}
         if held:
             _LOG.warning(
@@ -328,9 +297,7 @@ class Run(ABC, Generic[_Accepted]):
         )
 
     def note_nothing(self) -> None:
-        """
-        Say why, if the run has read all there is and processed nothing.
-        """
+        """Say why, if the run has read all there is and processed nothing."""
         summary = self.summary()
         retried = any(counts.get("retried") for counts in summary.run.by_computation.values())
         if self._skipped and not summary.run.injected and not retried:
@@ -344,15 +311,12 @@ class Run(ABC, Generic[_Accepted]):
 
     @abstractmethod
     def _say(self, text: str) -> None:
-        """
-        Show a line where the run reports its supersteps.
-        """
+        """Show a line where the run reports its supersteps."""
 
     # -- the end ---------------------------------------------------------------------------
 
     def stop(self) -> RunSummary:
-        """
-        Finish the superstep under way, give the leases back and release all resources.
+        """Finish the superstep under way, give the leases back and release all resources.
 
         Nothing is drained: undelivered productions are delivered after the next start, and input
         that is not committed yet is refused to its source. A superstep that waits for a service
@@ -375,9 +339,7 @@ class Run(ABC, Generic[_Accepted]):
         return summary
 
     def abandon(self) -> None:
-        """
-        Stop after a failure; an error of stopping is logged, so that it does not hide the failure.
-        """
+        """Stop after a failure; an error of stopping is logged, so that it does not hide the failure."""
         try:
             self.stop()
         except Exception as failure:  # noqa: BLE001 - the first failure is the one that is raised
@@ -385,12 +347,8 @@ class Run(ABC, Generic[_Accepted]):
 
     @abstractmethod
     def _end_work(self) -> None:
-        """
-        Finish the superstep under way and begin no other.
-        """
+        """Finish the superstep under way and begin no other."""
 
     @abstractmethod
     def _close(self) -> None:
-        """
-        Wait for the sinks and give the leases back.
-        """
+        """Wait for the sinks and give the leases back."""

@@ -1,6 +1,4 @@
-"""
-Where a pipeline stands, and what its source says about the watermark of a stream.
-"""
+"""Where a pipeline stands, and what its source says about the watermark of a stream."""
 
 from __future__ import annotations
 
@@ -16,21 +14,16 @@ from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.executor.watermark.stream_time import MemberStatus
 from millpond.statestore.types import EventTimeMicros, Superstep
 
-__all__ = ["RunStatus", "WatermarkUpdate", "input_watermarks"]
-
 
 def input_watermarks(coordinator: Coordinator) -> dict[str, EventTimeMicros]:
-    """
-    The input low watermark of each computation.
-    """
+    """The input low watermark of each computation."""
     names = coordinator.topology.computations
     return {name: coordinator.watermarks.input_watermark(name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """
-    Where the pipeline stands; a value that any thread may read.
+    """Where the pipeline stands; a value that any thread may read.
 
     Attributes:
         superstep: number of the last superstep committed.
@@ -48,9 +41,7 @@ class RunStatus:
 
     @classmethod
     def of(cls, coordinator: Coordinator) -> Self:
-        """
-        The status now; only the thread that runs supersteps may ask.
-        """
+        """The status now; only the thread that runs supersteps may ask."""
         return cls(
             superstep=coordinator.superstep,
             totals=coordinator.totals,
@@ -62,8 +53,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkUpdate:
-    """
-    What a source says about the time of one stream, or of one of its members.
+    """What a source says about the time of one stream, or of one of its members.
 
     Attributes:
         stream: the injected stream.
@@ -80,8 +70,7 @@ class WatermarkUpdate:
     percentile: float = EXACT
 
     def check(self, topology: Topology) -> None:
-        """
-        Refuse an update of a stream, a member or a percentile that the pipeline does not have.
+        """Refuse an update of a stream, a member or a percentile that the pipeline does not have.
 
         Raises:
             InvalidError: names it.
@@ -90,9 +79,7 @@ class WatermarkUpdate:
         topology.percentile(self.percentile)
 
     def apply(self, watermarks: PipelineWatermarks) -> None:
-        """
-        Pass it on to the pipeline's watermarks; the next superstep makes it durable.
-        """
+        """Pass it on to the pipeline's watermarks; the next superstep makes it durable."""
         if self.at is not None:
             watermarks.advance(self.stream, self.at, self.member, self.percentile)
         if self.status is not None:

@@ -1,3 +1,1 @@
-"""
-How streams leave, exactly once: Delta tables that are appended to or kept up to date.
-"""
+"""How streams leave, exactly once: Delta tables that are appended to or kept up to date."""

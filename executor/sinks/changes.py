@@ -1,5 +1,4 @@
-"""
-What a superstep changes in a table that keeps one row per key.
+"""What a superstep changes in a table that keeps one row per key.
 
 Productions come as panes and retractions, in the order in which each key produced them. Those
 that cancel each other within the superstep are left out, even if different keys of the pipeline
@@ -17,8 +16,6 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["RowChange", "RowKey", "contents", "key_columns", "key_texts", "net_changes", "row_keys"]
-
 RowKey: TypeAlias = tuple[tuple[bool, Any], ...]
 """The key columns of one row, comparable: nulls come first."""
 
@@ -28,8 +25,7 @@ _NOT_CONTENT: Final = ("at", "pane", "is_retraction")
 
 @dataclass(slots=True)
 class RowChange:
-    """
-    The change of one row.
+    """The change of one row.
 
     Attributes:
         put: the index of its new content among the superstep's rows; ``None`` if there is none.
@@ -41,8 +37,7 @@ class RowChange:
 
 
 def key_columns(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """
-    The key columns as plain numbers and text.
+    """The key columns as plain numbers and text.
 
     Raises:
         InvalidError: a column has a type that cannot identify rows.
@@ -64,9 +59,7 @@ def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def row_keys(columns: pa.Table) -> list[RowKey]:
-    """
-    The key of each row, from `key_columns`.
-    """
+    """The key of each row, from `key_columns`."""
     lists = [column.to_pylist() for column in columns.columns]
     return [
         tuple((value is not None, 0 if value is None else value) for value in row)
@@ -75,9 +68,7 @@ def row_keys(columns: pa.Table) -> list[RowKey]:
 
 
 def key_texts(columns: pa.Table) -> pa.Array:
-    """
-    One text for the key of each row, different for different keys.
-    """
+    """One text for the key of each row, different for different keys."""
     parts = []
     for column in columns.combine_chunks().columns:
         text = column.cast(pa.string())
@@ -88,9 +79,7 @@ def key_texts(columns: pa.Table) -> pa.Array:
 
 
 def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:
-    """
-    The columns of each row outside its key, as comparable text.
-    """
+    """The columns of each row outside its key, as comparable text."""
     names = [name for name in table.column_names if name not in (*keys, *_NOT_CONTENT)]
     if not names:
         return [""] * table.num_rows
@@ -98,8 +87,7 @@ def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:
 
 
 def net_changes(table: pa.Table, keys: Sequence[str], retracts: Sequence[bool]) -> dict[RowKey, RowChange]:
-    """
-    The net changes of a superstep's rows, by key.
+    """The net changes of a superstep's rows, by key.
 
     Args:
         table: the rows in order of production.

@@ -1,5 +1,4 @@
-"""
-Sink columns: productions as the columns of a table outside of Millpond.
+"""Sink columns: productions as the columns of a table outside of Millpond.
 
 Without a schema a sink has three columns: ``key``, ``at`` and ``value`` as JSON text. With one,
 the columns ``key`` and ``at`` are the record's own, and every other column is the field of that
@@ -28,8 +27,6 @@ from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.envelope import PLAIN_MARK, decode_value, has_marks, is_envelope
 from millpond.statestore.rows.row import TIMESTAMP
-
-__all__ = ["ROW_SCHEMA_BY_WINDOW", "SINK_SCHEMA", "TYPED_FIELD", "ColumnWatch", "retractions", "sink_table"]
 
 SINK_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.string()), pa.field("at", TIMESTAMP), pa.field("value", pa.string())]
@@ -63,8 +60,7 @@ _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError, In
 
 
 class ColumnWatch:
-    """
-    Warns of columns that no value has: they would always be null, and the intended field would be lost.
+    """Warns of columns that no value has: they would always be null, and the intended field would be lost.
 
     Args:
         schema: the sink's schema.
@@ -77,9 +73,7 @@ class ColumnWatch:
         self._sink = sink
 
     def look(self, values: Sequence[Any]) -> None:
-        """
-        Look for the columns in the values of the first superstep that has values.
-        """
+        """Look for the columns in the values of the first superstep that has values."""
         if not self._unseen or not values:
             return
         unseen = [name for name in self._unseen if not any(_has(value, name) for value in values)]
@@ -99,8 +93,7 @@ class ColumnWatch:
 def sink_table(
     productions: pa.Table, schema: pa.Schema | None, sink: str, watch: ColumnWatch | None = None
 ) -> pa.Table:
-    """
-    The productions as a table with the sink's columns, in the same order.
+    """The productions as a table with the sink's columns, in the same order.
 
     Args:
         productions: columns ``key``, ``at``, ``value`` (JSON text) and ``value_bytes``.
@@ -127,9 +120,7 @@ def sink_table(
 
 
 def _as_texts(table: pa.Table) -> pa.Table:
-    """
-    Strip the space that marks, within a store only, the text of an object that looks like a pane.
-    """
+    """Strip the space that marks, within a store only, the text of an object that looks like a pane."""
     column = table.column(_VALUE)
     if not has_marks(column):
         return table
@@ -139,8 +130,7 @@ def _as_texts(table: pa.Table) -> pa.Table:
 
 
 def retractions(productions: pa.Table, sink: str) -> list[bool]:
-    """
-    Which productions are retractions, in order.
+    """Which productions are retractions, in order.
 
     Raises:
         DataError: a value is not JSON.
@@ -150,9 +140,7 @@ def retractions(productions: pa.Table, sink: str) -> list[bool]:
 
 
 def _with_text(value: Any) -> Any:
-    """
-    The value with its inner value as JSON text; window bounds are kept.
-    """
+    """The value with its inner value as JSON text; window bounds are kept."""
     if is_envelope(value):
         return {**value, _VALUE: orjson.dumps(value[_VALUE]).decode()}
     return orjson.dumps(value).decode()
@@ -250,9 +238,7 @@ def _array(cells: list[Any], field: pa.Field) -> pa.Array:
 
 
 def _converted(cell: Any, kind: pa.DataType) -> Any:
-    """
-    Types that JSON lacks are read from text: times, dates, decimal numbers.
-    """
+    """Types that JSON lacks are read from text: times, dates, decimal numbers."""
     if pa.types.is_timestamp(kind):
         return pa.scalar(parse_instant_us(cell), TIMESTAMP).cast(kind)
     if pa.types.is_date(kind):
@@ -265,9 +251,7 @@ def _is_typed(field: pa.Field) -> bool:
 
 
 def _typed(cell: Any, kind: pa.DataType) -> Any:
-    """
-    A cell of a typed field, with the types inside it.
-    """
+    """A cell of a typed field, with the types inside it."""
     if cell is None:
         return None
     if pa.types.is_struct(kind):

@@ -1,6 +1,4 @@
-"""
-Appends a stream to a Delta table: one file and one commit per superstep.
-"""
+"""Appends a stream to a Delta table: one file and one commit per superstep."""
 
 from __future__ import annotations
 
@@ -12,12 +10,9 @@ from millpond.executor.sinks.table import open_table, write_sink_file
 from millpond.statestore.log.append import append
 from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
-__all__ = ["DeltaSinkWriter"]
-
 
 class DeltaSinkWriter:
-    """
-    Appends supersteps to one Delta table: one file and one commit each.
+    """Appends supersteps to one Delta table: one file and one commit each.
 
     Args:
         objects: the table's root.
@@ -50,14 +45,11 @@ class DeltaSinkWriter:
 
     @property
     def delivered(self) -> Superstep:
-        """
-        The last superstep that the table has; 0 when it has none.
-        """
+        """The last superstep that the table has; 0 when it has none."""
         return self._record.delivered(self._writer.snapshot.txns)
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        """
-        Append a superstep's productions, unless the table has them already.
+        """Append a superstep's productions, unless the table has them already.
 
         Raises:
             InvalidError: another copy of the store writes into the table; or a value does not fit its column.

@@ -1,5 +1,4 @@
-"""
-A sink table that keeps one row per key: panes replace rows, retractions delete them.
+"""A sink table that keeps one row per key: panes replace rows, retractions delete them.
 
 The table's files are the leaves of a tree of one level: each holds the rows of one range of
 keys, sorted, and at most `LEAF_ROWS_MAX` of them. A superstep rewrites only the leaves that its
@@ -39,8 +38,6 @@ from millpond.statestore.log.replace import replace_files
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
-__all__ = ["LEAF_ROWS_MAX", "UpsertSinkWriter"]
-
 LEAF_ROWS_MAX: Final = 20_000
 """A leaf with more rows is split."""
 
@@ -54,9 +51,7 @@ _LAST_TAG: Final = "millpond.last"
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """
-    A file with its first and last key; ``None`` if another engine wrote the file, which may hold any keys.
-    """
+    """A file with its first and last key; ``None`` if another engine wrote the file, which may hold any keys."""
 
     file: LiveFile
     first: RowKey | None
@@ -67,8 +62,7 @@ class _Leaf:
 
 
 class UpsertSinkWriter:
-    """
-    Updates one Delta table with each superstep, in one commit.
+    """Updates one Delta table with each superstep, in one commit.
 
     Args:
         objects: the table's root.
@@ -108,14 +102,11 @@ class UpsertSinkWriter:
 
     @property
     def delivered(self) -> Superstep:
-        """
-        The last superstep that the table has; 0 when it has none.
-        """
+        """The last superstep that the table has; 0 when it has none."""
         return self._record.delivered(self._writer.snapshot.txns)
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        """
-        Update the table with a superstep's productions, unless it has the superstep already.
+        """Update the table with a superstep's productions, unless it has the superstep already.
 
         Raises:
             InvalidError: a value does not fit its column; the error names sink, column and key.
@@ -167,9 +158,7 @@ class UpsertSinkWriter:
     # -- leaves ----------------------------------------------------------------------------
 
     def _leaves(self, snapshot: Snapshot) -> list[_Leaf]:
-        """
-        The table's files in key order; those of other engines come first.
-        """
+        """The table's files in key order; those of other engines come first."""
         self._known = {file.path: self._known.get(file.path) or _leaf_of(file) for file in snapshot.files}
         return sorted(
             self._known.values(),
@@ -179,9 +168,7 @@ class UpsertSinkWriter:
     def _rewritten(
         self, leaves: Sequence[_Leaf], rows: pa.Table, changes: Mapping[RowKey, RowChange]
     ) -> Iterator[tuple[_Leaf | None, pa.Table, bool]]:
-        """
-        Each leaf that changes, with its new rows, and whether it is the last one.
-        """
+        """Each leaf that changes, with its new rows, and whether it is the last one."""
         ordered = sorted(changes)
         texts = dict(zip(ordered, key_texts(_table_of(ordered, rows, self._keys)).to_pylist(), strict=True))
         if not leaves:
@@ -204,9 +191,7 @@ class UpsertSinkWriter:
                 yield leaf, self._with(kept, rows, changes, new), index == len(leaves) - 1
 
     def _without(self, table: pa.Table, touched: Mapping[str, RowChange]) -> pa.Table:
-        """
-        A leaf's rows except those that are replaced or retracted.
-        """
+        """A leaf's rows except those that are replaced or retracted."""
         if not touched or not table.num_rows:
             return table
         texts = key_texts(key_columns(table, self._keys))
@@ -232,9 +217,7 @@ class UpsertSinkWriter:
         return table.take(_order(key_columns(table, self._keys)))
 
     def _parts(self, table: pa.Table, *, is_last: bool) -> Iterator[pa.Table]:
-        """
-        The rows of a leaf, split if there are too many for one.
-        """
+        """The rows of a leaf, split if there are too many for one."""
         rows = table.num_rows
         rows_by_bytes = max(1, _LEAF_BYTES * rows // max(table.nbytes, 1))
         rows_max = min(self._leaf_rows_max, rows_by_bytes)
@@ -266,9 +249,7 @@ class UpsertSinkWriter:
 
 
 def _order(columns: pa.Table) -> pa.Array:
-    """
-    The indices of rows in the order of their `RowKey`, nulls first.
-    """
+    """The indices of rows in the order of their `RowKey`, nulls first."""
     by: dict[str, pa.ChunkedArray] = {}
     for name in columns.column_names:
         by |= {f"{name} is there": pc.is_valid(columns.column(name)), name: columns.column(name)}
@@ -290,9 +271,7 @@ def _leaf_of(file: LiveFile) -> _Leaf:
 
 
 def _overlapping(leaves: Sequence[_Leaf]) -> set[int]:
-    """
-    Leaves that share keys with others, or may: none, unless other engines wrote to the table.
-    """
+    """Leaves that share keys with others, or may: none, unless other engines wrote to the table."""
     overlapping: set[int] = set()
     widest: int | None = None
     for index, leaf in enumerate(leaves):
@@ -308,9 +287,7 @@ def _overlapping(leaves: Sequence[_Leaf]) -> set[int]:
 
 
 def _keys_by_leaf(leaves: Sequence[_Leaf], keys: Iterable[RowKey]) -> dict[int, list[RowKey]]:
-    """
-    The keys that belong to each leaf: a key's leaf is the last that begins at or before it, or the first.
-    """
+    """The keys that belong to each leaf: a key's leaf is the last that begins at or before it, or the first."""
     firsts = [leaf.first or () for leaf in leaves]
     by_leaf: dict[int, list[RowKey]] = {}
     for key in keys:
@@ -319,9 +296,7 @@ def _keys_by_leaf(leaves: Sequence[_Leaf], keys: Iterable[RowKey]) -> dict[int, 
 
 
 def _table_of(ordered: Sequence[RowKey], rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """
-    The columns of keys, in the form of `key_columns`.
-    """
+    """The columns of keys, in the form of `key_columns`."""
     kinds = key_columns(rows.slice(0, 0), keys).schema
     arrays = [
         pa.array(

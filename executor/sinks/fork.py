@@ -1,5 +1,4 @@
-"""
-The sinks of a fork: tables of its own, which begin with what its parent had delivered by then.
+"""The sinks of a fork: tables of its own, which begin with what its parent had delivered by then.
 
 A fork runs the code of its parent, which names the parent's tables. It must not write into them, so each sink gets a
 table in the fork's folder. On one disk its files are those of the parent's table (`millpond.statestore.objects.share`).
@@ -27,8 +26,6 @@ from millpond.statestore.objects.share import share_object
 from millpond.statestore.types import Clock, Objects, Rng, TableVersion
 from millpond.statestore.versions.replayed_log import ReplayedLog, replay_log
 
-__all__ = ["SINKS_FOLDER", "SinkFolder", "fork_sink_table", "is_of_the_parent"]
-
 SINKS_FOLDER = "sinks"
 """Where in a store's folder its sinks are if they must not be where the code says."""
 
@@ -37,8 +34,7 @@ _LOG = logging.getLogger("millpond")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkFolder:
-    """
-    The folder in which a fork has tables in place of those that the code names.
+    """The folder in which a fork has tables in place of those that the code names.
 
     Args:
         store: the fork's path or URL.
@@ -53,14 +49,11 @@ class SinkFolder:
     rng: Rng
 
     def place_of(self, name: str) -> str:
-        """
-        Where the table of a sink lies.
-        """
+        """Where the table of a sink lies."""
         return f"{self.store}/{SINKS_FOLDER}/{quote(name, safe='')}"
 
     def own(self, sink: Sink, record: SinkRecord) -> DeltaSink:
-        """
-        The sink that takes the place of another one; its table is made if need be.
+        """The sink that takes the place of another one; its table is made if need be.
 
         Only of a `DeltaSink` whose table the parent has written is the new table a fork. All others begin empty, with
         the columns ``key``, ``at`` and ``value`` if the sink is none.
@@ -84,9 +77,7 @@ class SinkFolder:
         return replace(sink, path=place, storage_options=options)
 
     def _source_of(self, sink: DeltaSink, record: SinkRecord) -> Objects:
-        """
-        The table that the parent wrote: its own, if it is a fork that had to have one, or the one that the code names.
-        """
+        """The table that the parent wrote: its own, if it is a fork that had to have one, or the one that the code names."""
         for parent in record.lineage.parents:
             table = open_objects(
                 replace(self, store=parent).place_of(record.name), dict(self.storage_options) or None
@@ -103,8 +94,7 @@ class SinkFolder:
 
 
 def is_of_the_parent(sink: DeltaSink, record: SinkRecord) -> bool:
-    """
-    Whether a table has been written by another copy of the store: by the one that this is a fork of, or another fork.
+    """Whether a table has been written by another copy of the store: by the one that this is a fork of, or another fork.
 
     Raises:
         UnavailableError: the table is unavailable.
@@ -117,8 +107,7 @@ def is_of_the_parent(sink: DeltaSink, record: SinkRecord) -> bool:
 
 
 def fork_sink_table(source: Objects, target: Objects, record: SinkRecord, clock: Clock, rng: Rng) -> bool:
-    """
-    Make a table of what a sink's table had when the fork began.
+    """Make a table of what a sink's table had when the fork began.
 
     Args:
         source: the parent's table.

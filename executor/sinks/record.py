@@ -1,5 +1,4 @@
-"""
-A sink's record of a store in the sink's table: the last superstep of each incarnation, as transactions.
+"""A sink's record of a store in the sink's table: the last superstep of each incarnation, as transactions.
 
 A superstep's number identifies what was delivered only within one incarnation of a store. So the record
 has the incarnation in its name, and a sink refuses a store that the record does not fit: a store that was
@@ -21,15 +20,12 @@ from millpond.statestore.identity.lineage import Lineage
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Superstep
 
-__all__ = ["SinkRecord", "refuse_sink_ahead"]
-
 _LOG: Final = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRecord:
-    """
-    The record of one sink of one pipeline of one store.
+    """The record of one sink of one pipeline of one store.
 
     Args:
         lineage: the store's lineage.
@@ -45,33 +41,24 @@ class SinkRecord:
 
     @staticmethod
     def of_store(store_id: str, pipeline: str, name: str) -> SinkRecord:
-        """
-        The record of a store that is known only by its id.
-        """
+        """The record of a store that is known only by its id."""
         return SinkRecord(Lineage.of(store_id, {}), pipeline, name)
 
     @property
     def app_id(self) -> str:
-        """
-        The transaction that this incarnation's deliveries advance.
-        """
+        """The transaction that this incarnation's deliveries advance."""
         return sink_app_id(self.lineage.store_id, self.pipeline, self.name, self.lineage.current.id)
 
     def delivered(self, txns: Mapping[str, int]) -> Superstep:
-        """
-        This store's last superstep in the table; 0 before the first.
-        """
+        """This store's last superstep in the table; 0 before the first."""
         return Superstep(max((superstep for _, superstep in self.records(txns)), default=0))
 
     def records(self, txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-        """
-        The last superstep of each incarnation of the store that has written to the table.
-        """
+        """The last superstep of each incarnation of the store that has written to the table."""
         return ((incarnation, txns[app_id]) for app_id, incarnation in self.app_ids(txns))
 
     def limits(self, txns: Mapping[str, int], reached: Superstep) -> dict[str, int]:
-        """
-        The highest superstep of each transaction that fits a store whose incarnation is at ``reached``.
+        """The highest superstep of each transaction that fits a store whose incarnation is at ``reached``.
 
         Transactions of other copies of the store are left out.
         """
@@ -83,17 +70,14 @@ class SinkRecord:
         return limits
 
     def app_ids(self, txns: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-        """
-        The transactions of this sink, each with the incarnation that moves it.
-        """
+        """The transactions of this sink, each with the incarnation that moves it."""
         first = sink_app_id(self.lineage.store_id, self.pipeline, self.name)
         for app_id in txns:
             if app_id == first or app_id.startswith(f"{first}/"):
                 yield app_id, unquote(app_id.removeprefix(first).removeprefix("/")) or self.lineage.store_id
 
     def check(self, snapshot: Snapshot) -> None:
-        """
-        Refuse a table whose record does not fit the store.
+        """Refuse a table whose record does not fit the store.
 
         Raises:
             InvalidError: the original of this copy, or another copy of this store, writes into the table.
@@ -113,8 +97,7 @@ class SinkRecord:
                 refuse_sink_ahead(self.name, superstep, left)
 
     def check_on_opening(self, snapshot: Snapshot, path: str = "") -> None:
-        """
-        Refuse a table whose record does not fit the store as it is now; warn of one that another store writes to.
+        """Refuse a table whose record does not fit the store as it is now; warn of one that another store writes to.
 
         Args:
             snapshot: the table.
@@ -130,9 +113,7 @@ class SinkRecord:
             refuse_sink_ahead(self.name, self.delivered(snapshot.txns), self.reached)
 
     def _warn_of_others(self, snapshot: Snapshot, path: str) -> None:
-        """
-        Warn of a table that has rows of another store: one that is no longer there, whose rows come a second time.
-        """
+        """Warn of a table that has rows of another store: one that is no longer there, whose rows come a second time."""
         writers = (
             app_id_parts(name, SINK_PREFIX)[0] for name in snapshot.txns if name.startswith(SINK_PREFIX)
         )
@@ -148,8 +129,7 @@ class SinkRecord:
 
 
 def refuse_sink_ahead(sink: str, delivered: int, reached: int) -> None:
-    """
-    Refuse a sink that is ahead of the store.
+    """Refuse a sink that is ahead of the store.
 
     Raises:
         DataError: the sink has a later superstep.

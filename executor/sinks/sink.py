@@ -1,5 +1,4 @@
-"""
-Sinks: streams leave Millpond through them, each record exactly once (MillWheel §6.1, architecture §6).
+"""Sinks: streams leave Millpond through them, each record exactly once (MillWheel §6.1, architecture §6).
 
 A runner passes each committed superstep's productions to the sink, in order, and repeats the last one
 after a crash. The sink stores the superstep's number in the same commit as the data and skips a superstep
@@ -31,27 +30,19 @@ from millpond.statestore.objects.obstore import is_local, open_objects
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng, Superstep
 
-__all__ = ["DeltaSink", "RecordingSink", "Sink", "SinkWriter"]
-
-
 _ROW_KEYS: Final = ("window_start", "window_end", "key")
 
 
 class SinkWriter(Protocol):
-    """
-    The running side of a `Sink`; used by one thread at a time.
-    """
+    """The running side of a `Sink`; used by one thread at a time."""
 
     @property
     def delivered(self) -> Superstep:
-        """
-        The last superstep that the sink has stored; 0 before the first.
-        """
+        """The last superstep that the sink has stored; 0 before the first."""
         ...
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        """
-        Store a superstep's productions, unless the sink has stored that superstep already.
+        """Store a superstep's productions, unless the sink has stored that superstep already.
 
         Args:
             superstep: the number of the superstep that produced them, which is committed.
@@ -68,24 +59,20 @@ class SinkWriter(Protocol):
 
 @runtime_checkable
 class Sink(Protocol):
-    """
-    The destination of a stream: configuration without state.
+    """The destination of a stream: configuration without state.
 
     Implement it to write to a system of your own; give an instance to `Stream.sink`.
     """
 
     @property
     def identity(self) -> str:
-        """
-        The destination, as text: two sinks of one pipeline must not share it.
-        """
+        """The destination, as text: two sinks of one pipeline must not share it."""
         ...
 
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> SinkWriter:
-        """
-        Create the writer of one sink of one pipeline of one store.
+        """Create the writer of one sink of one pipeline of one store.
 
         Args:
             store_id: the store whose supersteps are counted; a copy of a store has an id of its own here.
@@ -103,15 +90,12 @@ class Sink(Protocol):
 
 @runtime_checkable
 class RecordingSink(Protocol):
-    """
-    A sink that keeps a `SinkRecord`, and so tells the incarnations of a store apart.
-    """
+    """A sink that keeps a `SinkRecord`, and so tells the incarnations of a store apart."""
 
     def open_for(
         self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> SinkWriter:
-        """
-        Create the writer for one incarnation of a store.
+        """Create the writer for one incarnation of a store.
 
         Raises:
             InvalidError: the destination belongs to another copy of the store.
@@ -122,8 +106,7 @@ class RecordingSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
-    """
-    Writes a stream to a Delta table, which is created if it does not exist.
+    """Writes a stream to a Delta table, which is created if it does not exist.
 
     With ``mode="append"`` every production is appended, in order: for a windowed step, each pane and each
     retraction (``pane.is_retraction``, or the column ``is_retraction``). With ``mode="upsert"`` the table
@@ -164,9 +147,7 @@ class DeltaSink:
     durability: Durability | None = None
 
     def __post_init__(self) -> None:
-        """
-        Refuse arguments that cannot describe a table.
-        """
+        """Refuse arguments that cannot describe a table."""
         if not isinstance(self.path, str) or not self.path:
             raise InvalidError("a Delta sink needs a path", path=self.path)
         if self.durability not in (None, *DURABILITIES):
@@ -198,15 +179,11 @@ class DeltaSink:
 
     @property
     def identity(self) -> str:
-        """
-        The table's URL, or its absolute path on this machine.
-        """
+        """The table's URL, or its absolute path on this machine."""
         return _absolute(self.path)
 
     def following(self, durability: Durability) -> DeltaSink:
-        """
-        The same sink with a store's durability, unless it has one of its own or its URL leaves no choice.
-        """
+        """The same sink with a store's durability, unless it has one of its own or its URL leaves no choice."""
         if self.durability is not None or not is_local(self.path):
             return self
         return replace(self, durability=durability)
@@ -214,8 +191,7 @@ class DeltaSink:
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> SinkWriter:
-        """
-        Open the table, or create it; see `Sink.open`.
+        """Open the table, or create it; see `Sink.open`.
 
         Raises:
             InvalidError: the existing table has other columns or is partitioned.
@@ -226,8 +202,7 @@ class DeltaSink:
     def open_for(
         self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> SinkWriter:
-        """
-        Open the table, or create it, for one incarnation of a store; see `Sink.open`.
+        """Open the table, or create it, for one incarnation of a store; see `Sink.open`.
 
         Raises:
             InvalidError: the existing table has other columns or is partitioned, or belongs to another copy

@@ -1,6 +1,4 @@
-"""
-Opens the Delta table of a sink, or creates it, and writes its files.
-"""
+"""Opens the Delta table of a sink, or creates it, and writes its files."""
 
 from __future__ import annotations
 
@@ -23,14 +21,11 @@ from millpond.statestore.log.writer import LogWriter
 from millpond.statestore.objects.obstore import put_new
 from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
-__all__ = ["open_table", "write_sink_file"]
-
 
 def open_table(
     objects: Objects, clock: Clock, rng: Rng, name: str, schema: pa.Schema, *, whole: bool = False
 ) -> LogWriter:
-    """
-    The writer of a sink's table, which is created if it does not exist.
+    """The writer of a sink's table, which is created if it does not exist.
 
     The columns of a table that a sink of this name has created can change: without restriction while it has no rows;
     later it can get further nullable columns, except if its rows are rewritten, where a row and its retraction would
@@ -73,9 +68,7 @@ _WAY_OUT: Final = "give the sink another path, or change the columns of the tabl
 
 
 def _new_columns(snapshot: Snapshot, schema: pa.Schema, name: str, *, may_grow: bool) -> str | None:
-    """
-    The columns with which a table would fit; ``None`` if it fits already, or cannot change.
-    """
+    """The columns with which a table would fit; ``None`` if it fits already, or cannot change."""
     metadata = snapshot.metadata
     if metadata is None or metadata.partition_columns or metadata.configuration or metadata.name != name:
         # Not a table that a sink of this name has created.
@@ -140,8 +133,7 @@ def write_sink_file(
     *,
     tags: Mapping[str, str] | None = None,
 ) -> Add:
-    """
-    Write rows to one Parquet file of a sink's table; it takes effect once a commit adds it.
+    """Write rows to one Parquet file of a sink's table; it takes effect once a commit adds it.
 
     Args:
         objects: the table's folder.

@@ -1,6 +1,4 @@
-"""
-Older versions of a sink's table: the one that a superstep left, and its rows.
-"""
+"""Older versions of a sink's table: the one that a superstep left, and its rows."""
 
 from __future__ import annotations
 
@@ -15,12 +13,9 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.types import Objects, TableVersion
 from millpond.statestore.versions.replayed_log import replay_log
 
-__all__ = ["read_rows", "version_within"]
-
 
 def version_within(log: Log, limits: Mapping[str, int]) -> TableVersion | None:
-    """
-    The newest version of a table in which no transaction is beyond its limit.
+    """The newest version of a table in which no transaction is beyond its limit.
 
     Args:
         log: the table's log.
@@ -53,8 +48,7 @@ def _is_within(at: Mapping[str, int], limits: Mapping[str, int]) -> bool:
 
 
 def read_rows(objects: Objects, version: TableVersion) -> pa.Table:
-    """
-    The rows of a table at a version; no columns if it has no files.
+    """The rows of a table at a version; no columns if it has no files.
 
     Raises:
         DataError: the log is damaged, or files of that version have been vacuumed.

@@ -1,5 +1,4 @@
-"""
-Takes a sink back: undoes the deliveries of supersteps that the store does not have.
+"""Takes a sink back: undoes the deliveries of supersteps that the store does not have.
 
 A store that was restored from an older copy runs these supersteps again, and their results may differ. One commit
 removes the files that they added, restores those that they replaced, and sets the sink's record to the store's
@@ -24,13 +23,10 @@ from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.writer import LogWriter
 from millpond.statestore.types import Clock, Objects, Rng, Superstep, TableVersion
 
-__all__ = ["TakenBack", "take_back_sink"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenBack:
-    """
-    How far one sink was taken back.
+    """How far one sink was taken back.
 
     Attributes:
         pipeline: the pipeline's name.
@@ -50,8 +46,7 @@ class TakenBack:
 def take_back_sink(
     objects: Objects, lineage: Lineage, supersteps: Mapping[str, Superstep], clock: Clock, rng: Rng
 ) -> tuple[TakenBack, ...]:
-    """
-    Undo what a store's sinks have written to a table after the store's last superstep.
+    """Undo what a store's sinks have written to a table after the store's last superstep.
 
     Args:
         objects: the table's folder.
@@ -130,9 +125,7 @@ def _plan(log: Log, snapshot: Snapshot, record: SinkRecord, superstep: Superstep
 
 
 def _undone(changes: Sequence[Change], ahead: Mapping[str, int], url: str) -> list[Change]:
-    """
-    The deliveries of later supersteps, newest first.
-    """
+    """The deliveries of later supersteps, newest first."""
     undone, left = [], set(ahead)
     for change in reversed(changes):
         moved = dict(change.txns_before)
@@ -188,6 +181,4 @@ class _TakeBackPlan:
         )
 
     def admit(self, winner: tuple[Action, ...]) -> None:
-        """
-        Accept every commit here: `build` refuses any version except the one that was read.
-        """
+        """Accept every commit here: `build` refuses any version except the one that was read."""

@@ -1,3 +1,1 @@
-"""
-Memory of one interval that can be rebuilt from the store: rows, record ids, known files.
-"""
+"""Memory of one interval that can be rebuilt from the store: rows, record ids, known files."""

@@ -1,5 +1,4 @@
-"""
-Cold rows: rows that stay in Arrow, as read, until they are needed.
+"""Cold rows: rows that stay in Arrow, as read, until they are needed.
 
 A new owner reads its rows once, for their timers (MillWheel §6.2). Most of them stay unused for a
 while, and decoding a million rows into Python objects takes longer than reading them. So a row is
@@ -19,16 +18,13 @@ from millpond.executor.soft_state.row_reader import LoadedRows, load_rows
 from millpond.statestore.rows.row import STATE_VERSION
 from millpond.statestore.rows.wide_column import take_rows
 
-__all__ = ["ColdRows"]
-
 _COLUMNS: Final = ("key", "state", "state_bytes", STATE_VERSION, "timers")
 _COMPACT: Final = 2
 """When at most one in so many rows is left, the memory of the others is released."""
 
 
 class ColdRows:
-    """
-    Rows that are taken out one by one.
+    """Rows that are taken out one by one.
 
     Args:
         merged: one row per key.
@@ -46,31 +42,23 @@ class ColdRows:
         return len(self._indices)
 
     def among(self, keys: Iterable[str]) -> list[str]:
-        """
-        The subset of the keys whose rows are here.
-        """
+        """The subset of the keys whose rows are here."""
         indices = self._indices
         return [key for key in keys if key in indices]
 
     @property
     def keys(self) -> list[str]:
-        """
-        The keys of all rows that are here.
-        """
+        """The keys of all rows that are here."""
         return list(self._indices)
 
     @property
     def weights(self) -> npt.NDArray[np.int64]:
-        """
-        What the row of each of `keys` would cost in the cache.
-        """
+        """What the row of each of `keys` would cost in the cache."""
         weights: npt.NDArray[np.int64] = self._weights[list(self._indices.values())]
         return weights
 
     def take(self, keys: Sequence[str]) -> tuple[LoadedRows, int]:
-        """
-        Remove and return the rows of keys that are all here, with their total weight.
-        """
+        """Remove and return the rows of keys that are all here, with their total weight."""
         indices = list(map(self._indices.pop, keys))
         rows = pa.array(indices, pa.int64())
         columns = {name: take_rows(self._table.column(name), rows) for name in _COLUMNS}
@@ -80,9 +68,7 @@ class ColdRows:
         return taken, weight
 
     def drop(self, keys: Iterable[str]) -> int:
-        """
-        Remove the rows of keys that are all here, and return their total weight.
-        """
+        """Remove the rows of keys that are all here, and return their total weight."""
         indices = list(map(self._indices.pop, keys))
         weight = int(self._weights[indices].sum())
         self._compact()

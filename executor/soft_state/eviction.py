@@ -1,5 +1,4 @@
-"""
-Which rows to evict when memory is short (MillWheel §8.3).
+"""Which rows to evict when memory is short (MillWheel §8.3).
 
 A row that waits for its window to close was modified last and will be needed last: the case that a
 least-recently-used cache gets wrong. The engine knows the timers, so it estimates when each row is needed next: at its
@@ -19,16 +18,6 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "NEVER",
-    "Candidates",
-    "EvictionPolicy",
-    "Expectations",
-    "Waits",
-    "least_recently_used",
-    "window_aware",
-]
-
 NEVER: Final = float("inf")
 """The wait of a row without timers, and the age of one that was never used."""
 
@@ -37,8 +26,7 @@ Waits: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectations:
-    """
-    What rows are used by, in this interval.
+    """What rows are used by, in this interval.
 
     Attributes:
         by_record: how often a row that waits for a timer is used by a record before, of all its uses.
@@ -53,8 +41,7 @@ class Expectations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """
-    Rows of which some are to be evicted, in order of their last use.
+    """Rows of which some are to be evicted, in order of their last use.
 
     Attributes:
         keys: their keys.
@@ -74,8 +61,7 @@ EvictionPolicy: TypeAlias = Callable[[Candidates], npt.NDArray[np.intp]]
 
 
 def window_aware(candidates: Candidates) -> npt.NDArray[np.intp]:
-    """
-    The rows first that are expected to be needed last; among equals the least recently used.
+    """The rows first that are expected to be needed last; among equals the least recently used.
 
     A row that waits for a timer is needed then, or before by a record: that is the less likely the longer none has
     come. A row without timers is expected to be unused for as long as it has been, or as such rows are on average.
@@ -96,7 +82,5 @@ def window_aware(candidates: Candidates) -> npt.NDArray[np.intp]:
 
 
 def least_recently_used(candidates: Candidates) -> npt.NDArray[np.intp]:
-    """
-    The least recently used first, whatever the rows wait for.
-    """
+    """The least recently used first, whatever the rows wait for."""
     return np.arange(len(candidates.waits), dtype=np.intp)

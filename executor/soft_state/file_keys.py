@@ -1,5 +1,4 @@
-"""
-Which keys the files have that this process wrote or read last: a file that has none of those wanted is not read.
+"""Which keys the files have that this process wrote or read last: a file that has none of those wanted is not read.
 
 A file that a superstep wrote is read whole, and there are many of them. Their keys are mostly in the cache, so nearly
 none is wanted from them. Large files have a filter of their keys of their own (`millpond.statestore.rows.page_index`).
@@ -16,12 +15,9 @@ import pyarrow as pa
 from millpond.executor.soft_state.known_files import FileKeys
 from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints
 
-__all__ = ["KeysOfFiles"]
-
 
 class KeysOfFiles:
-    """
-    The fingerprints of the keys of some files, those noted last, within a bound of memory.
+    """The fingerprints of the keys of some files, those noted last, within a bound of memory.
 
     Args:
         limit_bytes: how many bytes they may take together now; a key takes 8.
@@ -34,15 +30,11 @@ class KeysOfFiles:
 
     @property
     def size_bytes(self) -> int:
-        """
-        How many bytes are kept.
-        """
+        """How many bytes are kept."""
         return self._bytes
 
     def note(self, path: str, keys: pa.Array | pa.ChunkedArray) -> None:
-        """
-        Keep all keys of a file.
-        """
+        """Keep all keys of a file."""
         self.drop(path)
         self._keys[path] = np.sort(fingerprints(keys))
         self._bytes += self._keys[path].nbytes
@@ -51,24 +43,18 @@ class KeysOfFiles:
             self._bytes -= self._keys.popitem(last=False)[1].nbytes
 
     def drop(self, path: str) -> None:
-        """
-        Forget a file.
-        """
+        """Forget a file."""
         known = self._keys.pop(path, None)
         if known is not None:
             self._bytes -= known.nbytes
 
     def keep_only(self, paths: Collection[str]) -> None:
-        """
-        Forget all files but these.
-        """
+        """Forget all files but these."""
         for path in self._keys.keys() - paths:
             self.drop(path)
 
     def files_with(self, files: Sequence[FileKeys], keys: Sequence[str]) -> list[FileKeys]:
-        """
-        Those of the files that may have any of the keys: all whose keys are not known are among them.
-        """
+        """Those of the files that may have any of the keys: all whose keys are not known are among them."""
         low, high = min(keys), max(keys)
         in_range = [file for file in files if file.may_hold_any(low, high)]
         if not any(file.path in self._keys for file in in_range):

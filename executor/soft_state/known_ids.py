@@ -1,5 +1,4 @@
-"""
-Which record ids an interval has already consumed (MillWheel §6.1.1).
+"""Which record ids an interval has already consumed (MillWheel §6.1.1).
 
 A Bloom filter answers "never seen" for nearly every new id. A hit is checked exactly, against
 the ``record_ids`` of the key: those of the newest files are still in memory, those of older
@@ -23,8 +22,6 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.rows.bloom import RecordIdFilter
 from millpond.statestore.rows.row_shape import with_values
 
-__all__ = ["ID_COLUMNS", "KnownIds", "ids_in"]
-
 ID_COLUMNS: Final = ("key", "record_ids")
 
 _CAPACITY_MIN: Final = 262_144
@@ -40,8 +37,7 @@ _TABLE_BYTES: Final = 4_096
 
 
 class KnownIds:
-    """
-    The ids of one interval: a filter, built when first needed, and the newest ids themselves.
+    """The ids of one interval: a filter, built when first needed, and the newest ids themselves.
 
     A filter forgets nothing, while compactions drop the ids that are past the horizon. So it is rebuilt from the
     files once as many ids have been added to it as it was built for.
@@ -72,8 +68,7 @@ class KnownIds:
         self._recent_bytes = 0
 
     def prepare(self, files: Sequence[FileKeys]) -> None:
-        """
-        Build the filter from the files, unless there is one that is not full.
+        """Build the filter from the files, unless there is one that is not full.
 
         Args:
             files: all that hold rows of the interval, including those of adopted bundles.
@@ -96,37 +91,27 @@ class KnownIds:
 
     @property
     def recent_bytes(self) -> int:
-        """
-        How much of the newest ids is in memory.
-        """
+        """How much of the newest ids is in memory."""
         return self._recent_bytes
 
     @property
     def filter_bytes(self) -> int:
-        """
-        What the filter occupies.
-        """
+        """What the filter occupies."""
         return 0 if self._filter is None else self._filter.size_bytes
 
     def may_be_known(self, fingerprints: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """
-        False where an id was never consumed, by its fingerprint; call `prepare` first.
-        """
+        """False where an id was never consumed, by its fingerprint; call `prepare` first."""
         if self._filter is None:
             return np.ones(len(fingerprints), dtype=np.bool_)
         return self._filter.might_contain(fingerprints)
 
     def add(self, fingerprints: npt.NDArray[np.uint64]) -> None:
-        """
-        Note ids that a bundle consumes.
-        """
+        """Note ids that a bundle consumes."""
         if self._filter is not None:
             self._filter.add(fingerprints)
 
     def follow(self, updates: pa.Table) -> None:
-        """
-        Note the ids in updates that another process committed.
-        """
+        """Note the ids in updates that another process committed."""
         if self._filter is not None:
             ids = ids_in(updates)
             if len(ids):
@@ -134,15 +119,11 @@ class KnownIds:
 
     @property
     def is_prepared(self) -> bool:
-        """
-        Whether the filter has been built.
-        """
+        """Whether the filter has been built."""
         return self._filter is not None
 
     def keep(self, path: str, updates: pa.Table) -> None:
-        """
-        Keep the ids of a file that this process has written.
-        """
+        """Keep the ids of a file that this process has written."""
         if self._filter is None:
             return
         table = _keys_and_ids(updates)
@@ -153,16 +134,12 @@ class KnownIds:
             self._recent_bytes -= _size_bytes(self._recent.popitem(last=False)[1])
 
     def keep_only(self, files: Sequence[FileKeys]) -> None:
-        """
-        Drop the ids of all files but these.
-        """
+        """Drop the ids of all files but these."""
         for path in self._recent.keys() - {file.path for file in files}:
             self.drop(path)
 
     def drop(self, path: str) -> None:
-        """
-        Drop the ids of a file that was never committed.
-        """
+        """Drop the ids of a file that was never committed."""
         table = self._recent.pop(path, None)
         if table is not None:
             self._recent_bytes -= _size_bytes(table)
@@ -170,9 +147,7 @@ class KnownIds:
     def consumed(
         self, files: Sequence[FileKeys], keys: Sequence[str], ids: Sequence[bytes]
     ) -> npt.NDArray[np.bool_]:
-        """
-        Whether each (key, id) has been consumed, without false hits.
-        """
+        """Whether each (key, id) has been consumed, without false hits."""
         wanted = pa.array(sorted(set(ids)), pa.binary())
         low, high = min(keys), max(keys)
         files = [file for file in files if file.may_hold_any(low, high)]
@@ -191,9 +166,7 @@ class KnownIds:
 
 
 def ids_in(updates: pa.Table) -> pa.Array:
-    """
-    All record ids of row updates.
-    """
+    """All record ids of row updates."""
     lists = updates.column("record_ids").combine_chunks()
     ids = lists.flatten().field("id")
     return ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
@@ -204,9 +177,7 @@ def _size_bytes(table: pa.Table) -> int:
 
 
 def _keys_and_ids(updates: pa.Table) -> pa.Table:
-    """
-    Each key with its ids, without their times, which only compactions use and which would double the memory.
-    """
+    """Each key with its ids, without their times, which only compactions use and which would double the memory."""
     lists = updates.column("record_ids").combine_chunks()
     ids = with_values(lists, lists.flatten().field("id"), _IDS, lists.is_null())
     return pa.table({"key": updates.column("key"), "ids": ids})

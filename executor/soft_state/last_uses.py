@@ -1,5 +1,4 @@
-"""
-When rows were used last, at the cost of one entry for a bundle.
+"""When rows were used last, at the cost of one entry for a bundle.
 
 A cache keeps its rows in order of their last use. So it is enough to know when the first row of each bundle was used:
 those behind it were used then, up to the first row of the next bundle.
@@ -12,12 +11,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LastUses"]
-
 
 class LastUses:
-    """
-    The times at which runs of rows were used last, on two clocks.
+    """The times at which runs of rows were used last, on two clocks.
 
     Example:
         >>> uses = LastUses()
@@ -31,8 +27,7 @@ class LastUses:
         self._at: dict[str, tuple[int, int]] = {}
 
     def note(self, first: str, clocks: tuple[int, int]) -> None:
-        """
-        Note a bundle by the first of its rows, which are now the last ones of the cache.
+        """Note a bundle by the first of its rows, which are now the last ones of the cache.
 
         Args:
             first: its key.
@@ -41,8 +36,7 @@ class LastUses:
         self._at[first] = clocks
 
     def ages(self, keys: Iterable[str], clocks: tuple[int, int]) -> npt.NDArray[np.float64]:
-        """
-        How long ago each row was used, in microseconds of the clock on which that is longer.
+        """How long ago each row was used, in microseconds of the clock on which that is longer.
 
         A bundle whose first row has been used again counts to the one before.
 
@@ -62,7 +56,5 @@ class LastUses:
         return np.array(ages, np.float64)
 
     def keep_only(self, keys: Iterable[str]) -> None:
-        """
-        Forget the bundles that begin with any other row.
-        """
+        """Forget the bundles that begin with any other row."""
         self._at = {key: self._at[key] for key in self._at.keys() & set(keys)}

@@ -1,5 +1,4 @@
-"""
-The row cache: encoded states and timers of keys, within a budget of bytes (MillWheel §8.3).
+"""The row cache: encoded states and timers of keys, within a budget of bytes (MillWheel §8.3).
 
 Until the first eviction, a key that is not here has no row. After it, a filter of all keys
 that ever had a row answers for most new keys, and the others are read.
@@ -33,8 +32,6 @@ from millpond.executor.soft_state.row_summary import ROW_BYTES, TIMER_BYTES, Row
 from millpond.statestore.rows.bloom import RecordIdFilter
 from millpond.statestore.rows.row import TimeDomain
 
-__all__ = ["CacheUndo", "RowCache", "timers_weight", "waiting_weight"]
-
 _KEEP: Final = 0.9
 """Eviction stops at this share of the limit, so that it does not run in every bundle."""
 
@@ -60,9 +57,7 @@ _Cached: TypeAlias = StoredState | Literal[_Absence.MISSING] | None
 
 @dataclass(frozen=True, slots=True)
 class CacheUndo:
-    """
-    What a bundle overwrote.
-    """
+    """What a bundle overwrote."""
 
     keys: Sequence[str]
     states: list[_Cached]
@@ -70,24 +65,19 @@ class CacheUndo:
 
 
 def timers_weight(timers: Timers) -> int:
-    """
-    What timers cost in the cache, by estimate.
-    """
+    """What timers cost in the cache, by estimate."""
     return TIMER_BYTES * len(timers)
 
 
 def waiting_weight(timers: Timers) -> int:
-    """
-    What timers cost in the cache, by estimate, where records may wait among them.
-    """
+    """What timers cost in the cache, by estimate, where records may wait among them."""
     return TIMER_BYTES * len(timers) + sum(
         len(timer.tag) for timer in timers if timer.domain is TimeDomain.RECORD
     )
 
 
 class RowCache:
-    """
-    Rows in order of their last use.
+    """Rows in order of their last use.
 
     Args:
         limit_bytes: what rows may occupy now, by estimate.
@@ -122,29 +112,21 @@ class RowCache:
 
     @property
     def is_complete(self) -> bool:
-        """
-        Whether every key that has a row is here.
-        """
+        """Whether every key that has a row is here."""
         return self._existing is None
 
     @property
     def filter_bytes(self) -> int:
-        """
-        What the filter of all keys occupies, which is not in ``used_bytes``.
-        """
+        """What the filter of all keys occupies, which is not in ``used_bytes``."""
         return 0 if self._existing is None else self._existing.size_bytes
 
     @property
     def is_over_budget(self) -> bool:
-        """
-        Whether rows must be evicted.
-        """
+        """Whether rows must be evicted."""
         return self.used_bytes > self._limit_bytes()
 
     def warm(self, keys: Sequence[str]) -> None:
-        """
-        Decode those of the keys' rows that are still cold; comes before any other use of the keys.
-        """
+        """Decode those of the keys' rows that are still cold; comes before any other use of the keys."""
         cold = self._cold
         if cold is None:
             return
@@ -157,16 +139,12 @@ class RowCache:
             self._cold = None
 
     def replace_cold(self, keys: Sequence[str]) -> None:
-        """
-        Forget the cold rows of these keys, each of which is about to be put in full.
-        """
+        """Forget the cold rows of these keys, each of which is about to be put in full."""
         if self._cold is not None:
             self.used_bytes -= self._cold.drop(self._cold.among(keys))
 
     def absent(self, keys: Sequence[str]) -> list[str]:
-        """
-        The keys that are not here, even after `warm`, and may have a row.
-        """
+        """The keys that are not here, even after `warm`, and may have a row."""
         if self._existing is None:
             return []
         states = self._states
@@ -177,21 +155,15 @@ class RowCache:
         return [unknown[index] for index in np.flatnonzero(may_exist).tolist()]
 
     def states_of(self, keys: Sequence[str]) -> list[StoredState | None]:
-        """
-        The states of keys, none of them `absent`; ``None`` for a key without a state.
-        """
+        """The states of keys, none of them `absent`; ``None`` for a key without a state."""
         return list(map(self._states.get, keys))
 
     def timers_of(self, key: str) -> Timers:
-        """
-        The timers of a key that is not `absent`.
-        """
+        """The timers of a key that is not `absent`."""
         return self._timers.get(key, ())
 
     def fill(self, merged: pa.Table, summary: RowSummary) -> None:
-        """
-        Keep as many of all rows as the limit allows, in reverse order of eviction, as cold rows.
-        """
+        """Keep as many of all rows as the limit allows, in reverse order of eviction, as cold rows."""
         limit = self._limit_bytes()
         if int(summary.weights.sum()) <= limit:
             self._keep_cold(merged, summary.weights)
@@ -209,8 +181,7 @@ class RowCache:
         self._keep_cold(merged.filter(pa.array(kept)), summary.weights[kept])
 
     def start_without_rows(self, keys: int) -> None:
-        """
-        Begin with nothing but a filter of the keys that have rows, each of which `remember` is told of.
+        """Begin with nothing but a filter of the keys that have rows, each of which `remember` is told of.
 
         Args:
             keys: about how many there are.
@@ -223,9 +194,7 @@ class RowCache:
             self.used_bytes += int(weights.sum())
 
     def load(self, rows: LoadedRows) -> None:
-        """
-        Add rows that were read from files, because `absent` named their keys.
-        """
+        """Add rows that were read from files, because `absent` named their keys."""
         self._take_in(rows)
 
     def _take_in(self, rows: LoadedRows) -> None:
@@ -237,9 +206,7 @@ class RowCache:
     def put(
         self, keys: Sequence[str], states: Sequence[StoredState | None], timers: Mapping[str, Timers]
     ) -> CacheUndo:
-        """
-        Apply a bundle's outcome: states of all its keys, timers of those whose timers changed.
-        """
+        """Apply a bundle's outcome: states of all its keys, timers of those whose timers changed."""
         overwritten = {key: self._timers.get(key, ()) for key in timers}
         before = self._take_out(keys)
         self._states.update(zip(keys, states, strict=True))
@@ -253,8 +220,7 @@ class RowCache:
         return CacheUndo(keys, before, overwritten)
 
     def note_use(self, first: str, clocks: tuple[int, int]) -> None:
-        """
-        Note when a bundle has used its rows, which were put last.
+        """Note when a bundle has used its rows, which were put last.
 
         Args:
             first: the key of the first of them.
@@ -263,9 +229,7 @@ class RowCache:
         self._uses.note(first, clocks)
 
     def undo(self, undo: CacheUndo) -> None:
-        """
-        Restore what `put` overwrote, or forget it if it can be read again.
-        """
+        """Restore what `put` overwrote, or forget it if it can be read again."""
         if self._existing is not None:
             # Some of these rows may have been evicted since, and only files have all of them. A filter
             # made after the bundle lacks the rows that it deleted, though a file may have them.
@@ -279,9 +243,7 @@ class RowCache:
         self._set_timers(undo.timers)
 
     def remember(self, keys: Sequence[str] | pa.ChunkedArray) -> None:
-        """
-        Note that these keys have rows, though they are not here.
-        """
+        """Note that these keys have rows, though they are not here."""
         self._remember(keys if isinstance(keys, pa.ChunkedArray) else pa.array(keys, pa.string()))
 
     def evict(
@@ -290,8 +252,7 @@ class RowCache:
         clocks: tuple[int, int] = (0, 0),
         expectations: Expectations = _NOTHING_LEARNED,
     ) -> int:
-        """
-        Evict rows until the cache is below its limit; returns how many.
+        """Evict rows until the cache is below its limit; returns how many.
 
         Args:
             waits: how long each key with timers waits for the next one.

@@ -1,6 +1,4 @@
-"""
-Reads the rows of an interval back from committed files.
-"""
+"""Reads the rows of an interval back from committed files."""
 
 from __future__ import annotations
 
@@ -24,13 +22,9 @@ from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.row import STATE_VERSION
 from millpond.statestore.types import Objects
 
-__all__ = ["LoadedRows", "RowChanges", "RowReader", "StoreRowReader", "load_changes", "load_rows"]
-
 
 class RowReader(Protocol):
-    """
-    Reads row updates from files.
-    """
+    """Reads row updates from files."""
 
     def read(
         self,
@@ -41,8 +35,7 @@ class RowReader(Protocol):
         interval: Interval | None = None,
         large: Collection[str] = (),
     ) -> pa.Table:
-        """
-        The updates in the files, of ``keys`` and within ``interval`` only; the ``large`` ones are read in parts.
+        """The updates in the files, of ``keys`` and within ``interval`` only; the ``large`` ones are read in parts.
 
         Raises:
             DataError: a file is missing or its bytes are wrong.
@@ -56,8 +49,7 @@ class RowReader(Protocol):
         interval: Interval,
         keep: Callable[[pa.Table], pa.Table],
     ) -> pa.Table:
-        """
-        What ``keep`` leaves of the updates of a file, which it gets part by part if the file is large.
+        """What ``keep`` leaves of the updates of a file, which it gets part by part if the file is large.
 
         Raises:
             DataError: the file is missing or its bytes are wrong.
@@ -66,8 +58,7 @@ class RowReader(Protocol):
 
 
 class StoreRowReader:
-    """
-    `RowReader` over an object store.
+    """`RowReader` over an object store.
 
     Args:
         objects: the table's root.
@@ -85,9 +76,7 @@ class StoreRowReader:
         interval: Interval | None = None,
         large: Collection[str] = (),
     ) -> pa.Table:
-        """
-        The updates in the files, of ``keys`` and within ``interval`` only; the ``large`` ones are read in parts.
-        """
+        """The updates in the files, of ``keys`` and within ``interval`` only; the ``large`` ones are read in parts."""
         return read_row_files(self._objects, paths, columns, keys=keys, interval=interval, large=large)
 
     def scan(
@@ -97,18 +86,14 @@ class StoreRowReader:
         interval: Interval,
         keep: Callable[[pa.Table], pa.Table],
     ) -> pa.Table:
-        """
-        What ``keep`` leaves of the updates of a file, which it gets part by part if the file is large.
-        """
+        """What ``keep`` leaves of the updates of a file, which it gets part by part if the file is large."""
         large = large_among([file])
         return read_row_files(self._objects, [file.path], columns, interval=interval, large=large, keep=keep)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRows:
-    """
-    Rows as Python objects: keys, a state for each, and the timers of the keys that have any.
-    """
+    """Rows as Python objects: keys, a state for each, and the timers of the keys that have any."""
 
     keys: list[str]
     states: list[StoredState | None]
@@ -117,8 +102,7 @@ class LoadedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChanges:
-    """
-    What row updates change.
+    """What row updates change.
 
     Attributes:
         keys: the keys that were updated.
@@ -134,8 +118,7 @@ class RowChanges:
 
 
 def load_rows(merged: pa.Table, state_version: int = 0) -> LoadedRows:
-    """
-    Decode merged rows into Python objects, a column at a time.
+    """Decode merged rows into Python objects, a column at a time.
 
     Args:
         merged: one row per key.
@@ -149,8 +132,7 @@ def load_rows(merged: pa.Table, state_version: int = 0) -> LoadedRows:
 
 
 def load_changes(combined: pa.Table, state_version: int = 0) -> RowChanges:
-    """
-    Decode combined row updates into Python objects; nulls keep their meaning of "unchanged".
+    """Decode combined row updates into Python objects; nulls keep their meaning of "unchanged".
 
     Args:
         combined: one update per key.
@@ -189,9 +171,7 @@ def _load_states(rows: pa.Table, state_version: int) -> list[StoredState | None]
 def _with_versions(
     states: list[StoredState | None], versions: npt.NDArray[np.int32], state_version: int
 ) -> list[StoredState | None]:
-    """
-    The states, with their version where that is not the computation's.
-    """
+    """The states, with their version where that is not the computation's."""
     newest = int(versions.max(initial=0))
     if newest > state_version:
         raise InvalidError(

@@ -1,5 +1,4 @@
-"""
-What soft state needs to know about all rows at once, without decoding them.
+"""What soft state needs to know about all rows at once, without decoding them.
 
 When a new owner scans its rows (MillWheel §7.1), there may be millions: their next timers,
 holds and sizes are computed on whole columns, and only rows that fit the cache are decoded.
@@ -22,8 +21,6 @@ from millpond.executor.soft_state.eviction import NEVER, Waits
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.rows.row_shape import lengths_of
 
-__all__ = ["ROW_BYTES", "TIMER_BYTES", "ClockNames", "RowSummary", "clock_names", "summarise_rows"]
-
 ROW_BYTES: Final = 240
 """What a cached row costs in CPython without its characters: two strings and its share of a dict."""
 
@@ -33,8 +30,7 @@ TIMER_BYTES: Final = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSummary:
-    """
-    Next timers, holds and costs of merged rows.
+    """Next timers, holds and costs of merged rows.
 
     Attributes:
         event: the earliest event timer of each key that has one.
@@ -54,9 +50,7 @@ class RowSummary:
 
 
 def summarise_rows(merged: pa.Table) -> RowSummary:
-    """
-    Summarise merged rows, one per key.
-    """
+    """Summarise merged rows, one per key."""
     keys = merged.column("key").combine_chunks()
     lists = merged.column("timers").combine_chunks()
     rows = pc.list_parent_indices(lists).to_numpy()
@@ -87,8 +81,7 @@ def summarise_rows(merged: pa.Table) -> RowSummary:
 
 @dataclass(frozen=True, slots=True)
 class ClockNames:
-    """
-    The names of the clocks that timers wait for; one clock may have several names.
+    """The names of the clocks that timers wait for; one clock may have several names.
 
     Records that wait for the low watermark count as its timers.
     """
@@ -99,9 +92,7 @@ class ClockNames:
 
 
 def clock_names(clocks: pa.Array) -> ClockNames:
-    """
-    The names of the clocks that timers wait for; holds wait for none.
-    """
+    """The names of the clocks that timers wait for; holds wait for none."""
     names = ClockNames()
     for name in pc.unique(clocks).to_pylist():
         domain, percentile, _ = parse_timer_clock(name)
@@ -115,9 +106,7 @@ def clock_names(clocks: pa.Array) -> ClockNames:
 
 
 def _earliest(keys: pa.StringArray, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]) -> KeyTimes:
-    """
-    The earliest time of each row; ``rows`` is sorted.
-    """
+    """The earliest time of each row; ``rows`` is sorted."""
     if not len(rows):
         return KeyTimes(keys.slice(0, 0), at)
     owners, starts = np.unique(rows, return_index=True)

@@ -1,5 +1,4 @@
-"""
-Soft state: what one process remembers of an interval's rows (MillWheel §6.2).
+"""Soft state: what one process remembers of an interval's rows (MillWheel §6.2).
 
 Everything here can be rebuilt from committed files at any time, and must agree with them.
 `SoftState.synchronise` gets the committed files before each bundle: it reads what other
@@ -29,7 +28,6 @@ from millpond.executor.soft_state.row_cache import CacheUndo, RowCache, timers_w
 from millpond.executor.soft_state.row_reader import (
     RowChanges,
     RowReader,
-    StoreRowReader,
     load_changes,
     load_rows,
 )
@@ -39,10 +37,9 @@ from millpond.statestore.check import check
 from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile
-from millpond.statestore.rows.files import MERGE_COLUMNS, RowFile, combine_updates, merge_updates
+from millpond.statestore.rows.files import RowFile
+from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
 from millpond.statestore.rows.row import ROW_SCHEMA
-
-__all__ = ["BUDGET_BYTES", "RowReader", "SoftState", "StoreRowReader"]
 
 BUDGET_BYTES: Final = 512 * 2**20
 """Default memory budget of a process."""
@@ -72,9 +69,7 @@ _TENTATIVE_MAX: Final = 64
 
 @dataclass(slots=True)
 class _Tentative:
-    """
-    A bundle of this process that is not known to be committed.
-    """
+    """A bundle of this process that is not known to be committed."""
 
     undo: CacheUndo
     updates: pa.Table
@@ -83,8 +78,7 @@ class _Tentative:
 
 
 class SoftState:
-    """
-    Rows, timers and record ids of one interval.
+    """Rows, timers and record ids of one interval.
 
     Args:
         interval: the interval.
@@ -114,9 +108,7 @@ class SoftState:
         self.reset()
 
     def reset(self) -> None:
-        """
-        Forget everything; the next `synchronise` reads all files.
-        """
+        """Forget everything; the next `synchronise` reads all files."""
         self._cache = RowCache(self._rows_limit_bytes, self._policy, self._weigh, self._state_version)
         self._timers = TimerQueue()
         self._ids = KnownIds(self._interval, self._reader, lambda: self._limit_bytes() // _IDS_SHARE)
@@ -143,58 +135,43 @@ class SoftState:
         self._memory.report(self._interval, self._cache.used_bytes + self._lookup_bytes())
 
     def leave(self) -> None:
-        """
-        Give the memory budget back: the process drops this soft state.
-        """
+        """Give the memory budget back: the process drops this soft state."""
         self._memory.leave(self._interval)
 
     def shrink(self) -> None:
-        """
-        Evict rows if they are more than the interval may have now, though it has nothing to do.
-        """
+        """Evict rows if they are more than the interval may have now, though it has nothing to do."""
         self._evict()
 
     @property
     def position(self) -> str | None:
-        """
-        The last file applied, committed or only adopted; ``None`` before the first.
-        """
+        """The last file applied, committed or only adopted; ``None`` before the first."""
         adopted = [bundle.path for bundle in self._tentative if bundle.path is not None]
         return adopted[-1] if adopted else self._files.position
 
     @property
     def timers(self) -> TimerQueue:
-        """
-        The next timers of each key.
-        """
+        """The next timers of each key."""
         return self._timers
 
     @property
     def ids(self) -> KnownIds:
-        """
-        The consumed record ids.
-        """
+        """The consumed record ids."""
         return self._ids
 
     @property
     def files(self) -> list[FileKeys]:
-        """
-        The files that hold the interval's rows, including adopted ones.
-        """
+        """The files that hold the interval's rows, including adopted ones."""
         return self._files.all
 
     @property
     def used_bytes(self) -> int:
-        """
-        An estimate of what the cached rows occupy.
-        """
+        """An estimate of what the cached rows occupy."""
         return self._cache.used_bytes
 
     # ------------------------------------------------------------- following the store
 
     def synchronise(self, files: Sequence[LiveFile]) -> None:
-        """
-        Follow the committed files: read what is new in them, and undo what they lack.
+        """Follow the committed files: read what is new in them, and undo what they lack.
 
         Args:
             files: all live files that may hold the interval's rows.
@@ -211,8 +188,7 @@ class SoftState:
             raise
 
     def confirm(self, file: RowFile | None) -> None:
-        """
-        Note that the last adopted bundle was committed, and that no other process has changed anything.
+        """Note that the last adopted bundle was committed, and that no other process has changed anything.
 
         `synchronise` would find the same, at a cost that grows with the number of files.
 
@@ -267,8 +243,7 @@ class SoftState:
         self._report()
 
     def _timers_of(self, files: Sequence[LiveFile]) -> pa.Table:
-        """
-        The updates of timers, of more rows than memory holds: a state is read when its key first comes.
+        """The updates of timers, of more rows than memory holds: a state is read when its key first comes.
 
         Of each part of a file all but the timers is forgotten again; the cache is told which keys there are.
         """
@@ -320,16 +295,12 @@ class SoftState:
     # ------------------------------------------------------------- serving a bundle
 
     def begin(self) -> None:
-        """
-        Prepare for a bundle: undo the last one if it was processed but never adopted.
-        """
+        """Prepare for a bundle: undo the last one if it was processed but never adopted."""
         if self._tentative and self._tentative[-1].path is None:
             self._undo(self._tentative.pop())
 
     def load(self, keys: Sequence[str]) -> list[StoredState | None]:
-        """
-        The states of the keys, read from files where they are not cached; ``None`` for no state.
-        """
+        """The states of the keys, read from files where they are not cached; ``None`` for no state."""
         self._cache.warm(keys)
         absent = self._cache.absent(keys)
         if absent:
@@ -337,9 +308,7 @@ class SoftState:
         return self._cache.states_of(keys)
 
     def timers_of(self, key: str) -> Timers:
-        """
-        The pending timers of a key that was loaded.
-        """
+        """The pending timers of a key that was loaded."""
         return self._cache.timers_of(key)
 
     def _fetch(self, keys: list[str]) -> None:
@@ -357,8 +326,7 @@ class SoftState:
         fingerprints: npt.NDArray[np.uint64] | None,
         clocks: tuple[int, int],
     ) -> None:
-        """
-        Apply a bundle's outcome tentatively, until `adopt` and `synchronise` settle whether it was committed.
+        """Apply a bundle's outcome tentatively, until `adopt` and `synchronise` settle whether it was committed.
 
         Args:
             updates: the row updates that will be written.
@@ -383,8 +351,7 @@ class SoftState:
         self._evict()
 
     def adopt(self, file: RowFile | None) -> None:
-        """
-        Note that the last bundle's updates were written to ``file``; ``None`` if there were none.
+        """Note that the last bundle's updates were written to ``file``; ``None`` if there were none.
 
         The next `synchronise` finds out whether the file was committed.
         """

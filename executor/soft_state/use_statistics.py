@@ -1,5 +1,4 @@
-"""
-What rows are used by: learned from a sample of uses, each followed to the row's next use.
+"""What rows are used by: learned from a sample of uses, each followed to the row's next use.
 
 A sample is followed whether or not its row is evicted meanwhile, so what is learned does not depend on what is kept.
 """
@@ -11,8 +10,6 @@ from typing import Final, TypeAlias
 
 from millpond.executor.soft_state.eviction import NEVER, Expectations
 
-__all__ = ["UseStatistics"]
-
 _SAMPLED: Final = 64
 _FOLLOWED_MAX: Final = 8_192
 _WEIGHT_MAX: Final = 4_096.0
@@ -23,9 +20,7 @@ _WaitOf: TypeAlias = Callable[[str], float]
 
 
 class UseStatistics:
-    """
-    How often records come to rows that wait for a timer, and how soon, and how soon rows without timers are used again.
-    """
+    """How often records come to rows that wait for a timer, and how soon, and how soon rows without timers are used again."""
 
     def __init__(self) -> None:
         self._followed: dict[str, tuple[_Clocks, bool]] = {}
@@ -35,8 +30,7 @@ class UseStatistics:
         self._free_gaps = 0.0
 
     def note_uses(self, keys: Sequence[str], wait_of: _WaitOf, clocks: _Clocks) -> None:
-        """
-        Note the uses of a bundle, before it changes any timer.
+        """Note the uses of a bundle, before it changes any timer.
 
         Args:
             keys: the rows that it uses.
@@ -57,9 +51,7 @@ class UseStatistics:
         self._forget()
 
     def follow(self, keys: Sequence[str], wait_of: _WaitOf, clocks: _Clocks) -> None:
-        """
-        Follow some uses of a bundle from now on, after it has changed timers.
-        """
+        """Follow some uses of a bundle from now on, after it has changed timers."""
         for key in keys[:: len(keys) // _SAMPLED + 1]:
             self._followed[key] = clocks, wait_of(key) != NEVER
         while len(self._followed) > _FOLLOWED_MAX:
@@ -69,9 +61,7 @@ class UseStatistics:
                 self._free_gaps += _between(at, clocks)
 
     def expectations(self, clocks: _Clocks) -> Expectations:
-        """
-        What to expect of rows.
-        """
+        """What to expect of rows."""
         unused = sum(_between(at, clocks) for at, waits in self._followed.values() if not waits)
         return Expectations(
             by_record=self._by_record / (self._by_record + self._by_timer),
@@ -88,7 +78,5 @@ class UseStatistics:
 
 
 def _between(at: _Clocks, now: _Clocks) -> float:
-    """
-    How long ago that was, on the clock that has gone further.
-    """
+    """How long ago that was, on the clock that has gone further."""
     return float(max(now[0] - at[0], now[1] - at[1]))

@@ -1,3 +1,1 @@
-"""
-The runner that works on Spark.
-"""
+"""The runner that works on Spark."""

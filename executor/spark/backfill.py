@@ -1,5 +1,4 @@
-"""
-Backfills of the Spark runner: the history of a stream is one frame, and one superstep.
+"""Backfills of the Spark runner: the history of a stream is one frame, and one superstep.
 
 A key's records are given in the order of their times, as those of a bounded input are; its timers that the history has
 made due fire in the next superstep.
@@ -28,8 +27,6 @@ from millpond.statestore.types import TIME_MIN_US
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BackfillFrame", "backfill_frames"]
-
 
 class _Engine(Protocol):
     def frame(self, rows: pa.Table) -> DataFrame: ...
@@ -39,8 +36,7 @@ class _Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillFrame:
-    """
-    The history of one stream for one computation.
+    """The history of one stream for one computation.
 
     Attributes:
         computation: its name.
@@ -56,8 +52,7 @@ class BackfillFrame:
 def backfill_frames(
     coordinator: Coordinator, engine: _Engine, inputs: Mapping[str, DataFrame]
 ) -> Iterator[BackfillFrame]:
-    """
-    What is still to be given; ask for the next one once one is committed.
+    """What is still to be given; ask for the next one once one is committed.
 
     Args:
         coordinator: knows which computations have not got all of their history.
@@ -88,9 +83,7 @@ def backfill_frames(
 def _frame(
     coordinator: Coordinator, engine: _Engine, computation: str, stream: str, inputs: Mapping[str, DataFrame]
 ) -> DataFrame | None:
-    """
-    The history of a stream; ``None`` if there is none.
-    """
+    """The history of a stream; ``None`` if there is none."""
     from pyspark.sql import DataFrame
 
     topology = coordinator.topology
@@ -119,9 +112,7 @@ def _frame(
 def _of_input(
     coordinator: Coordinator, engine: _Engine, stream: str, inputs: Mapping[str, DataFrame]
 ) -> DataFrame | None:
-    """
-    The bounded input, if the store has consumed it.
-    """
+    """The bounded input, if the store has consumed it."""
     frame, known = inputs.get(stream), coordinator.inputs.consumed(stream)
     if frame is not None and not frame.isStreaming and known.keys() == {BOUNDED_SOURCE}:
         rows = engine.count(frame, stream)
@@ -143,9 +134,7 @@ def _of_input(
 
 
 def _table(given: Any) -> pa.Table:
-    """
-    Rows of this process as a table.
-    """
+    """Rows of this process as a table."""
     if isinstance(given, pa.Table):
         return given
     is_pandas = type(given).__module__.partition(".")[0] == "pandas"

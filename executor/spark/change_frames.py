@@ -1,6 +1,4 @@
-"""
-Changes in a DataFrame as flat rows, made in the JVM: what `millpond.executor.pipeline.changes` makes of rows in memory.
-"""
+"""Changes in a DataFrame as flat rows, made in the JVM: what `millpond.executor.pipeline.changes` makes of rows in memory."""
 
 from __future__ import annotations
 
@@ -22,15 +20,12 @@ from millpond.statestore.errors import InvalidError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["flat_frame"]
-
 _IMAGE: Final = meta_field("image")
 _SIGN_OF_IMAGE: Final = {"before": -1, "after": 1}
 
 
 def flat_frame(change: str | None, frame: DataFrame) -> DataFrame:
-    """
-    The changes in a frame as flat rows; the frame itself if its rows are no changes.
+    """The changes in a frame as flat rows; the frame itself if its rows are no changes.
 
     Args:
         change: the column that says what kind of change a row is; ``None``: each row is an element.

@@ -1,5 +1,4 @@
-"""
-Compactions as Spark jobs: each is one task in some executor's Python worker, started by a thread of the driver.
+"""Compactions as Spark jobs: each is one task in some executor's Python worker, started by a thread of the driver.
 
 A task opens the store itself, as a superstep's does, and returns what it wrote. It is pure with
 respect to the store: a repeated, speculated or cancelled task leaves a file that no commit names,
@@ -26,8 +25,6 @@ from millpond.statestore.errors import MillpondError, UnavailableError
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["POOL", "SparkCompactionWorker", "SparkCompactions", "compact_in_task"]
-
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -39,8 +36,7 @@ _CANCEL_AGAIN_S: Final = 0.2
 
 
 class SparkCompactions(Executor):
-    """
-    Runs functions in Spark's executors, each as a job of one task; functions and results must pickle.
+    """Runs functions in Spark's executors, each as a job of one task; functions and results must pickle.
 
     If the job fails or is cancelled, the future raises `UnavailableError`; a `MillpondError` of the
     function is raised as it is.
@@ -66,17 +62,14 @@ class SparkCompactions(Executor):
     def submit(
         self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Future[_Result]:
-        """
-        Call ``fn`` in a task; the future has its result.
-        """
+        """Call ``fn`` in a task; the future has its result."""
         future = self._threads.submit(self._run, partial(fn, *args, **kwargs))
         self._futures.add(future)
         future.add_done_callback(self._futures.discard)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """
-        Accept no more work.
+        """Accept no more work.
 
         Args:
             wait: whether to wait for the jobs under way.
@@ -119,8 +112,7 @@ class SparkCompactions(Executor):
 
 
 class SparkCompactionWorker:
-    """
-    Prepares compactions in Spark jobs.
+    """Prepares compactions in Spark jobs.
 
     Args:
         executor: runs them.
@@ -130,22 +122,16 @@ class SparkCompactionWorker:
         self._executor = executor
 
     def compact(self, work: partial[Compacted]) -> Future[Compacted]:
-        """
-        Prepare a compaction; the future has its uncommitted file.
-        """
+        """Prepare a compaction; the future has its uncommitted file."""
         return self._executor.submit(compact_in_task, work)
 
     def shutdown(self) -> None:
-        """
-        Cancel the jobs under way and stop.
-        """
+        """Cancel the jobs under way and stop."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _answers(questions: Iterable[bytes]) -> Iterator[bytes]:
-    """
-    Run a task; a `MillpondError` is returned, as a retry would repeat it.
-    """
+    """Run a task; a `MillpondError` is returned, as a retry would repeat it."""
     for question in questions:
         try:
             answer = True, pickle.loads(question)()  # noqa: S301 - our own driver's words
@@ -155,8 +141,7 @@ def _answers(questions: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def compact_in_task(work: partial[Compacted]) -> Compacted:
-    """
-    `compact_files` in a Spark task: each attempt writes a file of its own, and scratch files go where Spark's do.
+    """`compact_files` in a Spark task: each attempt writes a file of its own, and scratch files go where Spark's do.
 
     Args:
         work: `compact_files` with its arguments, the file's token among them.

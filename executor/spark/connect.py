@@ -1,5 +1,4 @@
-"""
-Spark Connect: its sessions and frames have no JVM in this process, which the engine on Spark works with.
+"""Spark Connect: its sessions and frames have no JVM in this process, which the engine on Spark works with.
 
 They are told by the module of their class, so that what Spark Connect needs need not be installed.
 """
@@ -11,8 +10,6 @@ from typing import Final, NoReturn
 
 from millpond.statestore.errors import InvalidError, UnpicklableError
 
-__all__ = ["INSTEAD", "asks_for_connect", "refuse_connect", "refuse_pickle"]
-
 _MODULE: Final = "pyspark.sql.connect"
 INSTEAD: Final = (
     "run the job where Spark's driver is, with a classic session such as SparkSession.builder.master(…) makes, or give "
@@ -22,8 +19,7 @@ INSTEAD: Final = (
 
 
 def refuse_connect(given: object, **details: object) -> None:
-    """
-    Refuse a session or frame of Spark Connect.
+    """Refuse a session or frame of Spark Connect.
 
     Args:
         given: what the user has given.
@@ -42,8 +38,7 @@ def refuse_connect(given: object, **details: object) -> None:
 
 
 def refuse_pickle(what: str) -> NoReturn:
-    """
-    Refuse to pickle what works only here, as Spark Connect does with the function of ``foreachBatch``.
+    """Refuse to pickle what works only here, as Spark Connect does with the function of ``foreachBatch``.
 
     Args:
         what: the object, in words.
@@ -57,8 +52,7 @@ def refuse_pickle(what: str) -> NoReturn:
 
 
 def asks_for_connect(options: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
-    """
-    The setting that has a new session be one of Spark Connect; ``None`` if there is none.
+    """The setting that has a new session be one of Spark Connect; ``None`` if there is none.
 
     Args:
         options: settings of the session.

@@ -1,5 +1,4 @@
-"""
-The Spark engine: runs a planned superstep as one Spark job and hands the manifests to the commit.
+"""The Spark engine: runs a planned superstep as one Spark job and hands the manifests to the commit.
 
 Rows of the outside input are routed to the slot of their interval, a Python task processes the
 intervals of a slot, and the driver collects the reports and commits once (architecture §5). Where
@@ -36,7 +35,6 @@ from millpond.executor.python_workers.task_plan import (
     pack_parts,
     read_slot_reports,
 )
-from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.spark.change_frames import flat_frame
 from millpond.executor.spark.homes import homes_for
 from millpond.executor.spark.key_sql import arrow_key_columns
@@ -51,6 +49,7 @@ from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import ProductionSource, keys_of, read_productions, weak_only
 from millpond.executor.superstep.key_columns import ROWS_READ
 from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.executor.superstep.topology_parts import TopologyParts
 from millpond.executor.superstep.undelivered import addresses_of
 from millpond.statestore.check import check
@@ -61,8 +60,6 @@ from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, Rng, TableVe
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SparkEngine", "plan_once"]
-
 _SAMPLE_ROWS = 20_000
 _LEVELLED_EVERY: Final = 8
 """After how many supersteps the work of the slots is compared."""
@@ -72,8 +69,7 @@ _UNKNOWN: Final[Mapping[str, EventTimeMicros]] = {}
 
 
 def plan_once(session: SparkSession) -> None:
-    """
-    Turn adaptive execution off for a session.
+    """Turn adaptive execution off for a session.
 
     The partitions of a superstep are fixed, so there is nothing to adapt, and it takes 40 ms.
     """
@@ -81,8 +77,7 @@ def plan_once(session: SparkSession) -> None:
 
 
 class SparkEngine:
-    """
-    Runs the supersteps of one pipeline on Spark; used by one thread at a time.
+    """Runs the supersteps of one pipeline on Spark; used by one thread at a time.
 
     Args:
         spark: the session.
@@ -120,17 +115,14 @@ class SparkEngine:
         self._secret = rng.token() if has_abstract_addresses() else None
 
     def _follow(self, topology: Topology) -> None:
-        """
-        Note what depends on the topology; tasks of other code than their process has load theirs first.
-        """
+        """Note what depends on the topology; tasks of other code than their process has load theirs first."""
         self._routers = {name: Router(node) for name, node in topology.injectors.items()}
         # Between tasks weak productions travel in their producers' files.
         self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
         self._setting = self._setting_of(topology.computations)
 
     def update(self, parts: TopologyParts) -> TableVersion:
-        """
-        Go on with a changed pipeline, between two supersteps; see `Coordinator.update`.
+        """Go on with a changed pipeline, between two supersteps; see `Coordinator.update`.
 
         Args:
             parts: the changed pipeline, prepared.
@@ -149,8 +141,7 @@ class SparkEngine:
     def consume(
         self, frame: DataFrame, position: InputPosition, *, is_last: bool = False
     ) -> SuperstepReport | None:
-        """
-        Run one superstep with a batch of an outside input.
+        """Run one superstep with a batch of an outside input.
 
         Args:
             frame: the batch.
@@ -172,8 +163,7 @@ class SparkEngine:
         return self._take_in(frame, position.stream, position, after)
 
     def inject(self, frame: DataFrame, stream: str) -> SuperstepReport:
-        """
-        Run one superstep with records that no outside position counts: only their ids tell them from repeated ones.
+        """Run one superstep with records that no outside position counts: only their ids tell them from repeated ones.
 
         Raises:
             InvalidError: an earlier run has ended the stream, or the records cannot be read.
@@ -182,8 +172,7 @@ class SparkEngine:
         return self._take_in(frame, stream, None)
 
     def backfill(self, frame: DataFrame, position: InputPosition, computation: str) -> SuperstepReport:
-        """
-        Run one superstep with the history of a stream, which only one computation gets.
+        """Run one superstep with the history of a stream, which only one computation gets.
 
         Args:
             frame: the history.
@@ -229,26 +218,19 @@ class SparkEngine:
         return self._commit(plan, reports, position)
 
     def count(self, frame: DataFrame, stream: str) -> int:
-        """
-        How many records the whole input of a stream has.
-        """
+        """How many records the whole input of a stream has."""
         return flat_frame(self._coordinator.topology.injectors[stream].change, frame).count()
 
     def read(self, path: str) -> DataFrame:
-        """
-        A Parquet file.
-        """
+        """A Parquet file."""
         return self._session.read.parquet(path)
 
     def frame(self, rows: pa.Table) -> DataFrame:
-        """
-        Rows of this process as a frame, in one partition, so that their order stays.
-        """
+        """Rows of this process as a frame, in one partition, so that their order stays."""
         return self._session.createDataFrame(rows).coalesce(1)
 
     def advance(self) -> SuperstepReport:
-        """
-        Run one superstep without outside input: deliver productions and fire due timers.
+        """Run one superstep without outside input: deliver productions and fire due timers.
 
         Raises:
             InvalidError: user code failed and failures stop the pipeline.
@@ -261,15 +243,11 @@ class SparkEngine:
         return self._commit(plan, reports, None)
 
     def close(self) -> None:
-        """
-        Give back what Spark keeps for the run.
-        """
+        """Give back what Spark keeps for the run."""
         self._homes.close()
 
     def _rows_of(self, stream: str, reports: tuple[SlotReport, ...]) -> int | None:
-        """
-        How many rows the tasks have read of a stream, the unreadable ones included; ``None`` without a consumer.
-        """
+        """How many rows the tasks have read of a stream, the unreadable ones included; ``None`` without a consumer."""
         consumers = self._coordinator.topology.consumers_of(stream)
         if not consumers:
             return None
@@ -344,9 +322,7 @@ class SparkEngine:
         return self._run(None, replace(self._task_plan(plan, parts), handed_on=handed_on), parts)
 
     def _first_wave(self, plan: SuperstepPlan) -> SuperstepPlan:
-        """
-        The part of a superstep that waits for no weak production.
-        """
+        """The part of a superstep that waits for no weak production."""
         waves = self._coordinator.topology.waves(_computations(plan))
         if len(waves) < 2:
             return plan
@@ -356,8 +332,7 @@ class SparkEngine:
     def _run_later_waves(
         self, plan: SuperstepPlan, reports: tuple[SlotReport, ...]
     ) -> tuple[SlotReport, ...]:
-        """
-        Hand weak productions on, job after job; all jobs belong to one superstep and one commit.
+        """Hand weak productions on, job after job; all jobs belong to one superstep and one commit.
 
         Only files whose manifests have been collected are handed on: other files that a repeated
         task wrote are never read.
@@ -411,9 +386,7 @@ class SparkEngine:
         self._coordinator.create_intervals(node.name, keys.column(0).combine_chunks())
 
     def _task_plan(self, plan: SuperstepPlan, parts: SlotParts) -> TaskPlan:
-        """
-        The instructions of a superstep without outside input.
-        """
+        """The instructions of a superstep without outside input."""
         return TaskPlan(
             setting=self._setting,
             superstep=plan.superstep,
@@ -432,8 +405,7 @@ class SparkEngine:
         return ProcessHomes(secret=self._secret, slots_max=self._homes.slots_per_process)
 
     def _run(self, routed: DataFrame | None, plan: TaskPlan, parts: SlotParts) -> tuple[SlotReport, ...]:
-        """
-        Run every slot that has work; return exactly one report of each.
+        """Run every slot that has work; return exactly one report of each.
 
         Spark starts no task for a partition that it knows to be empty: a frame without rows may have
         no partition, though productions and timers wait in every slot. Those slots run without it.
@@ -461,9 +433,7 @@ class SparkEngine:
     def _with_productions(
         self, routed: DataFrame | None, plan: TaskPlan, parts: SlotParts
     ) -> tuple[DataFrame | None, TaskPlan]:
-        """
-        Routed rows with those of the committed productions, where a shuffle brings them; else what was given.
-        """
+        """Routed rows with those of the committed productions, where a shuffle brings them; else what was given."""
         count, topology = self._coordinator.undelivered, self._coordinator.topology
         if topology.fused or not plan.sources or not are_shuffled(count, len(plan.parts)):
             return routed, plan
@@ -487,9 +457,7 @@ def _computations(plan: SuperstepPlan) -> set[str]:
 
 
 def _handed_on(plan: SuperstepPlan, reports: tuple[SlotReport, ...]) -> tuple[ProductionSource, ...]:
-    """
-    The uncommitted files with weak productions.
-    """
+    """The uncommitted files with weak productions."""
     sources = []
     for manifest in (manifest for report in reports for manifest in report.manifests):
         streams = frozenset(summary.stream for summary in manifest.result.productions)

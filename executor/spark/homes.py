@@ -1,5 +1,4 @@
-"""
-Where slots run: each in the same worker process in every superstep, so that its soft state is there.
+"""Where slots run: each in the same worker process in every superstep, so that its soft state is there.
 
 On one machine the worker processes find each other (`hand_over`), whichever of them Spark gives a task to. On a cluster
 a slot is tied to an executor first: Spark prefers, for a task whose data hangs by narrow dependencies on a cached
@@ -21,8 +20,6 @@ from millpond.executor.spark.session import is_one_machine
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["Anchor", "Homes", "OneMachine", "homes_for"]
-
 _LOG = logging.getLogger("millpond")
 _SLOT: Final = "__millpond_slot"
 _SETTLING_MS: Final = 50
@@ -35,33 +32,24 @@ _SLOTS_A_CORE: Final = 4
 
 
 class Homes(Protocol):
-    """
-    Brings to each slot what it gets.
-    """
+    """Brings to each slot what it gets."""
 
     @property
     def slots(self) -> int:
-        """
-        How many slots there are.
-        """
+        """How many slots there are."""
         ...
 
     def settle(self) -> None:
-        """
-        Follow the executors: called before each superstep.
-        """
+        """Follow the executors: called before each superstep."""
         ...
 
     @property
     def slots_per_process(self) -> int:
-        """
-        How many slots a worker process is home to.
-        """
+        """How many slots a worker process is home to."""
         ...
 
     def place(self, frame: DataFrame, slot: Column, tasks: int) -> DataFrame:
-        """
-        The rows of a frame, each in the partition of its slot.
+        """The rows of a frame, each in the partition of its slot.
 
         Args:
             frame: the rows.
@@ -71,21 +59,16 @@ class Homes(Protocol):
         ...
 
     def empty(self, tasks: int) -> DataFrame:
-        """
-        A frame with a partition for each slot, whose rows mean nothing.
-        """
+        """A frame with a partition for each slot, whose rows mean nothing."""
         ...
 
     def close(self) -> None:
-        """
-        Give back what Spark keeps.
-        """
+        """Give back what Spark keeps."""
         ...
 
 
 def homes_for(session: SparkSession, intervals: int, name: str) -> Homes:
-    """
-    The homes of a pipeline's slots, as it suits the master.
+    """The homes of a pipeline's slots, as it suits the master.
 
     On one machine there are as many slots as tasks run at once. A cluster may grow: there a core has several slots, so
     that executors that join get some, but not more than a computation has intervals. Executors of several cores get
@@ -106,8 +89,7 @@ def homes_for(session: SparkSession, intervals: int, name: str) -> Homes:
 
 
 class OneMachine:
-    """
-    Slots on the driver's machine, one for each worker process.
+    """Slots on the driver's machine, one for each worker process.
 
     Args:
         session: the engine's session.
@@ -119,38 +101,27 @@ class OneMachine:
         self.slots = slots
 
     def settle(self) -> None:
-        """
-        Do nothing: the machine stays the same.
-        """
+        """Do nothing: the machine stays the same."""
 
     @property
     def slots_per_process(self) -> int:
-        """
-        One.
-        """
+        """One."""
         return 1
 
     def place(self, frame: DataFrame, slot: Column, tasks: int) -> DataFrame:
-        """
-        The rows in as many partitions as there are tasks.
-        """
+        """The rows in as many partitions as there are tasks."""
         return frame.repartitionById(tasks, slot)
 
     def empty(self, tasks: int) -> DataFrame:
-        """
-        As many partitions as there are tasks, without a shuffle.
-        """
+        """As many partitions as there are tasks, without a shuffle."""
         return self._session.range(0, tasks, 1, tasks)
 
     def close(self) -> None:
-        """
-        Do nothing: Spark keeps nothing.
-        """
+        """Do nothing: Spark keeps nothing."""
 
 
 class Anchor:
-    """
-    Slots on the executors of a cluster.
+    """Slots on the executors of a cluster.
 
     The slots of an executor that is lost are settled on others, once; executors that join get their share of those of the
     others. Spark does both within a job that takes a moment.
@@ -175,9 +146,7 @@ class Anchor:
         self._cached_id: int = cached.cacheBuilder().cachedColumnBuffers().id()
 
     def settle(self) -> None:
-        """
-        Settle the slots that have no executor, and move those that others have too many of.
-        """
+        """Settle the slots that have no executor, and move those that others have too many of."""
         executors = self._living()
         if executors == self._executors:
             return
@@ -196,15 +165,11 @@ class Anchor:
 
     @property
     def slots_per_process(self) -> int:
-        """
-        The slots by the cores of all executors, rounded up.
-        """
+        """The slots by the cores of all executors, rounded up."""
         return -(-self.slots // max(1, self._cores * self._size))
 
     def place(self, frame: DataFrame, slot: Column, tasks: int) -> DataFrame:
-        """
-        The rows joined to the anchor, in a partition for each slot, with work or without.
-        """
+        """The rows joined to the anchor, in a partition for each slot, with work or without."""
         del tasks
         routed = frame.withColumn(_SLOT, slot).repartitionById(self.slots, col(_SLOT))
         return (
@@ -212,22 +177,16 @@ class Anchor:
         )
 
     def empty(self, tasks: int) -> DataFrame:
-        """
-        The anchor itself.
-        """
+        """The anchor itself."""
         del tasks
         return self._frame.select(_SLOT)
 
     def close(self) -> None:
-        """
-        Drop the anchor.
-        """
+        """Drop the anchor."""
         self._frame.unpersist()
 
     def executors_by_slot(self) -> Mapping[int, str]:
-        """
-        The executor of each slot that has one.
-        """
+        """The executor of each slot that has one."""
         executors = {}
         for slot in range(self.slots):
             places = self._blocks.getLocations(self._block(slot))
@@ -236,9 +195,7 @@ class Anchor:
         return executors
 
     def surplus(self) -> list[int]:
-        """
-        The slots that executors have beyond their share.
-        """
+        """The slots that executors have beyond their share."""
         share = -(-self.slots // max(1, self._size))
         taken: Counter[str] = Counter()
         surplus = []

@@ -1,5 +1,4 @@
-"""
-The frames that feed a run: whether they fit their streams, and the watermarks that they bring along.
+"""The frames that feed a run: whether they fit their streams, and the watermarks that they bring along.
 
 A frame's own watermark, the delay of ``withWatermark``, is the policy of a stream that declares no other. Spark's
 analyser notes the delay at the column that it holds for, in the analysed plan's output, from where it goes on through
@@ -27,16 +26,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["InputFrames", "checkpoint_path", "watermark_column", "watermark_delay_us"]
-
 _LOG: Final = logging.getLogger("millpond")
 _DELAY_KEY: Final = "spark.watermarkDelayMs"
 _MILLISECOND_US: Final = 1_000
 
 
 def checkpoint_path(root: str, stream: str) -> str:
-    """
-    Where the checkpoint of an input's streaming query lies, in the store's folder.
+    """Where the checkpoint of an input's streaming query lies, in the store's folder.
 
     Args:
         root: the store.
@@ -46,8 +42,7 @@ def checkpoint_path(root: str, stream: str) -> str:
 
 
 class InputFrames:
-    """
-    The frames of a run, by stream: those that it is opened with, and the first batch of each other stream.
+    """The frames of a run, by stream: those that it is opened with, and the first batch of each other stream.
 
     Args:
         spark: the session of the run.
@@ -59,8 +54,7 @@ class InputFrames:
         self._frames = dict(frames)
 
     def fit(self, topology: Topology) -> Topology:
-        """
-        A pipeline that the frames feed: it can read them, and has their watermarks where it declares none.
+        """A pipeline that the frames feed: it can read them, and has their watermarks where it declares none.
 
         Frames of streams that it does not have are left alone.
 
@@ -76,8 +70,7 @@ class InputFrames:
         return _with_frame_watermarks(topology, frames)
 
     def meet(self, topology: Topology, stream: str, frame: DataFrame) -> Topology:
-        """
-        The pipeline that runs, once the first batch of a stream shows its columns.
+        """The pipeline that runs, once the first batch of a stream shows its columns.
 
         Args:
             topology: the pipeline that runs.
@@ -95,16 +88,12 @@ class InputFrames:
 
 
 def watermark_column(schema: StructType) -> str | None:
-    """
-    The column of a frame's ``withWatermark``; ``None`` without one.
-    """
+    """The column of a frame's ``withWatermark``; ``None`` without one."""
     return next(iter(_delays_us(schema)), None)
 
 
 def watermark_delay_us(schema: StructType) -> int | None:
-    """
-    The delay of a frame's ``withWatermark`` in microseconds; ``None`` without one.
-    """
+    """The delay of a frame's ``withWatermark`` in microseconds; ``None`` without one."""
     return next(iter(_delays_us(schema).values()), None)
 
 
@@ -153,18 +142,14 @@ def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:
 
 
 def _column_of_time(node: InjectorNode) -> str | None:
-    """
-    The frame's own column that the event time is read from; ``None`` if a function or a payload has it.
-    """
+    """The frame's own column that the event time is read from; ``None`` if a function or a payload has it."""
     if not isinstance(node.at, str) or node.payload is None:
         return node.at if isinstance(node.at, str) else None
     return node.at.removeprefix(ROW_PREFIX) if node.at.startswith(ROW_PREFIX) else None
 
 
 def _delays_us(schema: StructType) -> dict[str, int]:
-    """
-    The delays of ``withWatermark``, by the columns that they are on.
-    """
+    """The delays of ``withWatermark``, by the columns that they are on."""
     return {
         field.name: int(field.metadata[_DELAY_KEY]) * _MILLISECOND_US
         for field in schema.fields

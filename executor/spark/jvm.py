@@ -1,5 +1,4 @@
-"""
-Calls to Spark, whose JVM may have been killed, and whose Python workers may fail: they fail with one sentence instead
+"""Calls to Spark, whose JVM may have been killed, and whose Python workers may fail: they fail with one sentence instead
 of py4j's own errors.
 """
 
@@ -13,8 +12,6 @@ from typing import Final
 
 from millpond.statestore import errors
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
-
-__all__ = ["spark_calls", "worker_calls"]
 
 _OURS: Final = re.compile(r"^(?:\S*: )?millpond\.statestore\.errors\.(\w+): (.+)$", re.MULTILINE)
 """The last line of a trace, as Spark repeats it of a worker."""
@@ -31,8 +28,7 @@ _OTHER_PYTHON: Final = (
 
 @contextmanager
 def spark_calls() -> Iterator[None]:
-    """
-    Let calls to Spark fail with an `UnavailableError` if its JVM has ended.
+    """Let calls to Spark fail with an `UnavailableError` if its JVM has ended.
 
     Raises:
         UnavailableError: the JVM has ended; any other error is raised as it is.
@@ -52,8 +48,7 @@ def spark_calls() -> Iterator[None]:
 
 @contextmanager
 def worker_calls() -> Iterator[None]:
-    """
-    Let a job of Spark fail with what its Python workers failed with.
+    """Let a job of Spark fail with what its Python workers failed with.
 
     Raises:
         InvalidError: the workers run another Python than the driver, or one without Millpond.
@@ -71,9 +66,7 @@ def worker_calls() -> Iterator[None]:
 
 
 def _told_by_worker(text: str) -> MillpondError | None:
-    """
-    The error that a worker's trace ends in, if it says what is to be done.
-    """
+    """The error that a worker's trace ends in, if it says what is to be done."""
     for pattern in _OTHER_PYTHON:
         if (found := pattern.search(text)) is not None:
             return InvalidError(

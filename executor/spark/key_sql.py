@@ -1,5 +1,4 @@
-"""
-Typed keys in Spark SQL: the texts that `encode_key` gives, made in the JVM.
+"""Typed keys in Spark SQL: the texts that `encode_key` gives, made in the JVM.
 
 Only expressions that Spark compiles, so that a key costs no Python stage. They do not depend on the session: not on
 its time zone, and not on ANSI mode, without which small decimals become text with an exponent.
@@ -16,8 +15,6 @@ from pyspark.sql import types as T  # noqa: N812 - the name that every Spark use
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.keys.key_text import CONTROLS, ESCAPE, NULL, PART, struct_mark
 
-__all__ = ["arrow_key_columns", "check_key_type", "key_sql", "literal"]
-
 _DIGITS: Final = "'0123456789', '9876543210'"
 _LETTERS: Final = 25  # as many digits before the point have one letter
 _PLAIN_SCALE: Final = 6  # decimals with no more digits after the point are never written with an exponent
@@ -30,15 +27,12 @@ _REPEATED: Final = (T.ArrayType, T.MapType)
 
 
 def literal(text: str) -> str:
-    """
-    A text in SQL: in hexadecimal no character needs escaping, and Spark evaluates the cast when it plans.
-    """
+    """A text in SQL: in hexadecimal no character needs escaping, and Spark evaluates the cast when it plans."""
     return f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def check_key_type(kind: T.DataType, column: str) -> None:
-    """
-    Refuse a column that no key can be made of.
+    """Refuse a column that no key can be made of.
 
     Args:
         kind: its type.
@@ -68,9 +62,7 @@ def check_key_type(kind: T.DataType, column: str) -> None:
 
 
 def arrow_key_columns(schema: T.StructType) -> tuple[pa.Field, ...]:
-    """
-    The columns of a frame that a key can be made of, as Arrow has them.
-    """
+    """The columns of a frame that a key can be made of, as Arrow has them."""
     return tuple(
         pa.field(field.name, _arrow_type(field.dataType)) for field in schema if _is_key_type(field.dataType)
     )
@@ -93,8 +85,7 @@ def _is_key_type(kind: T.DataType) -> bool:
 
 
 def key_sql(columns: Sequence[tuple[str, T.DataType]]) -> str:
-    """
-    An expression for the text of the key that some columns make together.
+    """An expression for the text of the key that some columns make together.
 
     Args:
         columns: each as SQL, with its type, one that `check_key_type` accepts.
@@ -107,9 +98,7 @@ def key_sql(columns: Sequence[tuple[str, T.DataType]]) -> str:
 
 
 def _part(sql: str, kind: T.DataType) -> str:
-    """
-    The text of one value, without the tab; null only where no key can hold the value.
-    """
+    """The text of one value, without the tab; null only where no key can hold the value."""
     encoder = next(encoder for of_kind, encoder in _ENCODERS.items() if isinstance(kind, of_kind))
     return encoder(sql, kind)
 
@@ -158,9 +147,7 @@ def _of_decimal(sql: str, kind: T.DataType) -> str:
 
 
 def _plain_digits(sql: str, scale: int) -> str:
-    """
-    A decimal without its sign, without zeros at its end, and without an exponent.
-    """
+    """A decimal without its sign, without zeros at its end, and without an exponent."""
     # Not abs(): Spark rounds the result to 34 digits.
     digits = f"trim(LEADING '-' FROM CAST({sql} AS STRING))"
     if not scale:
@@ -193,9 +180,7 @@ def _of_float(sql: str, _: T.DataType) -> str:
 
 
 def _bits(sql: str) -> str:
-    """
-    The bits of a double of at least 0: all of this is exact, as powers of two are.
-    """
+    """The bits of a double of at least 0: all of this is exact, as powers of two are."""
     guess = f"CAST(floor(log2({sql})) AS INT)"
     above, below = f"if({sql} >= pow(2D, {guess} + 1), 1, 0)", f"if({sql} < pow(2D, {guess}), 1, 0)"
     exponent = f"({guess} + {above} - {below})"

@@ -1,5 +1,4 @@
-"""
-Micro-batches: from which streaming query one is, where it ends in its source, and how a run consumes it.
+"""Micro-batches: from which streaming query one is, where it ends in its source, and how a run consumes it.
 
 Where it ends is what Spark writes into ``offsets/<batch>`` of the query's checkpoint before the batch begins: the offsets
 of all sources of the query, the watermark, and settings. With it a query can go on from a batch without the checkpoint
@@ -21,8 +20,6 @@ from millpond.statestore.errors import InvalidError, MillpondError, QueryStopped
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["QueryStart", "batch_function", "unless_stopped"]
-
 _LOG = logging.getLogger("millpond")
 _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
@@ -33,8 +30,7 @@ _ENDING: Final = ("AvailableNow", "OneTime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryStart:
-    """
-    A start of a streaming query.
+    """A start of a streaming query.
 
     Attributes:
         query: the query's id, which its checkpoint keeps.
@@ -46,8 +42,7 @@ class QueryStart:
 
     @classmethod
     def of(cls, frame: DataFrame, stream: str) -> QueryStart:
-        """
-        That of a batch.
+        """That of a batch.
 
         Args:
             frame: the batch.
@@ -67,8 +62,7 @@ class QueryStart:
         return cls(query=str(query), start=str(context.getLocalProperty(_RUN_ID)))
 
     def end_offsets(self, frame: DataFrame, batch: int) -> str | None:
-        """
-        The entry of Spark's offset log for a batch; ``None`` where Spark does not tell it.
+        """The entry of Spark's offset log for a batch; ``None`` where Spark does not tell it.
 
         Args:
             frame: the batch.
@@ -86,8 +80,7 @@ class QueryStart:
             return None
 
     def ends_by_itself(self, frame: DataFrame) -> bool:
-        """
-        Whether the query ends once it has read what was there when it began, as with ``availableNow``.
+        """Whether the query ends once it has read what was there when it began, as with ``availableNow``.
 
         Args:
             frame: a batch of it.
@@ -99,8 +92,7 @@ class QueryStart:
             return False
 
     def check_running(self, frame: DataFrame, stream: str) -> None:
-        """
-        Refuse to go on with a batch whose query is being stopped.
+        """Refuse to go on with a batch whose query is being stopped.
 
         Args:
             frame: the batch.
@@ -120,8 +112,7 @@ def batch_function(
     wait: Callable[[str, Callable[[], None]], None],
     consume: Callable[[DataFrame, InputPosition], object],
 ) -> Callable[[DataFrame, int], None]:
-    """
-    The ``foreachBatch`` function of an injected stream.
+    """The ``foreachBatch`` function of an injected stream.
 
     Args:
         stream: the stream.
@@ -151,8 +142,7 @@ def batch_function(
 
 @contextmanager
 def unless_stopped(frame: DataFrame, query: str, stream: str) -> Iterator[None]:
-    """
-    Let what Spark fails with because a batch's query is being stopped say so.
+    """Let what Spark fails with because a batch's query is being stopped say so.
 
     Args:
         frame: the batch.
@@ -188,18 +178,14 @@ def _is_being_stopped(frame: DataFrame, query: str) -> bool:
 
 
 def _running(frame: DataFrame, query: str) -> Any:
-    """
-    Spark's own object of a query that has a batch under way.
-    """
+    """Spark's own object of a query that has a batch under way."""
     session: Any = frame.sparkSession
     running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
     return running.get(session._jvm.java.util.UUID.fromString(query))  # noqa: SLF001
 
 
 def _untold() -> tuple[type[Exception], ...]:
-    """
-    What asking Spark's own objects may fail with: they are no public interface, and the JVM may have ended.
-    """
+    """What asking Spark's own objects may fail with: they are no public interface, and the JVM may have ended."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 

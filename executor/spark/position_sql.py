@@ -1,6 +1,4 @@
-"""
-Which interval owns a key, in Spark SQL: found by the intervals' low bounds.
-"""
+"""Which interval owns a key, in Spark SQL: found by the intervals' low bounds."""
 
 from __future__ import annotations
 
@@ -9,14 +7,11 @@ from typing import Final
 
 from millpond.executor.spark.key_sql import literal
 
-__all__ = ["position_sql"]
-
 _CUTS_IN_TREE_MAX: Final = 128
 
 
 def position_sql(key: str, lows: Sequence[str], positions: Sequence[int]) -> str:
-    """
-    An expression for the position in the plan of the interval that owns a key.
+    """An expression for the position in the plan of the interval that owns a key.
 
     Args:
         key: the key, as SQL.
@@ -30,9 +25,7 @@ def position_sql(key: str, lows: Sequence[str], positions: Sequence[int]) -> str
 
 
 def _passed(key: str, cuts: Sequence[str]) -> str:
-    """
-    How many of the rising cuts a key has reached: found by halves, since a record may meet thousands of them.
-    """
+    """How many of the rising cuts a key has reached: found by halves, since a record may meet thousands of them."""
     if len(cuts) <= _CUTS_IN_TREE_MAX:
         return _tree(key, cuts, 0)
     steps = [1 << bit for bit in reversed(range(len(cuts).bit_length()))]
@@ -49,9 +42,7 @@ def _tree(key: str, cuts: Sequence[str], passed: int) -> str:
 
 
 def _texts(texts: Sequence[str]) -> str:
-    """
-    An array of texts, from one literal where a character is in none of them: thousands of literals take long to plan.
-    """
+    """An array of texts, from one literal where a character is in none of them: thousands of literals take long to plan."""
     used = set().union(*texts)
     free = next((character for character in map(chr, range(1, 32)) if character not in used), None)
     if free is None:

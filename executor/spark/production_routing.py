@@ -1,6 +1,4 @@
-"""
-Which way the productions of a superstep take: each slot reads them all, or a shuffle brings each slot its own.
-"""
+"""Which way the productions of a superstep take: each slot reads them all, or a shuffle brings each slot its own."""
 
 from __future__ import annotations
 
@@ -20,15 +18,12 @@ from millpond.executor.superstep.delivery import ProductionSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["are_shuffled", "production_routes", "routed_productions"]
-
 _READ_MAX: Final = 200_000
 """How many productions all slots together may read: beyond it a stage that shuffles them costs less."""
 
 
 def are_shuffled(productions: int, slots: int) -> bool:
-    """
-    Whether a shuffle costs less than to read all productions in each slot that runs.
+    """Whether a shuffle costs less than to read all productions in each slot that runs.
 
     Example:
         >>> [are_shuffled(1_000, 16), are_shuffled(100_000, 16), are_shuffled(10_000_000, 1)]
@@ -45,8 +40,7 @@ def production_routes(
     sources: Sequence[ProductionSource],
     writers: Mapping[str, int],
 ) -> ProductionRoutes:
-    """
-    Where the productions of committed files go, and which task reads which file.
+    """Where the productions of committed files go, and which task reads which file.
 
     Args:
         setting: the store and the code.
@@ -72,8 +66,7 @@ def production_routes(
 
 
 def routed_productions(frame: DataFrame, routes: ProductionRoutes) -> DataFrame:
-    """
-    The productions, in a row for each slot and file; not yet moved.
+    """The productions, in a row for each slot and file; not yet moved.
 
     Args:
         frame: a partition for each slot, whose rows mean nothing.

@@ -1,5 +1,4 @@
-"""
-The streaming queries that feed a run on Spark.
+"""The streaming queries that feed a run on Spark.
 
 Two drivers that start a pipeline at the same moment write one checkpoint, and Spark lets either of them fail: also
 the one that holds the pipeline. So a query is started only by the pipeline's owner, and the owner starts it again if
@@ -20,8 +19,6 @@ from millpond.statestore.errors import ConflictError
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Queries", "StartQuery"]
-
 StartQuery: TypeAlias = "Callable[[], StreamingQuery]"
 """Starts a query, each time on the same checkpoint."""
 
@@ -38,9 +35,7 @@ _CONFLICTS: Final = (
 
 @dataclass(slots=True)
 class _Feed:
-    """
-    One stream's query, and how to start it again.
-    """
+    """One stream's query, and how to start it again."""
 
     stream: str
     start: StartQuery
@@ -49,8 +44,7 @@ class _Feed:
 
 
 class Queries:
-    """
-    Starts the queries of one run and watches them; any thread may use it.
+    """Starts the queries of one run and watches them; any thread may use it.
 
     Args:
         check_owner: raises a `FencedError` if another process has taken the pipeline.
@@ -67,15 +61,12 @@ class Queries:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """
-        The streams that the queries read.
-        """
+        """The streams that the queries read."""
         return tuple(feed.stream for feed in self._feeds)
 
     @property
     def are_active(self) -> bool:
-        """
-        Whether all of them run.
+        """Whether all of them run.
 
         Raises:
             UnavailableError: Spark's JVM has ended.
@@ -84,8 +75,7 @@ class Queries:
             return all(query.isActive for query in self)
 
     def start(self, stream: str, start: StartQuery) -> None:
-        """
-        Start the query of a stream, as the owner of the pipeline.
+        """Start the query of a stream, as the owner of the pipeline.
 
         Raises:
             FencedError: another process has taken the pipeline; nothing was started.
@@ -97,8 +87,7 @@ class Queries:
             self._feeds.append(_Feed(stream, start, started, starts))
 
     def await_all(self, is_over: Callable[[], bool]) -> bool:
-        """
-        Wait until every query has ended by itself.
+        """Wait until every query has ended by itself.
 
         Args:
             is_over: asked each second whether to stop waiting.
@@ -130,8 +119,7 @@ class Queries:
             return not self._start_again(feed, query, error)
 
     def revive(self) -> None:
-        """
-        Start each query again that another driver has ended by writing its checkpoint.
+        """Start each query again that another driver has ended by writing its checkpoint.
 
         Raises:
             FencedError: another process has taken the pipeline.
@@ -146,8 +134,7 @@ class Queries:
                 self._start_again(feed, query, error)
 
     def stop_others(self, streams: Container[str]) -> None:
-        """
-        Stop the queries of all streams but these, and watch them no more.
+        """Stop the queries of all streams but these, and watch them no more.
 
         Raises:
             UnavailableError: Spark's JVM has ended, and the queries with it.
@@ -160,8 +147,7 @@ class Queries:
                 feed.query.stop()
 
     def stop(self) -> None:
-        """
-        Stop all of them; what they have under way is repeated by the next run.
+        """Stop all of them; what they have under way is repeated by the next run.
 
         Raises:
             UnavailableError: Spark's JVM has ended, and the queries with it.
@@ -173,9 +159,7 @@ class Queries:
                 query.stop()
 
     def _start_again(self, feed: _Feed, failed: StreamingQuery, error: Exception) -> bool:
-        """
-        Start a query again unless another thread has; return whether it runs, so is not to be stopped.
-        """
+        """Start a query again unless another thread has; return whether it runs, so is not to be stopped."""
         with self._lock:
             if self._is_stopped:
                 return False

@@ -1,5 +1,4 @@
-"""
-Routing: moves every record of an outside DataFrame to the interval that owns its key.
+"""Routing: moves every record of an outside DataFrame to the interval that owns its key.
 
 If key, event time and id are columns, routing happens in the JVM and Python sees a record for the
 first time in the task that processes it; functions as extractors cost a Python stage of their own.
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
     from millpond.executor.python_workers.task_plan import SlotParts
 
-__all__ = ["Route", "Routed", "Router", "check_frame", "routes_of", "slot_of_row"]
-
 _ADDED_FIELDS = (
     T.StructField(TARGET, T.IntegerType()),
     T.StructField(KEY, T.StringType()),
@@ -66,8 +63,7 @@ _UNSTAMPED = "CAST(0 AS BIGINT)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """
-    One consumer of the input: its intervals' positions in the plan and its key extractor.
+    """One consumer of the input: its intervals' positions in the plan and its key extractor.
 
     Attributes:
         positions: positions of its intervals in key order.
@@ -81,17 +77,13 @@ class Route:
 
     @property
     def first(self) -> int:
-        """
-        The position of the interval whose task reports what is unreadable.
-        """
+        """The position of the interval whose task reports what is unreadable."""
         return self.positions[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
-    """
-    Routed rows, and the columns that have their parts.
-    """
+    """Routed rows, and the columns that have their parts."""
 
     frame: DataFrame
     columns: RoutedColumns
@@ -99,8 +91,7 @@ class Routed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Selection:
-    """
-    What to select, in Spark SQL, pass by pass: typed keys, which each are used several times; rows with their
+    """What to select, in Spark SQL, pass by pass: typed keys, which each are used several times; rows with their
     targets, for all consumers; and these apart, if there are several.
     """
 
@@ -110,9 +101,7 @@ class _Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RoutedKey:
-    """
-    A consumer's key: an expression for it, what it is made of, and the input's own column if that is the key.
-    """
+    """A consumer's key: an expression for it, what it is made of, and the input's own column if that is the key."""
 
     sql: str
     parts: str | tuple[str, ...]
@@ -123,8 +112,7 @@ class _RoutedKey:
 def routes_of(
     topology: Topology, stream: str, parts: SlotParts, only: str | None = None
 ) -> tuple[Route, ...]:
-    """
-    The consumers of ``stream`` in this superstep, with the positions of their intervals.
+    """The consumers of ``stream`` in this superstep, with the positions of their intervals.
 
     Args:
         topology: the checked pipeline.
@@ -146,15 +134,12 @@ def routes_of(
 
 
 def slot_of_row(slots: int) -> Column:
-    """
-    The slot of a routed row, as an integer: that of its interval's position.
-    """
+    """The slot of a routed row, as an integer: that of its interval's position."""
     return expr(f"CAST(pmod({POSITION_SQL}, {slots}) AS INT)")
 
 
 def check_frame(topology: Topology, stream: str, schema: T.StructType) -> None:
-    """
-    Refuse an input whose columns do not fit its injector and consumers, before anything runs.
+    """Refuse an input whose columns do not fit its injector and consumers, before anything runs.
 
     Args:
         topology: the checked pipeline.
@@ -182,8 +167,7 @@ def check_frame(topology: Topology, stream: str, schema: T.StructType) -> None:
 
 
 class Router:
-    """
-    Routes the batches of one input.
+    """Routes the batches of one input.
 
     Args:
         node: the injector, which says how to get key, time and id.
@@ -194,8 +178,7 @@ class Router:
         self._kept: tuple[tuple[Route, ...], _Selection] | None = None
 
     def route(self, frame: DataFrame, routes: tuple[Route, ...]) -> Routed:
-        """
-        The records, one row per consumer, with the interval that each belongs to; not yet moved.
+        """The records, one row per consumer, with the interval that each belongs to; not yet moved.
 
         Args:
             frame: a batch.
@@ -207,8 +190,7 @@ class Router:
         return _spread(frame, self._node, routes, self._selection(frame, routes))
 
     def keys(self, frame: DataFrame, key: KeyExtractor, rows_max: int) -> DataFrame:
-        """
-        The readable keys that a consumer gets of ``frame``, as a single column, to be sampled.
+        """The readable keys that a consumer gets of ``frame``, as a single column, to be sampled.
 
         Args:
             frame: a batch.
@@ -251,9 +233,7 @@ def _is_named(node: InjectorNode, routes: Iterable[Route]) -> bool:
 def _spread(
     frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...], selection: _Selection | None
 ) -> Routed:
-    """
-    One row per consumer, not yet moved; computed in Python if there is no selection for the JVM.
-    """
+    """One row per consumer, not yet moved; computed in Python if there is no selection for the JVM."""
     if selection is None:
         return _spread_in_python(frame, node, routes)
     for expressions in selection.passes:
@@ -262,9 +242,7 @@ def _spread(
 
 
 def _carried(names: Sequence[str]) -> tuple[str, ...]:
-    """
-    The input's columns, all of which Spark can bring to Python.
-    """
+    """The input's columns, all of which Spark can bring to Python."""
     for name in names:
         if "." in name or "`" in name:
             raise InvalidError(
@@ -325,9 +303,7 @@ def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -
 def _parts_of_change(
     node: InjectorNode, names: tuple[str, ...]
 ) -> tuple[tuple[str, ...], str | None, str | None]:
-    """
-    The columns that make up a value; of a change stream's flat rows, those of sign and error too.
-    """
+    """The columns that make up a value; of a change stream's flat rows, those of sign and error too."""
     return (names, None, None) if node.change is None else (image_names(names), CHANGE_SIGN, CHANGE_ERROR)
 
 
@@ -366,8 +342,7 @@ def _key(schema: T.StructType, key: KeyField) -> _RoutedKey:
 
 
 def _time(schema: T.StructType, name: str, reading: TimeReading) -> tuple[str, str | None]:
-    """
-    The time in SQL as microseconds, and the input's own column if that is one a task can read.
+    """The time in SQL as microseconds, and the input's own column if that is one a task can read.
 
     What cannot be read is null; the task finds out why (`routed_records`).
     """
@@ -405,8 +380,7 @@ def _micros_of_number(number: str, reading: TimeReading) -> str:
 
 
 def _whole_instant(column: str, reading: TimeReading) -> str:
-    """
-    SQL that completes a time in text; null for text that is not a time, even if Spark accepts it.
+    """SQL that completes a time in text; null for text that is not a time, even if Spark accepts it.
 
     Text without a zone gets that of the injector, whatever the session's: the same in both runners.
     """

@@ -1,6 +1,4 @@
-"""
-Rows of the driver as a table, which Spark makes a frame of.
-"""
+"""Rows of the driver as a table, which Spark makes a frame of."""
 
 from __future__ import annotations
 
@@ -11,12 +9,9 @@ import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["table_of"]
-
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """
-    Rows as a table with every field that any of them has.
+    """Rows as a table with every field that any of them has.
 
     Raises:
         InvalidError: a field has several types.

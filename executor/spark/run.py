@@ -1,5 +1,4 @@
-"""
-A pipeline while it runs on Spark: streaming queries feed it, a ticker keeps it awake.
+"""A pipeline while it runs on Spark: streaming queries feed it, a ticker keeps it awake.
 
 Each outside stream is a Spark streaming query of its own whose ``foreachBatch`` is one superstep;
 the next batch delivers its productions. While no batch comes, the ticker runs supersteps for
@@ -20,7 +19,7 @@ import pyarrow as pa
 from millpond.executor.pipeline.names import SIGNALS
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, consumed_before
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.reporting.progress import Progress, SuperstepReport
+from millpond.executor.reporting.progress import Progress
 from millpond.executor.run.deadline import Deadline
 from millpond.executor.run.lifecycle import Lifecycle, Phase
 from millpond.executor.run.pipeline_update import PipelineUpdate, update_between
@@ -36,6 +35,7 @@ from millpond.executor.spark.rows import table_of
 from millpond.executor.spark.ticker import Ticker
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.types import Clock
 
@@ -43,15 +43,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["SparkRun"]
-
 _LOG = logging.getLogger("millpond")
 _SKEW_POLL_MS = 50.0
 
 
 class SparkRun(Run[None]):
-    """
-    A running pipeline; created by `SparkRunner.start`, stopped by `stop` or at the end of a ``with``.
+    """A running pipeline; created by `SparkRunner.start`, stopped by `stop` or at the end of a ``with``.
 
     Args:
         engine: runs supersteps.
@@ -92,8 +89,7 @@ class SparkRun(Run[None]):
     # -- input -----------------------------------------------------------------------------
 
     def on_batch(self, stream: str) -> Callable[[DataFrame, int], None]:
-        """
-        The ``foreachBatch`` function of one outside stream.
+        """The ``foreachBatch`` function of one outside stream.
 
         Args:
             stream: an injected stream.
@@ -110,8 +106,7 @@ class SparkRun(Run[None]):
                 self._topology = topology
 
     def _wait_for_slower(self, stream: str, go_on: Callable[[], None] = lambda: None) -> None:
-        """
-        Wait while the stream is further ahead than its skew limit, if a ticker keeps time going.
+        """Wait while the stream is further ahead than its skew limit, if a ticker keeps time going.
 
         Args:
             stream: an injected stream.
@@ -131,8 +126,7 @@ class SparkRun(Run[None]):
             go_on()
 
     def consume(self, frame: DataFrame, position: InputPosition) -> SuperstepReport | None:
-        """
-        Run one superstep on a batch; after a failure every further call raises that failure again.
+        """Run one superstep on a batch; after a failure every further call raises that failure again.
 
         Args:
             frame: the batch.
@@ -151,8 +145,7 @@ class SparkRun(Run[None]):
             return report
 
     def inject_durably(self, stream: str, rows: Iterable[Mapping[str, Any]] | pa.Table) -> None:
-        """
-        Run one superstep with rows of this process, and return once their effects are durable.
+        """Run one superstep with rows of this process, and return once their effects are durable.
 
         It suits a source that the driver reads itself, such as a `DirectoryInjector`; a stream of much
         data is a streaming DataFrame's. After a crash inject the rows again, with ids if they must not
@@ -176,8 +169,7 @@ class SparkRun(Run[None]):
             self._fed.add(stream)
 
     def consume_bounded(self, stream: str, frame: DataFrame, *, finish: bool = True) -> None:
-        """
-        Consume a bounded DataFrame, unless the store has consumed it already, and end its stream.
+        """Consume a bounded DataFrame, unless the store has consumed it already, and end its stream.
 
         Args:
             stream: an injected stream.
@@ -198,8 +190,7 @@ class SparkRun(Run[None]):
                 self._coordinator.watermarks.finish(stream)
 
     def backfill(self, inputs: Mapping[str, DataFrame]) -> None:
-        """
-        Give each computation the history that it has not had yet, in one superstep for each of its streams.
+        """Give each computation the history that it has not had yet, in one superstep for each of its streams.
 
         Args:
             inputs: the inputs of the run, of which bounded ones may be the history of ``"input"``.
@@ -213,8 +204,7 @@ class SparkRun(Run[None]):
                 self._reported(self._engine.backfill(piece.frame, piece.position, piece.computation))
 
     def advance(self) -> SuperstepReport | None:
-        """
-        Run one superstep without outside input: deliver productions and fire due timers.
+        """Run one superstep without outside input: deliver productions and fire due timers.
 
         Raises:
             MillpondError: the error that ended the run.
@@ -234,8 +224,7 @@ class SparkRun(Run[None]):
             self._coordinator.watermarks.finish(stream)
 
     def has_work(self) -> bool:
-        """
-        Whether a superstep without outside input would do anything now; lets idle time pass first.
+        """Whether a superstep without outside input would do anything now; lets idle time pass first.
 
         Raises:
             MillpondError: the error that ended the run.
@@ -248,8 +237,7 @@ class SparkRun(Run[None]):
         return self._coordinator.has_work()
 
     def finish_inputs(self) -> None:
-        """
-        End all injected streams, and run supersteps until nothing is left to do.
+        """End all injected streams, and run supersteps until nothing is left to do.
 
         Raises:
             MillpondError: the error that ended the run.
@@ -261,8 +249,7 @@ class SparkRun(Run[None]):
         self.run_until_quiet()
 
     def run_until_quiet(self, *, supersteps_max: int = 1_000_000, timeout_ms: float | None = None) -> bool:
-        """
-        Run supersteps without outside input until no work is due and all sinks are written.
+        """Run supersteps without outside input until no work is due and all sinks are written.
 
         Args:
             supersteps_max: bound, as a cycle may never come to rest.
@@ -288,8 +275,7 @@ class SparkRun(Run[None]):
         return False
 
     def start_queries(self, starts: Mapping[str, StartQuery], *, is_bounded: bool) -> None:
-        """
-        Start the queries that feed the run, and stop them when the run stops.
+        """Start the queries that feed the run, and stop them when the run stops.
 
         Args:
             starts: what starts each stream's query.
@@ -311,8 +297,7 @@ class SparkRun(Run[None]):
     # -- the ticker ------------------------------------------------------------------------
 
     def start_ticker(self, tick_ms: float) -> None:
-        """
-        Start a thread that runs supersteps while the input is silent.
+        """Start a thread that runs supersteps while the input is silent.
 
         Args:
             tick_ms: how long the input must be silent.
@@ -338,16 +323,12 @@ class SparkRun(Run[None]):
 
     @property
     def queries(self) -> tuple[StreamingQuery, ...]:
-        """
-        The streaming queries that feed the run, with Spark's own progress of each micro-batch.
-        """
+        """The streaming queries that feed the run, with Spark's own progress of each micro-batch."""
         return tuple(self._queries)
 
     @property
     def is_active(self) -> bool:
-        """
-        Whether the run still takes input: it lives, and so do all its queries, and Spark's JVM.
-        """
+        """Whether the run still takes input: it lives, and so do all its queries, and Spark's JVM."""
         try:
             return super().is_active and self._queries.are_active
         except UnavailableError as failure:
@@ -355,8 +336,7 @@ class SparkRun(Run[None]):
             return False
 
     def await_termination(self, timeout_ms: float | None = None) -> bool:
-        """
-        Wait until every query has ended, and do all the work that their input has made due.
+        """Wait until every query has ended, and do all the work that their input has made due.
 
         With ``trigger={"availableNow": True}`` that is a whole run: afterwards all productions are
         delivered, all timers that the watermarks have passed have fired, and all sinks are written.
@@ -401,9 +381,7 @@ class SparkRun(Run[None]):
         return have_ended
 
     def note_unfed(self, streams: Iterable[str]) -> None:
-        """
-        Note which of these streams have brought nothing, once all their queries have read what there is.
-        """
+        """Note which of these streams have brought nothing, once all their queries have read what there is."""
         for stream in streams:
             if stream not in self._fed:
                 known = self._coordinator.inputs.consumed(stream)
@@ -466,8 +444,7 @@ class SparkRun(Run[None]):
 
     @contextmanager
     def _guarded(self, stream: str | None = None) -> Iterator[None]:
-        """
-        Let one superstep run at a time; the first failure ends the run for every thread.
+        """Let one superstep run at a time; the first failure ends the run for every thread.
 
         A ``stream`` that an update has removed meanwhile is refused, and ends nothing.
         """

@@ -1,6 +1,4 @@
-"""
-The Spark runner: runs a pipeline on Spark over a store (architecture §5).
-"""
+"""The Spark runner: runs a pipeline on Spark over a store (architecture §5)."""
 
 from __future__ import annotations
 
@@ -36,17 +34,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["SparkRunner", "SparkRunnerOptions"]
-
 _UPKEEP = UpkeepPolicy()
 _BALANCE = BalancePolicy()
 _DEAD_LETTER_LIMIT = DeadLetterLimit()
 
 
 class SparkRunnerOptions(TypedDict, total=False):
-    """
-    The options of `SparkRunner` except its store; `SparkRunner` explains each.
-    """
+    """The options of `SparkRunner` except its store; `SparkRunner` explains each."""
 
     spark: SparkSession | None
     zookeeper: str | None
@@ -70,8 +64,7 @@ class SparkRunnerOptions(TypedDict, total=False):
 
 
 class SparkRunner:
-    """
-    Runs pipelines on Spark; all state is in the store, so any process may continue a pipeline.
+    """Runs pipelines on Spark; all state is in the store, so any process may continue a pipeline.
 
     Args:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
@@ -168,8 +161,7 @@ class SparkRunner:
     def run(
         self, pipeline: EnginePipeline, inputs: Mapping[str, DataFrame], *, finish: bool = True
     ) -> RunSummary:
-        """
-        Consume the inputs to their end, then fire every timer in event time: that was all.
+        """Consume the inputs to their end, then fire every timer in event time: that was all.
 
         A streaming DataFrame is consumed up to the data of now (``availableNow``), a bounded one in
         one superstep. Records of a later run are refused, because windows are closed. To resume a run
@@ -213,8 +205,7 @@ class SparkRunner:
         *,
         trigger: Mapping[str, Any] | None = None,
     ) -> SparkRun:
-        """
-        Start a run that consumes the inputs until it is stopped.
+        """Start a run that consumes the inputs until it is stopped.
 
         With ``trigger={"availableNow": True}`` it consumes what is there; `SparkRun.await_termination`
         returns when all the work that it has made due is done.
@@ -246,8 +237,7 @@ class SparkRunner:
         return run
 
     def open(self, pipeline: EnginePipeline, inputs: Mapping[str, DataFrame] | None = None) -> SparkRun:
-        """
-        Check the pipeline, open the store and take the leases; the caller feeds the run itself.
+        """Check the pipeline, open the store and take the leases; the caller feeds the run itself.
 
         Computations with a ``backfill`` have it once this returns.
 
@@ -271,8 +261,7 @@ class SparkRunner:
         return run
 
     def checkpoint(self, stream: str) -> str:
-        """
-        The location of the checkpoint of an input's streaming query, in the store's folder.
+        """The location of the checkpoint of an input's streaming query, in the store's folder.
 
         Args:
             stream: an injected stream.
@@ -317,9 +306,7 @@ class SparkRunner:
         )
 
     def _compaction_workers(self, context: SparkContext) -> CompactionWorkers | None:
-        """
-        How compactions become Spark jobs, or ``None``: on the driver's machine they would take the supersteps' slots.
-        """
+        """How compactions become Spark jobs, or ``None``: on the driver's machine they would take the supersteps' slots."""
         upkeep, rng = self._options.upkeep, self._options.rng
         place = "thread" if upkeep is None else upkeep.place
         if place in {"process", "thread"} or (place == "auto" and is_one_machine(context.master or "local")):

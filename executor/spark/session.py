@@ -1,6 +1,4 @@
-"""
-The Spark session: the one that is running, or one made with what Millpond and Delta need.
-"""
+"""The Spark session: the one that is running, or one made with what Millpond and Delta need."""
 
 from __future__ import annotations
 
@@ -19,18 +17,6 @@ from millpond.statestore.zookeeper.java import java_of_spark, refuse_old_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = [
-    "CHECKPOINT_MANAGER",
-    "DAEMON",
-    "check_home",
-    "check_session",
-    "daemon_settings",
-    "is_one_machine",
-    "session_builder",
-    "spark_has_delta",
-    "spark_session",
-]
 
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -66,8 +52,7 @@ _CORE_JAR: Final = re.compile(r"spark-core_[\d.]+-(?P<version>\d.*)\.jar")
 def spark_session(
     application: str = "millpond", *, master: str | None = None, options: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """
-    The active Spark session, else a new one with Delta Lake's jars and local checkpoints that are fast.
+    """The active Spark session, else a new one with Delta Lake's jars and local checkpoints that are fast.
 
     The jars are resolved with Ivy, which takes some seconds and, the first time, the network. Where they are among
     Spark's own, in ``$SPARK_HOME/jars``, those are used.
@@ -110,8 +95,7 @@ def spark_session(
 def session_builder(
     application: str, master: str | None, options: Mapping[str, str], *, has_delta: bool | None = None
 ) -> SparkSession.Builder:
-    """
-    What makes a new session; see `spark_session`.
+    """What makes a new session; see `spark_session`.
 
     Args:
         application: the session's name.
@@ -168,9 +152,7 @@ def _made(builder: SparkSession.Builder) -> SparkSession:
 
 
 def _brings_delta(jars: Iterable[str]) -> bool:
-    """
-    Whether Delta's jar is among these packages and files; warns if it is not of the version of the Python package.
-    """
+    """Whether Delta's jar is among these packages and files; warns if it is not of the version of the Python package."""
     for jar in jars:
         if (found := _DELTA.search(jar)) is not None:
             if found["version"] != version("delta-spark"):
@@ -205,8 +187,7 @@ def _tell_of_missing(active: SparkSession, options: Mapping[str, str]) -> None:
 
 
 def is_one_machine(master: str) -> bool:
-    """
-    Whether a Spark master runs tasks on the driver's machine.
+    """Whether a Spark master runs tasks on the driver's machine.
 
     Example:
         >>> [is_one_machine(master) for master in ("local", "local[2]", "spark://host:7077", "yarn")]
@@ -218,8 +199,7 @@ def is_one_machine(master: str) -> bool:
 def daemon_settings(
     master: str | None, environment: Mapping[str, str], platform: str = sys.platform
 ) -> dict[str, str]:
-    """
-    Settings that have Python workers forked by `DAEMON`, where it surely finds what it imports and can be forked after.
+    """Settings that have Python workers forked by `DAEMON`, where it surely finds what it imports and can be forked after.
 
     Args:
         master: where Spark runs, if known.
@@ -243,9 +223,7 @@ def daemon_settings(
 
 
 def spark_has_delta() -> bool:
-    """
-    Whether Delta's jars are among those of the Spark installation, so that none need be resolved.
-    """
+    """Whether Delta's jars are among those of the Spark installation, so that none need be resolved."""
     import pyspark
 
     home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
@@ -253,8 +231,7 @@ def spark_has_delta() -> bool:
 
 
 def check_session(spark: SparkSession) -> None:
-    """
-    Refuse a session whose Spark is too old, or is not that of the Python package.
+    """Refuse a session whose Spark is too old, or is not that of the Python package.
 
     Args:
         spark: a classic session.
@@ -266,8 +243,7 @@ def check_session(spark: SparkSession) -> None:
 
 
 def check_home(environment: Mapping[str, str] = os.environ) -> None:
-    """
-    The same of the Spark that a new session would start: that of ``SPARK_HOME``, or of the Python package.
+    """The same of the Spark that a new session would start: that of ``SPARK_HOME``, or of the Python package.
 
     Args:
         environment: this process's environment variables.

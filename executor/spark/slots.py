@@ -1,6 +1,4 @@
-"""
-Slots: which task of a superstep runs which intervals, the same ones in each superstep.
-"""
+"""Slots: which task of a superstep runs which intervals, the same ones in each superstep."""
 
 from __future__ import annotations
 
@@ -15,8 +13,6 @@ from millpond.executor.python_workers.task_plan import SlotParts
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.interval import Interval
 
-__all__ = ["Slots"]
-
 _REMEMBERED: Final = 4
 """Over about how many supersteps the work of an interval is averaged."""
 
@@ -28,8 +24,7 @@ _WORTH_MOVING: Final = 0.1
 
 
 class Slots:
-    """
-    The position of each interval, by which a task is found: the slot is the position modulo the number of slots.
+    """The position of each interval, by which a task is found: the slot is the position modulo the number of slots.
 
     An interval keeps its position, so that its slot has its soft state. One that comes later goes to the slot with the
     least work; while none is known, to the slots in turn.
@@ -52,25 +47,19 @@ class Slots:
         self._processes: dict[int, str] = {}
 
     def position_of(self, interval: Interval) -> int:
-        """
-        The position of an interval, from now on if it has had none.
-        """
+        """The position of an interval, from now on if it has had none."""
         if interval not in self._positions:
             self._positions[interval] = self._free_position(self._least_loaded())
         return self._positions[interval]
 
     def note(self, manifests: Iterable[Manifest]) -> None:
-        """
-        Take in how much work intervals were.
-        """
+        """Take in how much work intervals were."""
         for manifest in manifests:
             before = self._work_us.get(manifest.interval, manifest.work_us)
             self._work_us[manifest.interval] = before + (manifest.work_us - before) / _REMEMBERED
 
     def follow(self, cut: Cut) -> None:
-        """
-        Give intervals that replace others their slots: the first keeps the one whose process knows its rows.
-        """
+        """Give intervals that replace others their slots: the first keeps the one whose process knows its rows."""
         first = self._positions.get(cut.replaced[0])
         work_us = sum(self._work_us.pop(interval, 0.0) for interval in cut.replaced)
         for interval in cut.replaced:
@@ -83,16 +72,13 @@ class Slots:
             self.position_of(interval)
 
     def keep(self, intervals: Iterable[Interval]) -> None:
-        """
-        Forget all other intervals: the pipeline no longer has them.
-        """
+        """Forget all other intervals: the pipeline no longer has them."""
         for gone in self._positions.keys() - set(intervals):
             del self._positions[gone]
             self._work_us.pop(gone, None)
 
     def level(self) -> Interval | None:
-        """
-        Move an interval from the slot with the most work to the one with the least, where that evens them out much.
+        """Move an interval from the slot with the most work to the one with the least, where that evens them out much.
 
         Returns:
             The interval that has moved: its next process reads its rows again.
@@ -121,9 +107,7 @@ class Slots:
         return work_us
 
     def _least_loaded(self) -> int:
-        """
-        The slot with the least work; of those with as little, the one with the fewest intervals.
-        """
+        """The slot with the least work; of those with as little, the one with the fewest intervals."""
         work_us = self._work_by_slot()
         held = Counter(position % self.count for position in self._positions.values())
         return min(range(self.count), key=lambda slot: (work_us[slot], held[slot], slot))
@@ -133,20 +117,15 @@ class Slots:
         return next(position for position in count(slot, self.count) if position not in taken)
 
     def parts_of(self, parts: Iterable[IntervalPlan]) -> SlotParts:
-        """
-        What is to run, by position.
-        """
+        """What is to run, by position."""
         return {self.position_of(part.interval): part for part in parts}
 
     def tasks_for(self, positions: Collection[int]) -> int:
-        """
-        How many tasks run these positions: those of the slots up to the last one that has any.
-        """
+        """How many tasks run these positions: those of the slots up to the last one that has any."""
         return 1 + max((position % self.count for position in positions), default=0)
 
     def at_home(self, processes: Mapping[int, str]) -> int:
-        """
-        How many slots ran in the process that they ran in before; the first time counts as well.
+        """How many slots ran in the process that they ran in before; the first time counts as well.
 
         Args:
             processes: the process of each slot that ran.

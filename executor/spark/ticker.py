@@ -1,6 +1,4 @@
-"""
-The ticker: a thread that looks after a run while its input is silent.
-"""
+"""The ticker: a thread that looks after a run while its input is silent."""
 
 from __future__ import annotations
 
@@ -10,12 +8,9 @@ from collections.abc import Callable
 from millpond.executor.run.lifecycle import Lifecycle
 from millpond.executor.spark.jvm import spark_calls
 
-__all__ = ["Ticker"]
-
 
 class Ticker:
-    """
-    Calls a function again and again, until the run is stopped or has failed.
+    """Calls a function again and again, until the run is stopped or has failed.
 
     Args:
         tick: the function; what it raises ends the run.
@@ -31,9 +26,7 @@ class Ticker:
         self._thread.start()
 
     def join(self) -> None:
-        """
-        Wait until the thread has ended.
-        """
+        """Wait until the thread has ended."""
         self._thread.join()
 
     def _work(self) -> None:

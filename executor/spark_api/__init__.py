@@ -1,3 +1,1 @@
-"""
-Code written for Spark's stateful operators, run as computations.
-"""
+"""Code written for Spark's stateful operators, run as computations."""

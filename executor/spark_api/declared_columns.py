@@ -1,6 +1,4 @@
-"""
-The columns that views show of states: one for each variable that a processor declares, or each field of a group's state.
-"""
+"""The columns that views show of states: one for each variable that a processor declares, or each field of a group's state."""
 
 from __future__ import annotations
 
@@ -15,20 +13,14 @@ from millpond.executor.spark_api.variables import Variable
 from millpond.statestore.keys.kind_names import kind_of_name, name_of_kind
 from millpond.statestore.views.state_columns import StateColumn
 
-__all__ = ["columns_of_fields", "columns_of_variables"]
-
 
 def columns_of_variables(variables: Iterable[Variable]) -> tuple[StateColumn, ...]:
-    """
-    A column for each state variable, except those with a type that SQL cannot show, which are in ``state`` alone.
-    """
+    """A column for each state variable, except those with a type that SQL cannot show, which are in ``state`` alone."""
     return tuple(chain.from_iterable(map(_of_variable, variables)))
 
 
 def columns_of_fields(schema: StructType) -> tuple[StateColumn, ...]:
-    """
-    A column for each field of a state.
-    """
+    """A column for each field of a state."""
     kind = _kind(schema)
     return () if kind is None else tuple(StateColumn(field.name, "field", field.type) for field in kind)
 
@@ -41,9 +33,7 @@ def _of_variable(variable: Variable) -> Iterable[StateColumn]:
 
 
 def _kind(schema: StructType) -> pa.StructType | None:
-    """
-    A schema's type as the store records it; ``None`` for what not every SQL engine can show.
-    """
+    """A schema's type as the store records it; ``None`` for what not every SQL engine can show."""
     if not _is_shown(schema):
         return None
     return kind_of_name(name_of_kind(pa.struct(list(to_arrow_schema(schema, timezone="UTC")))))

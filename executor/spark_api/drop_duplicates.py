@@ -1,6 +1,4 @@
-"""
-Spark's ``dropDuplicates`` and ``dropDuplicatesWithinWatermark``: the keys that were seen are rows of a store.
-"""
+"""Spark's ``dropDuplicates`` and ``dropDuplicatesWithinWatermark``: the keys that were seen are rows of a store."""
 
 from __future__ import annotations
 
@@ -30,15 +28,12 @@ from millpond.statestore.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["EXPIRES_AT", "DropDuplicates", "drop_duplicates"]
-
 EXPIRES_AT: Final = "expiresAtMicros"
 """The field of a key's state that says until when it is kept, if that is so."""
 
 
 class DropDuplicates(ComputationOfRows):
-    """
-    A computation that produces the first record of each key and drops the others.
+    """A computation that produces the first record of each key and drops the others.
 
     Its state is the object ``{}`` for each key that was seen, with the time until which the key is kept if it is not
     kept for ever.
@@ -59,9 +54,7 @@ class DropDuplicates(ComputationOfRows):
         self._kept_us = None if kept is None else duration_us(kept)
 
     def process_records(self, context: Context, records: Records) -> None:
-        """
-        Produce the first record of a key that was not seen before.
-        """
+        """Produce the first record of a key that was not seen before."""
         if context.state.get() is not None:
             return
         start, _ = records.range
@@ -74,9 +67,7 @@ class DropDuplicates(ComputationOfRows):
         context.set_timer(expires_at, EXPIRY_TAG)
 
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
-        """
-        Forget the key: what comes of it now is late, or is taken for new.
-        """
+        """Forget the key: what comes of it now is late, or is taken for new."""
         context.state.delete()
 
 
@@ -93,8 +84,7 @@ def drop_duplicates(
     tick_ms: float | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
-    """
-    Drop duplicates from a streaming frame, with the keys that were seen in a store.
+    """Drop duplicates from a streaming frame, with the keys that were seen in a store.
 
     It answers as ``frame.dropDuplicates(keys)`` and ``frame.dropDuplicatesWithinWatermark(keys)`` do: a key is kept
     for ever; until the watermark has passed it, if the event time is part of the key; or within the watermark's delay.

@@ -1,5 +1,4 @@
-"""
-The rows of a bundle as a processor is given them: Spark's rows, frames of pandas, or Arrow's batches.
+"""The rows of a bundle as a processor is given them: Spark's rows, frames of pandas, or Arrow's batches.
 
 A bundle's columns are converted once, and each key is given its part of them.
 """
@@ -20,15 +19,12 @@ from millpond.executor.computation.record import Records
 from millpond.executor.computation.record_columns import RecordColumns
 from millpond.executor.computation.values import ArrowValues
 
-__all__ = ["ComputationOfRows", "GivenRows"]
-
 _ALONE: Final = "value"
 """The only column of values that are no rows."""
 
 
 class GivenRows:
-    """
-    The rows of a bundle, by their places in its columns.
+    """The rows of a bundle, by their places in its columns.
 
     Args:
         columns: the bundle's records.
@@ -49,15 +45,11 @@ class GivenRows:
 
     @classmethod
     def of(cls, columns: RecordColumns, former: GivenRows | None) -> GivenRows:
-        """
-        Those of some columns; the former ones, if they are of these.
-        """
+        """Those of some columns; the former ones, if they are of these."""
         return former if former is not None and former.columns is columns else cls(columns)
 
     def rows(self, start: int, stop: int) -> Iterator[Row]:
-        """
-        The rows from ``start`` to ``stop``, each made when it is asked for.
-        """
+        """The rows from ``start`` to ``stop``, each made when it is asked for."""
         sources, values = self.columns.sources, self._values
         if values is None:
             for index in range(start, stop):
@@ -72,9 +64,7 @@ class GivenRows:
             yield row
 
     def frames(self, start: int, stop: int) -> Iterator[pd.DataFrame]:
-        """
-        The rows from ``start`` to ``stop`` as one frame, if there are any.
-        """
+        """The rows from ``start`` to ``stop`` as one frame, if there are any."""
         if stop == start:
             return
         values = self._values
@@ -92,9 +82,7 @@ class GivenRows:
         yield part
 
     def batches(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """
-        The rows from ``start`` to ``stop`` as one record batch, if there are any.
-        """
+        """The rows from ``start`` to ``stop`` as one record batch, if there are any."""
         if stop == start:
             return
         values = self._values
@@ -110,24 +98,18 @@ class GivenRows:
 
 
 class ComputationOfRows(Computation):
-    """
-    A computation in Spark's micro-batches, whose code is given rows or frames: those of a bundle are made once.
-    """
+    """A computation in Spark's micro-batches, whose code is given rows or frames: those of a bundle are made once."""
 
     in_micro_batches = True
     in_order_of_arrival = True
     _given: GivenRows | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """
-        Travel without what belongs to a bundle.
-        """
+        """Travel without what belongs to a bundle."""
         return {**self.__dict__, "_given": None}
 
     def end_bundle(self) -> None:
-        """
-        Release the bundle's rows.
-        """
+        """Release the bundle's rows."""
         self._given = None
 
     def _given_of(self, records: Records) -> GivenRows:

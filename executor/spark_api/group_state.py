@@ -1,6 +1,4 @@
-"""
-Groups with one state each, as Spark's ``GroupState`` has it: the user's function gets a key's rows in pandas or Arrow.
-"""
+"""Groups with one state each, as Spark's ``GroupState`` has it: the user's function gets a key's rows in pandas or Arrow."""
 
 from __future__ import annotations
 
@@ -22,16 +20,6 @@ from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.executor.spark_api.yielded_rows import YieldedAs, YieldedRows
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.views.state_columns import StateColumn
-
-__all__ = [
-    "TIMEOUTS",
-    "TIMEOUT_TAG",
-    "ApplyInArrowWithState",
-    "ApplyInPandasWithState",
-    "ArrowFunction",
-    "PandasFunction",
-    "timeout_micros",
-]
 
 PandasFunction: TypeAlias = Callable[
     [tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]
@@ -57,16 +45,12 @@ TIMEOUT_TAG: Final = "timeout"
 
 
 def timeout_micros(timeout_ms: int) -> int:
-    """
-    When the timer of a timeout fires: Spark times a key out once its clock is past the timeout, not at it.
-    """
+    """When the timer of a timeout fires: Spark times a key out once its clock is past the timeout, not at it."""
     return (timeout_ms + 1) * 1_000
 
 
 class _GroupsWithState(ComputationOfRows, Generic[_Function]):
-    """
-    Calls the function once for each key with rows in a bundle, and once for each key whose timeout has passed.
-    """
+    """Calls the function once for each key with rows in a bundle, and once for each key whose timeout has passed."""
 
     _yielded_as: YieldedAs
 
@@ -89,15 +73,11 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
         self._output = YieldedRows(parse_schema(output_schema), self._yielded_as)
 
     def process_records(self, context: Context, records: Records) -> None:
-        """
-        Call the function with the key's rows.
-        """
+        """Call the function with the key's rows."""
         self._call(context, self._parts_of(self._given_of(records), *records.range), has_timed_out=False)
 
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
-        """
-        Call the function without rows, for the key has timed out.
-        """
+        """Call the function without rows, for the key has timed out."""
         self._call(context, iter(()), has_timed_out=True)
 
     def _parts_of(self, given: GivenRows, start: int, stop: int) -> Iterator[Any]:
@@ -144,8 +124,7 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
 
 
 class ApplyInPandasWithState(_GroupsWithState[PandasFunction]):
-    """
-    A computation that runs a function written for ``applyInPandasWithState``, with the same answers as Spark.
+    """A computation that runs a function written for ``applyInPandasWithState``, with the same answers as Spark.
 
     The function is called once for each key with rows in a bundle, and once for each key whose timeout the watermark,
     or the wall time, has passed. What it yields goes to the computation's first stream. Its state is the object of the
@@ -169,8 +148,7 @@ class ApplyInPandasWithState(_GroupsWithState[PandasFunction]):
 
 
 class ApplyInArrowWithState(_GroupsWithState[ArrowFunction]):
-    """
-    The same as `ApplyInPandasWithState` with Arrow in and out, for functions whose time pandas would take.
+    """The same as `ApplyInPandasWithState` with Arrow in and out, for functions whose time pandas would take.
 
     The function gets a key's rows as record batches, with times in UTC, and none when the key has timed out. It yields
     record batches or tables with the columns of ``output_schema``, in any order.

@@ -1,6 +1,4 @@
-"""
-What a ``StatefulProcessor`` gets in ``init``: its state variables and timers.
-"""
+"""What a ``StatefulProcessor`` gets in ``init``: its state variables and timers."""
 
 from __future__ import annotations
 
@@ -28,8 +26,6 @@ from millpond.executor.spark_api.variables import (
 )
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["TIME_MODES", "ProcessorHandle", "TimeMode"]
-
 _VariableT = TypeVar("_VariableT", bound=Variable)
 
 TimeMode: TypeAlias = Literal["none", "processingtime", "eventtime"]
@@ -44,8 +40,7 @@ TIME_MODES: Final[dict[str, DomainName | None]] = {
 
 
 class ProcessorHandle(StatefulProcessorHandle):
-    """
-    The handle of one bundle; its variables and timers are those of the key whose hook runs.
+    """The handle of one bundle; its variables and timers are those of the key whose hook runs.
 
     Args:
         time_mode: Spark's time mode, in lower case.
@@ -62,9 +57,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         self._is_open = True
 
     def initialized(self) -> None:
-        """
-        End ``init``: no variable may be declared any more.
-        """
+        """End ``init``: no variable may be declared any more."""
         self._is_open = False
 
     # -- variables ---------------------------------------------------------------------------
@@ -75,8 +68,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         schema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> ValueState:
-        """
-        Declare a variable of one value.
+        """Declare a variable of one value.
 
         Raises:
             InvalidError: it is too late for that, the name is taken, or the schema or the time to live is wrong.
@@ -90,9 +82,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         schema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> ListState:
-        """
-        Declare a variable of a list of values; see `getValueState`.
-        """
+        """Declare a variable of a list of values; see `getValueState`."""
         ttl_ms = self._checked(stateName, ttlDurationMs)
         return self._declared(ListVariable(stateName, self.turn, _codec(stateName, schema), ttl_ms))
 
@@ -103,9 +93,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         valueSchema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        """
-        Declare a variable of values by keys; see `getValueState`.
-        """
+        """Declare a variable of values by keys; see `getValueState`."""
         ttl_ms = self._checked(stateName, ttlDurationMs)
         key_codec = _codec(f"{stateName}' (keys of the map) '", userKeySchema)
         return self._declared(
@@ -113,9 +101,7 @@ class ProcessorHandle(StatefulProcessorHandle):
         )
 
     def deleteIfExists(self, stateName: str) -> None:
-        """
-        Delete a variable of earlier code, key by key as keys have their turns.
-        """
+        """Delete a variable of earlier code, key by key as keys have their turns."""
         if not self._is_open:
             raise InvalidError("deleteIfExists is called in init", state=stateName)
         self.variables.pop(stateName, None)
@@ -143,8 +129,7 @@ class ProcessorHandle(StatefulProcessorHandle):
     # -- timers ------------------------------------------------------------------------------
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """
-        Have ``handleExpiredTimer`` called once the watermark, or the wall time, has reached this millisecond.
+        """Have ``handleExpiredTimer`` called once the watermark, or the wall time, has reached this millisecond.
 
         Raises:
             InvalidError: the time mode has no timers, or no key's hook runs.
@@ -152,15 +137,11 @@ class ProcessorHandle(StatefulProcessorHandle):
         self.turn.context.set_timer(expiryTimestampMs * 1_000, str(expiryTimestampMs), self._domain())
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """
-        Delete a timer of the key, if it is pending.
-        """
+        """Delete a timer of the key, if it is pending."""
         self.turn.context.delete_timer(str(expiryTimestampMs), self._domain())
 
     def listTimers(self) -> Iterator[int]:
-        """
-        The pending timers of the key in milliseconds, in their order, with the one that is being handled.
-        """
+        """The pending timers of the key in milliseconds, in their order, with the one that is being handled."""
         timers = self.turn.context.timers(self._domain())
         return iter([timer.at // 1_000 for timer in timers if timer.tag != EXPIRY_TAG])
 

@@ -1,5 +1,4 @@
-"""
-Schemas as Spark's users write them: a ``StructType``, or text such as ``"count int, seen array<string>"``.
+"""Schemas as Spark's users write them: a ``StructType``, or text such as ``"count int, seen array<string>"``.
 
 Spark parses the text in its JVM, which neither the local runner nor a Python worker has.
 """
@@ -35,8 +34,6 @@ from sqlglot import expressions as tree
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["parse_schema"]
-
 _Kind: Final = tree.DType
 _ATOMS: Final[Mapping[tree.DType, Callable[[], DataType]]] = {
     _Kind.BIGINT: LongType,
@@ -60,8 +57,7 @@ _DECIMAL_DEFAULT: Final = (10, 0)
 
 
 def parse_schema(schema: StructType | str) -> StructType:
-    """
-    The struct that a schema describes; one type that is no struct becomes its only field, ``value``, as in Spark.
+    """The struct that a schema describes; one type that is no struct becomes its only field, ``value``, as in Spark.
 
     Args:
         schema: a ``StructType``, or text in Spark's syntax: columns, ``struct<…>`` or one type.
@@ -99,9 +95,7 @@ def _parsed(schema: str) -> StructType:
 
 
 def _columns(text: str) -> list[tree.Expression] | None:
-    """
-    The columns of a text, each with a type; ``None`` if it is not a list of such columns.
-    """
+    """The columns of a text, each with a type; ``None`` if it is not a list of such columns."""
     try:
         parsed = sqlglot.parse_one(f"CREATE TABLE t ({text})", dialect="spark")
     except sqlglot.ParseError:

@@ -1,6 +1,4 @@
-"""
-A streaming frame, code written for Spark's stateful operators, and a store in place of Spark's own state.
-"""
+"""A streaming frame, code written for Spark's stateful operators, and a store in place of Spark's own state."""
 
 from __future__ import annotations
 
@@ -40,14 +38,6 @@ from millpond.statestore.store import Store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
 
-__all__ = [
-    "INPUT",
-    "GroupedQuery",
-    "apply_in_arrow_with_state",
-    "apply_in_pandas_with_state",
-    "transform_with_state",
-]
-
 INPUT: Final = "input"
 """Name of the injected stream of the frame."""
 
@@ -76,8 +66,7 @@ def transform_with_state(
     event_time_column_name: str | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
-    """
-    Run a ``StatefulProcessor`` over a streaming frame, with its state in a store.
+    """Run a ``StatefulProcessor`` over a streaming frame, with its state in a store.
 
     It takes what ``frame.groupBy(*keys).transformWithState(…)`` takes. The event time and its delay are those of
     the frame's ``withWatermark``; rows behind it are left out as Spark leaves them out.
@@ -171,8 +160,7 @@ def apply_in_pandas_with_state(
     tick_ms: float | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
-    """
-    Run a function written for ``applyInPandasWithState`` over a streaming frame, with its state in a store.
+    """Run a function written for ``applyInPandasWithState`` over a streaming frame, with its state in a store.
 
     It takes what ``frame.groupBy(*keys).applyInPandasWithState(…)`` takes. The event time and its delay are those of
     the frame's ``withWatermark``; rows behind it are left out as Spark leaves them out.
@@ -235,8 +223,7 @@ def apply_in_arrow_with_state(
     tick_ms: float | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
-    """
-    `apply_in_pandas_with_state` with Arrow in and out, which Spark has not: for keys of few rows pandas takes most time.
+    """`apply_in_pandas_with_state` with Arrow in and out, which Spark has not: for keys of few rows pandas takes most time.
 
     The function gets the key, an iterator of record batches, none when the key has timed out, and Spark's `GroupState`;
     it yields record batches or tables. A function written for pandas becomes one of these line by line; state and
@@ -304,9 +291,7 @@ def _start_groups(
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedQuery:
-    """
-    A frame, grouped by key columns, on its way to a store.
-    """
+    """A frame, grouped by key columns, on its way to a store."""
 
     frame: DataFrame
     keys: str | Sequence[str]
@@ -321,9 +306,7 @@ class GroupedQuery:
     options: SparkRunnerOptions
 
     def __post_init__(self) -> None:
-        """
-        Refuse a frame, keys or an output mode that do not fit.
-        """
+        """Refuse a frame, keys or an output mode that do not fit."""
         frame = self.frame
         refuse_connect(frame, input=INPUT)
         if not frame.isStreaming:
@@ -343,24 +326,18 @@ class GroupedQuery:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """
-        The key's columns.
-        """
+        """The key's columns."""
         return (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
 
     @property
     def event_time(self) -> str | None:
-        """
-        The column of the frame's ``withWatermark``.
-        """
+        """The column of the frame's ``withWatermark``."""
         return watermark_column(self.frame.schema)
 
     def start(
         self, name: str, computation: Computation, initial_state: DataFrame | GroupedData | None = None
     ) -> SparkRun:
-        """
-        Run a computation over the frame.
-        """
+        """Run a computation over the frame."""
         graph, event_time = EnginePipeline(name), self.event_time
         # A typed key, of one text column too: as in Spark, null is a key.
         key = list(self.columns)

@@ -1,5 +1,4 @@
-"""
-Spark's ``transformWithState`` as a computation: the user's ``StatefulProcessor``, unchanged.
+"""Spark's ``transformWithState`` as a computation: the user's ``StatefulProcessor``, unchanged.
 
 A bundle is a micro-batch: ``handleInputRows`` gets all rows of a key in the order of their arrival, and afterwards
 ``handleExpiredTimer`` the timers that the watermark, or the wall time, has reached.
@@ -27,8 +26,6 @@ from millpond.executor.spark_api.yielded_rows import RowsAs, YieldedRows
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.views.state_columns import StateColumn
 
-__all__ = ["INITIAL_STATE", "TransformWithState"]
-
 INITIAL_STATE: Final = "initial_state"
 """The stream whose records are given to ``handleInitialState``."""
 
@@ -36,8 +33,7 @@ _NO_TIME: Final = TimerValues()
 
 
 class TransformWithState(ComputationOfRows):
-    """
-    A computation that runs a ``StatefulProcessor``, with the same answers as Spark from the same micro-batches.
+    """A computation that runs a ``StatefulProcessor``, with the same answers as Spark from the same micro-batches.
 
     What the processor yields goes to the computation's first stream, as objects of the fields of ``output_schema``.
     A failure of its code fails all records of the key in the micro-batch.
@@ -102,9 +98,7 @@ class TransformWithState(ComputationOfRows):
         self.state_columns: tuple[StateColumn, ...] = columns_of_variables(declared.values())
 
     def _declared(self) -> dict[str, Variable]:
-        """
-        What ``init`` declares, asked of a copy, as Spark's driver does before the query starts.
-        """
+        """What ``init`` declares, asked of a copy, as Spark's driver does before the query starts."""
         copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(self._processor))
         handle = ProcessorHandle(self._time_mode)
         copy.init(handle)
@@ -112,31 +106,23 @@ class TransformWithState(ComputationOfRows):
         return handle.variables
 
     def __getstate__(self) -> dict[str, Any]:
-        """
-        Travel without what belongs to a bundle.
-        """
+        """Travel without what belongs to a bundle."""
         return {**super().__getstate__(), "_handle": None}
 
     def begin_bundle(self) -> None:
-        """
-        Have the processor declare its state, as Spark does for each partition of a micro-batch.
-        """
+        """Have the processor declare its state, as Spark does for each partition of a micro-batch."""
         self._handle = handle = ProcessorHandle(self._time_mode)
         self._processor.init(handle)
         handle.initialized()
 
     def end_bundle(self) -> None:
-        """
-        Let the processor release what it holds.
-        """
+        """Let the processor release what it holds."""
         self._processor.close()
         self._handle = None
         super().end_bundle()
 
     def process_records(self, context: Context, records: Records) -> None:
-        """
-        Give the key's rows to ``handleInputRows``; those of the initial state to ``handleInitialState`` before.
-        """
+        """Give the key's rows to ``handleInputRows``; those of the initial state to ``handleInitialState`` before."""
         handle, times = self._bound(context), self._times(context)
         start, stop = records.range
         given = self._given_of(records)
@@ -155,9 +141,7 @@ class TransformWithState(ComputationOfRows):
             handle.turn.release()
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Give a timer to ``handleExpiredTimer``, or delete what has outlived its time to live.
-        """
+        """Give a timer to ``handleExpiredTimer``, or delete what has outlived its time to live."""
         handle = self._bound(context)
         try:
             if timer.tag == EXPIRY_TAG:
@@ -190,9 +174,7 @@ class TransformWithState(ComputationOfRows):
         return TimerValues(context.wall_time // 1_000, max(watermark // 1_000, 0))
 
     def _initial_of(self, given: GivenRows, start: int, stop: int) -> Sequence[int]:
-        """
-        The records of the initial state among those of a key.
-        """
+        """The records of the initial state among those of a key."""
         if self._initial_state not in given.streams:
             return ()
         streams = given.columns.streams

@@ -1,5 +1,4 @@
-"""
-Values of a Spark schema as JSON keeps them, and back.
+"""Values of a Spark schema as JSON keeps them, and back.
 
 What JSON has (text, booleans, whole numbers, finite floats) stays as it is. Times and dates become ISO 8601 text,
 decimals text, bytes Base64, floats that are not finite their names, structs objects, and maps lists of pairs.
@@ -39,16 +38,13 @@ from pyspark.sql.types import (
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["StructCodec"]
-
 _Convert: TypeAlias = Callable[[Any], Any]
 
 _INT_BITS: Final[Mapping[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 
 
 class StructCodec:
-    """
-    Converts the values of a struct: tuples in the order of its fields, as Spark's state variables have them.
+    """Converts the values of a struct: tuples in the order of its fields, as Spark's state variables have them.
 
     Args:
         schema: the fields.
@@ -73,14 +69,11 @@ class StructCodec:
         self._get = [_reader(field.dataType) for field in schema]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """
-        Travel as the schema.
-        """
+        """Travel as the schema."""
         return (StructCodec, (self.schema, self._what))
 
     def to_json(self, value: Any) -> dict[str, Any]:
-        """
-        The JSON object of a value.
+        """The JSON object of a value.
 
         Args:
             value: a tuple, list or Row of as many values as there are fields.
@@ -106,8 +99,7 @@ class StructCodec:
         }
 
     def row_to_json(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """
-        The JSON object of a row's fields by name; a field that the row has not is null.
+        """The JSON object of a row's fields by name; a field that the row has not is null.
 
         Raises:
             InvalidError: a value does not have its field's type.
@@ -119,17 +111,13 @@ class StructCodec:
         }
 
     def part_to_json(self, value: Any) -> dict[str, Any]:
-        """
-        The JSON object of a value inside another: a dict or a Row by its names, a tuple by its places.
-        """
+        """The JSON object of a value inside another: a dict or a Row by its names, a tuple by its places."""
         if isinstance(value, Row) and hasattr(value, "__fields__"):
             value = dict(zip(value.__fields__, value, strict=True))
         return self.row_to_json(value) if isinstance(value, dict) else self.to_json(value)
 
     def from_json(self, stored: Mapping[str, Any]) -> tuple[Any, ...]:
-        """
-        The tuple that a JSON object stands for; a field that it has not, since it is new, is ``None``.
-        """
+        """The tuple that a JSON object stands for; a field that it has not, since it is new, is ``None``."""
         get = stored.get
         return tuple(
             part if read is None or part is None else read(part)
@@ -160,9 +148,7 @@ def _writer(kind: DataType, what: str) -> _Convert:
 
 
 def _reader(kind: DataType) -> _Convert | None:
-    """
-    What makes a value of its JSON; ``None`` if they are the same.
-    """
+    """What makes a value of its JSON; ``None`` if they are the same."""
     if isinstance(kind, StructType):
         codec, factory = StructCodec(kind, ""), Row(*kind.names)
         return lambda stored: factory(*codec.from_json(stored))

@@ -1,5 +1,4 @@
-"""
-Spark's state variables of one key, kept in the key's state: an object with a member for each variable that is set.
+"""Spark's state variables of one key, kept in the key's state: an object with a member for each variable that is set.
 
 A value is the object of its fields; a list, a list of such objects; a map, a list of ``{"key": …, "value": …}``. With a
 time to live each value, element and entry is ``{"value": …, "expires_at_ms": …}``, and an entry has its key as well.
@@ -19,23 +18,12 @@ from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.views.state_columns import EXPIRES, StateForm
 
-__all__ = [
-    "EXPIRY_TAG",
-    "KeyTurn",
-    "KeyVariables",
-    "ListVariable",
-    "MapVariable",
-    "ValueVariable",
-    "Variable",
-]
-
 EXPIRY_TAG: Final = "expiry"
 """The wall timer that deletes what has expired of a key."""
 
 
 class KeyVariables:
-    """
-    The variables of a key, while its hooks run: changed in place, and stored at the turn's end.
+    """The variables of a key, while its hooks run: changed in place, and stored at the turn's end.
 
     Args:
         stored: what is stored; ``None`` for a key without state.
@@ -52,9 +40,7 @@ class KeyVariables:
         self.maps: dict[str, dict[bytes, dict[str, Any]]] = {}
 
     def to_json(self) -> dict[str, Any] | None:
-        """
-        What is to be stored; ``None`` if no variable is set.
-        """
+        """What is to be stored; ``None`` if no variable is set."""
         for name, entries in self.maps.items():
             if entries:
                 self.stored[name] = list(entries.values())
@@ -63,9 +49,7 @@ class KeyVariables:
         return self.stored or None
 
     def entries(self, name: str) -> dict[bytes, dict[str, Any]]:
-        """
-        The entries of a map.
-        """
+        """The entries of a map."""
         entries = self.maps.get(name)
         if entries is None:
             stored = self.stored.get(name, ())
@@ -73,15 +57,12 @@ class KeyVariables:
         return entries
 
     def delete(self, name: str) -> None:
-        """
-        Delete a variable.
-        """
+        """Delete a variable."""
         self.stored.pop(name, None)
         self.maps.pop(name, None)
 
     def expire(self, now_ms: int) -> int | None:
-        """
-        Delete what has expired, and return when the next expires; ``None`` if nothing will.
+        """Delete what has expired, and return when the next expires; ``None`` if nothing will.
 
         Args:
             now_ms: the time of the superstep.
@@ -105,15 +86,12 @@ class KeyVariables:
 
 
 def is_expired(stored: dict[str, Any], now_ms: int) -> bool:
-    """
-    Whether a value, element or entry has outlived its time.
-    """
+    """Whether a value, element or entry has outlived its time."""
     return bool(stored.get(EXPIRES, now_ms + 1) <= now_ms)
 
 
 class KeyTurn:
-    """
-    The key whose hook runs; one object serves all keys of a bundle.
+    """The key whose hook runs; one object serves all keys of a bundle.
 
     Attributes:
         context: of the hook.
@@ -131,9 +109,7 @@ class KeyTurn:
         self.now_ms: int = 0
 
     def bind(self, context: Context) -> None:
-        """
-        Switch to the key of a hook.
-        """
+        """Switch to the key of a hook."""
         self._context = context
         self._variables = variables = context.state.open(KeyVariables)
         self.now_ms = context.wall_time // 1_000
@@ -141,15 +117,12 @@ class KeyTurn:
             variables.delete(name)
 
     def release(self) -> None:
-        """
-        End the hook: there is no key until the next `bind`.
-        """
+        """End the hook: there is no key until the next `bind`."""
         self._context = self._variables = None
 
     @property
     def context(self) -> Context:
-        """
-        The context of the hook.
+        """The context of the hook.
 
         Raises:
             InvalidError: no hook runs.
@@ -163,8 +136,7 @@ class KeyTurn:
 
     @property
     def variables(self) -> KeyVariables:
-        """
-        The variables of the key.
+        """The variables of the key.
 
         Raises:
             InvalidError: no hook runs.
@@ -174,16 +146,13 @@ class KeyTurn:
         return self._variables  # type: ignore[return-value]  # bound together with the context
 
     def expires(self, at_ms: int) -> None:
-        """
-        See to it that what expires then is deleted, even if the key gets no more records.
-        """
+        """See to it that what expires then is deleted, even if the key gets no more records."""
         if self.context.timer_at(EXPIRY_TAG, "wall") is None:
             self.context.set_timer(at_ms * 1_000, EXPIRY_TAG, "wall")
 
 
 class Variable:
-    """
-    What the three kinds have in common.
+    """What the three kinds have in common.
 
     Args:
         name: the variable's name.
@@ -206,15 +175,11 @@ class Variable:
         self._turn = turn
 
     def exists(self) -> bool:
-        """
-        Whether the key has a value of it.
-        """
+        """Whether the key has a value of it."""
         raise NotImplementedError
 
     def clear(self) -> None:
-        """
-        Delete the key's value.
-        """
+        """Delete the key's value."""
         self._turn.variables.delete(self.name)
 
     def _wrapped(self, value: Any) -> dict[str, Any]:
@@ -234,69 +199,49 @@ class Variable:
 
 
 class ValueVariable(Variable, ValueState):
-    """
-    A ``ValueState``: one value.
-    """
+    """A ``ValueState``: one value."""
 
     form: StateForm = "value"
 
     def exists(self) -> bool:
-        """
-        Whether the key has a value.
-        """
+        """Whether the key has a value."""
         stored = self._turn.variables.stored.get(self.name)
         return stored is not None and self._is_alive(stored)
 
     def get(self) -> tuple[Any, ...] | None:
-        """
-        The value; ``None`` if there is none.
-        """
+        """The value; ``None`` if there is none."""
         stored = self._turn.variables.stored.get(self.name)
         return None if stored is None or not self._is_alive(stored) else self._read(stored)
 
     def update(self, newValue: Any) -> None:
-        """
-        Replace the value.
-        """
+        """Replace the value."""
         self._turn.variables.stored[self.name] = self._wrapped(newValue)
 
 
 class ListVariable(Variable, ListState):
-    """
-    A ``ListState``: values in the order in which they were appended.
-    """
+    """A ``ListState``: values in the order in which they were appended."""
 
     form: StateForm = "list"
 
     def exists(self) -> bool:
-        """
-        Whether the list has a value.
-        """
+        """Whether the list has a value."""
         return any(map(self._is_alive, self._turn.variables.stored.get(self.name, ())))
 
     def get(self) -> Iterator[tuple[Any, ...]]:
-        """
-        The values.
-        """
+        """The values."""
         stored = list(self._turn.variables.stored.get(self.name, ()))
         return map(self._read, filter(self._is_alive, stored))
 
     def put(self, newState: Iterable[Any]) -> None:
-        """
-        Replace all values.
-        """
+        """Replace all values."""
         self._turn.variables.stored[self.name] = self._all(newState)
 
     def appendValue(self, newState: Any) -> None:
-        """
-        Append a value.
-        """
+        """Append a value."""
         self._turn.variables.stored.setdefault(self.name, []).append(self._wrapped(newState))
 
     def appendList(self, newState: Iterable[Any]) -> None:
-        """
-        Append values.
-        """
+        """Append values."""
         self._turn.variables.stored.setdefault(self.name, []).extend(self._all(newState))
 
     def _all(self, values: Iterable[Any]) -> list[dict[str, Any]]:
@@ -309,8 +254,7 @@ class ListVariable(Variable, ListState):
 
 
 class MapVariable(Variable, MapState):
-    """
-    A ``MapState``: values by keys, in the order in which the keys were added first.
+    """A ``MapState``: values by keys, in the order in which the keys were added first.
 
     Args:
         name: the variable's name.
@@ -331,15 +275,11 @@ class MapVariable(Variable, MapState):
         self._row = Row(*codec.names)
 
     def exists(self) -> bool:
-        """
-        Whether the map has an entry.
-        """
+        """Whether the map has an entry."""
         return any(map(self._is_alive, self._entries().values()))
 
     def getValue(self, key: Any) -> tuple[Any, ...] | None:
-        """
-        The value of a map key, as a Row; ``None`` if there is none.
-        """
+        """The value of a map key, as a Row; ``None`` if there is none."""
         entry = self._entries().get(self._text(key))
         if entry is None or not self._is_alive(entry):
             return None
@@ -348,49 +288,35 @@ class MapVariable(Variable, MapState):
         return value
 
     def containsKey(self, key: Any) -> bool:
-        """
-        Whether there is a value of a map key.
-        """
+        """Whether there is a value of a map key."""
         entry = self._entries().get(self._text(key))
         return entry is not None and self._is_alive(entry)
 
     def updateValue(self, key: Any, value: Any) -> None:
-        """
-        Set the value of a map key.
-        """
+        """Set the value of a map key."""
         encoded = self.key_codec.to_json(key)
         wrapped = self._wrapped(value)
         entry = wrapped if self.ttl_ms is not None else {"value": wrapped}
         self._entries()[orjson.dumps(encoded)] = {"key": encoded, **entry}
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-        """
-        All map keys with their values.
-        """
+        """All map keys with their values."""
         return zip(self.keys(), self.values(), strict=True)
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
-        """
-        All map keys.
-        """
+        """All map keys."""
         return iter([self.key_codec.from_json(entry["key"]) for entry in self._alive()])
 
     def values(self) -> Iterator[tuple[Any, ...]]:
-        """
-        All values.
-        """
+        """All values."""
         return iter([self.codec.from_json(entry["value"]) for entry in self._alive()])
 
     def removeKey(self, key: Any) -> None:
-        """
-        Delete a map key with its value.
-        """
+        """Delete a map key with its value."""
         self._entries().pop(self._text(key), None)
 
     def clear(self) -> None:
-        """
-        Delete all entries.
-        """
+        """Delete all entries."""
         variables = self._turn.variables
         variables.delete(self.name)
         variables.maps[self.name] = {}

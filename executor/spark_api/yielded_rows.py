@@ -1,6 +1,4 @@
-"""
-What a user's function yields, as productions: Spark's rows, frames of pandas, or Arrow's batches, with the fields of a schema.
-"""
+"""What a user's function yields, as productions: Spark's rows, frames of pandas, or Arrow's batches, with the fields of a schema."""
 
 from __future__ import annotations
 
@@ -18,8 +16,6 @@ from millpond.executor.event_time.duration import datetime_us
 from millpond.executor.spark_api.typed_values import StructCodec
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["RowsAs", "YieldedAs", "YieldedRows"]
-
 RowsAs: TypeAlias = Literal["row", "pandas"]
 """What a function takes and yields: Spark's ``transformWithState`` has rows, ``transformWithStateInPandas`` frames."""
 
@@ -29,8 +25,7 @@ YieldedAs: TypeAlias = Literal["row", "pandas", "arrow"]
 
 
 class YieldedRows:
-    """
-    Produces what a function yields, to the first stream of its computation.
+    """Produces what a function yields, to the first stream of its computation.
 
     Args:
         schema: the fields; one that a row has not is null, and one that the schema has not is left out.
@@ -51,8 +46,7 @@ class YieldedRows:
         self._yielded_as = yielded_as
 
     def produce(self, context: Context, yielded: Iterable[Any]) -> None:
-        """
-        Produce each row as it is yielded.
+        """Produce each row as it is yielded.
 
         Raises:
             InvalidError: something else was yielded, a value does not have its field's type, or a row's event time
@@ -97,9 +91,7 @@ def _check_event_time(schema: StructType, name: str) -> None:
 
 
 def _time_of(text: str | None, name: str, context: Context) -> int | None:
-    """
-    The event time of a row that is yielded, which must not be late for those that get it.
-    """
+    """The event time of a row that is yielded, which must not be late for those that get it."""
     if text is None:
         return None
     at = datetime_us(datetime.fromisoformat(text))
@@ -116,8 +108,6 @@ def _time_of(text: str | None, name: str, context: Context) -> int | None:
 
 
 def _or_none(value: Any) -> Any:
-    """
-    A value of a frame, with ``None`` for what pandas takes for missing.
-    """
+    """A value of a frame, with ``None`` for what pandas takes for missing."""
     is_missing = value is pd.NaT or value is pd.NA or (type(value) is float and math.isnan(value))
     return None if is_missing else value

@@ -1,3 +1,1 @@
-"""
-One round over all intervals with work, and its one commit.
-"""
+"""One round over all intervals with work, and its one commit."""

@@ -1,5 +1,4 @@
-"""
-Backfills: which computations are still to be given history, and how much of it they have.
+"""Backfills: which computations are still to be given history, and how much of it they have.
 
 A computation with a ``backfill`` that joins a pipeline is given that history, and it alone, before any record of its
 streams that comes after it has joined. How much it has consumed is a position like that of an input, in the commit
@@ -22,14 +21,11 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
-__all__ = ["Backfills", "backfill_position"]
-
 _BEGINNING = EventTimeMicros(TIME_MIN_US)
 
 
 def backfill_position(consumed: int, *, is_all: bool) -> int:
-    """
-    How much has been consumed of a history, as the table has it.
+    """How much has been consumed of a history, as the table has it.
 
     Example:
         >>> backfill_position(7, is_all=False), backfill_position(7, is_all=True)
@@ -39,8 +35,7 @@ def backfill_position(consumed: int, *, is_all: bool) -> int:
 
 
 class Backfills:
-    """
-    The backfills of one pipeline.
+    """The backfills of one pipeline.
 
     Args:
         store: the open store.
@@ -58,8 +53,7 @@ class Backfills:
         self._watermarks = watermarks
 
     def open(self) -> None:
-        """
-        Hold the watermarks of the computations that are still to be given history; call it before these are restored.
+        """Hold the watermarks of the computations that are still to be given history; call it before these are restored.
 
         Raises:
             InvalidError: a computation has run without its backfill.
@@ -79,8 +73,7 @@ class Backfills:
             self._watermarks.hold_back(name, _BEGINNING)
 
     def refuse_pending(self) -> None:
-        """
-        Refuse a change of a running pipeline by which computations would have to be given history.
+        """Refuse a change of a running pipeline by which computations would have to be given history.
 
         Raises:
             InvalidError: there is such a computation.
@@ -94,23 +87,18 @@ class Backfills:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """
-        The computations that are still to be given history, in the order of their declaration.
-        """
+        """The computations that are still to be given history, in the order of their declaration."""
         return tuple(name for name in self._topology.backfills if not self._is_done(name))
 
     def consumed(self, computation: str) -> dict[str, int | None]:
-        """
-        How many records of its history a computation has consumed, by stream; ``None`` of a stream: all of them.
-        """
+        """How many records of its history a computation has consumed, by stream; ``None`` of a stream: all of them."""
         return {
             stream: 0 if position is None or position < 0 else None if position % 2 else position // 2
             for stream, position in self._positions(computation).items()
         }
 
     def join(self, computation: str) -> None:
-        """
-        Note that a computation begins with its history, before it has intervals.
+        """Note that a computation begins with its history, before it has intervals.
 
         Raises:
             FencedError: another process owns the pipeline.
@@ -124,14 +112,11 @@ class Backfills:
             self._ownership.record(wanted)
 
     def hold(self, computation: str, at: EventTimeMicros) -> None:
-        """
-        Say up to which time a computation has all of its history, so that its timers may fire.
-        """
+        """Say up to which time a computation has all of its history, so that its timers may fire."""
         self._watermarks.hold_back(computation, at)
 
     def end(self, computation: str, streams: Mapping[str, int]) -> None:
-        """
-        A computation has all of its history: from now on it follows its streams.
+        """A computation has all of its history: from now on it follows its streams.
 
         Args:
             computation: its name.

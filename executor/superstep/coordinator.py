@@ -1,5 +1,4 @@
-"""
-The coordinator: it runs one superstep after another, each of which ends in exactly one fenced commit.
+"""The coordinator: it runs one superstep after another, each of which ends in exactly one fenced commit.
 
 Both runners drive it the same way::
 
@@ -53,12 +52,9 @@ from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, EventTimeMicros, Rng, Superstep, TableVersion, WallTimeMicros
 
-__all__ = ["Coordinator"]
-
 
 class Coordinator(PartsInUse):
-    """
-    Owns a pipeline's intervals, plans its supersteps and commits their manifests.
+    """Owns a pipeline's intervals, plans its supersteps and commits their manifests.
 
     Args:
         store: the open store.
@@ -143,8 +139,7 @@ class Coordinator(PartsInUse):
     # -- life cycle ------------------------------------------------------------------------
 
     def open(self) -> None:
-        """
-        Take the leases, fence former owners, and recover pending productions.
+        """Take the leases, fence former owners, and recover pending productions.
 
         Raises:
             ConflictError: another process holds an interval and ``on_held`` is ``refuse``.
@@ -161,9 +156,7 @@ class Coordinator(PartsInUse):
         self._upkeep.open()
 
     def close(self) -> None:
-        """
-        Wait for the sinks, then release the leases. Uncommitted work is lost.
-        """
+        """Wait for the sinks, then release the leases. Uncommitted work is lost."""
         try:
             self.sinks.close()
         finally:
@@ -172,8 +165,7 @@ class Coordinator(PartsInUse):
             self._ownership.close()
 
     def prepare_update(self, topology: Topology) -> TopologyParts:
-        """
-        Check a changed pipeline of the same name between two supersteps, and open its sinks; the old one may go on.
+        """Check a changed pipeline of the same name between two supersteps, and open its sinks; the old one may go on.
 
         Raises:
             InvalidError: the pipeline cannot go on like this; see `plan_evolution`.
@@ -189,8 +181,7 @@ class Coordinator(PartsInUse):
         return parts
 
     def update(self, parts: TopologyParts) -> TableVersion:
-        """
-        Go on with a changed pipeline; the leases on what it keeps stay held.
+        """Go on with a changed pipeline; the leases on what it keeps stay held.
 
         After an error the run cannot go on. The store is as of the last superstep, for either pipeline.
 
@@ -214,22 +205,18 @@ class Coordinator(PartsInUse):
         return version
 
     def follow(self, topology: Topology) -> None:
-        """
-        Go on with a topology that differs only in how streams without a record so far make their watermarks.
+        """Go on with a topology that differs only in how streams without a record so far make their watermarks.
 
         Nothing is written: a restart would have begun with it.
         """
         self._parts.follow(topology)
 
     def give_up(self) -> None:
-        """
-        Stop waiting for services, so that the run can end; may be called from any thread.
-        """
+        """Stop waiting for services, so that the run can end; may be called from any thread."""
         self._ownership.patience.end()
 
     def check_owner(self) -> None:
-        """
-        Check that this process owns the pipeline; see `Ownership.check_owner`.
+        """Check that this process owns the pipeline; see `Ownership.check_owner`.
 
         Raises:
             FencedError: another process has taken it.
@@ -237,8 +224,7 @@ class Coordinator(PartsInUse):
         self._ownership.check_owner()
 
     def check_leases(self) -> None:
-        """
-        Check that no lease is known to be lost; see `Ownership.check_leases`.
+        """Check that no lease is known to be lost; see `Ownership.check_leases`.
 
         Raises:
             FencedError: another process has taken an interval.
@@ -246,8 +232,7 @@ class Coordinator(PartsInUse):
         self._ownership.check_leases()
 
     def has_work(self) -> bool:
-        """
-        Whether a superstep without new input would do anything: deliver productions or fire timers.
+        """Whether a superstep without new input would do anything: deliver productions or fire timers.
 
         Only ``watermarks.tick`` reads the clock, so call it first.
         """
@@ -260,23 +245,18 @@ class Coordinator(PartsInUse):
         return is_due or self._parts.letters.retries.is_waiting()
 
     def next_wall_timer(self) -> WallTimeMicros | None:
-        """
-        The time of the next wall timer of any interval; ``None`` without one.
-        """
+        """The time of the next wall timer of any interval; ``None`` without one."""
         return self._ownership.next_wall_timer()
 
     # -- intervals -------------------------------------------------------------------------
 
     def computations_without_intervals(self, streams: Iterable[str]) -> tuple[ComputationNode, ...]:
-        """
-        Consumers of ``streams`` that have never run, and have no intervals yet.
-        """
+        """Consumers of ``streams`` that have never run, and have no intervals yet."""
         nodes, readers = self.topology.computations.values(), self.topology.sampled_by(streams)
         return tuple(node for node in nodes if node.name in readers and not self._ownership.of(node.name))
 
     def create_intervals(self, computation: str, sample: pa.Array) -> None:
-        """
-        Divide a computation's keys into intervals by a sample of its keys, and take their leases.
+        """Divide a computation's keys into intervals by a sample of its keys, and take their leases.
 
         Args:
             computation: its name.
@@ -285,20 +265,15 @@ class Coordinator(PartsInUse):
         self._ownership.create(self.topology.computations[computation], sample)
 
     def id_scope(self, computation: str, stream: str) -> bytes:
-        """
-        The prefix of the record ids of ``stream`` in a computation's rows; see `Topology.id_scope`.
-        """
+        """The prefix of the record ids of ``stream`` in a computation's rows; see `Topology.id_scope`."""
         return self._parts.id_scope(computation, stream)
 
     def intervals_of(self, computation: str) -> tuple[Interval, ...]:
-        """
-        The computation's intervals, in key order.
-        """
+        """The computation's intervals, in key order."""
         return tuple(owned.interval for owned in self._ownership.of(computation))
 
     def recut(self, cut: Cut, answer: Mapping[str, int] | None = None) -> None:
-        """
-        Split an interval or merge neighbours, between two supersteps; timers, ids, holds and rows stay as they are.
+        """Split an interval or merge neighbours, between two supersteps; timers, ids, holds and rows stay as they are.
 
         Args:
             cut: of intervals of the pipeline.
@@ -325,8 +300,7 @@ class Coordinator(PartsInUse):
         with_files: bool = True,
         after: Mapping[str, EventTimeMicros] | None = None,
     ) -> SuperstepPlan:
-        """
-        Plan the next superstep.
+        """Plan the next superstep.
 
         Args:
             inputs: injected streams with new records; their consumers must have intervals
@@ -365,9 +339,7 @@ class Coordinator(PartsInUse):
         with_files: bool = True,
         after: Mapping[str, EventTimeMicros] | None = None,
     ) -> list[IntervalPlan]:
-        """
-        The parts of a computation's intervals in the superstep that was planned at ``now``.
-        """
+        """The parts of a computation's intervals in the superstep that was planned at ``now``."""
         return interval_plans(
             computation,
             self._ownership.of(computation),
@@ -389,8 +361,7 @@ class Coordinator(PartsInUse):
         inputs: Sequence[InputObservation] = (),
         dead_letters: Sequence[DeadLetter] = (),
     ) -> SuperstepReport:
-        """
-        Make a superstep durable: every manifest, the input's position and the watermarks, in one commit.
+        """Make a superstep durable: every manifest, the input's position and the watermarks, in one commit.
 
         Args:
             plan: what `begin` returned.
@@ -455,8 +426,7 @@ class Coordinator(PartsInUse):
         )
 
     def maintain(self) -> None:
-        """
-        Run the upkeep between two supersteps, and the cuts that load or a tool asks for; answer other requests.
+        """Run the upkeep between two supersteps, and the cuts that load or a tool asks for; answer other requests.
 
         Raises:
             FencedError: another process has taken an interval.

@@ -1,6 +1,4 @@
-"""
-The dead letters of a run: judged before the commit, written with it, and given once more if that is asked for.
-"""
+"""The dead letters of a run: judged before the commit, written with it, and given once more if that is asked for."""
 
 from __future__ import annotations
 
@@ -20,15 +18,12 @@ from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock
 
-__all__ = ["DeadLetters", "LettersOfSuperstep"]
-
 _LOG: Final = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True)
 class LettersOfSuperstep:
-    """
-    What a superstep does to dead letters.
+    """What a superstep does to dead letters.
 
     Attributes:
         new: those that it writes.
@@ -42,8 +37,7 @@ class LettersOfSuperstep:
 
 
 class DeadLetters:
-    """
-    The dead letters of one pipeline.
+    """The dead letters of one pipeline.
 
     Args:
         store: the open store.
@@ -70,8 +64,7 @@ class DeadLetters:
         self.retries: LetterRetries = LetterRetries(store, topology, clock, id_scope)
 
     def judge(self, manifests: Sequence[Manifest], unreadable: Sequence[DeadLetter]) -> LettersOfSuperstep:
-        """
-        The letters of a superstep that is about to be committed.
+        """The letters of a superstep that is about to be committed.
 
         Args:
             manifests: the intervals that ran.
@@ -87,8 +80,7 @@ class DeadLetters:
     def write(
         self, letters: LettersOfSuperstep, plan: SuperstepPlan, fence: Fence, token: str
     ) -> WrittenLetters:
-        """
-        Write new letters, and that others are deleted, to an uncommitted row file.
+        """Write new letters, and that others are deleted, to an uncommitted row file.
 
         Args:
             letters: the letters.
@@ -111,9 +103,7 @@ class DeadLetters:
         )
 
     def note(self, letters: LettersOfSuperstep) -> None:
-        """
-        The superstep of these letters was committed.
-        """
+        """The superstep of these letters was committed."""
         self._monitor.note(letters.tallies)
         failed = sum(letter.retried > 0 for letter in letters.new)
         if failed:
@@ -121,7 +111,5 @@ class DeadLetters:
         self.retries.note(letters.settled)
 
     def answer(self, record: Callable[[Mapping[str, int]], None]) -> None:
-        """
-        Say which requests have no letter left; see `LetterRetries.answer`.
-        """
+        """Say which requests have no letter left; see `LetterRetries.answer`."""
         self.retries.answer(record)

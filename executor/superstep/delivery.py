@@ -1,5 +1,4 @@
-"""
-Deliveries: undelivered productions on their way to the consumers' intervals.
+"""Deliveries: undelivered productions on their way to the consumers' intervals.
 
 A production lives in the row update of the key that produced it (strong productions,
 MillWheel §6.1.2). Superstep *n + 1* reads those of superstep *n* from the committed
@@ -30,24 +29,6 @@ from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.row import PRODUCTION_TYPE
 from millpond.statestore.types import EventTimeMicros, Objects, Superstep
 
-__all__ = [
-    "PRODUCTION_SCHEMA",
-    "Extracted",
-    "ProductionSource",
-    "deliveries_in",
-    "deliveries_of",
-    "flatten_productions",
-    "keyed_productions",
-    "keyless_letters",
-    "keys_of",
-    "positions_within",
-    "read_productions",
-    "summarise_productions",
-    "take",
-    "weak_only",
-    "within",
-]
-
 PRODUCTION_SCHEMA = pa.schema(list(PRODUCTION_TYPE))
 """One production per row: stream, key, value, value_bytes, at."""
 
@@ -55,8 +36,7 @@ PRODUCTION_SCHEMA = pa.schema(list(PRODUCTION_TYPE))
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductionSource:
-    """
-    A committed file that holds unconsumed productions.
+    """A committed file that holds unconsumed productions.
 
     Attributes:
         path: the row file.
@@ -74,25 +54,19 @@ class ProductionSource:
     renames: tuple[tuple[str, str], ...] = ()
 
     def current(self, productions: pa.Table) -> pa.Table:
-        """
-        The file's productions under the streams' current names.
-        """
+        """The file's productions under the streams' current names."""
         streams = productions.column("stream")
         for stored, name in self.renames:
             streams = pc.if_else(pc.equal(streams, stored), name, streams)
         return productions.set_column(0, PRODUCTION_SCHEMA.field(0), streams) if self.renames else productions
 
     def concerns(self, streams: Iterable[str]) -> bool:
-        """
-        Whether the file may hold productions of any of ``streams``.
-        """
+        """Whether the file may hold productions of any of ``streams``."""
         return not self.streams or not self.streams.isdisjoint(streams)
 
 
 def flatten_productions(updates: pa.Table) -> pa.Table:
-    """
-    The productions of row updates, one per row, in the order of rows and of emission.
-    """
+    """The productions of row updates, one per row, in the order of rows and of emission."""
     lists = updates.column("productions").combine_chunks()
     flat = pc.list_flatten(lists)
     if isinstance(flat, pa.ChunkedArray):
@@ -101,8 +75,7 @@ def flatten_productions(updates: pa.Table) -> pa.Table:
 
 
 def read_productions(objects: Objects, sources: Sequence[ProductionSource]) -> pa.Table:
-    """
-    The productions of several files, in the order of the files.
+    """The productions of several files, in the order of the files.
 
     Raises:
         DataError: a file is missing or its bytes are wrong.
@@ -125,9 +98,7 @@ def _read_source(objects: Objects, source: ProductionSource) -> pa.Table:
 def summarise_productions(
     productions: pa.Table, percentiles: Collection[float] = ()
 ) -> tuple[ProductionSummary, ...]:
-    """
-    The number of productions per stream and the oldest time, which holds the watermark.
-    """
+    """The number of productions per stream and the oldest time, which holds the watermark."""
     by_percentile = _oldest_but_of(productions, percentiles) if percentiles else {}
     grouped = productions.group_by("stream").aggregate([("at", "min"), ("at", "count")])
     return tuple(
@@ -157,8 +128,7 @@ def _oldest_but_of(productions: pa.Table, percentiles: Collection[float]) -> dic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extracted:
-    """
-    A stream's records with the keys that one consumer extracted.
+    """A stream's records with the keys that one consumer extracted.
 
     Attributes:
         deliveries: the records; ``keys`` is null exactly where ``errors`` has an entry.
@@ -170,9 +140,7 @@ class Extracted:
 
 
 def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extracted, ...]:
-    """
-    The part of ``productions`` for a computation, per subscribed stream, with its own keys.
-    """
+    """The part of ``productions`` for a computation, per subscribed stream, with its own keys."""
     extracted_streams = []
     for stream, part, extracted in keyed_productions(productions, node):
         deliveries = deliveries_in(part.set_column(1, "key", extracted.keys), stream)
@@ -183,9 +151,7 @@ def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extract
 def keyed_productions(
     productions: pa.Table, node: ComputationNode
 ) -> Iterator[tuple[str, pa.Table, ExtractedKeys]]:
-    """
-    The part of ``productions`` for a computation: by subscribed stream, the productions and their keys in it.
-    """
+    """The part of ``productions`` for a computation: by subscribed stream, the productions and their keys in it."""
     streams = productions.column("stream")
     for subscription in node.subscriptions:
         part = productions.filter(_is_for(node, subscription.stream, streams)).combine_chunks()
@@ -195,9 +161,7 @@ def keyed_productions(
 
 
 def deliveries_in(keyed: pa.Table, stream: str) -> Deliveries:
-    """
-    Productions with the columns of `PRODUCTION_SCHEMA`, under their consumer's keys, as deliveries.
-    """
+    """Productions with the columns of `PRODUCTION_SCHEMA`, under their consumer's keys, as deliveries."""
     return Deliveries(
         stream=stream,
         keys=_only(keyed, "key"),
@@ -213,9 +177,7 @@ def _is_for(node: ComputationNode, stream: str, streams: pa.ChunkedArray) -> pa.
 def positions_within(
     productions: pa.Table, node: ComputationNode, interval: Interval
 ) -> npt.NDArray[np.int64]:
-    """
-    The positions of the productions that a computation gets in ``interval``.
-    """
+    """The positions of the productions that a computation gets in ``interval``."""
     streams = productions.column("stream")
     mine = [
         np.flatnonzero(_is_for(node, subscription.stream, streams).to_numpy())
@@ -230,9 +192,7 @@ def positions_within(
 
 
 def weak_only(productions: pa.Table) -> pa.Table:
-    """
-    The productions that were kept only for a task in the same superstep, under their own streams.
-    """
+    """The productions that were kept only for a task in the same superstep, under their own streams."""
     mark = addressed("")
     streams = productions.column("stream")
     chosen = productions.filter(pc.ends_with(streams, mark))
@@ -241,17 +201,13 @@ def weak_only(productions: pa.Table) -> pa.Table:
 
 
 def keys_of(productions: pa.Table, node: ComputationNode) -> pa.Array:
-    """
-    The keys that a computation extracts from ``productions``, as often as they occur.
-    """
+    """The keys that a computation extracts from ``productions``, as often as they occur."""
     columns = [extracted.deliveries.keys.drop_null() for extracted in deliveries_of(productions, node)]
     return pa.concat_arrays(columns) if columns else pa.array([], pa.string())
 
 
 def within(deliveries: Deliveries, interval: Interval) -> Deliveries | None:
-    """
-    The part of ``deliveries`` whose keys lie in ``interval``; ``None`` when there is none.
-    """
+    """The part of ``deliveries`` whose keys lie in ``interval``; ``None`` when there is none."""
     chosen = np.flatnonzero(_inside(deliveries.keys, interval))
     if len(chosen) == len(deliveries.keys):
         return deliveries
@@ -270,9 +226,7 @@ def _inside(keys: pa.Array, interval: Interval) -> npt.NDArray[np.bool_]:
 
 
 def keyless_letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:
-    """
-    Dead letters for the records from which the consumer's key extractor got no key.
-    """
+    """Dead letters for the records from which the consumer's key extractor got no key."""
     deliveries = extracted.deliveries
     return tuple(
         DeadLetter.of_unreadable(
@@ -287,9 +241,7 @@ def keyless_letters(computation: str, extracted: Extracted) -> tuple[DeadLetter,
 
 
 def take(deliveries: Deliveries, chosen: npt.NDArray[np.int64]) -> Deliveries:
-    """
-    The records at the positions ``chosen``, in that order.
-    """
+    """The records at the positions ``chosen``, in that order."""
     return Deliveries(
         stream=deliveries.stream,
         keys=deliveries.keys.take(pa.array(chosen)),

@@ -1,5 +1,4 @@
-"""
-Streams without a declared watermark: warns of the first record that is dropped, with a watermark that keeps it.
+"""Streams without a declared watermark: warns of the first record that is dropped, with a watermark that keeps it.
 
 Without a declaration, rows are assumed to arrive in the order of their times. If they do not, windows close
 before their rows arrive, and without a warning only a counter would show it.
@@ -15,15 +14,12 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.totals import Totals
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 
-__all__ = ["ForgottenWatermarks"]
-
 _LOG: Final = logging.getLogger("millpond")
 _DROPPED: Final = "dropped"
 
 
 class ForgottenWatermarks:
-    """
-    Warns once per stream that is out of order, has only an assumed watermark, and has dropped records.
+    """Warns once per stream that is out of order, has only an assumed watermark, and has dropped records.
 
     Args:
         topology: the checked pipeline.
@@ -39,9 +35,7 @@ class ForgottenWatermarks:
         }
 
     def note(self, counts: Totals) -> None:
-        """
-        Check the counts of a committed superstep.
-        """
+        """Check the counts of a committed superstep."""
         if not counts.dropped:
             return
         for stream, fed in list(self._fed.items()):

@@ -1,6 +1,4 @@
-"""
-Input admission: which outside input a pipeline accepts, given what its store has consumed.
-"""
+"""Input admission: which outside input a pipeline accepts, given what its store has consumed."""
 
 from __future__ import annotations
 
@@ -12,12 +10,9 @@ from millpond.statestore.app_ids import input_app_id, input_rows_app_id
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 
-__all__ = ["InputAdmission"]
-
 
 class InputAdmission:
-    """
-    Compares outside inputs with what the store has consumed of them.
+    """Compares outside inputs with what the store has consumed of them.
 
     Args:
         store: the open store.
@@ -43,8 +38,7 @@ class InputAdmission:
         self._accept_ended = accept_ended
 
     def admit(self, position: InputPosition) -> bool:
-        """
-        Whether a batch is new; see `admit_batch`.
+        """Whether a batch is new; see `admit_batch`.
 
         Raises:
             InvalidError: the source's checkpoint does not belong to this store, or its query to another pipeline.
@@ -64,28 +58,20 @@ class InputAdmission:
         return admit_batch(known, position.stream, position.source, position.batch, accept_checkpoint=accept)
 
     def consumed(self, stream: str) -> dict[str, int]:
-        """
-        The consumed positions of a stream's outside inputs, by source.
-        """
+        """The consumed positions of a stream's outside inputs, by source."""
         return input_positions(self._store.committer.snapshot.txns, self._topology.name, stream)
 
     def offsets(self, stream: str, source: str) -> str | None:
-        """
-        Where the consumed position of a source lies, as the source said it; ``None`` if it did not.
-        """
+        """Where the consumed position of a source lies, as the source said it; ``None`` if it did not."""
         app_id = input_app_id(self._topology.name, stream, source)
         return self._store.committer.snapshot.source_offsets.get(app_id)
 
     @property
     def closed(self) -> frozenset[str]:
-        """
-        The injected streams that accept no more records, because an earlier run has ended their input.
-        """
+        """The injected streams that accept no more records, because an earlier run has ended their input."""
         return frozenset() if self._accept_ended else self._watermarks.ended_before
 
     def input_rows(self, stream: str) -> int | None:
-        """
-        How many rows of a bounded input count towards its watermark; ``None`` if unknown.
-        """
+        """How many rows of a bounded input count towards its watermark; ``None`` if unknown."""
         positions = self._store.committer.snapshot.txns
         return positions.get(input_rows_app_id(self._topology.name, stream))

@@ -1,6 +1,4 @@
-"""
-What each interval of a computation gets as its part of a superstep.
-"""
+"""What each interval of a computation gets as its part of a superstep."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros, WallTimeMicros
-
-__all__ = ["interval_plans"]
 
 
 def interval_plans(
@@ -29,8 +25,7 @@ def interval_plans(
     after: Mapping[str, EventTimeMicros],
     retried_in: Callable[[Interval], tuple[RetriedLetter, ...]],
 ) -> list[IntervalPlan]:
-    """
-    The parts of a computation's intervals in a superstep.
+    """The parts of a computation's intervals in a superstep.
 
     Args:
         computation: its name.
@@ -72,7 +67,5 @@ def interval_plans(
 
 
 def _late_in_spark(watermark: EventTimeMicros) -> EventTimeMicros:
-    """
-    The time before which a record is late in Spark: at the watermark, in whole milliseconds, it is late already.
-    """
+    """The time before which a record is late in Spark: at the watermark, in whole milliseconds, it is late already."""
     return watermark if watermark == TIME_MIN_US else EventTimeMicros(watermark // 1_000 * 1_000 + 1)

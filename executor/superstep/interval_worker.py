@@ -1,5 +1,4 @@
-"""
-The interval worker: runs one interval's bundles against soft state that follows the committed files.
+"""The interval worker: runs one interval's bundles against soft state that follows the committed files.
 
 Both runners use it: a Spark task runs a bundle in one call (`IntervalWorker.run`), the local
 engine step by step, so that the files of several intervals are written in parallel. User code
@@ -20,7 +19,8 @@ from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.weak import STRONG, WeakStreams
 from millpond.executor.soft_state.memory_budget import MemoryBudget
-from millpond.executor.soft_state.soft_state import SoftState, StoreRowReader
+from millpond.executor.soft_state.row_reader import StoreRowReader
+from millpond.executor.soft_state.soft_state import SoftState
 from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.check import check
 from millpond.statestore.failpoint import reach
@@ -30,13 +30,9 @@ from millpond.statestore.rows.files import PARQUET, RowFile, write_row_file
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.types import Objects, Superstep, WallTimeMicros
 
-__all__ = ["IntervalWorker", "WorkerState", "bundle_of"]
-
 
 class WorkerState(Enum):
-    """
-    What an interval worker knows about the committed files.
-    """
+    """What an interval worker knows about the committed files."""
 
     BEHIND = auto()
     """Another writer may have committed since soft state last followed the files."""
@@ -49,8 +45,7 @@ class WorkerState(Enum):
 
 
 class IntervalWorker:
-    """
-    Runs the bundles of one interval; everything it remembers can be rebuilt from committed files.
+    """Runs the bundles of one interval; everything it remembers can be rebuilt from committed files.
 
     A bundle takes four steps: `process`, `write` (on any thread), `finish`, and `confirm` once the
     manifest is committed. If a bundle is not confirmed, the next `process` reads the committed
@@ -97,14 +92,11 @@ class IntervalWorker:
         self._transition = threading.Lock()
 
     def shrink(self) -> None:
-        """
-        Evict what others of the process need more; no other step may run at the same time.
-        """
+        """Evict what others of the process need more; no other step may run at the same time."""
         self._soft_state.shrink()
 
     def take_code(self, node: ComputationNode) -> None:
-        """
-        Run other code from now on, between two bundles; soft state is rows as they are stored, and stays.
+        """Run other code from now on, between two bundles; soft state is rows as they are stored, and stays.
 
         Args:
             node: the computation, as `time_sorted` as it was.
@@ -112,21 +104,16 @@ class IntervalWorker:
         self._processor = IntervalProcessor(node, self._interval, self._soft_state, self._on_stuck)
 
     def leave(self) -> None:
-        """
-        Give the memory back: the process keeps nothing of the interval any more.
-        """
+        """Give the memory back: the process keeps nothing of the interval any more."""
         self._soft_state.leave()
 
     @property
     def state(self) -> WorkerState:
-        """
-        What the worker knows about the committed files.
-        """
+        """What the worker knows about the committed files."""
         return self._state
 
     def run(self, bundle: Bundle, files: Callable[[], Sequence[LiveFile]], token: str) -> Manifest:
-        """
-        Process a bundle and write its row file, uncommitted; after a failure soft state is empty.
+        """Process a bundle and write its row file, uncommitted; after a failure soft state is empty.
 
         Args:
             bundle: the records and timers to handle.
@@ -146,8 +133,7 @@ class IntervalWorker:
             raise
 
     def process(self, bundle: Bundle, files: Callable[[], Sequence[LiveFile]]) -> BundleResult:
-        """
-        Run user code for a bundle; nothing is written yet.
+        """Run user code for a bundle; nothing is written yet.
 
         Args:
             bundle: the records and timers to handle.
@@ -166,8 +152,7 @@ class IntervalWorker:
         return result
 
     def write(self, bundle: Bundle, result: BundleResult, token: str) -> RowFile | None:
-        """
-        Write the row updates of a bundle, uncommitted; ``None`` if there are none.
+        """Write the row updates of a bundle, uncommitted; ``None`` if there are none.
 
         Raises:
             UnavailableError: the object store cannot be reached.
@@ -187,9 +172,7 @@ class IntervalWorker:
         return file
 
     def finish(self, bundle: Bundle, result: BundleResult, file: RowFile | None) -> Manifest:
-        """
-        Associate soft state with the written file, and return the manifest to be committed.
-        """
+        """Associate soft state with the written file, and return the manifest to be committed."""
         check(
             self._state is not WorkerState.FOLLOWING, "a bundle is finished after it ran", state=self._state
         )
@@ -203,8 +186,7 @@ class IntervalWorker:
         )
 
     def confirm(self, file: RowFile | None) -> None:
-        """
-        Note that the last bundle was committed, as part of a version that nothing else changed.
+        """Note that the last bundle was committed, as part of a version that nothing else changed.
 
         Args:
             file: the bundle's row file; ``None`` if it changed nothing.
@@ -221,15 +203,12 @@ class IntervalWorker:
                 self._state = WorkerState.FOLLOWING
 
     def fall_behind(self) -> None:
-        """
-        Note that another writer has committed: the next bundle reads the committed files first.
-        """
+        """Note that another writer has committed: the next bundle reads the committed files first."""
         with self._transition:
             self._state = WorkerState.BEHIND
 
     def _begin(self) -> bool:
-        """
-        Note that a bundle runs from now on; return whether soft state still follows the files.
+        """Note that a bundle runs from now on; return whether soft state still follows the files.
 
         The state changes before the files are read: a `fall_behind` that comes later may concern a
         commit which this bundle does not see, so it must outlast the bundle.
@@ -252,8 +231,7 @@ def bundle_of(
     wall_time: WallTimeMicros,
     weak: WeakStreams = STRONG,
 ) -> Bundle:
-    """
-    The bundle of one interval in one superstep.
+    """The bundle of one interval in one superstep.
 
     Args:
         part: the interval's part in the superstep.

@@ -1,5 +1,4 @@
-"""
-The columns that typed keys are made of: recorded with the first input that shows them, and held to from then on.
+"""The columns that typed keys are made of: recorded with the first input that shows them, and held to from then on.
 
 A store finds a row by the text of its key, so a key of other columns or types than before would find no row. Names and
 types are recorded in the table, one word by computation, so that views show the keys' values; a computation without a
@@ -31,8 +30,6 @@ from millpond.statestore.keys.key_text import is_typed
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
 
-__all__ = ["ROWS_READ", "KeyColumns"]
-
 ROWS_READ: Final = 100
 """Of so many rows that are no part of a table types are told."""
 
@@ -43,8 +40,7 @@ _WAYS_OUT: Final = (
 
 
 class KeyColumns:
-    """
-    Records what a pipeline's typed keys are made of, and refuses what its rows could not be found by.
+    """Records what a pipeline's typed keys are made of, and refuses what its rows could not be found by.
 
     Args:
         store: the open store.
@@ -59,8 +55,7 @@ class KeyColumns:
         self._seen: dict[tuple[str, str | None], tuple[pa.Field, ...]] = {}
 
     def note(self, stream: str, rows: Rows, only: str | None = None) -> None:
-        """
-        Take in the columns of some outside rows, before anything else happens to them.
+        """Take in the columns of some outside rows, before anything else happens to them.
 
         Args:
             stream: the injected stream.
@@ -84,14 +79,11 @@ class KeyColumns:
                 del self._seen[stream, only]
 
     def is_known(self, stream: str, only: str | None = None) -> bool:
-        """
-        Whether columns of a stream have been taken in already.
-        """
+        """Whether columns of a stream have been taken in already."""
         return (stream, only) in self._seen
 
     def note_columns(self, stream: str, columns: Sequence[pa.Field], only: str | None = None) -> None:
-        """
-        Take in the columns of outside rows, of which only those of keys are looked at.
+        """Take in the columns of outside rows, of which only those of keys are looked at.
 
         Raises:
             InvalidError: as `note` says.
@@ -122,9 +114,7 @@ class KeyColumns:
     def _checked(
         self, snapshot: Snapshot, name: str, stream: str, given: tuple[pa.Field, ...], *, is_plain: bool
     ) -> str | None:
-        """
-        The word to record; ``None`` if the table has it, or if there is none.
-        """
+        """The word to record; ``None`` if the table has it, or if there is none."""
         stored = key_columns_in(snapshot.txns, name)
         if is_plain or (len(given) == 1 and not stored and pa.types.is_null(given[0].type)):
             if is_plain and stored:

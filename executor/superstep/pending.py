@@ -1,5 +1,4 @@
-"""
-Pending productions: the unconsumed productions of the last superstep.
+"""Pending productions: the unconsumed productions of the last superstep.
 
 Superstep *n + 1* delivers everything that superstep *n* produced, so there is never more than
 one superstep's worth. After a restart they are recovered from the committed files.
@@ -27,20 +26,10 @@ from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
 
-__all__ = [
-    "PendingProductions",
-    "keep_undelivered",
-    "pending_of",
-    "recover_pending",
-    "undelivered_of",
-    "undelivered_sources",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingProductions:
-    """
-    The files of undelivered productions, with their number and age per stream.
+    """The files of undelivered productions, with their number and age per stream.
 
     Attributes:
         sources: committed files that hold productions with a consumer.
@@ -52,9 +41,7 @@ class PendingProductions:
 
     @property
     def count(self) -> int:
-        """
-        How many productions wait; those that are kept only for sinks have been delivered.
-        """
+        """How many productions wait; those that are kept only for sinks have been delivered."""
         delivered = addressed("")
         return sum(
             summary.count for stream, summary in self.summaries.items() if not stream.endswith(delivered)
@@ -66,8 +53,7 @@ def pending_of(
     topology: Topology,
     superstep: Superstep,
 ) -> PendingProductions:
-    """
-    The undelivered productions of the superstep that was just committed.
+    """The undelivered productions of the superstep that was just committed.
 
     Args:
         written: the committed files, each with the summaries of its productions.
@@ -85,8 +71,7 @@ def pending_of(
 
 
 def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> PendingProductions:
-    """
-    The undelivered productions of the last committed superstep, from the committed files.
+    """The undelivered productions of the last committed superstep, from the committed files.
 
     Raises:
         DataError: a file is missing or its bytes are wrong.
@@ -143,8 +128,7 @@ def _sum(left: ProductionSummary, right: ProductionSummary) -> ProductionSummary
 def undelivered_sources(
     snapshot: Snapshot, computations: Iterable[str], control: Interval, superstep: Superstep
 ) -> tuple[ProductionSource, ...]:
-    """
-    The files that may hold productions of ``superstep``, the last one committed.
+    """The files that may hold productions of ``superstep``, the last one committed.
 
     Superstep *n* delivers everything that earlier ones produced, so only the last one's
     productions can be undelivered. Files that another program rewrote carry no tags; they
@@ -170,9 +154,7 @@ def undelivered_sources(
 def undelivered_of(
     snapshot: Snapshot, pipeline: str, computations: Iterable[str]
 ) -> tuple[ProductionSource, ...]:
-    """
-    The files of some computations that may hold undelivered productions.
-    """
+    """The files of some computations that may hold undelivered productions."""
     control, superstep = control_interval(pipeline), superstep_of(snapshot.txns, pipeline)
     sources = undelivered_sources(snapshot, computations, control, superstep)
     return tuple(source for source in sources if source.interval is None)
@@ -186,8 +168,7 @@ def keep_undelivered(
     fence: Fence,
     token: str,
 ) -> RowFile | None:
-    """
-    Write undelivered productions to a file of the pipeline's own interval, which delivers them as any file does.
+    """Write undelivered productions to a file of the pipeline's own interval, which delivers them as any file does.
 
     The row that carries them is deleted in the same update, so that no reader of rows sees it.
 

@@ -1,5 +1,4 @@
-"""
-The plan of a superstep, as plain values that travel to the tasks.
+"""The plan of a superstep, as plain values that travel to the tasks.
 
 It is separate from the coordinator so that a task's process does not import what only the driver uses.
 """
@@ -18,13 +17,10 @@ from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
 
-__all__ = ["InputPosition", "IntervalPlan", "SuperstepPlan"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPosition:
-    """
-    How far an outside input has been consumed once a superstep commits.
+    """How far an outside input has been consumed once a superstep commits.
 
     Attributes:
         stream: the injected stream.
@@ -48,8 +44,7 @@ class InputPosition:
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalPlan:
-    """
-    One interval's part in a superstep.
+    """One interval's part in a superstep.
 
     Attributes:
         interval: the interval.
@@ -76,8 +71,7 @@ class IntervalPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuperstepPlan:
-    """
-    What one superstep does: which intervals run, under which conditions, on which input and productions.
+    """What one superstep does: which intervals run, under which conditions, on which input and productions.
 
     Attributes:
         superstep: its number.
@@ -97,7 +91,5 @@ class SuperstepPlan:
 
     @property
     def wall_time(self) -> WallTimeMicros:
-        """
-        When it was planned.
-        """
+        """When it was planned."""
         return self.conditions.wall_time

@@ -1,6 +1,4 @@
-"""
-The report of a superstep: its counts, its times, and the pipeline's progress after it.
-"""
+"""The report of a superstep: its counts, its times, and the pipeline's progress after it."""
 
 from __future__ import annotations
 
@@ -11,15 +9,12 @@ from millpond.executor.superstep.plan import SuperstepPlan
 from millpond.executor.superstep.totals import Totals
 from millpond.statestore.types import EventTimeMicros, Superstep, TableVersion, WallTimeMicros
 
-__all__ = ["SuperstepReport", "report_of"]
-
 _SECONDS_MIN: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuperstepReport:
-    """
-    The figures of a superstep.
+    """The figures of a superstep.
 
     Attributes:
         superstep: its number.
@@ -62,9 +57,7 @@ class SuperstepReport:
     read_bytes: int = 0
 
     def after(self, earlier: SuperstepReport | None) -> SuperstepReport:
-        """
-        Both supersteps as one: counts and durations are added, positions are those of this, the later one.
-        """
+        """Both supersteps as one: counts and durations are added, positions are those of this, the later one."""
         if earlier is None:
             return self
         records = earlier.records + self.records
@@ -98,9 +91,7 @@ def report_of(
     commit_ms: float,
     pending: int,
 ) -> SuperstepReport:
-    """
-    The report of a superstep that has just been committed.
-    """
+    """The report of a superstep that has just been committed."""
     return SuperstepReport(
         superstep=plan.superstep,
         version=version,

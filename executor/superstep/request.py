@@ -1,6 +1,4 @@
-"""
-The commit request of a superstep: the files of every touched interval, positions and counts.
-"""
+"""The commit request of a superstep: the files of every touched interval, positions and counts."""
 
 from __future__ import annotations
 
@@ -24,8 +22,6 @@ from millpond.statestore.log.action import JsonValue
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.types import TIME_MIN_US
 
-__all__ = ["superstep_request"]
-
 
 @collector_paused()
 def superstep_request(
@@ -40,8 +36,7 @@ def superstep_request(
     stored: Mapping[str, int],
     loads: Mapping[str, JsonValue] | None = None,
 ) -> CommitRequest:
-    """
-    The commit that makes a superstep durable.
+    """The commit that makes a superstep durable.
 
     Args:
         plan: the superstep.

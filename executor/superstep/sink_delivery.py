@@ -1,5 +1,4 @@
-"""
-Sink delivery: committed productions go to the sinks, each superstep exactly once.
+"""Sink delivery: committed productions go to the sinks, each superstep exactly once.
 
 A sink gets superstep *n* after *n* is committed and before *n + 1* is. So after a crash at
 most the last superstep is missing, and the sink's own Delta ``txn`` tells whether it is
@@ -27,14 +26,11 @@ from millpond.statestore.identity.lineage import Origin
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng, Superstep
 
-__all__ = ["SinkDelivery"]
-
 _LOG = logging.getLogger("millpond")
 
 
 class SinkDelivery:
-    """
-    Writes each committed superstep's productions to the sinks, in parallel with the next superstep.
+    """Writes each committed superstep's productions to the sinks, in parallel with the next superstep.
 
     Attributes:
         on_failure: called at once, in the sinks' thread, with what a sink raised: on a quiet stream the next
@@ -55,8 +51,7 @@ class SinkDelivery:
         self.on_failure: Callable[[BaseException], None] = _log_failure
 
     def open(self, superstep: Superstep) -> None:
-        """
-        Open the sinks; nothing is written yet, see `catch_up`.
+        """Open the sinks; nothing is written yet, see `catch_up`.
 
         Raises:
             DataError: a sink is ahead of the store.
@@ -69,8 +64,7 @@ class SinkDelivery:
         ]
 
     def catch_up(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
-        """
-        Deliver the last superstep to the sinks that do not have it: a crash prevented it, or they are new.
+        """Deliver the last superstep to the sinks that do not have it: a crash prevented it, or they are new.
 
         Raises:
             MillpondError: what a sink raised.
@@ -80,9 +74,7 @@ class SinkDelivery:
         self._write(superstep, sources)
 
     def deliver(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
-        """
-        Start to write a committed superstep's productions; `wait` raises what goes wrong.
-        """
+        """Start to write a committed superstep's productions; `wait` raises what goes wrong."""
         streams = [kept for stream, _ in self._writers for kept in _kept_as(stream)]
         if not any(source.concerns(streams) for source in sources):
             return
@@ -98,8 +90,7 @@ class SinkDelivery:
             self.on_failure(failure)
 
     def wait(self) -> None:
-        """
-        Wait until the sinks have written what `deliver` gave them.
+        """Wait until the sinks have written what `deliver` gave them.
 
         Raises:
             MillpondError: what a sink raised; the superstep stays undelivered and is offered
@@ -110,9 +101,7 @@ class SinkDelivery:
             self._running = None
 
     def close(self) -> None:
-        """
-        Wait for the last delivery and stop.
-        """
+        """Wait for the last delivery and stop."""
         try:
             self.wait()
         finally:
@@ -160,7 +149,5 @@ def _log_failure(failure: BaseException) -> None:
 
 
 def _kept_as(stream: str) -> tuple[str, str]:
-    """
-    The streams under which rows keep productions for a stream's sinks.
-    """
+    """The streams under which rows keep productions for a stream's sinks."""
     return stream, addressed(stream)

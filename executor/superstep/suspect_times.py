@@ -1,5 +1,4 @@
-"""
-Event times that are possible, and more likely a mistake: warns once of a stream that has them.
+"""Event times that are possible, and more likely a mistake: warns once of a stream that has them.
 
 Dates of these years in seconds are moments of the first hour of 1970 if they are taken for microseconds, and every
 record is read. A single time far ahead of the clock moves the watermark there, and all that comes after is late. Both
@@ -17,8 +16,6 @@ from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.pipeline.topology import Topology
 
-__all__ = ["SuspectTimes"]
-
 _LOG: Final = logging.getLogger("millpond")
 
 _SECONDS_MIN: Final = 1_262_304_000
@@ -32,8 +29,7 @@ _AHEAD_US: Final = 366 * 86_400_000_000
 
 
 class SuspectTimes:
-    """
-    Warns once per stream whose first records look like seconds, and once if a record lies far ahead of the clock.
+    """Warns once per stream whose first records look like seconds, and once if a record lies far ahead of the clock.
 
     Args:
         topology: the checked pipeline.
@@ -47,8 +43,7 @@ class SuspectTimes:
         self._on_time = set(timed)
 
     def note(self, inputs: Sequence[InputObservation], now_us: int) -> None:
-        """
-        Look at what a committed superstep has taken in.
+        """Look at what a committed superstep has taken in.
 
         Args:
             inputs: the observations, of which a stream may have several.

@@ -1,6 +1,4 @@
-"""
-The parts of a coordinator that belong to one topology; a changed pipeline gets new ones.
-"""
+"""The parts of a coordinator that belong to one topology; a changed pipeline gets new ones."""
 
 from __future__ import annotations
 
@@ -31,16 +29,12 @@ from millpond.statestore.failpoint import reach
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Superstep
 
-__all__ = ["PartOptions", "PartsInUse", "TopologyParts"]
-
-
 _NONE: Final = Superstep(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartOptions:
-    """
-    What the parts of every topology of a run have in common.
+    """What the parts of every topology of a run have in common.
 
     Attributes:
         store: the open store.
@@ -65,8 +59,7 @@ class PartOptions:
 
 @dataclass(slots=True)
 class TopologyParts:
-    """
-    The time, inputs, sinks and cuts of one topology, and where it stands.
+    """The time, inputs, sinks and cuts of one topology, and where it stands.
 
     Attributes:
         store: the open store.
@@ -104,9 +97,7 @@ class TopologyParts:
 
     @classmethod
     def of(cls, topology: Topology, ownership: Ownership, options: PartOptions) -> TopologyParts:
-        """
-        The parts of a topology, which know nothing of the store yet; see `restore`.
-        """
+        """The parts of a topology, which know nothing of the store yet; see `restore`."""
         store, clock = options.store, options.clock
         watermarks = PipelineWatermarks(topology, clock)
         return cls(
@@ -130,22 +121,17 @@ class TopologyParts:
         )
 
     def __post_init__(self, dead_letter_limit: DeadLetterLimit | None, clock: Clock) -> None:
-        """
-        Make what asks the other parts.
-        """
+        """Make what asks the other parts."""
         self.letters = DeadLetters(self.store, self.topology, clock, dead_letter_limit, self.id_scope)
         self.suspects = SuspectTimes(self.topology)
 
     def id_scope(self, computation: str, stream: str) -> bytes:
-        """
-        The prefix of the record ids of ``stream`` in a computation's rows; see `Topology.id_scope`.
-        """
+        """The prefix of the record ids of ``stream`` in a computation's rows; see `Topology.id_scope`."""
         bare = self.store.committer.snapshot.txns.get(bare_ids_app_id(computation))
         return self.topology.id_scope(computation, stream, bare)
 
     def restore(self, store: Store, ownership: Ownership, former: TopologyParts | None = None) -> None:
-        """
-        Go on from what the store says: superstep, watermarks, counts, and productions that wait.
+        """Go on from what the store says: superstep, watermarks, counts, and productions that wait.
 
         Args:
             store: the open store.
@@ -169,24 +155,18 @@ class TopologyParts:
             self.balancer.follow_update(former.balancer)
 
     def follow(self, topology: Topology) -> None:
-        """
-        Go on with a topology that differs only in how streams without a record so far make their watermarks.
-        """
+        """Go on with a topology that differs only in how streams without a record so far make their watermarks."""
         self.watermarks.follow(topology)
         self.forgotten = ForgottenWatermarks(topology, self.watermarks)
         self.topology = topology
 
     def wait_for(self, pending: PendingProductions) -> None:
-        """
-        Replace the productions that wait, which hold watermarks.
-        """
+        """Replace the productions that wait, which hold watermarks."""
         self.pending = pending
         self.watermarks.set_undelivered(pending.summaries)
 
     def observe(self, owned: OwnedInterval) -> None:
-        """
-        Take in what an interval still owes.
-        """
+        """Take in what an interval still owes."""
         if owned.interval.computation != DEAD_LETTERS:
             summary = owned.summary
             self.watermarks.update_interval(
@@ -195,8 +175,7 @@ class TopologyParts:
 
 
 class PartsInUse:
-    """
-    What a coordinator shows of the parts that serve its present topology.
+    """What a coordinator shows of the parts that serve its present topology.
 
     Args:
         parts: those of the first topology.
@@ -207,70 +186,50 @@ class PartsInUse:
 
     @property
     def topology(self) -> Topology:
-        """
-        The checked pipeline.
-        """
+        """The checked pipeline."""
         return self._parts.topology
 
     @property
     def watermarks(self) -> PipelineWatermarks:
-        """
-        The injectors and watermarks of the pipeline.
-        """
+        """The injectors and watermarks of the pipeline."""
         return self._parts.watermarks
 
     @property
     def inputs(self) -> InputAdmission:
-        """
-        Which outside inputs the pipeline accepts.
-        """
+        """Which outside inputs the pipeline accepts."""
         return self._parts.inputs
 
     @property
     def backfills(self) -> Backfills:
-        """
-        The computations that are given history before anything else.
-        """
+        """The computations that are given history before anything else."""
         return self._parts.backfills
 
     @property
     def keys(self) -> KeyColumns:
-        """
-        What typed keys are made of.
-        """
+        """What typed keys are made of."""
         return self._parts.keys
 
     @property
     def sinks(self) -> SinkDelivery:
-        """
-        The sinks that committed supersteps are delivered to.
-        """
+        """The sinks that committed supersteps are delivered to."""
         return self._parts.sinks
 
     @property
     def balancer(self) -> Balancer:
-        """
-        Decides on cuts; the runner tells it how many tasks run at once.
-        """
+        """Decides on cuts; the runner tells it how many tasks run at once."""
         return self._parts.balancer
 
     @property
     def superstep(self) -> Superstep:
-        """
-        The number of the last committed superstep; 0 before the first.
-        """
+        """The number of the last committed superstep; 0 before the first."""
         return self._parts.superstep
 
     @property
     def totals(self) -> Totals:
-        """
-        The counts over the pipeline's whole life.
-        """
+        """The counts over the pipeline's whole life."""
         return self._parts.totals
 
     @property
     def undelivered(self) -> int:
-        """
-        The number of productions to deliver in the next superstep.
-        """
+        """The number of productions to deliver in the next superstep."""
         return self._parts.pending.count

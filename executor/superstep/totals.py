@@ -1,6 +1,4 @@
-"""
-Running totals of a pipeline, kept with its positions so that restarts do not reset them.
-"""
+"""Running totals of a pipeline, kept with its positions so that restarts do not reset them."""
 
 from __future__ import annotations
 
@@ -16,13 +14,10 @@ from millpond.executor.pipeline.positions import counts_by_computation
 from millpond.executor.pipeline.weak import is_addressed
 from millpond.statestore.app_ids import count_app_id, total_app_id
 
-__all__ = ["Totals", "count"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """
-    Counts over the pipeline's whole life, including restarts.
+    """Counts over the pipeline's whole life, including restarts.
 
     Attributes:
         injected: readable records from outside, each counted once.
@@ -51,15 +46,11 @@ class Totals:
     by_computation: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def items(self) -> Iterator[tuple[str, int]]:
-        """
-        Name and value of each counter of the pipeline as a whole.
-        """
+        """Name and value of each counter of the pipeline as a whole."""
         return ((name, getattr(self, name)) for name in _NAMES)
 
     def positions(self, pipeline: str) -> dict[str, int]:
-        """
-        The totals as the store keeps them, by application id.
-        """
+        """The totals as the store keeps them, by application id."""
         kept = {total_app_id(pipeline, name): value for name, value in self.items()}
         for computation, counts in self.by_computation.items():
             for name, value in counts.items():
@@ -68,22 +59,16 @@ class Totals:
 
     @classmethod
     def restored(cls, positions: Mapping[str, int], pipeline: str) -> Totals:
-        """
-        The totals that `positions` described.
-        """
+        """The totals that `positions` described."""
         whole = {name: positions.get(total_app_id(pipeline, name), 0) for name in _NAMES}
         return cls(**whole, by_computation=counts_by_computation(positions, pipeline))
 
     def plus(self, other: Totals) -> Totals:
-        """
-        The sums, field by field.
-        """
+        """The sums, field by field."""
         return self._with(other, 1)
 
     def minus(self, other: Totals) -> Totals:
-        """
-        The differences, field by field.
-        """
+        """The differences, field by field."""
         return self._with(other, -1)
 
     def _with(self, other: Totals, sign: int) -> Totals:
@@ -121,9 +106,7 @@ def _without_zeros(parts: _Counts) -> dict[str, dict[str, int]]:
 def count(
     manifests: Sequence[Manifest], letters: Sequence[DeadLetter], inputs: Sequence[InputObservation]
 ) -> Totals:
-    """
-    The counts that one superstep adds to the totals.
-    """
+    """The counts that one superstep adds to the totals."""
     by_computation: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for manifest in manifests:
         of_bundle = manifest.result.statistics

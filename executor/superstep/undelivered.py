@@ -1,5 +1,4 @@
-"""
-Undelivered productions, read and keyed for their consumers, in both runners.
+"""Undelivered productions, read and keyed for their consumers, in both runners.
 
 Each file is read once and each consumer extracts its keys once, however many of its intervals
 run in this process.
@@ -24,19 +23,14 @@ from millpond.executor.superstep.delivery import (
 )
 from millpond.statestore.interval import Interval
 
-__all__ = ["UndeliveredProductions", "addresses_of"]
-
 
 def addresses_of(node: ComputationNode) -> frozenset[str]:
-    """
-    The streams under which weak productions are kept to be handed to a computation in another task.
-    """
+    """The streams under which weak productions are kept to be handed to a computation in another task."""
     return frozenset(addressed(subscription.stream) for subscription in node.subscriptions)
 
 
 class UndeliveredProductions:
-    """
-    The productions that one superstep delivers.
+    """The productions that one superstep delivers.
 
     Args:
         sources: committed files with productions of the last superstep.
@@ -58,8 +52,7 @@ class UndeliveredProductions:
         self._extracted: dict[str, tuple[Extracted, ...]] = {}
 
     def read_committed(self) -> None:
-        """
-        Read all committed files now instead of when a consumer first needs them.
+        """Read all committed files now instead of when a consumer first needs them.
 
         Raises:
             DataError: a file is missing or its bytes are wrong.
@@ -68,8 +61,7 @@ class UndeliveredProductions:
             self._table(source)
 
     def extracted(self, node: ComputationNode) -> tuple[Extracted, ...]:
-        """
-        A computation's productions, stream by stream, with its own keys; empty if nothing waits for it.
+        """A computation's productions, stream by stream, with its own keys; empty if nothing waits for it.
 
         Raises:
             DataError: a file is missing or its bytes are wrong.
@@ -80,8 +72,7 @@ class UndeliveredProductions:
         return self._extracted[node.name]
 
     def deliveries(self, node: ComputationNode, interval: Interval) -> list[Deliveries]:
-        """
-        The part of one interval; no entry is empty.
+        """The part of one interval; no entry is empty.
 
         Raises:
             DataError: a file is missing or its bytes are wrong.
@@ -90,8 +81,7 @@ class UndeliveredProductions:
         return [part for part in parts if part is not None]
 
     def letters(self, node: ComputationNode) -> list[DeadLetter]:
-        """
-        A dead letter for each record from which the computation's key extractor got no key.
+        """A dead letter for each record from which the computation's key extractor got no key.
 
         Raises:
             DataError: a file is missing or its bytes are wrong.

@@ -1,3 +1,1 @@
-"""
-The low watermark of each computation, from injectors, pending work and holds.
-"""
+"""The low watermark of each computation, from injectors, pending work and holds."""

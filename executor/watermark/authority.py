@@ -1,5 +1,4 @@
-"""
-Low watermarks: bounds on the timestamps of records still to come (MillWheel §4.5, §7.2).
+"""Low watermarks: bounds on the timestamps of records still to come (MillWheel §4.5, §7.2).
 
 For a computation C that subscribes to the streams s::
 
@@ -33,8 +32,6 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, Sequencer
 
-__all__ = ["WatermarkAuthority", "solve_inputs"]
-
 
 def solve_inputs(
     consumers: Mapping[str, Sequence[str]],
@@ -42,8 +39,7 @@ def solve_inputs(
     holds: Mapping[str, EventTimeMicros],
     horizons: Mapping[str, int] | None = None,
 ) -> dict[str, EventTimeMicros]:
-    """
-    The greatest input watermarks that satisfy all equations, by computation.
+    """The greatest input watermarks that satisfy all equations, by computation.
 
     No computation can lower the least output of all, so that output is final; visiting computations in
     order of their outputs settles each edge once, cycles included (Dijkstra's argument). Only a horizon can
@@ -81,8 +77,7 @@ def solve_inputs(
 
 
 class WatermarkAuthority:
-    """
-    The low watermarks of all computations of one pipeline.
+    """The low watermarks of all computations of one pipeline.
 
     It receives the journaled watermarks at the start, then the watermarks of injectors, the holds of intervals,
     the oldest undelivered productions and the idle injectors. A read after a change solves the equations. It
@@ -108,8 +103,7 @@ class WatermarkAuthority:
     # -- updates -------------------------------------------------------------------
 
     def restore(self, inputs: Mapping[str, EventTimeMicros]) -> None:
-        """
-        Restore journaled input watermarks, by computation: published watermarks start from them.
+        """Restore journaled input watermarks, by computation: published watermarks start from them.
 
         Computations that the pipeline no longer has are ignored.
         """
@@ -118,16 +112,13 @@ class WatermarkAuthority:
                 self._inputs[name] = max(self._inputs[name], at)
 
     def expect(self, intervals: Iterable[Interval]) -> None:
-        """
-        Add intervals; a computation's output watermark stays until each of its intervals has reported.
-        """
+        """Add intervals; a computation's output watermark stays until each of its intervals has reported."""
         for interval in intervals:
             self._map_of(interval).expect([interval])
         self._changed = True
 
     def update_injector(self, stream: str, watermark: EventTimeMicros) -> None:
-        """
-        Raise an injector's low watermark; a lower value has no effect.
+        """Raise an injector's low watermark; a lower value has no effect.
 
         Raises:
             InvalidError: no injector feeds this stream.
@@ -140,17 +131,14 @@ class WatermarkAuthority:
             self._changed = True
 
     def set_idle(self, streams: Iterable[str]) -> None:
-        """
-        Replace the set of idle injected streams, which do not hold back the watermark while others advance.
-        """
+        """Replace the set of idle injected streams, which do not hold back the watermark while others advance."""
         idle = frozenset(streams)
         if idle != self._idle:
             self._idle = idle
             self._changed = True
 
     def hold_back(self, computation: str, at: EventTimeMicros | None) -> None:
-        """
-        Hold a computation's input watermark back, while it is given what lies before the records of its streams.
+        """Hold a computation's input watermark back, while it is given what lies before the records of its streams.
 
         Args:
             computation: its name.
@@ -163,8 +151,7 @@ class WatermarkAuthority:
         self._changed = True
 
     def update_interval(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
-        """
-        Replace the oldest output time that an interval holds; ``None`` if it holds none.
+        """Replace the oldest output time that an interval holds; ``None`` if it holds none.
 
         Raises:
             FencedError: the sequencer belongs to a former owner.
@@ -174,9 +161,7 @@ class WatermarkAuthority:
         self._changed = True
 
     def set_undelivered(self, oldest: Mapping[str, EventTimeMicros]) -> None:
-        """
-        Replace the oldest event time of the committed, unconsumed productions of every stream that has some.
-        """
+        """Replace the oldest event time of the committed, unconsumed productions of every stream that has some."""
         self._undelivered = dict(oldest)
         self._changed = True
 
@@ -190,27 +175,20 @@ class WatermarkAuthority:
 
     @property
     def idle(self) -> frozenset[str]:
-        """
-        The idle injected streams.
-        """
+        """The idle injected streams."""
         return self._idle
 
     def injector_watermark(self, stream: str) -> EventTimeMicros:
-        """
-        The low watermark of an injected stream.
-        """
+        """The low watermark of an injected stream."""
         return self._injected[stream]
 
     def input_watermark(self, computation: str) -> EventTimeMicros:
-        """
-        The lower bound of the times of records that may still reach ``computation``; it never falls.
-        """
+        """The lower bound of the times of records that may still reach ``computation``; it never falls."""
         self._solve()
         return self._inputs[computation]
 
     def settled(self, computation: str, injected: Mapping[str, EventTimeMicros]) -> EventTimeMicros | None:
-        """
-        The input watermark that a computation will have at least, once its injected streams have these.
+        """The input watermark that a computation will have at least, once its injected streams have these.
 
         Returns:
             ``None`` where it consumes what other computations produce: what these will produce is not known; and
@@ -223,16 +201,12 @@ class WatermarkAuthority:
         return max(self.input_watermark(computation), EventTimeMicros(min(bounds)))
 
     def output_watermark(self, computation: str) -> EventTimeMicros:
-        """
-        The lower bound of the times that ``computation`` may still produce at; it never falls.
-        """
+        """The lower bound of the times that ``computation`` may still produce at; it never falls."""
         self._solve()
         return self._outputs[computation]
 
     def input_watermarks(self) -> dict[str, EventTimeMicros]:
-        """
-        All input watermarks, by computation, for the journal from which `restore` continues.
-        """
+        """All input watermarks, by computation, for the journal from which `restore` continues."""
         self._solve()
         return dict(self._inputs)
 
@@ -255,9 +229,7 @@ class WatermarkAuthority:
         return min([*undelivered, *outside])
 
     def _outside_bound(self, stream: str) -> EventTimeMicros:
-        """
-        The bound of outside records on a stream; the end of time for a stream that computations produce.
-        """
+        """The bound of outside records on a stream; the end of time for a stream that computations produce."""
         if stream in self._injected:
             return self._injector_bound(stream)
         if stream == DEAD_LETTERS:
@@ -266,9 +238,7 @@ class WatermarkAuthority:
         return TIME_MAX_US
 
     def _injector_bound(self, stream: str) -> EventTimeMicros:
-        """
-        An injector's watermark; while it is idle and behind, that of the slowest active injector.
-        """
+        """An injector's watermark; while it is idle and behind, that of the slowest active injector."""
         own = self._injected[stream]
         if stream not in self._idle:
             return own

@@ -1,5 +1,4 @@
-"""
-Conditions: what the outside told a superstep, apart from its records.
+"""Conditions: what the outside told a superstep, apart from its records.
 
 They are part of each superstep's commit. With them, and the same records, a replay runs the superstep as it was: at
 the same wall time, under the same watermarks of its inputs, whatever clocks, silence and callers had to do with them.
@@ -18,13 +17,10 @@ from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 if TYPE_CHECKING:
     from millpond.statestore.log.action import JsonValue
 
-__all__ = ["Conditions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """
-    What a superstep met.
+    """What a superstep met.
 
     Attributes:
         wall_time: when it was planned.
@@ -39,14 +35,11 @@ class Conditions:
     stamps: Mapping[str, EventTimeMicros] = field(default_factory=dict)
 
     def stamped(self, stamps: Mapping[str, EventTimeMicros | None]) -> Conditions:
-        """
-        The same with the stamps of arrival, ``None`` for records that carry their own time.
-        """
+        """The same with the stamps of arrival, ``None`` for records that carry their own time."""
         return replace(self, stamps={stream: at for stream, at in stamps.items() if at is not None})
 
     def to_json(self) -> dict[str, JsonValue]:
-        """
-        The form that a commit has.
+        """The form that a commit has.
 
         Example:
             >>> Conditions(wall_time=5, watermarks={"clicks": {100.0: 3}}).to_json()
@@ -67,8 +60,7 @@ class Conditions:
 
     @staticmethod
     def from_json(fields: Any) -> Conditions:
-        """
-        Read what `to_json` gave.
+        """Read what `to_json` gave.
 
         Raises:
             DataError: it is something else.

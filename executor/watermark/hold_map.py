@@ -1,5 +1,4 @@
-"""
-The interval map of low watermark holds of one computation (MillWheel §7.2).
+"""The interval map of low watermark holds of one computation (MillWheel §7.2).
 
 Every interval's owner reports what its rows still owe. The map covers what it has heard of:
 a report replaces exactly the keys that it is about, so intervals may split and merge, and a
@@ -19,17 +18,13 @@ from millpond.statestore.errors import FencedError
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, Sequencer
 
-__all__ = ["IntervalMap"]
-
 _SLACK: Final = 64
 """Dead heap entries that are always tolerated; beyond it, at most as many as there are live ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """
-    The keys from some low bound up to ``high``, and what was last said of them.
-    """
+    """The keys from some low bound up to ``high``, and what was last said of them."""
 
     high: str | None
     sequencer: Sequencer
@@ -37,9 +32,7 @@ class _Piece:
 
 
 class IntervalMap:
-    """
-    Last known holds of a computation's intervals.
-    """
+    """Last known holds of a computation's intervals."""
 
     __slots__ = ("_heap", "_lows", "_pieces")
 
@@ -53,9 +46,7 @@ class IntervalMap:
 
     @property
     def least(self) -> EventTimeMicros:
-        """
-        The oldest hold of all; after all time when nothing is owed.
-        """
+        """The oldest hold of all; after all time when nothing is owed."""
         while self._heap:
             hold, low = self._heap[0]
             piece = self._pieces.get(low)
@@ -65,16 +56,13 @@ class IntervalMap:
         return TIME_MAX_US
 
     def expect(self, intervals: Iterable[Interval]) -> None:
-        """
-        Name intervals from which a report must come before the watermark may move on.
-        """
+        """Name intervals from which a report must come before the watermark may move on."""
         for interval in sorted(intervals):
             if not self._overlapped(interval):
                 self._replace(interval, _Piece(interval.high, Sequencer(0), TIME_MIN_US))
 
     def report(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
-        """
-        Take in what an interval's owner says that it owes; ``None`` is nothing.
+        """Take in what an interval's owner says that it owes; ``None`` is nothing.
 
         Raises:
             FencedError: the reporter is no longer the owner of some of these keys.
@@ -103,9 +91,7 @@ class IntervalMap:
         return [low for low in self._lows[first:last] if _is_below(interval.low, self._pieces[low].high)]
 
     def _carve(self, low: str, interval: Interval) -> None:
-        """
-        Leave of a piece only what lies outside ``interval``.
-        """
+        """Leave of a piece only what lies outside ``interval``."""
         piece = self._pieces.pop(low)
         self._lows.pop(bisect_left(self._lows, low))
         if low < interval.low:

@@ -1,5 +1,4 @@
-"""
-The time of a pipeline: the watermarks of its injectors and of all its computations.
+"""The time of a pipeline: the watermarks of its injectors and of all its computations.
 
 What a superstep observes takes effect only once it is committed: until then records of that
 superstep may still be lost with it, and no watermark may have passed them (I7).
@@ -24,13 +23,9 @@ from millpond.statestore.app_ids import member_status_app_id
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, Sequencer
 
-__all__ = ["PipelineWatermarks"]
-
 
 class PipelineWatermarks:
-    """
-    Injectors and the watermark authority of one pipeline, restorable from its positions.
-    """
+    """Injectors and the watermark authority of one pipeline, restorable from its positions."""
 
     def __init__(self, topology: Topology, clock: Clock) -> None:
         self._topology = topology
@@ -44,8 +39,7 @@ class PipelineWatermarks:
         self._imposed: tuple[Conditions, Mapping[str, int]] | None = None
 
     def restore(self, positions: Mapping[str, int], former: PipelineWatermarks | None = None) -> None:
-        """
-        Go on from the watermarks that the last commits journaled.
+        """Go on from the watermarks that the last commits journaled.
 
         Args:
             positions: the transactions of the table.
@@ -93,8 +87,7 @@ class PipelineWatermarks:
         self._settle()
 
     def follow(self, topology: Topology) -> None:
-        """
-        Go on with a topology that differs only in how streams without a record so far make their watermarks.
+        """Go on with a topology that differs only in how streams without a record so far make their watermarks.
 
         Args:
             topology: the checked pipeline.
@@ -119,15 +112,11 @@ class PipelineWatermarks:
         self._has_changed = former._has_changed
 
     def _layers(self) -> list[tuple[float, WatermarkAuthority]]:
-        """
-        One authority for each percentile: the same equations over other facts.
-        """
+        """One authority for each percentile: the same equations over other facts."""
         return [(EXACT, self._authority), *self._percentiles.items()]
 
     def positions(self) -> dict[str, int]:
-        """
-        What `restore` needs, by application id.
-        """
+        """What `restore` needs, by application id."""
         pipeline = self._topology.name
         positions: dict[str, int] = {
             member_status_app_id(pipeline, name, member): version
@@ -148,9 +137,7 @@ class PipelineWatermarks:
         return positions
 
     def conditions(self) -> Conditions:
-        """
-        What a superstep that is planned now meets.
-        """
+        """What a superstep that is planned now meets."""
         watermarks = {
             stream: {
                 percentile: authority.injector_watermark(stream) for percentile, authority in self._layers()
@@ -161,8 +148,7 @@ class PipelineWatermarks:
         return Conditions(wall_time=self._clock.now_us(), watermarks=watermarks, idle=idle)
 
     def impose(self, conditions: Conditions, journaled: Mapping[str, int]) -> None:
-        """
-        Let the next superstep of a replay meet what the superstep met that it repeats.
+        """Let the next superstep of a replay meet what the superstep met that it repeats.
 
         From now on neither the records nor the clock move a stream's watermark.
 
@@ -177,8 +163,7 @@ class PipelineWatermarks:
         self._settle()
 
     def mark(self, computation: str, percentile: float) -> EventTimeMicros:
-        """
-        The computation's input watermark at a percentile; an undeclared one falls back to the low watermark.
+        """The computation's input watermark at a percentile; an undeclared one falls back to the low watermark.
 
         It never falls, and never lies behind one of a greater percentile.
         """
@@ -187,20 +172,15 @@ class PipelineWatermarks:
         return max(authority.input_watermark(computation) for authority in (self._authority, *wanted))
 
     def percentile_watermarks(self, computation: str) -> PercentileTimes:
-        """
-        All percentile watermarks of the computation's input that the pipeline keeps.
-        """
+        """All percentile watermarks of the computation's input that the pipeline keeps."""
         return {percentile: self.mark(computation, percentile) for percentile in self._percentiles}
 
     def input_watermark(self, computation: str) -> EventTimeMicros:
-        """
-        The computation's input low watermark.
-        """
+        """The computation's input low watermark."""
         return self._authority.input_watermark(computation)
 
     def settled(self, computation: str, injected: Mapping[str, EventTimeMicros]) -> EventTimeMicros | None:
-        """
-        What a computation's input watermark will be at least, once its streams have these watermarks.
+        """What a computation's input watermark will be at least, once its streams have these watermarks.
 
         Returns:
             ``None`` where it is not known, or not wanted: its records come in no order.
@@ -209,8 +189,7 @@ class PipelineWatermarks:
         return self._authority.settled(computation, injected) if sorts and injected else None
 
     def foresee(self, inputs: Iterable[InputObservation]) -> dict[str, EventTimeMicros]:
-        """
-        The watermarks that streams will have once `observe` and `take_effect` are told of these inputs.
+        """The watermarks that streams will have once `observe` and `take_effect` are told of these inputs.
 
         Only a stream that follows its newest record, and has no members, is foreseen.
         """
@@ -224,29 +203,21 @@ class PipelineWatermarks:
         return marks
 
     def low_watermark(self) -> EventTimeMicros:
-        """
-        The lowest output watermark of all computations.
-        """
+        """The lowest output watermark of all computations."""
         names = self._topology.computations
         return min((self._authority.output_watermark(name) for name in names), default=TIME_MIN_US)
 
     def behind_us(self, stream: str) -> int:
-        """
-        How far behind the watermark the latest record of an injected stream was in this run; 0 if none was.
-        """
+        """How far behind the watermark the latest record of an injected stream was in this run; 0 if none was."""
         return self._injectors[stream].behind_us
 
     def injector_watermark(self, stream: str) -> EventTimeMicros:
-        """
-        The injector low watermark of an injected stream.
-        """
+        """The injector low watermark of an injected stream."""
         return self._injectors[stream].watermark
 
     @property
     def ended(self) -> frozenset[str]:
-        """
-        The injected streams whose input has ended for good.
-        """
+        """The injected streams whose input has ended for good."""
         nodes = self._topology.injectors
         return frozenset(
             name
@@ -256,15 +227,11 @@ class PipelineWatermarks:
 
     @property
     def ended_before(self) -> frozenset[str]:
-        """
-        Those that had ended when the run began: an earlier run has ended them.
-        """
+        """Those that had ended when the run began: an earlier run has ended them."""
         return self._ended_before
 
     def streams_ahead(self) -> frozenset[str]:
-        """
-        The injected streams that are further ahead of the slowest computation than they may be.
-        """
+        """The injected streams that are further ahead of the slowest computation than they may be."""
         limits = {n: node.skew_limit_us for n, node in self._topology.injectors.items() if node.skew_limit_us}
         if not limits:
             return frozenset()
@@ -277,9 +244,7 @@ class PipelineWatermarks:
         )
 
     def watch(self, stream: str) -> Watch:
-        """
-        What tasks are to look at while records of an injected stream come in.
-        """
+        """What tasks are to look at while records of an injected stream come in."""
         now = self._clock.now_us()
         watch = self._injectors[stream].watch(now, with_delays=bool(self._percentiles))
         if self._imposed is None or watch.stamp_at is None:
@@ -287,23 +252,17 @@ class PipelineWatermarks:
         return replace(watch, stamp_at=self._imposed[0].stamps.get(stream, watch.stamp_at))
 
     def observe(self, inputs: Iterable[InputObservation]) -> None:
-        """
-        Tell the injectors what a superstep saw; see `take_effect`.
-        """
+        """Tell the injectors what a superstep saw; see `take_effect`."""
         now = self._clock.monotonic_us()
         for seen in inputs:
             self._injectors[seen.stream].observe(seen, now)
 
     def promise(self, stream: str, watermark: EventTimeMicros) -> None:
-        """
-        Tell an injector where its watermark is once the superstep is committed; see `take_effect`.
-        """
+        """Tell an injector where its watermark is once the superstep is committed; see `take_effect`."""
         self._injectors[stream].advance(watermark, self._clock.monotonic_us())
 
     def take_effect(self) -> None:
-        """
-        Let what was observed count, now that it is committed.
-        """
+        """Let what was observed count, now that it is committed."""
         for stream, injector in self._injectors.items():
             imposed = None if self._imposed is None else self._imposed[0].watermarks.get(stream, {})
             for percentile, authority in self._layers():
@@ -312,27 +271,20 @@ class PipelineWatermarks:
 
     @property
     def has_changed(self) -> bool:
-        """
-        Whether time alone has moved a watermark, or a member was declared, and no commit records it yet.
-        """
+        """Whether time alone has moved a watermark, or a member was declared, and no commit records it yet."""
         return self._has_changed
 
     def note_commit(self) -> None:
-        """
-        A commit has journaled `positions`; what it changes, and `take_effect`, come after it.
-        """
+        """A commit has journaled `positions`; what it changes, and `take_effect`, come after it."""
         self._journaled = self._authority.input_watermarks()
         self._has_changed = False
 
     def former_watermark(self, computation: str) -> EventTimeMicros:
-        """
-        The computation's input low watermark during the last superstep that was committed, in this run or before.
-        """
+        """The computation's input low watermark during the last superstep that was committed, in this run or before."""
         return self._journaled.get(computation, EventTimeMicros(TIME_MIN_US))
 
     def tick(self, heard: Iterable[str] = ()) -> None:
-        """
-        Leave out streams and members that have been silent for too long.
+        """Leave out streams and members that have been silent for too long.
 
         Args:
             heard: streams with records in the current superstep, which are therefore not silent.
@@ -347,8 +299,7 @@ class PipelineWatermarks:
         self._has_changed |= self._authority.input_watermarks() != before
 
     def _follow_the_clock(self, heard: frozenset[str]) -> None:
-        """
-        Time of arrival passes with the wall's, except for records that are on their way with their stamp.
+        """Time of arrival passes with the wall's, except for records that are on their way with their stamp.
 
         A new watermark alone is no work; a timer that it makes due is.
         """
@@ -365,31 +316,23 @@ class PipelineWatermarks:
         member: str | None = None,
         percentile: float = EXACT,
     ) -> None:
-        """
-        Move an injector's watermark explicitly.
-        """
+        """Move an injector's watermark explicitly."""
         self._injectors[stream].advance(watermark, self._clock.monotonic_us(), member, percentile)
         self._settle()
 
     def hold_back(self, computation: str, at: EventTimeMicros | None) -> None:
-        """
-        Hold a computation's input watermark back, at every percentile, or end that; see `WatermarkAuthority.hold_back`.
-        """
+        """Hold a computation's input watermark back, at every percentile, or end that; see `WatermarkAuthority.hold_back`."""
         for _, authority in self._layers():
             authority.hold_back(computation, at)
 
     def declare(self, stream: str, status: MemberStatus, member: str | None = None) -> None:
-        """
-        Say of a stream or of one of its members that it is idle, gone, or expected again.
-        """
+        """Say of a stream or of one of its members that it is idle, gone, or expected again."""
         self._injectors[stream].declare(status, self._clock.monotonic_us(), member)
         self._has_changed = True
         self._settle()
 
     def finish(self, stream: str) -> None:
-        """
-        The stream's input has ended.
-        """
+        """The stream's input has ended."""
         self._injectors[stream].finish(self._clock.monotonic_us())
         self._settle()
 
@@ -411,16 +354,12 @@ class PipelineWatermarks:
         hold: EventTimeMicros | None,
         percentile_watermarks: PercentileTimes,
     ) -> None:
-        """
-        Note what an interval still owes: the oldest of all, and the oldest but a share, by percentile.
-        """
+        """Note what an interval still owes: the oldest of all, and the oldest but a share, by percentile."""
         for percentile, authority in self._layers():
             authority.update_interval(interval, sequencer, percentile_watermarks.get(percentile, hold))
 
     def set_undelivered(self, summaries: Mapping[str, ProductionSummary]) -> None:
-        """
-        Note which productions wait for their consumers, by stream.
-        """
+        """Note which productions wait for their consumers, by stream."""
         wanted = {
             stream: summary for stream, summary in summaries.items() if self._topology.consumers_of(stream)
         }
@@ -434,9 +373,7 @@ class PipelineWatermarks:
 
 
 def _behind_us(policy: WatermarkPolicy) -> int | None:
-    """
-    How far behind its newest record a stream's watermark is; ``None`` if the policy alone does not tell.
-    """
+    """How far behind its newest record a stream's watermark is; ``None`` if the policy alone does not tell."""
     if isinstance(policy, Monotone):
         return 0
     return policy.bound_us if isinstance(policy, BoundedDisorder) else None

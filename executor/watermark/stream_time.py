@@ -1,5 +1,4 @@
-"""
-The progress of one injected stream: its members, which of them are silent, and their watermarks.
+"""The progress of one injected stream: its members, which of them are silent, and their watermarks.
 
 A stream without members is one member. Its watermark is the least of its members' watermarks;
 idle and gone members are left out, and without any other member it stands still. The watermark and the
@@ -22,8 +21,6 @@ from millpond.executor.injectors.policy import InjectorLogic
 from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
 
-__all__ = ["InjectorTime", "MemberStatus"]
-
 MemberStatus: TypeAlias = Literal["expected", "idle", "gone"]
 """What is declared of a member: ``idle`` until it is heard of again, ``gone`` until declared otherwise."""
 
@@ -36,9 +33,7 @@ _DELAYS_MIN: Final = 100
 
 @dataclass(slots=True)
 class _Member:
-    """
-    One sender: the running side of the policy, when it was last heard of, what is declared of it.
-    """
+    """One sender: the running side of the policy, when it was last heard of, what is declared of it."""
 
     logic: InjectorLogic
     heard_us: int
@@ -49,16 +44,12 @@ class _Member:
     promised: dict[float, EventTimeMicros] = field(default_factory=dict)
 
     def stand(self, status: MemberStatus) -> None:
-        """
-        Change what is declared of it.
-        """
+        """Change what is declared of it."""
         self.changes += status != self.status
         self.status = status
 
     def mark(self, percentile: float) -> EventTimeMicros:
-        """
-        The watermark at a percentile: behind the newest record by the delay at it, or as the source declares it.
-        """
+        """The watermark at a percentile: behind the newest record by the delay at it, or as the source declares it."""
         told = (at for declared, at in self.promised.items() if declared >= percentile)
         exact = max((self.logic.watermark, *told))
         if self.newest_at is None or len(self.delays) < _DELAYS_MIN:
@@ -67,8 +58,7 @@ class _Member:
 
 
 class InjectorTime:
-    """
-    The low watermark of one injected stream.
+    """The low watermark of one injected stream.
 
     Args:
         node: the injector.
@@ -102,15 +92,11 @@ class InjectorTime:
 
     @property
     def watermark(self) -> EventTimeMicros:
-        """
-        Bound on the times of records still to come from members that are not idle; never falls.
-        """
+        """Bound on the times of records still to come from members that are not idle; never falls."""
         return self._watermark
 
     def mark(self, percentile: float) -> EventTimeMicros:
-        """
-        The watermark at a percentile: about that share of the records before it has arrived.
-        """
+        """The watermark at a percentile: about that share of the records before it has arrived."""
         return (
             self._watermark
             if percentile == EXACT
@@ -119,15 +105,11 @@ class InjectorTime:
 
     @property
     def is_ingress(self) -> bool:
-        """
-        Whether records get the time of their arrival.
-        """
+        """Whether records get the time of their arrival."""
         return isinstance(self._node.at, IngressTime)
 
     def standings(self) -> dict[str, int]:
-        """
-        What was declared of each member of whom anything was, as a number that rises with each change.
-        """
+        """What was declared of each member of whom anything was, as a number that rises with each change."""
         return {
             name: one.changes * len(_MEMBER_STATUSES) + _MEMBER_STATUSES.index(one.status)
             for name, one in self._members.items()
@@ -135,8 +117,7 @@ class InjectorTime:
         }
 
     def watch(self, now: WallTimeMicros, *, with_delays: bool = False) -> Watch:
-        """
-        What tasks are to look at in the next superstep.
+        """What tasks are to look at in the next superstep.
 
         Args:
             now: the wall time.
@@ -151,9 +132,7 @@ class InjectorTime:
         )
 
     def observe(self, seen: InputObservation, now_us: int) -> None:
-        """
-        Take in what a superstep saw; it must be committed before the watermark is published.
-        """
+        """Take in what a superstep saw; it must be committed before the watermark is published."""
         for name, times in self._by_member(seen).items():
             member = self._members.get(name)
             if member is None:
@@ -182,17 +161,14 @@ class InjectorTime:
         }
 
     def hear(self, now_us: int) -> None:
-        """
-        Note that records are on their way; whose, is known only when they have been read.
-        """
+        """Note that records are on their way; whose, is known only when they have been read."""
         if not self._node.members:
             self._members[DEFAULT_MEMBER].heard_us = now_us
 
     def advance(
         self, at: EventTimeMicros, now_us: int, member: str | None = None, percentile: float = EXACT
     ) -> None:
-        """
-        Note the promise that ``percentile`` percent of the source's, or member's, records before ``at`` have arrived.
+        """Note the promise that ``percentile`` percent of the source's, or member's, records before ``at`` have arrived.
 
         Raises:
             InvalidError: no such member is expected.
@@ -209,17 +185,14 @@ class InjectorTime:
         self.settle(now_us)
 
     def finish(self, now_us: int) -> None:
-        """
-        Note that the input has ended, whichever members are missing.
-        """
+        """Note that the input has ended, whichever members are missing."""
         for member in self._members.values():
             member.logic.finish()
         self._watermark = TIME_MAX_US
         self.settle(now_us)
 
     def declare(self, status: MemberStatus, now_us: int, member: str | None = None) -> None:
-        """
-        Say of a member (``None``: of the stream) that it is idle, gone, or expected again.
+        """Say of a member (``None``: of the stream) that it is idle, gone, or expected again.
 
         Raises:
             InvalidError: no such member is expected.
@@ -235,9 +208,7 @@ class InjectorTime:
         return self._members.values() if member is None else [self._members[member]]
 
     def settle(self, now_us: int) -> None:
-        """
-        Work out the watermark; silence may have moved it.
-        """
+        """Work out the watermark; silence may have moved it."""
         heard = [member for member in self._members.values() if not self._is_silent(member, now_us)]
         if heard:
             self._watermark = max(self._watermark, min(member.logic.watermark for member in heard))
@@ -247,9 +218,7 @@ class InjectorTime:
                 )
 
     def is_idle(self, now_us: int) -> bool:
-        """
-        Whether every member is idle or gone, though the input has not ended.
-        """
+        """Whether every member is idle or gone, though the input has not ended."""
         return self._watermark != TIME_MAX_US and all(
             self._is_silent(member, now_us) for member in self._members.values()
         )

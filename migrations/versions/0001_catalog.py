@@ -1,6 +1,4 @@
-"""
-The first revision of the catalog.
-"""
+"""The first revision of the catalog."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """
-    Create every table.
-    """
+    """Create every table."""
     _create_topology()
     _create_positions()
     _create_journals()
@@ -26,16 +22,12 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """
-    Refused: an older release would not understand what newer ones wrote.
-    """
+    """Refused: an older release would not understand what newer ones wrote."""
     raise InvalidError("the catalog is rebuilt from the log, not downgraded")
 
 
 def _create_topology() -> None:
-    """
-    Tables of the owning store and of the pipelines' declarations.
-    """
+    """Tables of the owning store and of the pipelines' declarations."""
     op.create_table(
         "store",
         sa.Column("id", sa.Integer(), nullable=False, autoincrement=False),
@@ -81,9 +73,7 @@ def _create_topology() -> None:
 
 
 def _create_positions() -> None:
-    """
-    Tables of intervals, their owners, and input positions.
-    """
+    """Tables of intervals, their owners, and input positions."""
     op.create_table(
         "intervals",
         sa.Column("app_id", sa.Text(), nullable=False),
@@ -121,9 +111,7 @@ def _create_positions() -> None:
 
 
 def _create_journals() -> None:
-    """
-    Journals of supersteps and watermarks.
-    """
+    """Journals of supersteps and watermarks."""
     op.create_table(
         "watermarks",
         sa.Column("pipeline", sa.Text(), nullable=False),
@@ -152,9 +140,7 @@ def _create_journals() -> None:
 
 
 def _create_pins() -> None:
-    """
-    Tables of savepoints and horizons, which bound garbage collection.
-    """
+    """Tables of savepoints and horizons, which bound garbage collection."""
     op.create_table(
         "savepoints",
         sa.Column("name", sa.Text(), nullable=False),

@@ -1,3 +1,1 @@
-"""
-The steps, oldest first: never edited once released.
-"""
+"""The steps, oldest first: never edited once released."""

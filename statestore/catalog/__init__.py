@@ -1,3 +1,1 @@
-"""
-The catalog: topology, history and horizons for tools and garbage collection, in any SQL database.
-"""
+"""The catalog: topology, history and horizons for tools and garbage collection, in any SQL database."""

@@ -1,5 +1,4 @@
-"""
-The catalog: a store's topology and history, in a small SQL database.
+"""The catalog: a store's topology and history, in a small SQL database.
 
 It holds computations and their code versions, streams and subscriptions, intervals and their owners,
 the watermark and superstep journals, injector positions, savepoints and horizons. It serves
@@ -24,7 +23,7 @@ from millpond.statestore.catalog import pins as catalog_pins
 from millpond.statestore.catalog import reads as catalog_reads
 from millpond.statestore.catalog import topology as catalog_topology
 from millpond.statestore.catalog.commits import prune_journals, write_commits
-from millpond.statestore.catalog.engine import connect, default_catalog_url, reading, writing
+from millpond.statestore.catalog.engine import connect, reading, writing
 from millpond.statestore.catalog.entries import (
     CatalogLimits,
     CodeVersion,
@@ -50,14 +49,11 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Clock, Superstep, TableVersion, WallTimeMicros
 
-__all__ = ["Catalog", "default_catalog_url"]
-
 _PRUNE_SHARE: Final = 8
 
 
 class Catalog(Closeable):
-    """
-    An open catalog; methods may be called from any thread.
+    """An open catalog; methods may be called from any thread.
 
     Every method raises `UnavailableError` while the database does not answer.
 
@@ -85,8 +81,7 @@ class Catalog(Closeable):
         limits: CatalogLimits | None = None,
         read_only: bool = False,
     ) -> Self:
-        """
-        Open a catalog; create it or migrate its schema if needed.
+        """Open a catalog; create it or migrate its schema if needed.
 
         Args:
             url: any SQLAlchemy URL; a store's default is `default_catalog_url`.
@@ -123,15 +118,12 @@ class Catalog(Closeable):
             _claim(connection, store_id, self._clock.now_us())
 
     def close(self) -> None:
-        """
-        Close the database connections; recorded entries stay.
-        """
+        """Close the database connections; recorded entries stay."""
         self._engine.dispose()
 
     @property
     def created_us(self) -> WallTimeMicros:
-        """
-        When this catalog was created.
+        """When this catalog was created.
 
         A catalog younger than the longest lifetime of a reader's horizon may not list all
         readers yet; collectors wait that long before they trust it.
@@ -142,8 +134,7 @@ class Catalog(Closeable):
     # Declarations of pipelines.
 
     def record_pipeline(self, definition: PipelineDefinition) -> None:
-        """
-        Replace a pipeline's topology.
+        """Replace a pipeline's topology.
 
         Raises:
             InvalidError: a computation belongs to another pipeline, or its options are not JSON.
@@ -152,39 +143,29 @@ class Catalog(Closeable):
             catalog_topology.write_definition(connection, definition, self._clock.now_us(), self._limits)
 
     def computations(self) -> tuple[ComputationEntry, ...]:
-        """
-        Every computation ever declared, including retired computations, by name.
-        """
+        """Every computation ever declared, including retired computations, by name."""
         with reading(self._engine) as connection:
             return catalog_topology.read_computations(connection)
 
     def code_versions(self, computation: str) -> tuple[CodeVersion, ...]:
-        """
-        The last code versions of a computation, oldest first.
-        """
+        """The last code versions of a computation, oldest first."""
         with reading(self._engine) as connection:
             return catalog_topology.read_code_versions(connection, computation)
 
     def streams(self, pipeline: str) -> tuple[StreamDefinition, ...]:
-        """
-        The streams of a pipeline, by name.
-        """
+        """The streams of a pipeline, by name."""
         with reading(self._engine) as connection:
             return catalog_topology.read_streams(connection, pipeline)
 
     def subscriptions(self, pipeline: str) -> tuple[SubscriptionDefinition, ...]:
-        """
-        The subscriptions of a pipeline: consumer, stream and key extractor.
-        """
+        """The subscriptions of a pipeline: consumer, stream and key extractor."""
         with reading(self._engine) as connection:
             return catalog_topology.read_subscriptions(connection, pipeline)
 
     # Facts of commits.
 
     def record_commits(self, batch: Iterable[CommitFacts]) -> None:
-        """
-        Record the facts of commits (supersteps, fences, compactions) in one transaction; idempotent.
-        """
+        """Record the facts of commits (supersteps, fences, compactions) in one transaction; idempotent."""
         facts = tuple(batch)
         with writing(self._engine) as connection:
             self._rows_since_prune += write_commits(connection, facts, self._limits)
@@ -199,53 +180,39 @@ class Catalog(Closeable):
             self._rows_since_prune = self._supersteps_since_prune = 0
 
     def intervals(self, computation: str | None = None, *, closed: bool = False) -> tuple[IntervalEntry, ...]:
-        """
-        Intervals in key order; with ``closed`` also intervals that splits and merges replaced.
-        """
+        """Intervals in key order; with ``closed`` also intervals that splits and merges replaced."""
         with reading(self._engine) as connection:
             return catalog_reads.read_intervals(connection, computation, closed=closed)
 
     def leases(self, interval: Interval) -> tuple[LeaseEntry, ...]:
-        """
-        The last owners of an interval, oldest first.
-        """
+        """The last owners of an interval, oldest first."""
         with reading(self._engine) as connection:
             return catalog_reads.read_leases(connection, interval)
 
     def input_positions(self) -> tuple[InputPositionEntry, ...]:
-        """
-        The consumed position of each external source.
-        """
+        """The consumed position of each external source."""
         with reading(self._engine) as connection:
             return catalog_reads.read_input_positions(connection)
 
     def supersteps(self, pipeline: str | None = None, *, limit: int = 100) -> tuple[SuperstepEntry, ...]:
-        """
-        The last ``limit`` journaled supersteps, newest first.
-        """
+        """The last ``limit`` journaled supersteps, newest first."""
         with reading(self._engine) as connection:
             return catalog_reads.read_supersteps(connection, pipeline, limit)
 
     def watermarks(self, pipeline: str, superstep: Superstep | None = None) -> tuple[WatermarkEntry, ...]:
-        """
-        The journaled watermarks of one superstep, or of all supersteps in the journal, oldest first.
-        """
+        """The journaled watermarks of one superstep, or of all supersteps in the journal, oldest first."""
         with reading(self._engine) as connection:
             return catalog_reads.read_watermarks(connection, pipeline, superstep)
 
     # Constraints on garbage collection.
 
     def savepoints(self, *, released: bool = False) -> tuple[SavepointEntry, ...]:
-        """
-        The savepoints of the log that are open, by name; with ``released`` those that were dropped too.
-        """
+        """The savepoints of the log that are open, by name; with ``released`` those that were dropped too."""
         with reading(self._engine) as connection:
             return catalog_pins.read_savepoints(connection, released=released)
 
     def horizons(self) -> tuple[HorizonEntry, ...]:
-        """
-        The horizons that have not expired, by holder.
-        """
+        """The horizons that have not expired, by holder."""
         with reading(self._engine) as connection:
             return catalog_pins.read_horizons(connection, self._clock.now_us())
 
@@ -257,8 +224,7 @@ class Catalog(Closeable):
         *,
         lifetime_ms: int | None = None,
     ) -> HorizonEntry:
-        """
-        Publish a table version that the holder needs; call it before reading, or before deleting below it.
+        """Publish a table version that the holder needs; call it before reading, or before deleting below it.
 
         Args:
             holder: name of the reader or collector; publishing again moves or renews its horizon.
@@ -281,16 +247,12 @@ class Catalog(Closeable):
         return horizon
 
     def withdraw_horizon(self, holder: str) -> None:
-        """
-        Remove a reader's horizon: its version may be collected from now on.
-        """
+        """Remove a reader's horizon: its version may be collected from now on."""
         with writing(self._engine) as connection:
             catalog_pins.withdraw_horizon(connection, holder)
 
     def oldest_needed(self) -> TableVersion | None:
-        """
-        The oldest version that a live reader needs; ``None`` if there is none.
-        """
+        """The oldest version that a live reader needs; ``None`` if there is none."""
         with reading(self._engine) as connection:
             horizons = catalog_pins.read_horizons(connection, self._clock.now_us())
         return catalog_pins.oldest_needed(horizons)
@@ -298,8 +260,7 @@ class Catalog(Closeable):
     # Recovery of a lost catalog.
 
     def rebuild(self, snapshot: LogState, commits: Iterable[CommitFacts]) -> None:
-        """
-        Rewrite everything that the log contains, in one transaction.
+        """Rewrite everything that the log contains, in one transaction.
 
         Data that is not in the log (declared topology, horizons, notes) stays as it is.
 
@@ -313,9 +274,7 @@ class Catalog(Closeable):
 
 
 def _belongs(connection: Connection, store_id: str | None) -> bool:
-    """
-    Whether the catalog belongs to the store; an unclaimed catalog belongs to none.
-    """
+    """Whether the catalog belongs to the store; an unclaimed catalog belongs to none."""
     row = connection.execute(select(STORE.c.store_id)).one_or_none()
     if row is None:
         return False

@@ -1,5 +1,4 @@
-"""
-Recording of commits in the catalog: intervals and their owners, positions, journals.
+"""Recording of commits in the catalog: intervals and their owners, positions, journals.
 
 A batch of commits costs a fixed number of statements: of current state only the last
 value is written, journals are inserted whole. A commit that arrives after a later one
@@ -45,16 +44,12 @@ from millpond.statestore.interval import Interval, superseded
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import Sequencer, TableVersion, WallTimeMicros
 
-__all__ = ["prune_journals", "write_commits"]
-
 _NAMES_PER_QUERY: Final = 500
 
 
 @dataclass(slots=True)
 class _Touched:
-    """
-    The changes of a batch of commits to one interval.
-    """
+    """The changes of a batch of commits to one interval."""
 
     interval: Interval
     fence: Fence
@@ -65,9 +60,7 @@ class _Touched:
 
 
 def write_commits(connection: Connection, batch: Iterable[CommitFacts], limits: CatalogLimits) -> int:
-    """
-    Record a batch of commits, and return how many journal rows that added.
-    """
+    """Record a batch of commits, and return how many journal rows that added."""
     ordered = sorted(batch, key=lambda facts: facts.version)
     _write_intervals(connection, _touched(ordered), limits.leases_per_interval_max)
     _write_positions(connection, ordered)
@@ -260,9 +253,7 @@ def _write_journals(connection: Connection, ordered: Iterable[CommitFacts]) -> i
 
 
 def prune_journals(connection: Connection, limits: CatalogLimits) -> None:
-    """
-    Cut the journals back to their bounds, oldest supersteps first.
-    """
+    """Cut the journals back to their bounds, oldest supersteps first."""
     newest = select(SUPERSTEPS.c.pipeline, func.max(SUPERSTEPS.c.superstep)).group_by(SUPERSTEPS.c.pipeline)
     for pipeline, superstep in connection.execute(newest).all():
         for table in (SUPERSTEPS, WATERMARKS):

@@ -1,5 +1,4 @@
-"""
-The catalog's database: connections, transactions, and translation of its errors.
+"""The catalog's database: connections, transactions, and translation of its errors.
 
 SQLite gets write-ahead logging and a busy timeout, so that readers never wait and two
 writers wait for each other; every writing transaction takes the write lock at its start,
@@ -25,8 +24,6 @@ from sqlalchemy.util import LRUCache
 from millpond.statestore.errors import DataError, InternalError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.types import Clock
 
-__all__ = ["AlikeSQLite", "connect", "default_catalog_url", "reading", "replace_rows", "writing"]
-
 _WRITES: Final = "millpond_writes"
 _WRITE_LOCK: Final = 0x63617461  # "cata"
 _BUSY_TIMEOUT_MS: Final = 30_000
@@ -40,8 +37,7 @@ _DRIVERS: Final = ("sqlite", "sqlite+pysqlite")
 
 
 class AlikeSQLite(SQLiteDialect_pysqlite):
-    """
-    SQLAlchemy's dialect for SQLite, all of whose instances are equal, since they compile a statement alike.
+    """SQLAlchemy's dialect for SQLite, all of whose instances are equal, since they compile a statement alike.
 
     What is compiled is kept by dialect, and each engine makes its own. A store's catalog is an engine, and to compile
     the statements of a run's start again for each was a quarter of the processor time of a small run.
@@ -50,15 +46,11 @@ class AlikeSQLite(SQLiteDialect_pysqlite):
     supports_statement_cache = True
 
     def __eq__(self, other: object) -> bool:
-        """
-        Whether it is one of these.
-        """
+        """Whether it is one of these."""
         return type(other) is type(self)
 
     def __hash__(self) -> int:
-        """
-        That of all of these.
-        """
+        """That of all of these."""
         return hash(type(self))
 
 
@@ -66,8 +58,7 @@ registry.register(_ALIKE, __name__, AlikeSQLite.__name__)
 
 
 def default_catalog_url(folder: str) -> str:
-    """
-    The default URL of the catalog of a store in ``folder``.
+    """The default URL of the catalog of a store in ``folder``.
 
     Example:
         >>> default_catalog_url("/data/pond")
@@ -78,8 +69,7 @@ def default_catalog_url(folder: str) -> str:
 
 
 def connect(url: str, clock: Clock, *, create: bool) -> Engine:
-    """
-    An engine on a database that answers.
+    """An engine on a database that answers.
 
     Args:
         url: any SQLAlchemy URL.
@@ -105,18 +95,14 @@ def connect(url: str, clock: Clock, *, create: bool) -> Engine:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """
-    A transaction that sees one state of the catalog.
-    """
+    """A transaction that sees one state of the catalog."""
     with _translated(engine), engine.connect() as connection, connection.begin():
         yield connection
 
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """
-    A transaction that holds the write lock from its first statement.
-    """
+    """A transaction that holds the write lock from its first statement."""
     with (
         _translated(engine),
         engine.connect().execution_options(**{_WRITES: True}) as connection,
@@ -129,9 +115,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 
 def replace_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
-    """
-    Insert rows, replacing those with the same primary key; works on every database.
-    """
+    """Insert rows, replacing those with the same primary key; works on every database."""
     if not rows:
         return
     keys = [column.name for column in table.primary_key.columns]

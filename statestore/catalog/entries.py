@@ -1,5 +1,4 @@
-"""
-Values that go into the catalog and come out of it: frozen, without database types.
+"""Values that go into the catalog and come out of it: frozen, without database types.
 
 A *definition* is what a pipeline declares; an *entry* is what the catalog holds.
 """
@@ -21,30 +20,10 @@ from millpond.statestore.types import (
     WallTimeMicros,
 )
 
-__all__ = [
-    "CatalogLimits",
-    "CodeVersion",
-    "ComputationDefinition",
-    "ComputationEntry",
-    "HorizonEntry",
-    "HorizonKind",
-    "InputPositionEntry",
-    "IntervalEntry",
-    "LeaseEntry",
-    "PipelineDefinition",
-    "SavepointEntry",
-    "SinkDefinition",
-    "StreamDefinition",
-    "SubscriptionDefinition",
-    "SuperstepEntry",
-    "WatermarkEntry",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogLimits:
-    """
-    Bounds of all data in the catalog that would grow with time.
+    """Bounds of all data in the catalog that would grow with time.
 
     The journals may overshoot by an eighth before they are pruned; a single superstep is
     never split, so a superstep that touched more intervals than ``watermark_rows_max`` stays whole.
@@ -56,9 +35,7 @@ class CatalogLimits:
     code_versions_max: int = 100
 
     def __post_init__(self) -> None:
-        """
-        Refuse bounds below 1.
-        """
+        """Refuse bounds below 1."""
         bounds = (
             self.supersteps_max,
             self.watermark_rows_max,
@@ -71,9 +48,7 @@ class CatalogLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputationDefinition:
-    """
-    A computation as its pipeline declares it; ``options`` must be representable as JSON.
-    """
+    """A computation as its pipeline declares it; ``options`` must be representable as JSON."""
 
     name: str
     code_hash: str
@@ -83,9 +58,7 @@ class ComputationDefinition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDefinition:
-    """
-    A stream: a named edge, and the computations or injectors that produce to it.
-    """
+    """A stream: a named edge, and the computations or injectors that produce to it."""
 
     name: str
     producers: tuple[str, ...] = ()
@@ -93,9 +66,7 @@ class StreamDefinition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionDefinition:
-    """
-    A consumer of a stream; ``key_extractor`` is a text that names the key extractor.
-    """
+    """A consumer of a stream; ``key_extractor`` is a text that names the key extractor."""
 
     consumer: str
     stream: str
@@ -104,9 +75,7 @@ class SubscriptionDefinition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkDefinition:
-    """
-    A sink: the stream that flows into it, and where it writes.
-    """
+    """A sink: the stream that flows into it, and where it writes."""
 
     name: str
     stream: str
@@ -115,8 +84,7 @@ class SinkDefinition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineDefinition:
-    """
-    The whole topology of a pipeline; recording it replaces the previous topology.
+    """The whole topology of a pipeline; recording it replaces the previous topology.
 
     The catalog has no table for ``sinks``: they are told by the log alone.
     """
@@ -130,8 +98,7 @@ class PipelineDefinition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputationEntry:
-    """
-    A computation that a pipeline has declared; it is retired once its pipeline no longer declares it.
+    """A computation that a pipeline has declared; it is retired once its pipeline no longer declares it.
 
     ``code_version`` rises by one whenever the code's hash changes.
     """
@@ -148,9 +115,7 @@ class ComputationEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeVersion:
-    """
-    The code of a computation from ``recorded_us`` until the next version.
-    """
+    """The code of a computation from ``recorded_us`` until the next version."""
 
     computation: str
     code_version: int
@@ -160,8 +125,7 @@ class CodeVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalEntry:
-    """
-    An interval, its owner's last commit and its last known watermarks.
+    """An interval, its owner's last commit and its last known watermarks.
 
     ``opened_version`` is the version of the current owner's first commit (``None``: before the start of
     the remaining log); ``closed_version`` is the version at which a split or merge replaced the interval.
@@ -178,9 +142,7 @@ class IntervalEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseEntry:
-    """
-    One owner of an interval: from its first commit until the next owner's.
-    """
+    """One owner of an interval: from its first commit until the next owner's."""
 
     interval: Interval
     sequencer: Sequencer
@@ -190,9 +152,7 @@ class LeaseEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkEntry:
-    """
-    Low watermarks after a superstep, of the interval, computation or injector whose app id is ``subject``.
-    """
+    """Low watermarks after a superstep, of the interval, computation or injector whose app id is ``subject``."""
 
     pipeline: str
     superstep: Superstep
@@ -203,17 +163,13 @@ class WatermarkEntry:
 
     @property
     def interval(self) -> Interval | None:
-        """
-        The interval that the subject names; ``None`` for other subjects.
-        """
+        """The interval that the subject names; ``None`` for other subjects."""
         return Interval.from_app_id(self.subject)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPositionEntry:
-    """
-    The last batch of an external source whose effects are in the table.
-    """
+    """The last batch of an external source whose effects are in the table."""
 
     pipeline: str
     input: str
@@ -224,9 +180,7 @@ class InputPositionEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuperstepEntry:
-    """
-    The counts of one superstep; ``commit_ms`` is known only to the process that made the commit.
-    """
+    """The counts of one superstep; ``commit_ms`` is known only to the process that made the commit."""
 
     pipeline: str
     superstep: Superstep
@@ -241,9 +195,7 @@ class SuperstepEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavepointEntry:
-    """
-    A savepoint of the log: a table version with a name, and when it was dropped.
-    """
+    """A savepoint of the log: a table version with a name, and when it was dropped."""
 
     name: str
     version: TableVersion
@@ -253,9 +205,7 @@ class SavepointEntry:
 
 
 class HorizonKind(StrEnum):
-    """
-    The kind of a horizon's publisher, which decides its meaning; see `HorizonEntry`.
-    """
+    """The kind of a horizon's publisher, which decides its meaning; see `HorizonEntry`."""
 
     READER = "reader"
     COLLECTOR = "collector"
@@ -263,8 +213,7 @@ class HorizonKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HorizonEntry:
-    """
-    A table version that its holder needs.
+    """A table version that its holder needs.
 
     A reader's horizon is the oldest version that it still reads; a collector's is the oldest
     version that it promises to leave readable. ``expires_us`` ``None`` never expires.

@@ -1,5 +1,4 @@
-"""
-Derivation of catalog entries from a commit, the same for new commits and for old ones.
+"""Derivation of catalog entries from a commit, the same for new commits and for old ones.
 
 `CommitFacts` is the part of a commit that stays in the log: its ``txn`` actions and its
 ``commitInfo.millpond``. The journal derives the catalog's entries from the facts of a
@@ -39,25 +38,13 @@ from millpond.statestore.types import (
     WallTimeMicros,
 )
 
-__all__ = [
-    "KNOWN_BEFORE_LOG",
-    "CommitFacts",
-    "definition_from_metadata",
-    "definition_to_metadata",
-    "fences_of",
-    "input_positions_of",
-    "superstep_of",
-    "watermarks_of",
-]
-
 KNOWN_BEFORE_LOG: Final = "before_log"
 """Kind of the facts that replace all commits whose files are gone: they open no lease and add no journal row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitFacts:
-    """
-    The facts of one landed commit.
+    """The facts of one landed commit.
 
     Args:
         version: the table version that it made.
@@ -75,9 +62,7 @@ class CommitFacts:
 
 
 def fences_of(txns: Mapping[str, int]) -> Iterator[tuple[Interval, Fence]]:
-    """
-    The fences among the ``txn`` actions, each with its interval.
-    """
+    """The fences among the ``txn`` actions, each with its interval."""
     for app_id, version in txns.items():
         interval = Interval.from_app_id(app_id)
         if interval is not None:
@@ -85,8 +70,7 @@ def fences_of(txns: Mapping[str, int]) -> Iterator[tuple[Interval, Fence]]:
 
 
 def input_positions_of(facts: CommitFacts) -> Iterator[InputPositionEntry]:
-    """
-    The positions of external sources that the commit moved.
+    """The positions of external sources that the commit moved.
 
     Raises:
         DataError: the log names a malformed input.
@@ -107,9 +91,7 @@ def input_positions_of(facts: CommitFacts) -> Iterator[InputPositionEntry]:
 
 
 def superstep_of(facts: CommitFacts) -> SuperstepEntry | None:
-    """
-    The superstep that the commit ended; ``None`` for fences, compactions and other kinds.
-    """
+    """The superstep that the commit ended; ``None`` for fences, compactions and other kinds."""
     key = _superstep_key(facts)
     if key is None:
         return None
@@ -128,8 +110,7 @@ def superstep_of(facts: CommitFacts) -> SuperstepEntry | None:
 
 
 def watermarks_of(facts: CommitFacts) -> Iterator[WatermarkEntry]:
-    """
-    The low watermarks that the commit journaled: of intervals (metadata), of whole
+    """The low watermarks that the commit journaled: of intervals (metadata), of whole
     computations and of injectors (``txn`` actions ``millpond/watermark/…``).
     """
     key = _superstep_key(facts)
@@ -153,15 +134,12 @@ def watermarks_of(facts: CommitFacts) -> Iterator[WatermarkEntry]:
 
 
 def definition_to_metadata(definition: PipelineDefinition) -> dict[str, object]:
-    """
-    A topology as plain JSON, for a commit's metadata under ``definition``.
-    """
+    """A topology as plain JSON, for a commit's metadata under ``definition``."""
     return asdict(definition)
 
 
 def definition_from_metadata(metadata: Mapping[str, object]) -> PipelineDefinition | None:
-    """
-    The topology in a commit's metadata; ``None`` if there is none.
+    """The topology in a commit's metadata; ``None`` if there is none.
 
     Raises:
         DataError: there is one, but it is malformed.

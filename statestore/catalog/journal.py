@@ -1,5 +1,4 @@
-"""
-The catalog journal: keeps the catalog off the critical path of commits.
+"""The catalog journal: keeps the catalog off the critical path of commits.
 
 Commits submit their facts and continue. A background thread writes all waiting facts in one transaction,
 at most one per ``linger_ms``. The queue is bounded: `submit` waits only while it is full. An error of
@@ -19,8 +18,6 @@ from millpond.statestore.catalog.facts import CommitFacts
 from millpond.statestore.closeable import Closeable
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["CatalogJournal"]
-
 _FACTS_MAX: Final = 1_024
 _LINGER_MS: Final = 100
 
@@ -31,8 +28,7 @@ class _Life(Enum):
 
 
 class CatalogJournal(Closeable):
-    """
-    A background writer in front of a `Catalog`.
+    """A background writer in front of a `Catalog`.
 
     Args:
         catalog: the catalog to write to; the journal does not close it.
@@ -54,8 +50,7 @@ class CatalogJournal(Closeable):
         self._thread.start()
 
     def submit(self, facts: CommitFacts) -> None:
-        """
-        Queue the facts of a commit; waits only while the queue is full.
+        """Queue the facts of a commit; waits only while the queue is full.
 
         Raises:
             MillpondError: the writer failed since the last call; ``facts`` were queued anyway.
@@ -70,8 +65,7 @@ class CatalogJournal(Closeable):
             self._raise_error()
 
     def flush(self) -> None:
-        """
-        Wait until all facts submitted so far are in the catalog.
+        """Wait until all facts submitted so far are in the catalog.
 
         Raises:
             MillpondError: the writer failed since the last call.
@@ -84,8 +78,7 @@ class CatalogJournal(Closeable):
             self._raise_error()
 
     def close(self) -> None:
-        """
-        Write the waiting facts and stop; closing again does nothing.
+        """Write the waiting facts and stop; closing again does nothing.
 
         Raises:
             MillpondError: the writer failed since the last call.
@@ -121,9 +114,7 @@ class CatalogJournal(Closeable):
             self._error = self._error or error
 
     def _next_batch(self) -> tuple[CommitFacts, ...]:
-        """
-        Wait for facts and return all of them; empty when the journal is closed.
-        """
+        """Wait for facts and return all of them; empty when the journal is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or not self._is_open)
             self._changed.wait_for(self._is_urgent, timeout=self._linger_s)

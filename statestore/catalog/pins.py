@@ -1,5 +1,4 @@
-"""
-Pins: the horizons of readers and collectors, which bound garbage collection.
+"""Pins: the horizons of readers and collectors, which bound garbage collection.
 
 A reader publishes the oldest version that it reads *before* it reads it; a collector
 publishes the oldest version that it leaves readable *before* it deletes. Either is refused
@@ -19,20 +18,9 @@ from millpond.statestore.catalog.tables import HORIZONS, SAVEPOINTS
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.types import TableVersion, WallTimeMicros
 
-__all__ = [
-    "collected_below",
-    "oldest_needed",
-    "read_horizons",
-    "read_savepoints",
-    "withdraw_horizon",
-    "write_horizon",
-]
-
 
 def read_savepoints(connection: Connection, *, released: bool) -> tuple[SavepointEntry, ...]:
-    """
-    Savepoints by name; with ``released`` also released savepoints.
-    """
+    """Savepoints by name; with ``released`` also released savepoints."""
     query = select(SAVEPOINTS).order_by(SAVEPOINTS.c.name)
     if not released:
         query = query.where(SAVEPOINTS.c.released_us.is_(None))
@@ -40,17 +28,14 @@ def read_savepoints(connection: Connection, *, released: bool) -> tuple[Savepoin
 
 
 def read_horizons(connection: Connection, now_us: WallTimeMicros) -> tuple[HorizonEntry, ...]:
-    """
-    The horizons that have not expired, by holder.
-    """
+    """The horizons that have not expired, by holder."""
     rows = connection.execute(select(HORIZONS).order_by(HORIZONS.c.holder)).mappings()
     horizons = (HorizonEntry(**{**row, "kind": HorizonKind(row["kind"])}) for row in rows)
     return tuple(horizon for horizon in horizons if horizon.expires_us is None or horizon.expires_us > now_us)
 
 
 def write_horizon(connection: Connection, horizon: HorizonEntry) -> None:
-    """
-    Publish a horizon, or renew or move the holder's last one.
+    """Publish a horizon, or renew or move the holder's last one.
 
     Raises:
         ConflictError: it contradicts a published horizon.
@@ -73,25 +58,19 @@ def write_horizon(connection: Connection, horizon: HorizonEntry) -> None:
 
 
 def withdraw_horizon(connection: Connection, holder: str) -> None:
-    """
-    Remove a reader's horizon; a collector's stays, because its deletions are final.
-    """
+    """Remove a reader's horizon; a collector's stays, because its deletions are final."""
     reader = HORIZONS.c.kind == HorizonKind.READER.value
     connection.execute(HORIZONS.delete().where(HORIZONS.c.holder == holder, reader))
 
 
 def oldest_needed(horizons: Iterable[HorizonEntry]) -> TableVersion | None:
-    """
-    The oldest version that a reader needs; ``None`` if there is none.
-    """
+    """The oldest version that a reader needs; ``None`` if there is none."""
     needed = [horizon.version for horizon in horizons if horizon.kind is HorizonKind.READER]
     return min(needed, default=None)
 
 
 def collected_below(horizons: Iterable[HorizonEntry]) -> TableVersion:
-    """
-    The oldest version that every collector leaves readable.
-    """
+    """The oldest version that every collector leaves readable."""
     promised = (horizon.version for horizon in horizons if horizon.kind is HorizonKind.COLLECTOR)
     return max(promised, default=TableVersion(0))
 

@@ -1,5 +1,4 @@
-"""
-Readers: keep a table version readable for as long as it is read, whatever the retention.
+"""Readers: keep a table version readable for as long as it is read, whatever the retention.
 
 A reader publishes its version in the catalog. A collector looks up there how far it may go, publishes its
 own horizon before it deletes, and is refused if that contradicts a reader's. A reader that comes after the
@@ -22,8 +21,6 @@ from millpond.statestore.errors import ConflictError, MillpondError, Unavailable
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import TableVersion
 
-__all__ = ["READER_LIFETIME_MS", "Reading", "pinned_snapshot"]
-
 READER_LIFETIME_MS: Final = 15 * 60 * 1_000
 """Lifetime of a reader's horizon without renewal, in milliseconds."""
 
@@ -33,8 +30,7 @@ _LOG = logging.getLogger("millpond")
 
 
 class Reading(Closeable):
-    """
-    A version that is being read: published on construction, withdrawn by `close`.
+    """A version that is being read: published on construction, withdrawn by `close`.
 
     Args:
         catalog: the catalog to publish in.
@@ -57,8 +53,7 @@ class Reading(Closeable):
         self._thread.start()
 
     def renew(self) -> None:
-        """
-        Keep the version for another `READER_LIFETIME_MS`; a background thread calls this regularly.
+        """Keep the version for another `READER_LIFETIME_MS`; a background thread calls this regularly.
 
         Raises:
             ConflictError: the horizon expired, and the version is being collected.
@@ -67,8 +62,7 @@ class Reading(Closeable):
         self._catalog.publish_horizon(self._holder, self.version, lifetime_ms=READER_LIFETIME_MS)
 
     def check(self) -> None:
-        """
-        Raise the error that ended the pin, if there was one: files of the version may be deleted.
+        """Raise the error that ended the pin, if there was one: files of the version may be deleted.
 
         Raises:
             ConflictError: the horizon expired, and the version is being collected.
@@ -77,9 +71,7 @@ class Reading(Closeable):
             raise self._lost
 
     def close(self) -> None:
-        """
-        Withdraw the horizon, so that the version may be collected; closing again does nothing.
-        """
+        """Withdraw the horizon, so that the version may be collected; closing again does nothing."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -108,8 +100,7 @@ def pinned_snapshot(
     version: int | None,
     resources: ExitStack,
 ) -> Snapshot:
-    """
-    A table version, pinned until the resources are closed; that of a savepoint needs no pin.
+    """A table version, pinned until the resources are closed; that of a savepoint needs no pin.
 
     Args:
         load: loads a version, or the newest one.

@@ -1,6 +1,4 @@
-"""
-Queries of recorded commits: intervals, owners, positions, journals.
-"""
+"""Queries of recorded commits: intervals, owners, positions, journals."""
 
 from __future__ import annotations
 
@@ -24,21 +22,11 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import Superstep
 
-__all__ = [
-    "read_input_positions",
-    "read_intervals",
-    "read_leases",
-    "read_supersteps",
-    "read_watermarks",
-]
-
 
 def read_intervals(
     connection: Connection, computation: str | None, *, closed: bool
 ) -> tuple[IntervalEntry, ...]:
-    """
-    Intervals in key order; with ``closed`` also intervals that splits and merges replaced.
-    """
+    """Intervals in key order; with ``closed`` also intervals that splits and merges replaced."""
     query = select(INTERVALS)
     if computation is not None:
         query = query.where(INTERVALS.c.computation == computation)
@@ -67,9 +55,7 @@ def _interval_entry(row: RowMapping) -> IntervalEntry:
 
 
 def read_leases(connection: Connection, interval: Interval) -> tuple[LeaseEntry, ...]:
-    """
-    The last owners of an interval, oldest first.
-    """
+    """The last owners of an interval, oldest first."""
     query = select(LEASES).where(LEASES.c.app_id == interval.app_id).order_by(LEASES.c.sequencer)
     return tuple(
         LeaseEntry(
@@ -83,18 +69,14 @@ def read_leases(connection: Connection, interval: Interval) -> tuple[LeaseEntry,
 
 
 def read_input_positions(connection: Connection) -> tuple[InputPositionEntry, ...]:
-    """
-    The consumed position of every external source.
-    """
+    """The consumed position of every external source."""
     columns = [column for column in INPUT_POSITIONS.columns if column.name != "app_id"]
     query = select(*columns).order_by(INPUT_POSITIONS.c.app_id)
     return tuple(InputPositionEntry(**row) for row in connection.execute(query).mappings())
 
 
 def read_supersteps(connection: Connection, pipeline: str | None, limit: int) -> tuple[SuperstepEntry, ...]:
-    """
-    The last ``limit`` journaled supersteps, newest first.
-    """
+    """The last ``limit`` journaled supersteps, newest first."""
     query = select(SUPERSTEPS).order_by(SUPERSTEPS.c.version.desc()).limit(limit)
     if pipeline is not None:
         query = query.where(SUPERSTEPS.c.pipeline == pipeline)
@@ -104,9 +86,7 @@ def read_supersteps(connection: Connection, pipeline: str | None, limit: int) ->
 def read_watermarks(
     connection: Connection, pipeline: str, superstep: Superstep | None
 ) -> tuple[WatermarkEntry, ...]:
-    """
-    The journaled watermarks of one superstep, or of all supersteps in the journal, oldest first.
-    """
+    """The journaled watermarks of one superstep, or of all supersteps in the journal, oldest first."""
     query = select(WATERMARKS).where(WATERMARKS.c.pipeline == pipeline)
     if superstep is not None:
         query = query.where(WATERMARKS.c.superstep == superstep)

@@ -1,5 +1,4 @@
-"""
-Rebuilding the catalog from the log: from the remaining commits, and from the snapshot for older ones.
+"""Rebuilding the catalog from the log: from the remaining commits, and from the snapshot for older ones.
 
 Old commit files are cleaned up, but the newest ``txn`` of every app id stays in the
 snapshot. So one synthetic commit replaces all deleted ones, and then the remaining commits
@@ -28,35 +27,25 @@ from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.types import TableVersion, WallTimeMicros
 
-__all__ = ["LogState", "facts_of", "logged_commits", "rewrite_commits"]
-
 _COMMITS_PER_BATCH: Final = 256
 
 
 class LogState(Protocol):
-    """
-    The part of a log's snapshot that `Catalog.rebuild` needs.
-    """
+    """The part of a log's snapshot that `Catalog.rebuild` needs."""
 
     @property
     def version(self) -> TableVersion:
-        """
-        The newest table version.
-        """
+        """The newest table version."""
         ...
 
     @property
     def txns(self) -> Mapping[str, int]:
-        """
-        The newest ``txn`` version of every app id.
-        """
+        """The newest ``txn`` version of every app id."""
         ...
 
 
 def facts_of(version: TableVersion, actions: Iterable[Action]) -> CommitFacts:
-    """
-    The facts of a commit file; a commit of another engine has only its time.
-    """
+    """The facts of a commit file; a commit of another engine has only its time."""
     txns: dict[str, int] = {}
     wall_us, metadata = 0, dict[str, object]()
     for action in actions:
@@ -69,8 +58,7 @@ def facts_of(version: TableVersion, actions: Iterable[Action]) -> CommitFacts:
 
 
 def logged_commits(log: Log, newest: TableVersion, limit: int) -> Iterator[CommitFacts]:
-    """
-    The facts of the remaining commit files, newest first, at most ``limit`` of them.
+    """The facts of the remaining commit files, newest first, at most ``limit`` of them.
 
     Raises:
         DataError: a commit file is damaged.
@@ -85,9 +73,7 @@ def logged_commits(log: Log, newest: TableVersion, limit: int) -> Iterator[Commi
 def rewrite_commits(
     connection: Connection, snapshot: LogState, commits: Iterable[CommitFacts], limits: CatalogLimits
 ) -> None:
-    """
-    Replace all entries that derive from the log: `Catalog.rebuild` within a transaction.
-    """
+    """Replace all entries that derive from the log: `Catalog.rebuild` within a transaction."""
     known = sorted(
         (facts for facts in commits if facts.version <= snapshot.version),
         key=lambda facts: facts.version,
@@ -107,9 +93,7 @@ def _delete_commits(connection: Connection, version: TableVersion) -> None:
 
 
 def _facts_before(snapshot: LogState, known: Sequence[CommitFacts]) -> CommitFacts:
-    """
-    A synthetic commit for all those whose files are gone: every ``txn`` that no known commit has.
-    """
+    """A synthetic commit for all those whose files are gone: every ``txn`` that no known commit has."""
     later = {app_id for facts in known for app_id in facts.txns}
     last = known[0].version - 1 if known else snapshot.version
     return CommitFacts(

@@ -1,5 +1,4 @@
-"""
-The tables of the catalog, as SQLAlchemy needs them for queries.
+"""The tables of the catalog, as SQLAlchemy needs them for queries.
 
 A new catalog gets these tables, an old one the steps of the migrations; a test holds both ways
 to the same schema. Data about commits is derived from the log
@@ -22,22 +21,6 @@ from sqlalchemy import (
     Table,
     Text,
 )
-
-__all__ = [
-    "CODE_VERSIONS",
-    "COMPUTATIONS",
-    "HORIZONS",
-    "INPUT_POSITIONS",
-    "INTERVALS",
-    "LEASES",
-    "METADATA",
-    "SAVEPOINTS",
-    "STORE",
-    "STREAMS",
-    "SUBSCRIPTIONS",
-    "SUPERSTEPS",
-    "WATERMARKS",
-]
 
 METADATA: Final = MetaData(
     naming_convention={"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_name)s"}

@@ -1,5 +1,4 @@
-"""
-Declared topologies: computations and their code versions, streams, subscriptions.
+"""Declared topologies: computations and their code versions, streams, subscriptions.
 
 The topology is dynamic (MillWheel §4.3): a pipeline declares all of it at each
 start, which replaces its previous declaration. A computation that is no longer
@@ -27,21 +26,11 @@ from millpond.statestore.catalog.tables import CODE_VERSIONS, COMPUTATIONS, STRE
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import WallTimeMicros
 
-__all__ = [
-    "read_code_versions",
-    "read_computations",
-    "read_streams",
-    "read_subscriptions",
-    "replay_definition",
-    "write_definition",
-]
-
 
 def write_definition(
     connection: Connection, definition: PipelineDefinition, at_us: WallTimeMicros, limits: CatalogLimits
 ) -> None:
-    """
-    Replace a pipeline's topology.
+    """Replace a pipeline's topology.
 
     Raises:
         InvalidError: a computation belongs to another pipeline, or its options are not JSON.
@@ -57,9 +46,7 @@ def write_definition(
 def replay_definition(
     connection: Connection, definition: PipelineDefinition, at_us: WallTimeMicros, limits: CatalogLimits
 ) -> None:
-    """
-    Record the topology in a commit of ``at_us``, unless a newer topology is known.
-    """
+    """Record the topology in a commit of ``at_us``, unless a newer topology is known."""
     known = (entry for entry in read_computations(connection) if entry.pipeline == definition.name)
     if all(entry.recorded_us <= at_us for entry in known):
         write_definition(connection, definition, at_us, limits)
@@ -151,26 +138,20 @@ def _replace_edges(connection: Connection, definition: PipelineDefinition) -> No
 
 
 def read_computations(connection: Connection) -> tuple[ComputationEntry, ...]:
-    """
-    Every computation ever declared, by name.
-    """
+    """Every computation ever declared, by name."""
     rows = connection.execute(select(COMPUTATIONS).order_by(COMPUTATIONS.c.name)).mappings()
     return tuple(ComputationEntry(**{**row, "options": json.loads(row["options"])}) for row in rows)
 
 
 def read_code_versions(connection: Connection, computation: str) -> tuple[CodeVersion, ...]:
-    """
-    The last code versions of a computation, oldest first.
-    """
+    """The last code versions of a computation, oldest first."""
     query = select(CODE_VERSIONS).where(CODE_VERSIONS.c.computation == computation)
     rows = connection.execute(query.order_by(CODE_VERSIONS.c.code_version)).mappings()
     return tuple(CodeVersion(**row) for row in rows)
 
 
 def read_streams(connection: Connection, pipeline: str) -> tuple[StreamDefinition, ...]:
-    """
-    The streams of a pipeline, by name.
-    """
+    """The streams of a pipeline, by name."""
     rows = select(STREAMS).where(STREAMS.c.pipeline == pipeline).order_by(STREAMS.c.name)
     return tuple(
         StreamDefinition(name=row.name, producers=tuple(json.loads(row.producers)))
@@ -179,9 +160,7 @@ def read_streams(connection: Connection, pipeline: str) -> tuple[StreamDefinitio
 
 
 def read_subscriptions(connection: Connection, pipeline: str) -> tuple[SubscriptionDefinition, ...]:
-    """
-    The subscriptions of a pipeline, by consumer and stream.
-    """
+    """The subscriptions of a pipeline, by consumer and stream."""
     rows = (
         select(SUBSCRIPTIONS.c.consumer, SUBSCRIPTIONS.c.stream, SUBSCRIPTIONS.c.key_extractor)
         .where(SUBSCRIPTIONS.c.pipeline == pipeline)

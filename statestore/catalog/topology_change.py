@@ -1,6 +1,4 @@
-"""
-What has changed between two topologies of a pipeline.
-"""
+"""What has changed between two topologies of a pipeline."""
 
 from __future__ import annotations
 
@@ -9,13 +7,10 @@ from dataclasses import dataclass
 
 from millpond.statestore.catalog.entries import PipelineDefinition
 
-__all__ = ["TopologyChange", "change_between"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyChange:
-    """
-    The computations and sinks by which a pipeline differs from the one before it; all names in order.
+    """The computations and sinks by which a pipeline differs from the one before it; all names in order.
 
     Attributes:
         added: computations that the former one did not have.
@@ -45,8 +40,7 @@ class TopologyChange:
 
 
 def change_between(former: PipelineDefinition | None, present: PipelineDefinition) -> TopologyChange:
-    """
-    What has changed from one topology to the next.
+    """What has changed from one topology to the next.
 
     Args:
         former: the earlier topology; ``None`` if there was none.
@@ -78,9 +72,7 @@ def _changed(former: Mapping[str, object], present: Mapping[str, object]) -> tup
 
 
 def _computations(definition: PipelineDefinition) -> dict[str, object]:
-    """
-    By computation, all that it is: code, codec, options, what it consumes and what it produces.
-    """
+    """By computation, all that it is: code, codec, options, what it consumes and what it produces."""
     return {
         one.name: (
             one.code_hash,

@@ -1,5 +1,4 @@
-"""
-The topologies that the log tells of: which version had which computations, sinks and code.
+"""The topologies that the log tells of: which version had which computations, sinks and code.
 
 Each start of a pipeline, and each update of a running one, says in its commit which pipeline runs from then on.
 """
@@ -17,13 +16,10 @@ from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.types import TableVersion, WallTimeMicros
 
-__all__ = ["LoggedTopology", "logged_topologies"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTopology:
-    """
-    A topology, from the version on that brought it.
+    """A topology, from the version on that brought it.
 
     Attributes:
         version: the version of the commit that says so.
@@ -41,8 +37,7 @@ class LoggedTopology:
 
 
 def logged_topologies(log: Log, newest: TableVersion) -> list[LoggedTopology]:
-    """
-    The topologies of all pipelines in the remaining commits, oldest first; a start that changes nothing is left out.
+    """The topologies of all pipelines in the remaining commits, oldest first; a start that changes nothing is left out.
 
     Raises:
         DataError: a commit file is damaged.
@@ -72,9 +67,7 @@ def logged_topologies(log: Log, newest: TableVersion) -> list[LoggedTopology]:
 
 
 def _commits(log: Log, newest: TableVersion) -> Iterator[tuple[TableVersion, bytes]]:
-    """
-    The remaining commits, newest first; of most, which tell of no topology, the bytes are not kept.
-    """
+    """The remaining commits, newest first; of most, which tell of no topology, the bytes are not kept."""
     for version in range(newest, -1, -1):
         data = log.read(TableVersion(version))
         if data is None:

@@ -1,3 +1,1 @@
-"""
-The fenced commit: the rules that it must satisfy, and how it lands exactly once.
-"""
+"""The fenced commit: the rules that it must satisfy, and how it lands exactly once."""

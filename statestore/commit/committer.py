@@ -1,5 +1,4 @@
-"""
-The commit: state, timers, record ids, productions and consumed positions change together.
+"""The commit: state, timers, record ids, productions and consumed positions change together.
 
 One Delta commit carries the row files of all intervals that a superstep touched,
 a ``txn`` per touched interval (its next fence), a ``txn`` per consumed input, and the
@@ -45,12 +44,9 @@ if TYPE_CHECKING:
     from millpond.statestore.retry import RetryPolicy
     from millpond.statestore.rows.files import RowFile
 
-__all__ = ["Committed", "Committer"]
-
 
 class Committer:
-    """
-    Commits to the table of one store and keeps its snapshot.
+    """Commits to the table of one store and keeps its snapshot.
 
     Opening a committer reads the log, or what is new in it, and compares it with the high-water mark.
 
@@ -100,21 +96,16 @@ class Committer:
 
     @property
     def snapshot(self) -> Snapshot:
-        """
-        The table as far as this committer has followed it.
-        """
+        """The table as far as this committer has followed it."""
         return self._writer.snapshot
 
     @property
     def writer_id(self) -> str:
-        """
-        The name under which this committer writes.
-        """
+        """The name under which this committer writes."""
         return self._writer.writer_id
 
     def refresh(self) -> Snapshot:
-        """
-        Follow the log to its newest version.
+        """Follow the log to its newest version.
 
         Raises:
             DataError: a commit is damaged or missing.
@@ -123,8 +114,7 @@ class Committer:
         return self._writer.refresh()
 
     def commit(self, request: CommitRequest) -> Committed:
-        """
-        Make the request the next version of the table.
+        """Make the request the next version of the table.
 
         Raises:
             FencedError: another owner has an interval; nothing was written.
@@ -138,8 +128,7 @@ class Committer:
         return committed
 
     def settle(self) -> Committed | None:
-        """
-        Decide the outcome of the last commit that ended in `OutcomeUnknownError`.
+        """Decide the outcome of the last commit that ended in `OutcomeUnknownError`.
 
         Returns:
             The commit if it is part of the table; ``None`` if it is not and never will be.
@@ -188,9 +177,7 @@ class _RequestPlan:
                     pass
 
     def _columns(self, snapshot: Snapshot) -> list[Action]:
-        """
-        The table with a column for versions of states, if the commit records the first one and it lacks that.
-        """
+        """The table with a column for versions of states, if the commit records the first one and it lacks that."""
         is_needed = any(app_id.startswith(STATE_VERSION_PREFIX) for app_id in self.request.positions)
         if snapshot.metadata is None or not is_needed:
             return []

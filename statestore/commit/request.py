@@ -1,6 +1,4 @@
-"""
-The request for a commit: intervals, files and positions that change together.
-"""
+"""The request for a commit: intervals, files and positions that change together."""
 
 from __future__ import annotations
 
@@ -13,13 +11,10 @@ from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import EventTimeMicros
 
-__all__ = ["CommitRequest", "IntervalWrite"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalWrite:
-    """
-    One interval's part of a commit.
+    """One interval's part of a commit.
 
     Args:
         interval: the interval.
@@ -38,8 +33,7 @@ class IntervalWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequest:
-    """
-    All changes of one commit.
+    """All changes of one commit.
 
     Equal requests are the same commit: repeating one after `OutcomeUnknownError` is safe.
 

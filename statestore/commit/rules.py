@@ -1,5 +1,4 @@
-"""
-When a commit is refused: rules about the table, and invariants about the request.
+"""When a commit is refused: rules about the table, and invariants about the request.
 
 Every commit of an interval passes all of them, on the snapshot that it is built on, because
 only one function turns a `CommitRequest` into actions. A broken rule is caused by other
@@ -24,8 +23,6 @@ from millpond.statestore.errors import ConflictError, FencedError, InvalidError
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.row import Fence
 
-__all__ = ["INVARIANTS", "RULES", "Predicate", "check_commit"]
-
 Predicate = Callable[[CommitRequest, Snapshot], None]
 """Raises when a request must not be committed on a snapshot."""
 
@@ -34,9 +31,7 @@ _FENCED_PREFIXES: Final = (INPUT_PREFIX, SUPERSTEP_PREFIX)
 
 
 def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
-    """
-    Each interval's new fence follows the stored one (promise I4); see `Fence.follows`.
-    """
+    """Each interval's new fence follows the stored one (promise I4); see `Fence.follows`."""
     for write in request.writes:
         stored = snapshot.fence_of(write.interval)
         if not write.fence.follows(stored):
@@ -50,9 +45,7 @@ def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
 
 
 def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
-    """
-    No input, superstep or other position goes back (promise I2); a dropped savepoint's name is free again.
-    """
+    """No input, superstep or other position goes back (promise I2); a dropped savepoint's name is free again."""
     for app_id, position in request.positions.items():
         stored = snapshot.txns.get(app_id)
         is_savepoint = app_id.startswith(SAVEPOINT_PREFIX)
@@ -61,9 +54,7 @@ def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
 
 
 def savepoints_have_free_names(request: CommitRequest, snapshot: Snapshot) -> None:
-    """
-    No savepoint takes the name of another one that is open.
-    """
+    """No savepoint takes the name of another one that is open."""
     for app_id, version in request.positions.items():
         if app_id.startswith(SAVEPOINT_PREFIX) and version != SAVEPOINT_RELEASED:
             stored = snapshot.txns.get(app_id, SAVEPOINT_RELEASED)
@@ -72,8 +63,7 @@ def savepoints_have_free_names(request: CommitRequest, snapshot: Snapshot) -> No
 
 
 def taken_intervals_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
-    """
-    Nothing takes an interval whose keys have been cut into others since, unless it fences those too.
+    """Nothing takes an interval whose keys have been cut into others since, unless it fences those too.
 
     The intervals of a computation share no keys (MillWheel §7.1): a split or a merge fences what it replaces in the
     commit that takes what replaces it, under higher sequencers.
@@ -106,9 +96,7 @@ def taken_intervals_are_live(request: CommitRequest, snapshot: Snapshot) -> None
 
 
 def removed_files_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
-    """
-    Removed files are still live, so two compactions never both replace a file.
-    """
+    """Removed files are still live, so two compactions never both replace a file."""
     for write in request.writes:
         for path in write.removed:
             if snapshot.file(path) is None:
@@ -116,9 +104,7 @@ def removed_files_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
 
 
 def request_is_whole(request: CommitRequest, _snapshot: Snapshot) -> None:
-    """
-    A request names each interval, added file and removed file once.
-    """
+    """A request names each interval, added file and removed file once."""
     intervals = [write.interval for write in request.writes]
     check(len(set(intervals)) == len(intervals), "a commit names an interval once")
     added = [file.path for write in request.writes for file in write.added]
@@ -130,9 +116,7 @@ def request_is_whole(request: CommitRequest, _snapshot: Snapshot) -> None:
 
 
 def positions_are_fenced(request: CommitRequest, _snapshot: Snapshot) -> None:
-    """
-    Inputs are consumed only together with an interval's fence; otherwise a former owner could consume them.
-    """
+    """Inputs are consumed only together with an interval's fence; otherwise a former owner could consume them."""
     consumed = [app_id for app_id in request.positions if app_id.startswith(_FENCED_PREFIXES)]
     if consumed and not request.writes:
         raise InvalidError(
@@ -141,9 +125,7 @@ def positions_are_fenced(request: CommitRequest, _snapshot: Snapshot) -> None:
 
 
 def fences_are_sound(request: CommitRequest, _snapshot: Snapshot) -> None:
-    """
-    Numbers are in range, and a takeover adds no files (the new owner cannot have written any yet).
-    """
+    """Numbers are in range, and a takeover adds no files (the new owner cannot have written any yet)."""
     for write in request.writes:
         number = write.fence.commit_number
         check(write.fence.sequencer > 0, "sequencers count from 1", fence=write.fence)
@@ -152,9 +134,7 @@ def fences_are_sound(request: CommitRequest, _snapshot: Snapshot) -> None:
 
 
 def moved_computations_are_fenced(request: CommitRequest, snapshot: Snapshot) -> None:
-    """
-    A computation whose rows move or are removed is fenced in all of its intervals, and its rows move to an unused name.
-    """
+    """A computation whose rows move or are removed is fenced in all of its intervals, and its rows move to an unused name."""
     leaving = {*request.renames, *request.drops}
     if not leaving:
         return
@@ -167,9 +147,7 @@ def moved_computations_are_fenced(request: CommitRequest, snapshot: Snapshot) ->
 
 
 def files_are_the_writers(request: CommitRequest, snapshot: Snapshot) -> None:
-    """
-    Added files hold keys of their interval, were written under the request's fence, and are new.
-    """
+    """Added files hold keys of their interval, were written under the request's fence, and are new."""
     for write in request.writes:
         for file in write.added:
             check(_within(write, file.min_key, file.max_key), "a file lies in its interval", path=file.path)
@@ -206,8 +184,7 @@ RULES: Final[tuple[Predicate, ...]] = (
 
 
 def check_commit(request: CommitRequest, snapshot: Snapshot) -> None:
-    """
-    Check a request against all `RULES` and `INVARIANTS` on one snapshot.
+    """Check a request against all `RULES` and `INVARIANTS` on one snapshot.
 
     Raises:
         FencedError: another owner has an interval.

@@ -1,3 +1,1 @@
-"""
-Identity: which store this is, where it is, and what to do when it was moved, copied or restored.
-"""
+"""Identity: which store this is, where it is, and what to do when it was moved, copied or restored."""

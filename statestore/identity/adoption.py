@@ -1,5 +1,4 @@
-"""
-Adoption: an operator declares that a store was moved, copied or restored.
+"""Adoption: an operator declares that a store was moved, copied or restored.
 
 - ``moved``: it is in another place, and there is no other copy. It stays the same incarnation.
 - ``copy``: its original stays in use. It begins an incarnation with leases and a high-water mark of its own, and does
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from millpond.statestore.log.log import Log
     from millpond.statestore.types import Clock, Objects, Rng
 
-__all__ = ["Adoption", "adopt_store"]
-
 Adoption = Literal["moved", "copy", "restored"]
 """What happened to a store; see `millpond.statestore.identity.adoption`."""
 
@@ -50,8 +47,7 @@ def adopt_store(
     *,
     marks: Objects | None = None,
 ) -> Lineage:
-    """
-    Record that a store was moved, copied or restored.
+    """Record that a store was moved, copied or restored.
 
     Args:
         log: the log of its table.
@@ -132,8 +128,7 @@ def _record(
 
 @contextmanager
 def _stopped(leases: Leases, snapshot: Snapshot) -> Iterator[None]:
-    """
-    Hold all leases, so that no pipeline of the store runs meanwhile.
+    """Hold all leases, so that no pipeline of the store runs meanwhile.
 
     Raises:
         ConflictError: one is running, or another process maintains the store.

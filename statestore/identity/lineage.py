@@ -1,5 +1,4 @@
-"""
-Lineage: which incarnation of a store this is, where it came from, and its location.
+"""Lineage: which incarnation of a store this is, where it came from, and its location.
 
 All copies of a store have the same id. An **incarnation** identifies one of them: the first one has the store's id;
 a copy, and a store that was restored from a backup, begin another one (`millpond.statestore.identity.adoption`).
@@ -25,12 +24,9 @@ from millpond.statestore.app_ids import (
 )
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["Incarnation", "Lineage", "Origin"]
-
 
 class Origin(StrEnum):
-    """
-    The origin of an incarnation.
+    """The origin of an incarnation.
 
     ``CREATED``: the first one. ``COPY``: a second store next to its original. ``FORK``: the same, made by Millpond.
     ``RESTORED``: in place of its original.
@@ -44,9 +40,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """
-    One incarnation: its id, its origin, and the table version at which it began.
-    """
+    """One incarnation: its id, its origin, and the table version at which it began."""
 
     id: str
     origin: Origin
@@ -55,8 +49,7 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """
-    The incarnations of a store up to this one.
+    """The incarnations of a store up to this one.
 
     Attributes:
         store_id: the store's id, which all of them share.
@@ -74,9 +67,7 @@ class Lineage:
 
     @staticmethod
     def of(store_id: str, txns: Mapping[str, int]) -> Lineage:
-        """
-        The lineage in a table's transactions; a store from before lineages has only the first incarnation.
-        """
+        """The lineage in a table's transactions; a store from before lineages has only the first incarnation."""
         later = [
             Incarnation(name, Origin(origin), began)
             for app_id, began in txns.items()
@@ -107,43 +98,32 @@ class Lineage:
 
     @property
     def current(self) -> Incarnation:
-        """
-        This store's own incarnation.
-        """
+        """This store's own incarnation."""
         return self.incarnations[-1]
 
     @property
     def copied(self) -> Incarnation:
-        """
-        The incarnation of the last copy, or the first one; all later incarnations continue it.
-        """
+        """The incarnation of the last copy, or the first one; all later incarnations continue it."""
         copies = [known for known in self.incarnations if known.origin in (Origin.COPY, Origin.FORK)]
         return copies[-1] if copies else self.incarnations[0]
 
     def left_at(self, incarnation: str, pipeline: str) -> int | None:
-        """
-        The superstep at which an earlier incarnation was left, 0 if none is recorded; ``None`` for this one.
-        """
+        """The superstep at which an earlier incarnation was left, 0 if none is recorded; ``None`` for this one."""
         ids = [known.id for known in self.incarnations]
         later = ids[ids.index(incarnation) + 1 :]
         return None if not later else self.forks.get((later[0], pipeline), 0)
 
     def is_of_another_copy(self, incarnation: str) -> bool:
-        """
-        Whether this store does not continue an incarnation: it is the original of a copy, or unrelated.
-        """
+        """Whether this store does not continue an incarnation: it is the original of a copy, or unrelated."""
         ids = [known.id for known in self.incarnations]
         return incarnation not in ids[ids.index(self.copied.id) :]
 
     def unrecorded_location(self, place: str) -> dict[str, int]:
-        """
-        The transaction that records the store's location; empty if it is recorded, or for a store in memory.
-        """
+        """The transaction that records the store's location; empty if it is recorded, or for a store in memory."""
         return {} if self.location or place.startswith("memory:") else {location_app_id(place): 0}
 
     def check_location(self, place: str) -> None:
-        """
-        Refuse to write to a store that is not at its recorded location.
+        """Refuse to write to a store that is not at its recorded location.
 
         Raises:
             InvalidError: the location differs; the error names the choices.

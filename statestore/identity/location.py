@@ -1,6 +1,4 @@
-"""
-The location of a store: a folder of this machine, or a URL.
-"""
+"""The location of a store: a folder of this machine, or a URL."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from typing import Final
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["ROWS_FOLDER", "check_location", "local_folder", "place_of"]
-
 _ONE_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)", re.IGNORECASE)
 """A scheme of at least two letters, as drives have one."""
 
@@ -20,8 +16,7 @@ ROWS_FOLDER: Final = "rows"
 
 
 def place_of(path: str | Path) -> str:
-    """
-    A store's location, the same for every process: an absolute path, or a URL without a trailing slash.
+    """A store's location, the same for every process: an absolute path, or a URL without a trailing slash.
 
     Example:
         >>> place_of("s3://bucket/pond/")
@@ -32,9 +27,7 @@ def place_of(path: str | Path) -> str:
 
 
 def local_folder(path: str | Path) -> Path | None:
-    """
-    The folder of a store on this machine; ``None`` for one in an object store.
-    """
+    """The folder of a store on this machine; ``None`` for one in an object store."""
     text = str(path)
     if text.startswith("file://"):
         return Path(text.removeprefix("file://")).resolve()
@@ -42,8 +35,7 @@ def local_folder(path: str | Path) -> Path | None:
 
 
 def check_location(local: Path | None, path: str | Path, *, create: bool) -> None:
-    """
-    Refuse a location that has no store, unless one can be created there.
+    """Refuse a location that has no store, unless one can be created there.
 
     Args:
         local: the folder; ``None`` for an object store, which is not checked here.

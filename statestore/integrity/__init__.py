@@ -1,3 +1,1 @@
-"""
-Integrity: verify a store, and read as much as possible of a damaged one.
-"""
+"""Integrity: verify a store, and read as much as possible of a damaged one."""

@@ -1,5 +1,4 @@
-"""
-Repair of a single flipped bit, where a seal over all bytes verifies the result.
+"""Repair of a single flipped bit, where a seal over all bytes verifies the result.
 
 A single flipped bit is the most common corruption by disks and memory. A commit's SHA-256 leaves no
 doubt; a row file's CRC-32 has a different remainder for every single bit, and its page checksums
@@ -12,8 +11,6 @@ import hashlib
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["FLIP_BYTES_MAX", "repair_bit_flip", "repair_bit_flip_by_digest"]
-
 FLIP_BYTES_MAX: Final = 1 << 15
 """Larger files are not tried: each candidate bit costs a check of the whole file."""
 
@@ -21,8 +18,7 @@ _BLOCK_BYTES: Final = 64
 
 
 def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | None:
-    """
-    The first variant of ``data`` with one bit flipped that is whole; ``None`` if there is none.
+    """The first variant of ``data`` with one bit flipped that is whole; ``None`` if there is none.
 
     Args:
         data: damaged bytes.
@@ -46,8 +42,7 @@ def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | N
 
 
 def repair_bit_flip_by_digest(data: bytes, digest: str) -> bytes | None:
-    """
-    The same for bytes whose SHA-256 is known: what comes before a candidate bit is hashed once for its whole block.
+    """The same for bytes whose SHA-256 is known: what comes before a candidate bit is hashed once for its whole block.
 
     Args:
         data: damaged bytes.

@@ -1,5 +1,4 @@
-"""
-A table's history as far as its log is readable: every state from a start to the first gap.
+"""A table's history as far as its log is readable: every state from a start to the first gap.
 
 Repair uses it. A `Snapshot` is the table's current state and refuses a damaged log; a history keeps
 the readable part and walks it back version by version.
@@ -30,13 +29,10 @@ from millpond.statestore.log.log import Log, LogInventory, commit_path
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.types import TableVersion
 
-__all__ = ["Change", "TableHistory", "TableState", "read_histories"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """
-    The effects of one commit, with the data needed to undo it.
+    """The effects of one commit, with the data needed to undo it.
 
     Attributes:
         version: the version that it made.
@@ -55,8 +51,7 @@ class Change:
 
 @dataclass(slots=True, kw_only=True)
 class TableState:
-    """
-    The state of a table at a version.
+    """The state of a table at a version.
 
     Attributes:
         version: the version.
@@ -71,8 +66,7 @@ class TableState:
 
 @dataclass(slots=True, kw_only=True)
 class TableHistory:
-    """
-    The states from ``start`` to ``newest``.
+    """The states from ``start`` to ``newest``.
 
     Attributes:
         start: the first known version: that of a checkpoint, or 0.
@@ -97,8 +91,7 @@ class TableHistory:
     healed: dict[TableVersion, bytes] = field(default_factory=dict)
 
     def states(self) -> Iterator[tuple[TableState, tuple[str, ...]]]:
-        """
-        The states, newest first, each with the files that it has and the next newer state lacks.
+        """The states, newest first, each with the files that it has and the next newer state lacks.
 
         The yielded state is changed in place: copy what you need before you advance the iterator.
         """
@@ -118,17 +111,13 @@ class TableHistory:
             yield state, tuple(add.path for add in change.removed)
 
     def maker_of(self, path: str) -> Change | None:
-        """
-        The commit that added a file; ``None`` if the file is older than the start.
-        """
+        """The commit that added a file; ``None`` if the file is older than the start."""
         return next(
             (change for change in self.changes if any(add.path == path for add in change.added)), None
         )
 
     def take(self, version: TableVersion, actions: tuple[Action, ...], digest: str) -> None:
-        """
-        Apply the next commit.
-        """
+        """Apply the next commit."""
         added, removed, before, kind = [], [], list[tuple[str, int | None]](), ""
         for action in actions:
             match action:
@@ -160,8 +149,7 @@ class TableHistory:
 
 
 def read_histories(log: Log, mark: Mark | None) -> tuple[TableHistory, ...]:
-    """
-    All histories that the log still contains, the one that reaches furthest first.
+    """All histories that the log still contains, the one that reaches furthest first.
 
     Args:
         log: the table's log.
@@ -205,9 +193,7 @@ def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> TableHistory | None:
 
 
 def _rests_on_foreign_change(log: Log, inventory: LogInventory, history: TableHistory) -> bool:
-    """
-    Whether a checkpoint sums up a commit by which another engine changed the data.
-    """
+    """Whether a checkpoint sums up a commit by which another engine changed the data."""
     configuration = {} if history.metadata is None else history.metadata.configuration
     for version in inventory.versions:
         if version > history.start:
@@ -243,9 +229,7 @@ def _follow(history: TableHistory, log: Log, mark: Mark | None) -> None:
 
 
 def _original(data: bytes, digest: str) -> bytes | None:
-    """
-    The commit as it was written, given its digest if another source has it; ``None`` if it is lost.
-    """
+    """The commit as it was written, given its digest if another source has it; ``None`` if it is lost."""
     if digest:
         if digest_of(data) == digest:
             return data
@@ -258,9 +242,7 @@ def _original(data: bytes, digest: str) -> bytes | None:
 
 
 def _previous_in(data: bytes | None) -> str:
-    """
-    The digest that a commit records of the commit before it; "" where the commit is not trustworthy.
-    """
+    """The digest that a commit records of the commit before it; "" where the commit is not trustworthy."""
     info = None if data is None else _sealed_info(data)
     return "" if info is None else str(info.get("previous") or "")
 

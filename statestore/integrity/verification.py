@@ -1,5 +1,4 @@
-"""
-Verification: check a whole store against all promises about its bytes.
+"""Verification: check a whole store against all promises about its bytes.
 
 It checks every remaining commit file: its seal, the digest chain, and that fences and positions follow
 the rules. It checks every live file: its seal, its page checksums, and that its rows match the log.
@@ -33,16 +32,13 @@ from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.row import unpack_fence
 from millpond.statestore.types import Objects, TableVersion
 
-__all__ = ["Finding", "Verified", "verify_store"]
-
 _COLUMNS: Final = ("key", "sequencer", "commit_number", "superstep")
 _RISING_PREFIXES: Final = (INPUT_PREFIX, SUPERSTEP_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """
-    One fault in a store.
+    """One fault in a store.
 
     Attributes:
         path: the file, relative to the table's root.
@@ -57,8 +53,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """
-    The result of a verification.
+    """The result of a verification.
 
     Attributes:
         commits: number of commit files read.
@@ -78,8 +73,7 @@ class Verified:
 def verify_store(
     objects: Objects, mark: Mark | None = None, *, told: Callable[[int, int], None] = lambda *_: None
 ) -> Verified:
-    """
-    Read a whole store and report every fault.
+    """Read a whole store and report every fault.
 
     Args:
         objects: the table's root.

@@ -1,3 +1,1 @@
-"""
-Typed keys: a tuple of values as one text that is ordered as the tuples are.
-"""
+"""Typed keys: a tuple of values as one text that is ordered as the tuples are."""

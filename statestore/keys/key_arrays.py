@@ -1,6 +1,4 @@
-"""
-Typed keys of whole Arrow columns: the texts that `encode_key` gives, without a call for each row.
-"""
+"""Typed keys of whole Arrow columns: the texts that `encode_key` gives, without a call for each row."""
 
 from __future__ import annotations
 
@@ -16,8 +14,6 @@ import pyarrow.compute as pc
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.keys.key_text import CONTROLS, DIGITS_MAX, ESCAPE, NULL, PART, struct_mark
 
-__all__ = ["KeyTexts", "check_key_type", "encode_key_columns"]
-
 _Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
 _LENGTHS_MAX: Final = 25  # as many digits before the point have one letter
@@ -32,8 +28,7 @@ _TOO_FINE: Final = "a time in the key has a part of a microsecond"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyTexts:
-    """
-    The keys of rows.
+    """The keys of rows.
 
     Attributes:
         texts: a string array, null exactly where ``errors`` has an entry.
@@ -45,8 +40,7 @@ class KeyTexts:
 
 
 def check_key_type(kind: pa.DataType, column: str) -> None:
-    """
-    Refuse a column that no key can be made of.
+    """Refuse a column that no key can be made of.
 
     Args:
         kind: its type.
@@ -79,8 +73,7 @@ def check_key_type(kind: pa.DataType, column: str) -> None:
 
 
 def encode_key_columns(columns: Sequence[pa.Array]) -> KeyTexts:
-    r"""
-    The texts of the keys that some columns make together.
+    r"""The texts of the keys that some columns make together.
 
     Args:
         columns: arrays of one length, of types that `check_key_type` accepts; chunked ones, too.
@@ -112,18 +105,14 @@ def _single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """
-    The type of the values, whatever the layout of the column.
-    """
+    """The type of the values, whatever the layout of the column."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _part(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
-    """
-    The texts of one column, without the tab; nowhere null.
-    """
+    """The texts of one column, without the tab; nowhere null."""
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array([NULL] * len(array), pa.string())
@@ -157,9 +146,7 @@ def _of_text(array: pa.Array) -> pa.Array:
 
 
 def _controls_in(texts: pa.Array) -> list[str]:
-    """
-    Which control characters there are, that of the escape first.
-    """
+    """Which control characters there are, that of the escape first."""
     data = texts.buffers()[2]
     if data is None:
         return []
@@ -189,9 +176,7 @@ def _of_decimal(array: pa.Array) -> pa.Array:
 
 
 def _plain_decimals(array: pa.Array) -> pa.Array:
-    """
-    Decimals as text with all the digits of their scale, and without an exponent.
-    """
+    """Decimals as text with all the digits of their scale, and without an exponent."""
     scale = array.type.scale
     texts = array.cast(pa.string())
     if not scale or not pc.any(pc.match_substring(texts, "E")).as_py():
@@ -211,9 +196,7 @@ def _plain_decimals(array: pa.Array) -> pa.Array:
 
 
 def _signed(digits: pa.Array, mark: str, end: str) -> pa.Array:
-    """
-    Numbers as text, behind a letter for their length; of those below 0 the digits are turned.
-    """
+    """Numbers as text, behind a letter for their length; of those below 0 the digits are turned."""
     is_negative = pc.starts_with(digits, "-")
     if not pc.any(is_negative).as_py():
         return _joined(_lengths(digits, [mark + letters for letters in _RISING]), digits)
@@ -232,9 +215,7 @@ def _lengths(digits: pa.Array, letters: Sequence[str]) -> pa.Array:
 
 
 def _turned(digits: pa.Array) -> pa.Array:
-    """
-    The same texts with each digit subtracted from 9.
-    """
+    """The same texts with each digit subtracted from 9."""
     validity, offsets, data = digits.buffers()
     turned = _NINES[np.frombuffer(data, np.uint8)] if data is not None else np.empty(0, np.uint8)
     return pa.StringArray.from_buffers(
@@ -283,9 +264,7 @@ def _of_time(array: pa.Array) -> pa.Array:
 
 
 def _in_range(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
-    """
-    The same array with nulls for dates and times that a key cannot have.
-    """
+    """The same array with nulls for dates and times that a key cannot have."""
     kind = array.type
     if pa.types.is_date(kind):
         return _without(

@@ -1,6 +1,4 @@
-"""
-The columns that typed keys are made of: their names and types, as a store records them and as its views show them.
-"""
+"""The columns that typed keys are made of: their names and types, as a store records them and as its views show them."""
 
 from __future__ import annotations
 
@@ -18,18 +16,6 @@ from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.keys.key_arrays import encode_key_columns
 from millpond.statestore.keys.key_text import ESCAPE, PART, KeyValue, decode_key, is_typed
 from millpond.statestore.keys.kind_names import NAMED_KINDS, kind_of_name, name_of_kind
-
-__all__ = [
-    "fitting_cells",
-    "key_columns_in",
-    "key_columns_of",
-    "key_lookup",
-    "key_word",
-    "parse_key_word",
-    "same_texts",
-    "told_kind",
-    "typed_columns",
-]
 
 _WIDER: Final = {
     pa.uint8(): pa.int16(),
@@ -49,8 +35,7 @@ _OF_PYTHON: Final[dict[type, pa.DataType]] = {
 
 
 def key_word(columns: Iterable[pa.Field]) -> str:
-    """
-    Names and types as the text that a store records.
+    """Names and types as the text that a store records.
 
     Example:
         >>> key_word([pa.field("country", pa.string()), pa.field("cents", pa.decimal128(10, 2))])
@@ -60,8 +45,7 @@ def key_word(columns: Iterable[pa.Field]) -> str:
 
 
 def parse_key_word(word: str) -> tuple[pa.Field, ...]:
-    """
-    The columns that a store has recorded.
+    """The columns that a store has recorded.
 
     Raises:
         DataError: a later version has recorded a type that this one does not know.
@@ -75,8 +59,7 @@ def parse_key_word(word: str) -> tuple[pa.Field, ...]:
 
 
 def key_columns_in(positions: Mapping[str, int], computation: str) -> tuple[pa.Field, ...]:
-    """
-    The columns that a computation's typed keys are made of, as the positions of a table record them; none for plain keys.
+    """The columns that a computation's typed keys are made of, as the positions of a table record them; none for plain keys.
 
     Raises:
         DataError: a later version has recorded a type that this one does not know.
@@ -86,9 +69,7 @@ def key_columns_in(positions: Mapping[str, int], computation: str) -> tuple[pa.F
 
 
 def key_columns_of(columns: Iterable[pa.Field]) -> tuple[pa.Field, ...]:
-    """
-    The same columns in the types that are recorded: one for each text form and width, whatever the layout.
-    """
+    """The same columns in the types that are recorded: one for each text form and width, whatever the layout."""
     return tuple(pa.field(column.name, _recorded(column.type)) for column in columns)
 
 
@@ -112,9 +93,7 @@ def _recorded(kind: pa.DataType) -> pa.DataType:
 
 
 def told_kind(cells: Iterable[Any]) -> pa.DataType:
-    """
-    The type of a column of Python values, as far as they tell: null where there are none, or of several types.
-    """
+    """The type of a column of Python values, as far as they tell: null where there are none, or of several types."""
     kinds = {_kind_of_value(cell) for cell in cells if cell is not None}
     return kinds.pop() if len(kinds) == 1 else pa.null()
 
@@ -128,8 +107,7 @@ def _kind_of_value(value: Any) -> pa.DataType:
 
 
 def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
-    """
-    Whether equal values of two types have the same text; a type that is not known yet is as any other.
+    """Whether equal values of two types have the same text; a type that is not known yet is as any other.
 
     Example:
         >>> same_texts(pa.int32(), pa.int64()), same_texts(pa.int64(), pa.string())
@@ -150,8 +128,7 @@ def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
 def typed_columns(
     keys: pa.ChunkedArray, columns: Sequence[pa.Field], places: Sequence[int] | None = None
 ) -> list[pa.ChunkedArray]:
-    """
-    The values of typed keys, a column each; null where a key has no value of the type in that place.
+    """The values of typed keys, a column each; null where a key has no value of the type in that place.
 
     Args:
         keys: texts of keys.
@@ -172,9 +149,7 @@ def typed_columns(
 
 
 def _is_quick(columns: Sequence[pa.Field], place: int) -> bool:
-    """
-    Whether all rows of a column are decoded at once: where parts and columns go together, as before any struct.
-    """
+    """Whether all rows of a column are decoded at once: where parts and columns go together, as before any struct."""
     kind = columns[place].type
     is_simple = pa.types.is_string(kind) or pa.types.is_integer(kind)
     return is_simple and not any(pa.types.is_struct(column.type) for column in columns[:place])
@@ -226,9 +201,7 @@ def _values_of(text: str, count: int) -> tuple[Any, ...]:
 
 
 def fitting_cells(kind: pa.DataType, values: list[Any]) -> pa.Array:
-    """
-    An array of values, with null in place of those that are not of the type.
-    """
+    """An array of values, with null in place of those that are not of the type."""
     try:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -247,8 +220,7 @@ def _one_by_one(kind: pa.DataType, values: list[Any]) -> Iterator[pa.Array]:
 
 
 def key_lookup(values: Sequence[KeyValue], columns: Sequence[pa.Field]) -> str:
-    """
-    The text of a key whose values are given loosely: as text, or in a type that converts to that of its column.
+    """The text of a key whose values are given loosely: as text, or in a type that converts to that of its column.
 
     Args:
         values: one for each column; all of them where the columns are not known.

@@ -1,5 +1,4 @@
-"""
-The text of a typed key: a tuple of values in a form that is ordered as the tuples are.
+"""The text of a typed key: a tuple of values in a form that is ordered as the tuples are.
 
 The engine's key is text: rows are sorted by it, cut into intervals and pruned. A typed key is a tuple of values,
 and its text has, for each of them, a tab, a mark of the type, and the value:
@@ -41,20 +40,6 @@ from typing import Any, Final, TypeAlias
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = [
-    "CONTROLS",
-    "DIGITS_MAX",
-    "ESCAPE",
-    "NULL",
-    "PART",
-    "KeyValue",
-    "decode_key",
-    "encode_key",
-    "escaped",
-    "is_typed",
-    "struct_mark",
-]
-
 KeyValue: TypeAlias = (
     "bool | int | float | str | bytes | Decimal | dt.date | dt.datetime | Mapping[str, KeyValue] | None"
 )
@@ -93,15 +78,12 @@ _DECIMAL: Final = re.compile(
 
 
 def is_typed(text: str) -> bool:
-    """
-    Whether a key is the text of a typed one; all others are plain.
-    """
+    """Whether a key is the text of a typed one; all others are plain."""
     return text.startswith(PART)
 
 
 def encode_key(values: Sequence[KeyValue]) -> str:
-    r"""
-    The text of a typed key.
+    r"""The text of a typed key.
 
     Args:
         values: at least one; equal values of one type have one text, whatever wrote them: a decimal has no zeros at
@@ -125,8 +107,7 @@ def encode_key(values: Sequence[KeyValue]) -> str:
 
 
 def decode_key(text: str) -> tuple[Any, ...]:
-    r"""
-    The values of a key.
+    r"""The values of a key.
 
     Args:
         text: the text of a typed key, or a plain key.
@@ -153,8 +134,7 @@ def decode_key(text: str) -> tuple[Any, ...]:
 
 
 def escaped(text: str) -> str:
-    r"""
-    The text without control characters: each is U+001F and its caret letter.
+    r"""The text without control characters: each is U+001F and its caret letter.
 
     Example:
         >>> escaped("a\tb")
@@ -164,8 +144,7 @@ def escaped(text: str) -> str:
 
 
 def struct_mark(names: Sequence[str]) -> str:
-    """
-    What a struct with these fields begins with; the values follow, each as a part.
+    """What a struct with these fields begins with; the values follow, each as a part.
 
     Raises:
         InvalidError: there are no fields, or two have the same name.
@@ -260,9 +239,7 @@ def _of_decimal(value: Decimal) -> str:
 
 
 def _length(count: int, first: str) -> str:
-    """
-    Letters that rise with a count from ``a``, or fall with it from ``Z``.
-    """
+    """Letters that rise with a count from ``a``, or fall with it from ``Z``."""
     if first == "a":
         return chr(96 + count) if count < _LONG else "z" + chr(97 + count - _LONG)
     return chr(91 - count) if count < _LONG else "A" + chr(122 - (count - _LONG))

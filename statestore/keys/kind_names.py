@@ -1,14 +1,10 @@
-"""
-Names of types, as a store records them: of the columns of keys, and of what is inside states.
-"""
+"""Names of types, as a store records them: of the columns of keys, and of what is inside states."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import pyarrow as pa
-
-__all__ = ["NAMED_KINDS", "kind_of_name", "name_of_kind"]
 
 NAMED_KINDS: Final[dict[pa.DataType, str]] = {
     pa.null(): "void",
@@ -31,8 +27,7 @@ _KINDS: Final = {name: kind for kind, name in NAMED_KINDS.items()}
 
 
 def name_of_kind(kind: pa.DataType) -> Any:
-    """
-    A type's name: text, or for one with parts a JSON object.
+    """A type's name: text, or for one with parts a JSON object.
 
     Raises:
         KeyError: the type has no name.
@@ -53,8 +48,7 @@ def name_of_kind(kind: pa.DataType) -> Any:
 
 
 def kind_of_name(name: Any) -> pa.DataType:
-    """
-    The type of a name; all its parts may be null.
+    """The type of a name; all its parts may be null.
 
     Raises:
         KeyError: no type of this version has the name; or ``ValueError``, or ``TypeError``.

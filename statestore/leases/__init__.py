@@ -1,3 +1,1 @@
-"""
-Leases on intervals: their sequencers fence every write.
-"""
+"""Leases on intervals: their sequencers fence every write."""

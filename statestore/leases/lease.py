@@ -1,5 +1,4 @@
-"""
-Leases on intervals, and their sequencers: the promises of every implementation of `Leases`.
+"""Leases on intervals, and their sequencers: the promises of every implementation of `Leases`.
 
 A lease is the right to write an interval; its sequencer is higher than that of
 every earlier lease on the interval *and* than the one stored in the table, so a commit
@@ -28,18 +27,6 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.high_water import HighWater
 from millpond.statestore.types import Sequencer
 
-__all__ = [
-    "TIMEOUT_MS",
-    "Holder",
-    "Lease",
-    "LeaseState",
-    "Leases",
-    "OnHeld",
-    "lease_is_held",
-    "may_move",
-    "next_sequencer",
-]
-
 TIMEOUT_MS: Final = 10_000
 """Default bound, in milliseconds, on taking a lease and on waiting."""
 
@@ -53,9 +40,7 @@ What to do when another writer holds the lease.
 
 
 class LeaseState(StrEnum):
-    """
-    State of a lease: ``HELD`` and ``SUSPENDED`` alternate, ``LOST`` and ``RELEASED`` are final.
-    """
+    """State of a lease: ``HELD`` and ``SUSPENDED`` alternate, ``LOST`` and ``RELEASED`` are final."""
 
     HELD = "held"
     SUSPENDED = "suspended"
@@ -67,8 +52,7 @@ _ENDED: Final = frozenset({LeaseState.LOST, LeaseState.RELEASED})
 
 
 def may_move(old: LeaseState, new: LeaseState) -> bool:
-    """
-    Whether a lease may go from ``old`` to ``new``: a late notice must not revive an ended lease.
+    """Whether a lease may go from ``old`` to ``new``: a late notice must not revive an ended lease.
 
     Example:
         >>> may_move(LeaseState.SUSPENDED, LeaseState.HELD)
@@ -80,8 +64,7 @@ def may_move(old: LeaseState, new: LeaseState) -> bool:
 
 
 def next_sequencer(last: int, above: Sequencer) -> Sequencer:
-    """
-    The sequencer of a new lease: above the last one issued and above the one stored in the table.
+    """The sequencer of a new lease: above the last one issued and above the one stored in the table.
 
     Args:
         last: the last sequencer that the lease service remembers; 0 when it remembers none,
@@ -97,32 +80,24 @@ def next_sequencer(last: int, above: Sequencer) -> Sequencer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """
-    Who holds a lease, as errors name it.
-    """
+    """Who holds a lease, as errors name it."""
 
     writer_id: str
     host: str
     process_id: int
 
     def __str__(self) -> str:
-        """
-        One line for errors.
-        """
+        """One line for errors."""
         return f"{self.writer_id} (process {self.process_id} on {self.host})"
 
     def encode(self) -> bytes:
-        """
-        Encode as JSON, readable in ZooKeeper's own shell.
-        """
+        """Encode as JSON, readable in ZooKeeper's own shell."""
         pairs = {"writer_id": self.writer_id, "host": self.host, "process_id": self.process_id}
         return json.dumps(pairs).encode()
 
     @staticmethod
     def decode(data: bytes) -> Holder:
-        """
-        The holder that ``data`` names; "unknown" for unreadable data, because holders are only displayed.
-        """
+        """The holder that ``data`` names; "unknown" for unreadable data, because holders are only displayed."""
         try:
             pairs = json.loads(data)
             return Holder(
@@ -135,8 +110,7 @@ class Holder:
 
 
 class Lease:
-    """
-    The right to write one interval, under one sequencer, until it ends.
+    """The right to write one interval, under one sequencer, until it ends.
 
     The state changes as notices from the service arrive; `check` turns it into an
     error. It is safe to use from any thread.
@@ -153,28 +127,21 @@ class Lease:
 
     @property
     def interval(self) -> Interval:
-        """
-        The interval that the lease allows to write.
-        """
+        """The interval that the lease allows to write."""
         return self._interval
 
     @property
     def sequencer(self) -> Sequencer:
-        """
-        The number that fences every earlier owner.
-        """
+        """The number that fences every earlier owner."""
         return self._sequencer
 
     @property
     def state(self) -> LeaseState:
-        """
-        The state that the service reported last.
-        """
+        """The state that the service reported last."""
         return self._state
 
     def check(self) -> None:
-        """
-        Return if the lease is held, according to the last report.
+        """Return if the lease is held, according to the last report.
 
         Raises:
             UnavailableError: the service is unavailable; pause, the lease may come back.
@@ -191,8 +158,7 @@ class Lease:
         )
 
     def move(self, state: LeaseState, reason: str = "") -> bool:
-        """
-        Apply a notice from the service; only the `Leases` that made the lease calls this.
+        """Apply a notice from the service; only the `Leases` that made the lease calls this.
 
         Returns:
             Whether the state changed; a notice about an ended lease changes nothing.
@@ -206,16 +172,12 @@ class Lease:
             return True
 
     def __repr__(self) -> str:
-        """
-        Interval, sequencer and state.
-        """
+        """Interval, sequencer and state."""
         return f"Lease({self._interval.app_id}, sequencer={self._sequencer}, {self._state})"
 
 
 class Leases(Protocol):
-    """
-    Issues the leases of one writer of one store.
-    """
+    """Issues the leases of one writer of one store."""
 
     def take(
         self,
@@ -225,8 +187,7 @@ class Leases(Protocol):
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> Lease:
-        """
-        Take the lease of ``interval``; its sequencer is higher than ``above`` and every earlier one.
+        """Take the lease of ``interval``; its sequencer is higher than ``above`` and every earlier one.
 
         A lease that this writer already has on the interval ends, in every mode.
 
@@ -249,8 +210,7 @@ class Leases(Protocol):
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> tuple[Lease, ...]:
-        """
-        Take the leases of all ``intervals`` (each with its ``above``), in few round trips.
+        """Take the leases of all ``intervals`` (each with its ``above``), in few round trips.
 
         After an error this writer keeps none of the new leases; its earlier leases are untouched
         unless a new lease had already replaced them.
@@ -258,14 +218,11 @@ class Leases(Protocol):
         ...
 
     def release(self, lease: Lease) -> None:
-        """
-        Release the lease, so that a standby need not wait for a time-out; does nothing if it has ended.
-        """
+        """Release the lease, so that a standby need not wait for a time-out; does nothing if it has ended."""
         ...
 
     def wait_until_settled(self, timeout_ms: float = TIMEOUT_MS) -> bool:
-        """
-        Wait until no lease is suspended: each is held again, or has ended.
+        """Wait until no lease is suspended: each is held again, or has ended.
 
         Returns:
             ``True`` when all are settled; ``False`` when the time ran out.
@@ -274,21 +231,16 @@ class Leases(Protocol):
 
     @property
     def high_water(self) -> HighWater:
-        """
-        The high-water mark of the store's last commit, kept outside the table.
-        """
+        """The high-water mark of the store's last commit, kept outside the table."""
         ...
 
     def close(self) -> None:
-        """
-        Release every lease and disconnect from the service.
-        """
+        """Release every lease and disconnect from the service."""
         ...
 
 
 def lease_is_held(interval: Interval, holder: object) -> ConflictError:
-    """
-    The error of a writer that may not take what another one holds.
+    """The error of a writer that may not take what another one holds.
 
     Args:
         interval: what is held.

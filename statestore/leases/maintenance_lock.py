@@ -1,5 +1,4 @@
-"""
-The maintenance lock: offline repair and offline garbage collection of a store exclude each other.
+"""The maintenance lock: offline repair and offline garbage collection of a store exclude each other.
 
 A running pipeline collects its own garbage, and repair is refused while its leases are held. Tools that
 operators start need a lock of their own: a collection that judged a file to be garbage must not delete it
@@ -18,16 +17,13 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, Leases
 from millpond.statestore.types import Sequencer
 
-__all__ = ["exclusive"]
-
 _BY_HAND: Final = Interval("millpond/by_hand")
 """Names of computations have no slash."""
 
 
 @contextmanager
 def exclusive(leases: Leases) -> Iterator[Lease]:
-    """
-    Hold the store's maintenance lock for the length of the block.
+    """Hold the store's maintenance lock for the length of the block.
 
     Yields:
         The lease behind the lock; call its `Lease.check` before each irreversible step.

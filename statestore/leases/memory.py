@@ -1,5 +1,4 @@
-"""
-Leases within one Python process: the same rules as ZooKeeper's, without a server.
+"""Leases within one Python process: the same rules as ZooKeeper's, without a server.
 
 Several `MemoryLeases` that share one `MemoryRegistry` are the writers of one store.
 Tests and the simulator can disturb each of them as a network does: suspend it, end its
@@ -28,16 +27,12 @@ from millpond.statestore.leases.lease import (
 from millpond.statestore.log.high_water import HighWater, MemoryHighWater
 from millpond.statestore.types import Clock, Sequencer
 
-__all__ = ["MemoryLeases", "MemoryRegistry"]
-
 _POLL_MS: Final = 10
 
 
 @dataclass(slots=True)
 class MemoryRegistry:
-    """
-    The data that ZooKeeper would hold for one store: last sequencers, owners, the high-water mark.
-    """
+    """The data that ZooKeeper would hold for one store: last sequencers, owners, the high-water mark."""
 
     sequencers: dict[Interval, Sequencer] = field(default_factory=dict)
     owners: dict[Interval, tuple[MemoryLeases, Lease]] = field(default_factory=dict)
@@ -45,9 +40,7 @@ class MemoryRegistry:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def wipe(self) -> None:
-        """
-        Forget everything and end every session, as when a ZooKeeper restarts empty.
-        """
+        """Forget everything and end every session, as when a ZooKeeper restarts empty."""
         with self.lock:
             for leases in {id(owner): owner for owner, _ in self.owners.values()}.values():
                 leases.expire_session()
@@ -56,8 +49,7 @@ class MemoryRegistry:
 
 
 class MemoryLeases:
-    """
-    `Leases` of one writer over a shared registry.
+    """`Leases` of one writer over a shared registry.
 
     Example:
         >>> from millpond.statestore.system import SystemClock
@@ -75,9 +67,7 @@ class MemoryLeases:
 
     @property
     def high_water(self) -> HighWater:
-        """
-        The store's high-water mark, kept in the registry.
-        """
+        """The store's high-water mark, kept in the registry."""
         return self._registry.high_water
 
     def take(
@@ -88,9 +78,7 @@ class MemoryLeases:
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> Lease:
-        """
-        Take one lease; see `Leases.take`.
-        """
+        """Take one lease; see `Leases.take`."""
         return self.take_all({interval: above}, on_held=on_held, timeout_ms=timeout_ms)[0]
 
     def take_all(
@@ -100,9 +88,7 @@ class MemoryLeases:
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> tuple[Lease, ...]:
-        """
-        Take several leases, all or none; see `Leases.take_all`.
-        """
+        """Take several leases, all or none; see `Leases.take_all`."""
         deadline_us = self._clock.monotonic_us() + int(timeout_ms * 1_000)
         while True:
             with self._registry.lock:
@@ -117,23 +103,17 @@ class MemoryLeases:
 
     @property
     def writer_id(self) -> str:
-        """
-        Id of the writer that takes these leases.
-        """
+        """Id of the writer that takes these leases."""
         return self._writer_id
 
     def release(self, lease: Lease) -> None:
-        """
-        Release the lease; does nothing if it has ended.
-        """
+        """Release the lease; does nothing if it has ended."""
         with self._registry.lock:
             self._forget(lease)
             lease.move(LeaseState.RELEASED)
 
     def wait_until_settled(self, timeout_ms: float = TIMEOUT_MS) -> bool:
-        """
-        Wait until this writer is no longer suspended.
-        """
+        """Wait until this writer is no longer suspended."""
         deadline_us = self._clock.monotonic_us() + int(timeout_ms * 1_000)
         while self._suspended:
             if self._clock.monotonic_us() >= deadline_us:
@@ -142,17 +122,13 @@ class MemoryLeases:
         return True
 
     def close(self) -> None:
-        """
-        Release every lease.
-        """
+        """Release every lease."""
         with self._registry.lock:
             for lease in self._current():
                 self.release(lease)
 
     def suspend(self) -> None:
-        """
-        Lose the connection but not yet the session: other writers may take over unnoticed.
-        """
+        """Lose the connection but not yet the session: other writers may take over unnoticed."""
         with self._registry.lock:
             self._suspended = True
             for lease in self._current():
@@ -160,9 +136,7 @@ class MemoryLeases:
             self.hold_notices()
 
     def resume(self) -> None:
-        """
-        Reconnect: leases that this writer still owns are held again, the others are lost.
-        """
+        """Reconnect: leases that this writer still owns are held again, the others are lost."""
         with self._registry.lock:
             self._suspended = False
             for lease in self._current():
@@ -170,26 +144,20 @@ class MemoryLeases:
             self.deliver_notices()
 
     def expire_session(self) -> None:
-        """
-        End the session: owner entries vanish at once, and leases are lost as notices are delivered.
-        """
+        """End the session: owner entries vanish at once, and leases are lost as notices are delivered."""
         with self._registry.lock:
             for lease in self._current():
                 self._forget(lease)
                 self._lose(lease, "the session has expired")
 
     def hold_notices(self) -> None:
-        """
-        Delay notices of lost leases: this writer keeps believing that it holds them.
-        """
+        """Delay notices of lost leases: this writer keeps believing that it holds them."""
         with self._registry.lock:
             if self._notices is None:
                 self._notices = []
 
     def deliver_notices(self) -> None:
-        """
-        Deliver delayed notices now, and later notices immediately.
-        """
+        """Deliver delayed notices now, and later notices immediately."""
         with self._registry.lock:
             notices, self._notices = self._notices or [], None
             for lease, reason in notices:

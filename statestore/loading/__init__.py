@@ -1,3 +1,1 @@
-"""
-Rows made of a table: where it comes from, how its columns become rows, and the commit that adds them.
-"""
+"""Rows made of a table: where it comes from, how its columns become rows, and the commit that adds them."""

@@ -1,19 +1,14 @@
-"""
-What the commit of a load says, next to its rows.
-"""
+"""What the commit of a load says, next to its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["LoadBeginning"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadBeginning:
-    """
-    What a pipeline finds next to the rows, in the same commit: from where its inputs go on.
+    """What a pipeline finds next to the rows, in the same commit: from where its inputs go on.
 
     Attributes:
         positions: by application id.

@@ -1,5 +1,4 @@
-"""
-A load: rows of a table become rows of a computation, in one fenced commit (MillWheel §7.1).
+"""A load: rows of a table become rows of a computation, in one fenced commit (MillWheel §7.1).
 
 The table is read, checked and sorted first; nothing is taken and nothing written until that has worked. Then the load
 takes the leases of the computation's intervals as an owner does: one commit fences them, a second one adds all row
@@ -32,9 +31,9 @@ from millpond.statestore.loading.rows import staged_rows
 from millpond.statestore.loading.source import LoadSource, pieces_of
 from millpond.statestore.loading.staging import Staging
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.rows.files import ParquetRowFormat, RowFile, RowFormat, write_row_file
+from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence
-from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN
+from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN, ParquetRowFormat, RowFormat
 from millpond.statestore.types import CommitNumber, Objects, Rng, Sequencer, Superstep, TableVersion
 
 if TYPE_CHECKING:
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from millpond.statestore.identity.lineage import Lineage
     from millpond.statestore.leases.lease import Lease, Leases
     from millpond.statestore.rows.codec import Codec
-
-__all__ = ["LoadProgress", "LoadTarget", "Loaded", "LoadedForm", "load_rows"]
 
 LoadProgress: TypeAlias = Callable[[str, int, int | None], object]
 """Called with ``"read"`` or ``"write"``, the number of rows so far, and how many there are, if that is known."""
@@ -60,8 +57,7 @@ _PARQUET: Final = ParquetRowFormat(COMPACTED_PAGED_BYTES_MIN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """
-    What a load has added.
+    """What a load has added.
 
     Attributes:
         version: the table version that has the rows.
@@ -82,8 +78,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadedForm:
-    """
-    The form of the states of a load.
+    """The form of the states of a load.
 
     Attributes:
         codec: the computation's codec.
@@ -96,8 +91,7 @@ class LoadedForm:
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """
-    The store that a load adds rows to.
+    """The store that a load adds rows to.
 
     Attributes:
         committer: the store's.
@@ -128,8 +122,7 @@ def load_rows(
     told: LoadProgress,
     beginning: LoadBeginning | None = None,
 ) -> Loaded:
-    """
-    Make rows of a table; `Store.load` explains the arguments.
+    """Make rows of a table; `Store.load` explains the arguments.
 
     Raises:
         InvalidError: the table is no rows of a computation, or the computation has rows.
@@ -167,9 +160,7 @@ def load_rows(
 def _fence(
     target: LoadTarget, leases: Leases, computation: str, wanted: int | None, staging: Staging
 ) -> tuple[Lease, ...]:
-    """
-    Take the computation's intervals, those that it has or as many as are wanted, and fence them.
-    """
+    """Take the computation's intervals, those that it has or as many as are wanted, and fence them."""
     snapshot = target.committer.refresh()
     known = tuple(snapshot.live_intervals(computation))
     taken = _take(
@@ -255,9 +246,7 @@ def _take(leases: Leases, snapshot: Snapshot, intervals: Sequence[Interval]) -> 
 
 
 class _Writing:
-    """
-    Writes the row files of a load, interval by interval.
-    """
+    """Writes the row files of a load, interval by interval."""
 
     def __init__(self, objects: Objects, rng: Rng, row_format: RowFormat, state_version: int) -> None:
         self._state_version = state_version
@@ -267,9 +256,7 @@ class _Writing:
         self._rows = 0
 
     def interval(self, staging: Staging, lease: Lease, told: LoadProgress) -> IntervalWrite:
-        """
-        Write the files of one interval; they stay invisible until they are committed.
-        """
+        """Write the files of one interval; they stay invisible until they are committed."""
         fence = Fence(lease.sequencer, CommitNumber(1))
         files: list[RowFile] = []
         for table in _files_worth(staging.rows_of(lease.interval)):
@@ -291,9 +278,7 @@ class _Writing:
 
 
 def _files_worth(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """
-    The batches, as many at a time as make a file.
-    """
+    """The batches, as many at a time as make a file."""
     waiting: list[pa.Table] = []
     size = 0
     for batch in batches:

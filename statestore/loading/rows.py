@@ -1,6 +1,4 @@
-"""
-Columns of a load as columns of rows: keys, encoded states, and timers with the hold that follows from them.
-"""
+"""Columns of a load as columns of rows: keys, encoded states, and timers with the hold that follows from them."""
 
 from __future__ import annotations
 
@@ -16,8 +14,6 @@ from millpond.statestore.loading.source import Column, Piece
 from millpond.statestore.loading.timers import LoadedTimers, read_timers
 from millpond.statestore.rows.codec import Codec
 from millpond.statestore.rows.row import STATE_VERSION
-
-__all__ = ["STAGED_SCHEMA", "staged_rows"]
 
 _TIMER: Final = pa.struct(
     [
@@ -42,8 +38,7 @@ STAGED_SCHEMA: Final = pa.schema(
 
 
 def staged_rows(piece: Piece, codec: Codec, before: int) -> pa.Table:
-    """
-    The rows of a piece in `STAGED_SCHEMA`, in its order.
+    """The rows of a piece in `STAGED_SCHEMA`, in its order.
 
     Args:
         piece: the piece.
@@ -74,9 +69,7 @@ def staged_rows(piece: Piece, codec: Codec, before: int) -> pa.Table:
 
 
 def _versions(column: Column | None, rows: int) -> pa.Int32Array:
-    """
-    The version of each state; null where none is said, as it is of version 0.
-    """
+    """The version of each state; null where none is said, as it is of version 0."""
     if column is None:
         return pa.nulls(rows, pa.int32())
     try:
@@ -120,9 +113,7 @@ def _keys(column: Column, before: int) -> pa.StringArray:
 def _states(
     state: Column | None, state_bytes: Column | None, codec: Codec, keys: pa.StringArray
 ) -> tuple[pa.StringArray | None, pa.BinaryArray | None]:
-    """
-    The states as the codec stores them: in text or in bytes, the other one being ``None``.
-    """
+    """The states as the codec stores them: in text or in bytes, the other one being ``None``."""
     state, state_bytes = (None if _is_absent(column) else column for column in (state, state_bytes))
     if isinstance(state, pa.Array) and _is_blob(state.type):
         state, state_bytes = (None, state) if state_bytes is None else (state, state_bytes)
@@ -160,9 +151,7 @@ def _blobs(column: Column) -> pa.BinaryArray:
 
 
 def _checked(encoded: pa.Array, codec: Codec, keys: pa.StringArray) -> pa.Array:
-    """
-    States that are encoded already, each of which the codec can read.
-    """
+    """States that are encoded already, each of which the codec can read."""
     for row, text in enumerate(encoded.to_pylist()):
         if text is not None:
             try:
@@ -193,9 +182,7 @@ def _encoded(values: Sequence[Any], codec: Codec, keys: pa.StringArray) -> pa.Ar
 
 
 def _values(array: pa.Array) -> list[Any]:
-    """
-    Python values of a column; a struct's fields are converted column by column, which takes a fifth of the time.
-    """
+    """Python values of a column; a struct's fields are converted column by column, which takes a fifth of the time."""
     if not pa.types.is_struct(array.type):
         found: list[Any] = array.to_pylist(maps_as_pydicts="strict")
         return found

@@ -1,6 +1,4 @@
-"""
-Sources of a load: tables of any kind, files and mappings, read piece by piece.
-"""
+"""Sources of a load: tables of any kind, files and mappings, read piece by piece."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError, MillpondError
-
-__all__ = ["Column", "LoadSource", "Piece", "open_file", "pieces_of"]
 
 LoadSource: TypeAlias = Any
 """
@@ -43,8 +39,7 @@ _READERS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """
-    Some rows of a source.
+    """Some rows of a source.
 
     Attributes:
         rows: how many there are.
@@ -56,8 +51,7 @@ class Piece:
 
 
 def pieces_of(source: LoadSource) -> Iterator[Piece]:
-    """
-    The rows of a source, in pieces whose size does not grow with it.
+    """The rows of a source, in pieces whose size does not grow with it.
 
     A Spark DataFrame is brought to the driver as a whole.
 
@@ -88,8 +82,7 @@ def pieces_of(source: LoadSource) -> Iterator[Piece]:
 
 
 def open_file(path: Path) -> pa.RecordBatchReader:
-    """
-    A Parquet, CSV or JSON file as record batches; the states and timers of CSV and JSON are JSON text.
+    """A Parquet, CSV or JSON file as record batches; the states and timers of CSV and JSON are JSON text.
 
     Raises:
         InvalidError: there is no such file, its name does not say what it is, or it cannot be read.

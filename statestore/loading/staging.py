@@ -1,5 +1,4 @@
-"""
-Staging: the rows of a load, sorted by key on the local disk before anything is written to the store.
+"""Staging: the rows of a load, sorted by key on the local disk before anything is written to the store.
 
 DuckDB sorts them within a memory limit, however many there are. So a load learns whether keys repeat, and at which
 keys to cut them, before it takes a lease.
@@ -21,15 +20,12 @@ from millpond.statestore.rows.row import STATE_VERSION
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Staging"]
-
 _MEMORY_LIMIT: Final = "512MiB"
 _BATCH_ROWS: Final = 65_536
 
 
 class Staging:
-    """
-    Rows on their way into a store.
+    """Rows on their way into a store.
 
     Args:
         folder: an empty local folder, which the caller deletes.
@@ -48,8 +44,7 @@ class Staging:
         self.rows: int = 0
 
     def add(self, rows: pa.Table) -> None:
-        """
-        Take in rows in `STAGED_SCHEMA`, in any order.
+        """Take in rows in `STAGED_SCHEMA`, in any order.
 
         Raises:
             UnavailableError: the local disk failed or is full.
@@ -59,8 +54,7 @@ class Staging:
         self.rows += rows.num_rows
 
     def sort(self) -> None:
-        """
-        Sort all rows by key.
+        """Sort all rows by key.
 
         Raises:
             InvalidError: a key is there twice.
@@ -78,16 +72,12 @@ class Staging:
             )
 
     def state_version(self) -> int:
-        """
-        The greatest ``state_version`` of a row; 0 where none says any.
-        """
+        """The greatest ``state_version`` of a row; 0 where none says any."""
         found = self._execute(f"select coalesce(max({STATE_VERSION}), 0) from sorted").fetchall()  # noqa: S608 - a name
         return int(found[0][0])
 
     def cuts(self, count: int) -> list[str]:
-        """
-        Keys that cut the rows into so many parts of about the same size; fewer where there are fewer keys.
-        """
+        """Keys that cut the rows into so many parts of about the same size; fewer where there are fewer keys."""
         positions = sorted({self.rows * part // count for part in range(1, count)} - {0})
         if not positions:
             return []
@@ -97,9 +87,7 @@ class Staging:
         return sorted({key[:CUT_CHARACTERS_MAX] for (key,) in found if key[:CUT_CHARACTERS_MAX] > lowest})
 
     def rows_of(self, interval: Interval) -> Iterator[pa.Table]:
-        """
-        The rows of an interval in key order, in batches.
-        """
+        """The rows of an interval in key order, in batches."""
         bounds = "key >= $low" + ("" if interval.high is None else " and key < $high")
         params = {"low": interval.low} | ({} if interval.high is None else {"high": interval.high})
         query = f"select * from sorted where {bounds} order by rowid"  # noqa: S608 - the bounds are parameters
@@ -110,9 +98,7 @@ class Staging:
             raise _failed(cause) from cause
 
     def close(self) -> None:
-        """
-        Release the file.
-        """
+        """Release the file."""
         self._connection.close()
 
     def _execute(self, query: str) -> duckdb.DuckDBPyConnection:

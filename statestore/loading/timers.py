@@ -1,5 +1,4 @@
-"""
-Timers of a load: what a table says of them, as rows store them.
+"""Timers of a load: what a table says of them, as rows store them.
 
 A timer has ``tag``, ``domain``, ``at`` and ``output_at``, of which only ``at`` is required. The domain is the name
 that a row has for a clock: ``event``, ``wall``, ``event@`` and a percentile, or ``hold``; with ``/free`` after it if
@@ -24,8 +23,6 @@ from millpond.statestore.loading.source import Column
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.rows.row_shape import lengths_of, lists_of
 
-__all__ = ["LoadedTimers", "read_timers"]
-
 _FIELDS: Final = ("tag", "domain", "at", "output_at")
 _FREE: Final = "/free"
 _PERCENTILE: Final = "event@"
@@ -41,8 +38,7 @@ _Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTimers:
-    """
-    The timers of some rows.
+    """The timers of some rows.
 
     Attributes:
         counts: how many each row has.
@@ -55,16 +51,13 @@ class LoadedTimers:
     holds: pa.Array
 
     def lists(self, kind: pa.ListType) -> pa.Array:
-        """
-        The timers by row, in lists of a type; null for a row without any.
-        """
+        """The timers by row, in lists of a type; null for a row without any."""
         values = pa.StructArray.from_arrays(list(self.flat), fields=list(kind.value_type))
         return lists_of(values, self.counts, kind, pa.array(self.counts == 0))
 
 
 def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
-    """
-    The timers of some rows.
+    """The timers of some rows.
 
     Args:
         column: lists of structs or of mappings, or JSON text of such lists; ``None`` if there are none.
@@ -109,9 +102,7 @@ def _none(count: int) -> LoadedTimers:
 
 
 def _as_lists(column: Column, keys: pa.StringArray) -> pa.Array | None:
-    """
-    Lists of structs; ``None`` if all are null.
-    """
+    """Lists of structs; ``None`` if all are null."""
     if isinstance(column, pa.Array) and pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if isinstance(column, pa.Array) and (
@@ -158,9 +149,7 @@ def _fields(structs: pa.Array) -> dict[str, pa.Array]:
 
 
 def _times(column: pa.Array, name: str) -> pa.Int64Array:
-    """
-    Times in microseconds: whole numbers, timestamps with a zone, or ISO 8601 text with one.
-    """
+    """Times in microseconds: whole numbers, timestamps with a zone, or ISO 8601 text with one."""
     kind = column.type
     try:
         if pa.types.is_null(kind) or pa.types.is_integer(kind):
@@ -190,9 +179,7 @@ def _text(column: pa.Array, name: str) -> pa.StringArray:
 
 
 def _domains(column: pa.Array) -> tuple[pa.StringArray, pa.StringArray]:
-    """
-    By timer, the domain alone and the name of the clock, both as rows have them.
-    """
+    """By timer, the domain alone and the name of the clock, both as rows have them."""
     encoded = pc.fill_null(_text(column, "domain"), TimeDomain.EVENT.value).dictionary_encode()
     clocks = [_clock(name) for name in encoded.dictionary.to_pylist()]
     domains, names = (pa.array(parts, pa.string()) for parts in zip(*clocks, strict=True))
@@ -228,8 +215,7 @@ def _firing_order(
     counts: _Numbers,
     keys: pa.StringArray,
 ) -> pa.Array | None:
-    """
-    The order by row, time, domain, percentile and tag; ``None`` where no row has more than one.
+    """The order by row, time, domain, percentile and tag; ``None`` where no row has more than one.
 
     Raises:
         InvalidError: a row has two timers of one tag and domain.

@@ -1,3 +1,1 @@
-"""
-Delta's log: actions, checkpoints, snapshots, and the writer of versions.
-"""
+"""Delta's log: actions, checkpoints, snapshots, and the writer of versions."""

@@ -1,5 +1,4 @@
-"""
-Delta actions: the lines of a commit file, as values.
+"""Delta actions: the lines of a commit file, as values.
 
 They belong to the basic protocol (reader version 1, writer version 2) that every Delta
 reader supports; `millpond.statestore.log.commit_file` converts them to bytes and back.
@@ -11,26 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-__all__ = [
-    "Action",
-    "Add",
-    "CommitInfo",
-    "JsonValue",
-    "Metadata",
-    "Other",
-    "Protocol",
-    "Remove",
-    "Txn",
-]
-
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 """Any JSON value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
-    """
-    A data file becomes part of the table.
+    """A data file becomes part of the table.
 
     Args:
         path: path in the store, relative to the table's root; URL-encoded only in the log.
@@ -53,9 +39,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """
-    A data file ceases to be part of the table; vacuum may delete it later.
-    """
+    """A data file ceases to be part of the table; vacuum may delete it later."""
 
     path: str
     deletion_time_ms: int
@@ -66,9 +50,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Txn:
-    """
-    The newest version that an application has reached.
-    """
+    """The newest version that an application has reached."""
 
     app_id: str
     version: int
@@ -77,8 +59,7 @@ class Txn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInfo:
-    """
-    Provenance of a commit: the columns of ``DESCRIBE HISTORY``, and Millpond's own fields.
+    """Provenance of a commit: the columns of ``DESCRIBE HISTORY``, and Millpond's own fields.
 
     Args:
         operation: name of the operation.
@@ -103,9 +84,7 @@ class CommitInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """
-    The protocol versions that readers and writers must support.
-    """
+    """The protocol versions that readers and writers must support."""
 
     min_reader_version: int = 1
     min_writer_version: int = 2
@@ -113,9 +92,7 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """
-    A table's identity, schema, partitioning and configuration.
-    """
+    """A table's identity, schema, partitioning and configuration."""
 
     table_id: str
     name: str | None
@@ -127,9 +104,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
-    """
-    An action that Millpond does not use; it still counts as a line.
-    """
+    """An action that Millpond does not use; it still counts as a line."""
 
     name: str
 

@@ -1,5 +1,4 @@
-"""
-Appending to any Delta table exactly once.
+"""Appending to any Delta table exactly once.
 
 It uses the same log writer as the store's own table, so an append has the same three
 outcomes. Delta's application transactions make it exactly once: an append whose
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from millpond.statestore.log.snapshot import Snapshot
     from millpond.statestore.log.writer import LogWriter
 
-__all__ = ["append"]
-
 
 def append(
     writer: LogWriter,
@@ -33,8 +30,7 @@ def append(
     rows: int = 0,
     guard: Callable[[Snapshot], None] | None = None,
 ) -> Committed | None:
-    """
-    Add files to a table, once.
+    """Add files to a table, once.
 
     Args:
         writer: the table's writer.

@@ -1,5 +1,4 @@
-"""
-The boundary of the log: commit files below it may be deleted, and puts below it do not count.
+"""The boundary of the log: commit files below it may be deleted, and puts below it do not count.
 
 A writer wins a version by putting its commit file where there is none. A cleanup deletes commit
 files, and so frees old versions again: a writer that slept through the cleanup would win a version
@@ -18,16 +17,13 @@ from millpond.statestore.types import TableVersion
 if TYPE_CHECKING:
     from millpond.statestore.types import Objects
 
-__all__ = ["BOUNDARY_FOLDER", "log_boundary", "publish_log_boundary"]
-
 BOUNDARY_FOLDER: Final = "_millpond/log_boundary"
 
 _SAYS: Final = b"Commits below this version may be deleted; nothing that is put below it counts.\n"
 
 
 def log_boundary(objects: Objects) -> TableVersion:
-    """
-    The version below which commit files may be deleted; 0 before the first cleanup.
+    """The version below which commit files may be deleted; 0 before the first cleanup.
 
     Raises:
         UnavailableError: the store is unavailable.
@@ -36,8 +32,7 @@ def log_boundary(objects: Objects) -> TableVersion:
 
 
 def publish_log_boundary(objects: Objects, version: TableVersion) -> None:
-    """
-    Announce that commits below ``version`` may be deleted; call it before the first deletion.
+    """Announce that commits below ``version`` may be deleted; call it before the first deletion.
 
     A boundary lower than the published one changes nothing.
 

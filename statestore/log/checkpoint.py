@@ -1,5 +1,4 @@
-"""
-Delta checkpoints: the state of a log at a version, for opening a table whose older commits were cleaned up.
+"""Delta checkpoints: the state of a log at a version, for opening a table whose older commits were cleaned up.
 
 It reads the classic format, in one or several parts, of any writer
 (delta-rs, delta-spark), and writes it in one part. A checkpoint is not part of the digest
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from millpond.statestore.log.action import Action
-
-__all__ = ["Checkpoint", "checkpoint_path", "checkpoints_among", "is_sealed", "read_part", "write_part"]
 
 _CLASSIC: Final = re.compile(r"^_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
 _KINDS: Final = ("protocol", "metaData", "txn", "add", "remove")
@@ -85,17 +82,14 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """
-    A complete checkpoint: the version whose state it holds, and the paths of its parts.
-    """
+    """A complete checkpoint: the version whose state it holds, and the paths of its parts."""
 
     version: TableVersion
     paths: tuple[str, ...]
 
 
 def checkpoint_path(version: int) -> str:
-    """
-    The path of a checkpoint in one part, relative to the table's root.
+    """The path of a checkpoint in one part, relative to the table's root.
 
     Example:
         >>> checkpoint_path(7)
@@ -105,9 +99,7 @@ def checkpoint_path(version: int) -> str:
 
 
 def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
-    """
-    The complete checkpoints among the files of a log, oldest first; incomplete ones are left out.
-    """
+    """The complete checkpoints among the files of a log, oldest first; incomplete ones are left out."""
     parts: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
     for path in sorted(paths):
         match = _CLASSIC.search(path)
@@ -121,15 +113,12 @@ def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
 
 
 def is_sealed(data: bytes) -> bool:
-    """
-    Whether Millpond wrote this part of a checkpoint: those of other engines have no seal.
-    """
+    """Whether Millpond wrote this part of a checkpoint: those of other engines have no seal."""
     return has_parquet_seal(memoryview(data))
 
 
 def read_part(data: bytes, path: str) -> Iterator[Action]:
-    """
-    The actions of one part: protocol, metadata, transactions, live files and remembered removals.
+    """The actions of one part: protocol, metadata, transactions, live files and remembered removals.
 
     Raises:
         DataError: the part cannot be read, or is sealed and has changed since.
@@ -152,9 +141,7 @@ def read_part(data: bytes, path: str) -> Iterator[Action]:
 
 
 def write_part(actions: Iterable[Action], path: str) -> bytes:
-    """
-    The bytes of a checkpoint in one part, sealed under its name and readable by any Delta reader.
-    """
+    """The bytes of a checkpoint in one part, sealed under its name and readable by any Delta reader."""
     rows = [_to_row(action) for action in actions]
     table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_SEALED: b"1"}))
     sink = pa.BufferOutputStream()

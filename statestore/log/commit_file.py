@@ -1,5 +1,4 @@
-"""
-Commit files: Delta actions as bytes, and back.
+"""Commit files: Delta actions as bytes, and back.
 
 `encode` writes one JSON object per line; `decode` reads the commits of any writer and
 counts unknown actions. A Millpond commit is *sealed*: its ``commitInfo`` carries, under
@@ -32,8 +31,6 @@ from millpond.statestore.log.action import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["action_from_fields", "decode", "digest_of", "encode"]
-
 _SEAL: Final = "seal"
 _ACTIONS: Final = "actions"
 _SEALING: Final = (_SEAL, _ACTIONS)
@@ -42,15 +39,12 @@ _UNSEALED_FIELD: Final = f'"{_SEAL}":"{_UNSEALED}"'.encode()
 
 
 def digest_of(data: bytes) -> str:
-    """
-    SHA-256 of a commit file's bytes in hexadecimal: the link of the digest chain.
-    """
+    """SHA-256 of a commit file's bytes in hexadecimal: the link of the digest chain."""
     return hashlib.sha256(data).hexdigest()
 
 
 def encode(actions: Iterable[Action]) -> bytes:
-    r"""
-    The bytes of a commit file: one JSON object per line, ``commitInfo`` first, sealed if it is Millpond's.
+    r"""The bytes of a commit file: one JSON object per line, ``commitInfo`` first, sealed if it is Millpond's.
 
     Example:
         >>> encode([Txn(app_id="a", version=1)])
@@ -73,8 +67,7 @@ def encode(actions: Iterable[Action]) -> bytes:
 
 
 def decode(data: bytes, path: str = "") -> tuple[Action, ...]:
-    """
-    The actions of a commit file of any writer.
+    """The actions of a commit file of any writer.
 
     Args:
         data: the file's bytes.
@@ -199,9 +192,7 @@ def _metadata_to_json(metadata: Metadata) -> dict[str, Any]:
 
 
 def action_from_fields(name: str, fields: Mapping[str, Any]) -> Action:
-    """
-    The action with a name and fields; checkpoints hold the same fields in columns.
-    """
+    """The action with a name and fields; checkpoints hold the same fields in columns."""
     return _READERS[name](dict(fields))
 
 

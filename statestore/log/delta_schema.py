@@ -1,6 +1,4 @@
-"""
-Conversion of Arrow schemas into Delta schema strings.
-"""
+"""Conversion of Arrow schemas into Delta schema strings."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ import orjson
 import pyarrow as pa
 
 from millpond.statestore.errors import InvalidError
-
-__all__ = ["delta_schema"]
 
 _SIMPLE: Final[dict[pa.DataType, str]] = {
     pa.string(): "string",
@@ -30,8 +26,7 @@ _SIMPLE: Final[dict[pa.DataType, str]] = {
 
 
 def delta_schema(schema: pa.Schema) -> str:
-    """
-    The schema string of Delta's metadata for an Arrow schema.
+    """The schema string of Delta's metadata for an Arrow schema.
 
     Example:
         >>> delta_schema(pa.schema([pa.field("key", pa.string())]))

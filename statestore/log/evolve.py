@@ -1,6 +1,4 @@
-"""
-Changing the columns of a Delta table whose files need not be rewritten for it.
-"""
+"""Changing the columns of a Delta table whose files need not be rewritten for it."""
 
 from __future__ import annotations
 
@@ -15,12 +13,9 @@ if TYPE_CHECKING:
     from millpond.statestore.log.snapshot import Snapshot
     from millpond.statestore.log.writer import LogWriter
 
-__all__ = ["change_schema"]
-
 
 def change_schema(writer: LogWriter, schema_string: str) -> None:
-    """
-    Give a table other columns, if it still has those that the writer knows.
+    """Give a table other columns, if it still has those that the writer knows.
 
     The caller sees to it that the files of the table, if any, can be read with the new columns.
 

@@ -1,6 +1,4 @@
-"""
-An index of a table's live files by path, by computation and by interval.
-"""
+"""An index of a table's live files by path, by computation and by interval."""
 
 from __future__ import annotations
 
@@ -17,14 +15,11 @@ if TYPE_CHECKING:
 
     from millpond.statestore.log.live_file import LiveFile
 
-__all__ = ["FileIndex"]
-
 _AGE: Final = attrgetter("added_version", "path")
 
 
 class FileIndex:
-    """
-    Live files, grouped by computation and then by the interval that they were written for.
+    """Live files, grouped by computation and then by the interval that they were written for.
 
     `put` and `remove` take constant time, and `in_interval` no longer with more intervals. Files of other
     engines name no interval; they form a group of their own (""), in which key ranges decide.
@@ -43,20 +38,15 @@ class FileIndex:
         return len(self._by_path)
 
     def get(self, path: str) -> LiveFile | None:
-        """
-        The live file at a path; ``None`` if there is none.
-        """
+        """The live file at a path; ``None`` if there is none."""
         return self._by_path.get(path)
 
     def statistics_of(self, path: str) -> str | None:
-        """
-        The statistics of the live file at a path, as the log has them; ``None`` if there are none.
-        """
+        """The statistics of the live file at a path, as the log has them; ``None`` if there are none."""
         return self._statistics.get(path)
 
     def put(self, file: LiveFile, statistics: str | None = None) -> None:
-        """
-        Add a file, or replace the entry at its path.
+        """Add a file, or replace the entry at its path.
 
         Args:
             file: the file.
@@ -74,9 +64,7 @@ class FileIndex:
         groups.put(file)
 
     def remove(self, path: str) -> None:
-        """
-        Remove a file; an unknown path is ignored.
-        """
+        """Remove a file; an unknown path is ignored."""
         file = self._by_path.pop(path, None)
         if file is None:
             return
@@ -88,38 +76,28 @@ class FileIndex:
             del self._computations[file.computation]
 
     def all(self) -> tuple[LiveFile, ...]:
-        """
-        Every live file in the order in which they were added.
-        """
+        """Every live file in the order in which they were added."""
         return _in_order(self._by_path.values())
 
     def computations(self) -> tuple[str, ...]:
-        """
-        The computations that have live files, sorted.
-        """
+        """The computations that have live files, sorted."""
         return tuple(sorted(self._computations))
 
     def in_computation(self, computation: str) -> tuple[LiveFile, ...]:
-        """
-        The live files of a computation in the order in which they were added.
-        """
+        """The live files of a computation in the order in which they were added."""
         groups = self._computations.get(computation)
         return (
             () if groups is None else _in_order(chain.from_iterable(map(dict.values, groups.files.values())))
         )
 
     def in_interval(self, interval: Interval) -> tuple[LiveFile, ...]:
-        """
-        The live files that can hold keys of the interval, in the order in which they were added.
-        """
+        """The live files that can hold keys of the interval, in the order in which they were added."""
         groups = self._computations.get(interval.computation)
         return () if groups is None else _in_order(groups.in_interval(interval))
 
 
 class _Groups:
-    """
-    The live files of a computation by the application id that they name; no group is empty.
-    """
+    """The live files of a computation by the application id that they name; no group is empty."""
 
     def __init__(self) -> None:
         self.files: dict[str, dict[str, LiveFile]] = {}
@@ -152,8 +130,7 @@ class _Groups:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """
-    The intervals of some groups in key order, to find those that overlap a given one.
+    """The intervals of some groups in key order, to find those that overlap a given one.
 
     Attributes:
         lows: their low bounds, rising.
@@ -183,9 +160,7 @@ class _Spans:
         )
 
     def overlapping(self, interval: Interval) -> Iterator[str]:
-        """
-        The groups whose interval shares a key with ``interval``, and those that name none.
-        """
+        """The groups whose interval shares a key with ``interval``, and those that name none."""
         yield from self.others
         end = len(self.lows) if interval.high is None else bisect_left(self.lows, interval.high)
         for index in range(end - 1, -1, -1):

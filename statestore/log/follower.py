@@ -1,5 +1,4 @@
-"""
-Following a log: keep a snapshot at the table's newest version.
+"""Following a log: keep a snapshot at the table's newest version.
 
 A refresh reads the next version by name, so it costs only the new commits and no
 listing. It cannot notice a log that was cleaned up while the follower slept: there the
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from millpond.statestore.log.high_water import HighWater
     from millpond.statestore.log.log import Log
 
-__all__ = ["LogFollower"]
-
 _Result = TypeVar("_Result")
 
 _TRUSTED_US: Final = 10_000_000
@@ -36,8 +33,7 @@ _TRUSTED_US: Final = 10_000_000
 
 
 class LogFollower:
-    """
-    Keeps a snapshot at the newest version; for one thread at a time.
+    """Keeps a snapshot at the newest version; for one thread at a time.
 
     Args:
         log: the table's log.
@@ -72,8 +68,7 @@ class LogFollower:
             self.retrying(partial(log.sync, snapshot.version))
 
     def follow(self) -> Iterator[tuple[TableVersion, bytes, tuple[Action, ...]]]:
-        """
-        Apply new commits one by one; yields the version, bytes and actions of each.
+        """Apply new commits one by one; yields the version, bytes and actions of each.
 
         Raises:
             DataError: a commit is damaged.
@@ -91,22 +86,17 @@ class LogFollower:
             yield version, data, actions
 
     def take(self, version: TableVersion, actions: tuple[Action, ...], digest: str, seen_us: int) -> None:
-        """
-        Apply the caller's own commit, which was in the log at ``seen_us``.
-        """
+        """Apply the caller's own commit, which was in the log at ``seen_us``."""
         self.snapshot.apply_actions(version, actions, digest)
         self._moved(seen_us)
 
     def may_be_stale(self) -> bool:
-        """
-        Whether the log may have been cleaned up since its newest version was read.
-        """
+        """Whether the log may have been cleaned up since its newest version was read."""
         slept_us = self._clock.monotonic_us() - self._seen_us
         return slept_us > _TRUSTED_US and self.snapshot.version != NO_TABLE
 
     def is_before_log_start(self, version: TableVersion) -> bool:
-        """
-        Whether the log was cleaned up behind a checkpoint at or after ``version``.
+        """Whether the log was cleaned up behind a checkpoint at or after ``version``.
 
         Raises:
             DataError: a commit is missing although the log was not cleaned up.
@@ -120,8 +110,7 @@ class LogFollower:
         return newest >= version
 
     def reload_if_missing(self) -> bool:
-        """
-        Reload the table if the snapshot's version is no longer in the log.
+        """Reload the table if the snapshot's version is no longer in the log.
 
         Returns:
             Whether the table was reloaded.
@@ -135,8 +124,7 @@ class LogFollower:
         return True
 
     def reload(self) -> None:
-        """
-        Load the table again from the log.
+        """Load the table again from the log.
 
         Raises:
             DataError: the log ends before the version that was read earlier.
@@ -150,9 +138,7 @@ class LogFollower:
         self._moved(started_us)
 
     def retrying(self, action: Callable[[], _Result]) -> _Result:
-        """
-        Run ``action`` and return its result, retrying while the store is unavailable.
-        """
+        """Run ``action`` and return its result, retrying while the store is unavailable."""
         return retrying(action, self._retry, self._clock, self._rng)
 
     def _is_there(self) -> bool:

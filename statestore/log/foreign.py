@@ -1,5 +1,4 @@
-"""
-Commits of other engines on a store's rows: what moves data is refused, what only tidies up is welcome.
+"""Commits of other engines on a store's rows: what moves data is refused, what only tidies up is welcome.
 
 State, record ids, timers and input positions of a store change together. Another engine's RESTORE, DELETE,
 UPDATE, MERGE or WRITE changes the rows and leaves the positions, so that what was consumed never comes
@@ -18,8 +17,6 @@ from millpond.statestore.errors import DataError
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Remove, Txn
 from millpond.statestore.log.log import commit_path
 
-__all__ = ["foreign_change", "refuse_foreign_change"]
-
 _OWN_CONFIGURATION: Final = "millpond."
 _OWN_TXN: Final = "millpond/"
 _RESTORE: Final = "RESTORE"
@@ -30,8 +27,7 @@ _WAY_OUT: Final = (
 
 
 def foreign_change(actions: Iterable[Action], configuration: Mapping[str, str]) -> CommitInfo | None:
-    """
-    What another engine's commit says of itself if it changes what a store's rows mean; ``None`` otherwise.
+    """What another engine's commit says of itself if it changes what a store's rows mean; ``None`` otherwise.
 
     Args:
         actions: the commit's.
@@ -53,8 +49,7 @@ def foreign_change(actions: Iterable[Action], configuration: Mapping[str, str]) 
 def refuse_foreign_change(
     version: int, actions: Iterable[Action], configuration: Mapping[str, str], *, store: str = ""
 ) -> None:
-    """
-    Refuse another engine's commit that changes what a store's rows mean; see `foreign_change`.
+    """Refuse another engine's commit that changes what a store's rows mean; see `foreign_change`.
 
     Raises:
         DataError: it is one; the error names version, operation and engine.

@@ -1,5 +1,4 @@
-"""
-The high-water mark: the newest table version that is known to exist, kept outside the table.
+"""The high-water mark: the newest table version that is known to exist, kept outside the table.
 
 A log that was cut or rolled back reads as older data without an error: the table
 alone gives no sign of it. So every writer reports the versions that it commits or reads, and
@@ -23,13 +22,10 @@ if TYPE_CHECKING:
     from millpond.statestore.log.log import Log
     from millpond.statestore.log.snapshot import Snapshot
 
-__all__ = ["HighWater", "Mark", "MemoryHighWater", "check_high_water", "later_mark", "superseded"]
-
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """
-    A table version, and the SHA-256 in hexadecimal of that commit file's bytes ("" where unknown).
+    """A table version, and the SHA-256 in hexadecimal of that commit file's bytes ("" where unknown).
 
     ``successor`` is the incarnation that took this one's place; "" for none.
     """
@@ -40,13 +36,10 @@ class Mark:
 
 
 class HighWater(Protocol):
-    """
-    Storage of the mark.
-    """
+    """Storage of the mark."""
 
     def read(self) -> Mark | None:
-        """
-        The mark; ``None`` before the first one.
+        """The mark; ``None`` before the first one.
 
         Raises:
             UnavailableError: the storage is unavailable.
@@ -54,14 +47,11 @@ class HighWater(Protocol):
         ...
 
     def advance(self, version: TableVersion, digest: str) -> None:
-        """
-        Raise the mark asynchronously; never blocks or raises. A lower version changes nothing.
-        """
+        """Raise the mark asynchronously; never blocks or raises. A lower version changes nothing."""
         ...
 
     def flush(self) -> None:
-        """
-        Wait, for a bounded time, until the advanced mark is stored.
+        """Wait, for a bounded time, until the advanced mark is stored.
 
         Raises:
             UnavailableError: the storage did not confirm it in time.
@@ -69,8 +59,7 @@ class HighWater(Protocol):
         ...
 
     def supersede(self, incarnation: str) -> None:
-        """
-        Note that another incarnation takes this one's place: opening this one is refused from now on.
+        """Note that another incarnation takes this one's place: opening this one is refused from now on.
 
         Raises:
             UnavailableError: the storage is unavailable.
@@ -79,60 +68,45 @@ class HighWater(Protocol):
 
 
 class MemoryHighWater:
-    """
-    `HighWater` within one process, stored synchronously; the writers of a simulated store share one.
-    """
+    """`HighWater` within one process, stored synchronously; the writers of a simulated store share one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._mark: Mark | None = None
 
     def read(self) -> Mark | None:
-        """
-        The mark; ``None`` before the first one.
-        """
+        """The mark; ``None`` before the first one."""
         return self._mark
 
     def advance(self, version: TableVersion, digest: str) -> None:
-        """
-        Raise the mark; a lower version changes nothing.
-        """
+        """Raise the mark; a lower version changes nothing."""
         with self._lock:
             known = self._mark
             if known is None or (version > known.version and not known.successor):
                 self._mark = Mark(version, digest)
 
     def supersede(self, incarnation: str) -> None:
-        """
-        Note a successor at once.
-        """
+        """Note a successor at once."""
         with self._lock:
             self._mark = superseded(self._mark, incarnation)
 
     def flush(self) -> None:
-        """
-        Return at once: `advance` stores the mark synchronously.
-        """
+        """Return at once: `advance` stores the mark synchronously."""
 
 
 def later_mark(first: Mark | None, second: Mark | None) -> Mark | None:
-    """
-    The one of two marks that tells more: a successor, or else the higher version.
-    """
+    """The one of two marks that tells more: a successor, or else the higher version."""
     known = [mark for mark in (first, second) if mark is not None]
     return max(known, key=lambda mark: (bool(mark.successor), mark.version), default=None)
 
 
 def superseded(mark: Mark | None, incarnation: str) -> Mark:
-    """
-    The mark of an incarnation whose place another one has taken.
-    """
+    """The mark of an incarnation whose place another one has taken."""
     return Mark(TableVersion(0), "", incarnation) if mark is None else replace(mark, successor=incarnation)
 
 
 def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
-    """
-    Refuse a table whose log is not the one that the mark was set on.
+    """Refuse a table whose log is not the one that the mark was set on.
 
     Args:
         mark: read *before* the snapshot was loaded, so that a live writer cannot look like a rollback.

@@ -1,5 +1,4 @@
-"""
-Live files: the data files of a table at one version, and the statistics that prune them.
+"""Live files: the data files of a table at one version, and the statistics that prune them.
 
 It converts in both directions: a row file into an add action with Delta statistics, and
 an add action of any writer into a `LiveFile` with the range of keys that it may hold.
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
     from millpond.statestore.rows.files import RowFile
 
-__all__ = ["LiveFile", "row_file_moved", "row_file_to_add"]
-
 _KEY_CHARACTERS_MAX: Final = 64
 _LAST_CHARACTER: Final = "\U0010ffff"
 
@@ -36,8 +33,7 @@ _UNPACKED_MAX: Final = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFile:
-    """
-    A data file that is part of the table.
+    """A data file that is part of the table.
 
     The driver sends the same files to the same tasks in each superstep, so a file is pickled once, and a process that
     has unpickled it knows it by its bytes.
@@ -71,32 +67,24 @@ class LiveFile:
     _packed: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Callable[[bytes], LiveFile], tuple[bytes]]:
-        """
-        Pickle as the bytes that were made of it first.
-        """
+        """Pickle as the bytes that were made of it first."""
         if not self._packed:
             self._packed.append(pickle.dumps(_values(self)))
         return _unpacked, (self._packed[0],)
 
     @property
     def interval_id(self) -> str:
-        """
-        The application id of the interval that it was written for; "" for files of other engines.
-        """
+        """The application id of the interval that it was written for; "" for files of other engines."""
         return self.tags.get("interval", "")
 
     @property
     def productions(self) -> int | None:
-        """
-        How many productions it carries; ``None`` when unknown, as after another engine's rewrite.
-        """
+        """How many productions it carries; ``None`` when unknown, as after another engine's rewrite."""
         text = self.tags.get("productions")
         return None if text is None else int(text)
 
     def overlaps(self, interval: Interval) -> bool:
-        """
-        Whether it may hold keys of the interval.
-        """
+        """Whether it may hold keys of the interval."""
         return (
             self.computation == interval.computation
             and (self.max_key is None or self.max_key >= interval.low)
@@ -104,9 +92,7 @@ class LiveFile:
         )
 
     def lies_in(self, interval: Interval) -> bool:
-        """
-        Whether all of its keys are known to lie in the interval.
-        """
+        """Whether all of its keys are known to lie in the interval."""
         if self.interval_id == interval.app_id:
             return True
         if self.computation != interval.computation or self.min_key is None or self.max_key is None:
@@ -115,9 +101,7 @@ class LiveFile:
 
     @staticmethod
     def from_add(add: Add, version: TableVersion) -> LiveFile:
-        """
-        The live file of an add action that was committed, or read from a checkpoint, at ``version``.
-        """
+        """The live file of an add action that was committed, or read from a checkpoint, at ``version``."""
         stats = _parse(add.stats)
         low, high = stats.get("minValues") or {}, stats.get("maxValues") or {}
         added = _number_tag(add.tags, "version")
@@ -154,8 +138,7 @@ def row_file_to_add(
     modification_time_ms: int,
     rewrite: bool = False,
 ) -> Add:
-    """
-    The add action of a row file.
+    """The add action of a row file.
 
     Args:
         file: the written file.
@@ -183,8 +166,7 @@ def row_file_to_add(
 
 
 def row_file_moved(file: LiveFile, computation: str, modification_time_ms: int, stats: str | None) -> Add:
-    """
-    The add action that makes a live file one of another computation: its path and its bytes stay.
+    """The add action that makes a live file one of another computation: its path and its bytes stay.
 
     Of two add actions with one path the later one counts; the partition is what the action says, not the path.
 

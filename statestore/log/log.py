@@ -1,5 +1,4 @@
-"""
-The log: one commit file per table version, each put once and never changed.
+"""The log: one commit file per table version, each put once and never changed.
 
 A single operation of the object store, put-if-absent (`Log.put`), decides which writer
 commits a version. The next version is read by name, so that following the log costs only
@@ -23,15 +22,12 @@ if TYPE_CHECKING:
 
     from millpond.statestore.log.action import Action
 
-__all__ = ["LOG_FOLDER", "Log", "LogInventory", "commit_path"]
-
 LOG_FOLDER: Final = "_delta_log"
 _COMMIT: Final = re.compile(r"^_delta_log/(\d{20})\.json$")
 
 
 def commit_path(version: int) -> str:
-    """
-    The path of a version's commit file, relative to the table's root.
+    """The path of a version's commit file, relative to the table's root.
 
     Example:
         >>> commit_path(7)
@@ -42,25 +38,20 @@ def commit_path(version: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LogInventory:
-    """
-    The result of listing the log: versions with a commit file and complete checkpoints, both rising.
-    """
+    """The result of listing the log: versions with a commit file and complete checkpoints, both rising."""
 
     versions: tuple[TableVersion, ...]
     checkpoints: tuple[Checkpoint, ...]
 
     @property
     def latest(self) -> TableVersion | None:
-        """
-        The newest version in the listing; ``None`` when there is no table.
-        """
+        """The newest version in the listing; ``None`` when there is no table."""
         known = [*self.versions[-1:], *(checkpoint.version for checkpoint in self.checkpoints[-1:])]
         return max(known, default=None)
 
 
 class Log:
-    """
-    The commit files of one Delta table.
+    """The commit files of one Delta table.
 
     Args:
         objects: the store whose root is the table's root.
@@ -71,23 +62,18 @@ class Log:
 
     @property
     def objects(self) -> Objects:
-        """
-        The store whose root is the table's root.
-        """
+        """The store whose root is the table's root."""
         return self._objects
 
     def read(self, version: TableVersion) -> bytes | None:
-        """
-        The bytes of a version's commit file; ``None`` when there is none.
-        """
+        """The bytes of a version's commit file; ``None`` when there is none."""
         try:
             return self._objects.get(commit_path(version))
         except ObjectMissingError:
             return None
 
     def put(self, version: TableVersion, data: bytes) -> None:
-        """
-        Make ``data`` the commit of that version, unless the version has a commit.
+        """Make ``data`` the commit of that version, unless the version has a commit.
 
         Raises:
             ObjectExistsError: the version is taken, perhaps by an earlier attempt of the caller's own.
@@ -96,27 +82,20 @@ class Log:
         self._objects.put_if_absent(commit_path(version), data)
 
     def sync(self, version: TableVersion) -> None:
-        """
-        Let a version that was read survive a power cut; the process that wrote it may not have come to that.
-        """
+        """Let a version that was read survive a power cut; the process that wrote it may not have come to that."""
         self._objects.sync((commit_path(version),))
 
     def latest_version(self) -> TableVersion | None:
-        """
-        The newest version, by a listing; ``None`` when there is no table.
-        """
+        """The newest version, by a listing; ``None`` when there is no table."""
         return self.inventory().latest
 
     def inventory(self) -> LogInventory:
-        """
-        List the versions and checkpoints of the log.
-        """
+        """List the versions and checkpoints of the log."""
         paths = self._objects.list(LOG_FOLDER)
         return LogInventory(_versions_among(paths), checkpoints_among(paths))
 
     def read_checkpoint(self, checkpoint: Checkpoint) -> Iterator[Action]:
-        """
-        The actions of a checkpoint.
+        """The actions of a checkpoint.
 
         Raises:
             DataError: a part is missing or cannot be read.
@@ -125,8 +104,7 @@ class Log:
             yield from read_part(self._objects.get(path), path)
 
     def name_checkpoint(self, version: TableVersion, size: int) -> None:
-        """
-        Tell Delta readers with which checkpoint to begin: the newest.
+        """Tell Delta readers with which checkpoint to begin: the newest.
 
         Args:
             version: its version.
@@ -139,8 +117,7 @@ class Log:
         self._objects.put(f"{LOG_FOLDER}/_last_checkpoint", pointer)
 
     def is_own_checkpoint(self, checkpoint: Checkpoint) -> bool:
-        """
-        Whether Millpond wrote it, not another engine.
+        """Whether Millpond wrote it, not another engine.
 
         Raises:
             ObjectMissingError: a part is missing (a `DataError`).
@@ -148,8 +125,7 @@ class Log:
         return all(is_sealed(self._objects.get(path)) for path in checkpoint.paths)
 
     def require(self, version: TableVersion) -> bytes:
-        """
-        The bytes of a commit file that must exist.
+        """The bytes of a commit file that must exist.
 
         Raises:
             ObjectMissingError: it is missing (a `DataError`).

@@ -1,6 +1,4 @@
-"""
-Plans: the content of a commit, separate from the protocol that makes it.
-"""
+"""Plans: the content of a commit, separate from the protocol that makes it."""
 
 from __future__ import annotations
 
@@ -14,14 +12,10 @@ if TYPE_CHECKING:
     from millpond.statestore.log.snapshot import Snapshot
     from millpond.statestore.types import TableVersion
 
-__all__ = ["CommitDraft", "Committed", "Plan"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """
-    A commit that is part of the table: the version that it made, and its file's SHA-256.
-    """
+    """A commit that is part of the table: the version that it made, and its file's SHA-256."""
 
     version: TableVersion
     digest: str
@@ -29,8 +23,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitDraft:
-    """
-    The commit that a plan makes on a given snapshot.
+    """The commit that a plan makes on a given snapshot.
 
     Args:
         operation: name of the operation, for the table's history.
@@ -48,15 +41,13 @@ class CommitDraft:
 
 
 class Plan(Protocol):
-    """
-    The content of a commit, independent of the table version that it will make.
+    """The content of a commit, independent of the table version that it will make.
 
     Equal plans ask for the same commit.
     """
 
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
-        """
-        The commit on this snapshot; ``None`` when the table already holds it.
+        """The commit on this snapshot; ``None`` when the table already holds it.
 
         Raises:
             MillpondError: the snapshot forbids it.
@@ -64,8 +55,7 @@ class Plan(Protocol):
         ...
 
     def admit(self, winner: tuple[Action, ...]) -> None:
-        """
-        Check whether the plan is still valid after another writer's commit.
+        """Check whether the plan is still valid after another writer's commit.
 
         Raises:
             MillpondError: that commit rules this one out.

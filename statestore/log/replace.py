@@ -1,5 +1,4 @@
-"""
-Replacing files of any Delta table exactly once, in one commit.
+"""Replacing files of any Delta table exactly once, in one commit.
 
 Like `millpond.statestore.log.append`, it uses application transactions to skip a replacement that the table
 already has. Because the new files were made from the old ones, the commit is made on the very version
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from millpond.statestore.log.writer import LogWriter
     from millpond.statestore.types import TableVersion
 
-__all__ = ["replace_files"]
-
 
 def replace_files(
     writer: LogWriter,
@@ -37,8 +34,7 @@ def replace_files(
     rows: int = 0,
     guard: Callable[[Snapshot], None] | None = None,
 ) -> Committed | None:
-    """
-    Replace files of an unpartitioned table, once.
+    """Replace files of an unpartitioned table, once.
 
     Args:
         writer: the table's writer.
@@ -102,6 +98,4 @@ class _ReplacePlan:
         )
 
     def admit(self, winner: tuple[Action, ...]) -> None:
-        """
-        Accept every commit here: `build` refuses any version except the one that was read.
-        """
+        """Accept every commit here: `build` refuses any version except the one that was read."""

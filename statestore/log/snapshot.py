@@ -1,5 +1,4 @@
-"""
-The snapshot: a table at one version, in memory, kept current by applying commits.
+"""The snapshot: a table at one version, in memory, kept current by applying commits.
 
 The cost of `Snapshot.apply` depends on the commit, not on the size of the table. It
 verifies that the commit is whole (its seal) and follows the commit before it (the digest
@@ -30,8 +29,6 @@ from millpond.statestore.types import TableVersion
 if TYPE_CHECKING:
     from millpond.statestore.log.checkpoint import Checkpoint
 
-__all__ = ["NO_TABLE", "RESTORED_VERSION", "Snapshot", "catch_up", "live_intervals", "load"]
-
 NO_TABLE: Final = TableVersion(-1)
 """The version of a table that has no commit yet."""
 
@@ -43,8 +40,7 @@ _LOAD_TRIES: Final = 3
 
 
 class Snapshot:
-    """
-    A table at one version.
+    """A table at one version.
 
     It changes when commits are applied, and is for one thread at a time.
 
@@ -72,60 +68,43 @@ class Snapshot:
 
     @property
     def configuration(self) -> Mapping[str, str]:
-        """
-        The table's configuration.
-        """
+        """The table's configuration."""
         return self.metadata.configuration if self.metadata else {}
 
     @property
     def file_count(self) -> int:
-        """
-        How many files are live.
-        """
+        """How many files are live."""
         return len(self._files)
 
     @property
     def size_bytes(self) -> int:
-        """
-        Size of all live files together.
-        """
+        """Size of all live files together."""
         return self._files.size_bytes
 
     @property
     def files(self) -> tuple[LiveFile, ...]:
-        """
-        All live files in the order in which they were added.
-        """
+        """All live files in the order in which they were added."""
         return self._files.all()
 
     def file(self, path: str) -> LiveFile | None:
-        """
-        The live file at a path; ``None`` if there is none.
-        """
+        """The live file at a path; ``None`` if there is none."""
         return self._files.get(path)
 
     def statistics_of(self, path: str) -> str | None:
-        """
-        The statistics of the live file at a path, as the log has them; ``None`` if there are none.
-        """
+        """The statistics of the live file at a path, as the log has them; ``None`` if there are none."""
         return self._files.statistics_of(path)
 
     @property
     def computations(self) -> tuple[str, ...]:
-        """
-        The computations that have live files, sorted.
-        """
+        """The computations that have live files, sorted."""
         return self._files.computations()
 
     def files_in(self, computation: str) -> tuple[LiveFile, ...]:
-        """
-        The live files of a computation in the order in which they were added.
-        """
+        """The live files of a computation in the order in which they were added."""
         return self._files.in_computation(computation)
 
     def files_of(self, interval: Interval) -> tuple[LiveFile, ...]:
-        """
-        The live files that can hold keys of the interval, in the order in which they were added.
+        """The live files that can hold keys of the interval, in the order in which they were added.
 
         After a change of boundaries, or a rewrite by another engine, they may hold keys of
         other intervals too.
@@ -133,22 +112,17 @@ class Snapshot:
         return self._files.in_interval(interval)
 
     def fence_of(self, interval: Interval) -> Fence | None:
-        """
-        The fence that the table stores for an interval; ``None`` if it has never been owned.
-        """
+        """The fence that the table stores for an interval; ``None`` if it has never been owned."""
         version = self.txns.get(interval.app_id)
         return None if version is None else unpack_fence(version)
 
     def live_intervals(self, computation: str | None = None) -> dict[Interval, Fence]:
-        """
-        The live intervals of a computation, or of all of them, in key order; see `live_intervals`.
-        """
+        """The live intervals of a computation, or of all of them, in key order; see `live_intervals`."""
         return live_intervals(self.txns, computation)
 
     @collector_paused()
     def apply(self, version: TableVersion, data: bytes) -> tuple[Action, ...]:
-        """
-        Apply one commit; a refused commit changes nothing.
+        """Apply one commit; a refused commit changes nothing.
 
         Args:
             version: the commit's version, which must be the next version.
@@ -170,9 +144,7 @@ class Snapshot:
 
     @collector_paused()
     def apply_actions(self, version: TableVersion, actions: Iterable[Action], digest: str) -> None:
-        """
-        Apply a commit that the caller has verified, or has just written.
-        """
+        """Apply a commit that the caller has verified, or has just written."""
         check(version == self.version + 1, "commits are applied in order", at=self.version, next=version)
         verified = tuple(actions)
         _check_readable(verified, commit_path(version))
@@ -180,8 +152,7 @@ class Snapshot:
         self.version, self.digest = version, digest
 
     def restart_from(self, checkpoint: Checkpoint, actions: Iterable[Action], commit: bytes | None) -> None:
-        """
-        Start from the state in a checkpoint.
+        """Start from the state in a checkpoint.
 
         Args:
             checkpoint: the checkpoint.
@@ -259,8 +230,7 @@ class Snapshot:
 
 
 def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> dict[Interval, Fence]:
-    """
-    The intervals that no split or merge has replaced, each with its fence, by computation and key.
+    """The intervals that no split or merge has replaced, each with its fence, by computation and key.
 
     A ``txn`` never leaves the table, so those of replaced intervals are among them too.
 
@@ -280,8 +250,7 @@ def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> d
 
 
 def load(log: Log, version: TableVersion | None = None) -> Snapshot:
-    """
-    Open a table cold, at its newest or an older version.
+    """Open a table cold, at its newest or an older version.
 
     Raises:
         ObjectMissingError: there is no table, or no such version.
@@ -298,8 +267,7 @@ def load(log: Log, version: TableVersion | None = None) -> Snapshot:
 
 
 def catch_up(log: Log, snapshot: Snapshot) -> Snapshot:
-    """
-    The table at its newest version, as `load` gives it, from a snapshot that this process has just loaded.
+    """The table at its newest version, as `load` gives it, from a snapshot that this process has just loaded.
 
     Commits that the snapshot holds are not read again. The log is listed again: one that no longer holds the
     snapshot's version and every version after it was cut or cleaned up meanwhile, and is loaded from the start.
@@ -369,8 +337,7 @@ def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> Snapshot:
 
 
 def _look_behind(log: Log, inventory: LogInventory, checkpoint: Checkpoint, snapshot: Snapshot) -> None:
-    """
-    Refuse a store's checkpoint that sums up another engine's change of data.
+    """Refuse a store's checkpoint that sums up another engine's change of data.
 
     A checkpoint of our own is written by a process that has read all commits before it. That of another
     engine is not, so the commits behind it that are still there are read, back to a checkpoint of our own.

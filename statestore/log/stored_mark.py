@@ -1,5 +1,4 @@
-"""
-The high-water mark that travels with the store: objects next to the table, which need no ZooKeeper to read.
+"""The high-water mark that travels with the store: objects next to the table, which need no ZooKeeper to read.
 
 A mark is an object whose name is everything: the table version, the digest of its commit and the
 incarnation of the store. Each is put once, if absent, after its commit, so marks never fall, and two writers cannot take
@@ -25,8 +24,6 @@ from millpond.statestore.types import TableVersion
 if TYPE_CHECKING:
     from millpond.statestore.types import Objects
 
-__all__ = ["LINGER_MS", "MARK_FOLDER", "BothHighWaters", "StoredMark", "list_marks", "newest_mark"]
-
 MARK_FOLDER: Final = "high_water"
 """The folder of the marks, in the store's own folder."""
 
@@ -38,8 +35,7 @@ LINGER_MS: Final = 100
 
 
 def list_marks(objects: Objects) -> Sequence[str]:
-    """
-    The names of a store's marks; list them before the table is read, so that a live writer is no rollback.
+    """The names of a store's marks; list them before the table is read, so that a live writer is no rollback.
 
     Args:
         objects: the store's folder.
@@ -51,8 +47,7 @@ def list_marks(objects: Objects) -> Sequence[str]:
 
 
 def newest_mark(paths: Iterable[str], incarnations: Iterable[str]) -> Mark | None:
-    """
-    The newest mark of the last incarnation among the names of marks; ``None`` if it has none.
+    """The newest mark of the last incarnation among the names of marks; ``None`` if it has none.
 
     Args:
         paths: from `list_marks`.
@@ -77,8 +72,7 @@ def newest_mark(paths: Iterable[str], incarnations: Iterable[str]) -> Mark | Non
 
 
 class StoredMark:
-    """
-    `HighWater` in objects of the store's folder.
+    """`HighWater` in objects of the store's folder.
 
     Args:
         objects: the store's folder.
@@ -106,16 +100,12 @@ class StoredMark:
             self._thread.start()
 
     def read(self) -> Mark | None:
-        """
-        The mark of this incarnation; ``None`` before the first one.
-        """
+        """The mark of this incarnation; ``None`` before the first one."""
         own = (path for path in self._objects.list(MARK_FOLDER) if path.endswith(f"-{self._incarnation}"))
         return newest_mark(own, [self._incarnation])
 
     def advance(self, version: TableVersion, digest: str) -> None:
-        """
-        Note the mark, to be written in a moment; never blocks or raises.
-        """
+        """Note the mark, to be written in a moment; never blocks or raises."""
         if not digest:
             return
         with self._changed:
@@ -124,8 +114,7 @@ class StoredMark:
                 self._changed.notify_all()
 
     def flush(self) -> None:
-        """
-        Write what is noted now.
+        """Write what is noted now.
 
         Raises:
             UnavailableError: the store is unavailable.
@@ -135,9 +124,7 @@ class StoredMark:
             self._write(mark)
 
     def close(self) -> None:
-        """
-        Write what is noted, and stop the thread; a store that is away keeps an older mark.
-        """
+        """Write what is noted, and stop the thread; a store that is away keeps an older mark."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -189,8 +176,7 @@ class StoredMark:
                 self._objects.delete([before])
 
     def tidy(self) -> None:
-        """
-        Delete the marks that earlier writers left behind; the newest one stays.
+        """Delete the marks that earlier writers left behind; the newest one stays.
 
         Raises:
             UnavailableError: the store is unavailable.
@@ -205,30 +191,23 @@ class StoredMark:
 
 
 class BothHighWaters:
-    """
-    `HighWater` in two places: that of the lease service, and the one that travels with the store.
-    """
+    """`HighWater` in two places: that of the lease service, and the one that travels with the store."""
 
     def __init__(self, service: HighWater, stored: StoredMark) -> None:
         self._service = service
         self._stored = stored
 
     def read(self) -> Mark | None:
-        """
-        The mark of the lease service; `newest_mark` tells the other one.
-        """
+        """The mark of the lease service; `newest_mark` tells the other one."""
         return self._service.read()
 
     def advance(self, version: TableVersion, digest: str) -> None:
-        """
-        Raise both marks.
-        """
+        """Raise both marks."""
         self._service.advance(version, digest)
         self._stored.advance(version, digest)
 
     def flush(self) -> None:
-        """
-        Wait for both marks.
+        """Wait for both marks.
 
         Raises:
             UnavailableError: one of them cannot be stored.
@@ -237,7 +216,5 @@ class BothHighWaters:
         self._stored.flush()
 
     def supersede(self, incarnation: str) -> None:
-        """
-        Tell the lease service of a successor.
-        """
+        """Tell the lease service of a successor."""
         self._service.supersede(incarnation)

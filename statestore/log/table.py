@@ -1,5 +1,4 @@
-"""
-Tables at version 0: the store's ``rows``, and plain Delta tables for sinks.
+"""Tables at version 0: the store's ``rows``, and plain Delta tables for sinks.
 
 Tables require reader version 1 and writer version 2 and use no table feature, so that
 every Delta reader and writer can work on them.
@@ -30,18 +29,6 @@ if TYPE_CHECKING:
     from millpond.statestore.retry import RetryPolicy
     from millpond.statestore.types import Clock, Rng
 
-__all__ = [
-    "FORMAT_VERSION",
-    "FORMAT_VERSION_KEY",
-    "STORE_ID_KEY",
-    "check_format",
-    "create_rows_table",
-    "create_table",
-    "store_id_of",
-    "table_id_of",
-    "with_row_columns",
-]
-
 FORMAT_VERSION: Final = 1
 """The store format that this code reads and writes."""
 
@@ -64,8 +51,7 @@ def create_table(
     txns: Mapping[str, int] | None = None,
     retry: RetryPolicy | None = None,
 ) -> LogWriter:
-    """
-    Create an empty Delta table.
+    """Create an empty Delta table.
 
     Args:
         log: the table's log; there must be no table yet.
@@ -112,8 +98,7 @@ def create_rows_table(
     location: str = "",
     retry: RetryPolicy | None = None,
 ) -> LogWriter:
-    """
-    Create the table ``rows`` of a new store.
+    """Create the table ``rows`` of a new store.
 
     Args:
         log: the table's log; there must be no table yet.
@@ -144,8 +129,7 @@ def create_rows_table(
 
 
 def check_format(snapshot: Snapshot) -> None:
-    """
-    Refuse a table that does not belong to a store, or belongs to a store of a newer format.
+    """Refuse a table that does not belong to a store, or belongs to a store of a newer format.
 
     Raises:
         InvalidError: this code cannot read the table as a store.
@@ -162,8 +146,7 @@ def check_format(snapshot: Snapshot) -> None:
 
 
 def store_id_of(snapshot: Snapshot) -> str:
-    """
-    The identity of the store that a table belongs to.
+    """The identity of the store that a table belongs to.
 
     Raises:
         InvalidError: the table has no store's identity.
@@ -175,9 +158,7 @@ def store_id_of(snapshot: Snapshot) -> str:
 
 
 def with_row_columns(metadata: Metadata) -> Metadata:
-    """
-    The metadata of a table of rows with all columns that rows have; those that it has stay as they are.
-    """
+    """The metadata of a table of rows with all columns that rows have; those that it has stay as they are."""
     schema = orjson.loads(metadata.schema_string)
     fields = schema.setdefault("fields", [])
     names = {field["name"] for field in fields}
@@ -212,8 +193,6 @@ class _CreatePlan:
 
 
 def table_id_of(token: str) -> str:
-    """
-    The id of a Delta table, which has the form of a UUID, from 32 hexadecimal digits.
-    """
+    """The id of a Delta table, which has the form of a UUID, from 32 hexadecimal digits."""
     cuts = (0, 8, 12, 16, 20, 32)
     return "-".join(token[low:high] for low, high in pairwise(cuts))

@@ -1,5 +1,4 @@
-"""
-Which files may hold productions that wait for their delivery.
+"""Which files may hold productions that wait for their delivery.
 
 Superstep *n + 1* delivers everything that superstep *n* of its pipeline produced, so only the last one's
 productions can be undelivered (MillWheel §6.1.2).
@@ -15,13 +14,10 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Superstep
 
-__all__ = ["PendingFiles", "pending_files"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFiles:
-    """
-    Files of one computation with productions of a pipeline's last superstep, or of later ones.
+    """Files of one computation with productions of a pipeline's last superstep, or of later ones.
 
     Attributes:
         paths: the files.
@@ -35,8 +31,7 @@ class PendingFiles:
 
 
 def pending_files(snapshot: Snapshot, computation: str) -> tuple[PendingFiles, ...]:
-    """
-    The files of a computation that may hold undelivered productions.
+    """The files of a computation that may hold undelivered productions.
 
     Files that another program rewrote do not say what they hold; they are included.
     """
@@ -54,8 +49,7 @@ def pending_files(snapshot: Snapshot, computation: str) -> tuple[PendingFiles, .
 
 
 def _owners(snapshot: Snapshot, computation: str) -> Iterator[tuple[Interval | None, Superstep]]:
-    """
-    The last superstep of the pipeline that a computation belongs to.
+    """The last superstep of the pipeline that a computation belongs to.
 
     Dead letters belong to no pipeline: each has an interval of them, named after it.
     """

@@ -1,5 +1,4 @@
-"""
-The log writer: the only way to make a table's next version, for every kind of commit.
+"""The log writer: the only way to make a table's next version, for every kind of commit.
 
 A commit has three outcomes: done, not done, unknown. Putting the *same bytes* at
 the *same version* again is safe, because at most one of all attempts lands; so after a
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 
     from millpond.statestore.log.high_water import HighWater
 
-__all__ = ["FAILPOINTS", "LogWriter"]
-
 _WRITER_VERSION_MAX: Final = 2
 
 FAILPOINTS: Final = tuple(name for name in ALL_FAILPOINTS if name.startswith("commit."))
@@ -77,8 +74,7 @@ class _Attempt:
 
 
 class LogWriter:
-    """
-    Writes commits to one table and keeps its snapshot.
+    """Writes commits to one table and keeps its snapshot.
 
     Calls exclude one another, so several threads may share it; between calls the snapshot
     may change under a thread that reads it.
@@ -118,21 +114,16 @@ class LogWriter:
 
     @property
     def snapshot(self) -> Snapshot:
-        """
-        The table at the last version that this writer has read or written.
-        """
+        """The table at the last version that this writer has read or written."""
         return self._follower.snapshot
 
     @property
     def writer_id(self) -> str:
-        """
-        The name under which this writer commits.
-        """
+        """The name under which this writer commits."""
         return self._writer_id
 
     def refresh(self) -> Snapshot:
-        """
-        Follow the log to its newest version.
+        """Follow the log to its newest version.
 
         Raises:
             DataError: a commit is damaged or missing.
@@ -146,8 +137,7 @@ class LogWriter:
             return self.snapshot
 
     def write(self, plan: Plan) -> Committed | None:
-        """
-        Make the plan the next version of the table.
+        """Make the plan the next version of the table.
 
         Returns:
             The commit; ``None`` when the table already holds it.
@@ -169,8 +159,7 @@ class LogWriter:
             return self._write(plan)
 
     def settle(self) -> Committed | None:
-        """
-        Decide the outcome of the last commit that ended in `OutcomeUnknownError`.
+        """Decide the outcome of the last commit that ended in `OutcomeUnknownError`.
 
         Returns:
             The commit if it is part of the table now; ``None`` if it never will be, or if there was none.
@@ -189,9 +178,7 @@ class LogWriter:
             return None if self._unknown is None else self._unknown.committed
 
     def _refuse_to_repeat(self, attempt: _Attempt) -> None:
-        """
-        Refuse to repeat a commit whose outcome can no longer be determined, unless its transactions guard it.
-        """
+        """Refuse to repeat a commit whose outcome can no longer be determined, unless its transactions guard it."""
         is_guarded = any(isinstance(action, Txn) for action in attempt.actions)
         if attempt.outcome is _AttemptOutcome.UNKNOWN and not is_guarded:
             raise _lost_in_cleanup(attempt)
@@ -233,9 +220,7 @@ class LogWriter:
         )
 
     def _land(self, attempt: _Attempt) -> None:
-        """
-        Put the attempt and set its outcome, or keep it and raise `OutcomeUnknownError`.
-        """
+        """Put the attempt and set its outcome, or keep it and raise `OutcomeUnknownError`."""
         self._in_flight = attempt
         try:
             self._follower.retrying(partial(self._put, attempt))
@@ -299,8 +284,7 @@ class LogWriter:
         return self._follower.may_be_stale() and self._follower.is_before_log_start(version)
 
     def _outcome_from_txns(self, attempt: _Attempt) -> _AttemptOutcome:
-        """
-        The outcome, by a reloaded table's transactions, of a commit whose file is gone or no longer counts.
+        """The outcome, by a reloaded table's transactions, of a commit whose file is gone or no longer counts.
 
         Transactions never fall, and a fence belongs to one commit of one owner.
         """

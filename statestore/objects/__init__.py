@@ -1,3 +1,1 @@
-"""
-Object stores with put-if-absent: on disk, in the cloud, in memory.
-"""
+"""Object stores with put-if-absent: on disk, in the cloud, in memory."""

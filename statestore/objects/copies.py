@@ -1,6 +1,4 @@
-"""
-Copies of objects that a store keeps nearer to the reader, and how a reader that was given wrong bytes is rid of one.
-"""
+"""Copies of objects that a store keeps nearer to the reader, and how a reader that was given wrong bytes is rid of one."""
 
 from __future__ import annotations
 
@@ -8,18 +6,13 @@ from typing import Protocol, runtime_checkable
 
 from millpond.statestore.types import Objects
 
-__all__ = ["CopyingObjects", "forget_copy"]
-
 
 @runtime_checkable
 class CopyingObjects(Protocol):
-    """
-    An object store that keeps copies of objects of the store below it.
-    """
+    """An object store that keeps copies of objects of the store below it."""
 
     def forget(self, path: str) -> bool:
-        """
-        Remove the copy of an object, so that it is next read from the store below.
+        """Remove the copy of an object, so that it is next read from the store below.
 
         Returns:
             Whether there was one.
@@ -28,8 +21,7 @@ class CopyingObjects(Protocol):
 
 
 def forget_copy(objects: Objects, path: str) -> bool:
-    """
-    Remove the copy of an object whose bytes are wrong.
+    """Remove the copy of an object whose bytes are wrong.
 
     Returns:
         Whether there was one: to read the object again may then give other bytes.

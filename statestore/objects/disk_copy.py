@@ -1,5 +1,4 @@
-"""
-A copy of parts of an object on the local disk, of which every byte is verified when it is read.
+"""A copy of parts of an object on the local disk, of which every byte is verified when it is read.
 
 It is one sparse file::
 
@@ -25,8 +24,6 @@ import numpy as np
 from millpond.statestore.closeable import Closeable
 from millpond.statestore.objects.ranges import ByteRange
 
-__all__ = ["CHUNK_BYTES", "DiskCopy", "chunks_of", "runs_of"]
-
 CHUNK_BYTES: Final = 1 << 14
 """What is kept and verified at once, less than a page of rows; the last chunk of an object may be shorter."""
 
@@ -40,8 +37,7 @@ _RUN_CHUNKS_MAX: Final = 1_024
 
 
 class DiskCopy(Closeable):
-    """
-    An open copy of an object; made by `open` and `create`.
+    """An open copy of an object; made by `open` and `create`.
 
     Attributes:
         name: the object's name, which the checksums cover.
@@ -66,8 +62,7 @@ class DiskCopy(Closeable):
 
     @classmethod
     def open(cls, path: str, name: bytes) -> DiskCopy | None:
-        """
-        The copy in a file; ``None`` if there is none, or its header is damaged.
+        """The copy in a file; ``None`` if there is none, or its header is damaged.
 
         Raises:
             OSError: the disk failed.
@@ -84,8 +79,7 @@ class DiskCopy(Closeable):
 
     @classmethod
     def create(cls, path: str, name: bytes, size_bytes: int) -> DiskCopy:
-        """
-        The copy in a file, which is made if there is none, and emptied if it is of an object of another length.
+        """The copy in a file, which is made if there is none, and emptied if it is of an object of another length.
 
         Raises:
             OSError: the disk failed or is full.
@@ -104,16 +98,13 @@ class DiskCopy(Closeable):
         return copy
 
     def close(self) -> None:
-        """
-        Close the file.
-        """
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def read(self, chunks: Sequence[int]) -> dict[int, bytes]:
-        """
-        Those of some chunks that are here and whole.
+        """Those of some chunks that are here and whole.
 
         Args:
             chunks: their numbers, rising.
@@ -140,8 +131,7 @@ class DiskCopy(Closeable):
         return found
 
     def write(self, first: int, data: bytes | memoryview) -> None:
-        """
-        Keep adjacent chunks.
+        """Keep adjacent chunks.
 
         Args:
             first: the number of the first.
@@ -161,8 +151,7 @@ class DiskCopy(Closeable):
         _write_all(self._file, table, _TABLE_AT + _ENTRY_BYTES * first)
 
     def mark_used(self, now_us: int) -> None:
-        """
-        Note that it was used at this time, for the sweep, which removes what was not used for longest.
+        """Note that it was used at this time, for the sweep, which removes what was not used for longest.
 
         Raises:
             OSError: the disk failed.
@@ -170,9 +159,7 @@ class DiskCopy(Closeable):
         os.utime(self._file, ns=(now_us * 1_000, now_us * 1_000))
 
     def part_of(self, chunks: range) -> ByteRange:
-        """
-        Where adjacent chunks are in the object.
-        """
+        """Where adjacent chunks are in the object."""
         return ByteRange(chunks.start * CHUNK_BYTES, min(chunks.stop * CHUNK_BYTES, self.size_bytes))
 
     def _header(self) -> bytes:
@@ -185,8 +172,7 @@ class DiskCopy(Closeable):
 
 
 def chunks_of(part: ByteRange) -> range:
-    """
-    The chunks that have a part of an object, which is not empty.
+    """The chunks that have a part of an object, which is not empty.
 
     Example:
         >>> chunks_of(ByteRange(16_000, 17_000))
@@ -196,8 +182,7 @@ def chunks_of(part: ByteRange) -> range:
 
 
 def runs_of(chunks: Iterable[int]) -> list[range]:
-    """
-    Rising numbers of chunks as runs of adjacent ones, of 16 MiB at most.
+    """Rising numbers of chunks as runs of adjacent ones, of 16 MiB at most.
 
     Example:
         >>> runs_of([1, 2, 3, 7])
@@ -213,9 +198,7 @@ def runs_of(chunks: Iterable[int]) -> list[range]:
 
 
 def _size_in_header(file: int, name: bytes) -> int | None:
-    """
-    How long the object is by the file's header; ``None`` if that is damaged. The file is closed after an error.
-    """
+    """How long the object is by the file's header; ``None`` if that is damaged. The file is closed after an error."""
     try:
         header = os.pread(file, _HEADER.size, 0)
     except BaseException:

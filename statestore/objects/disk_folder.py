@@ -1,5 +1,4 @@
-"""
-The folder of the disk tier: one budget for all processes of a machine, without anything that they share but files.
+"""The folder of the disk tier: one budget for all processes of a machine, without anything that they share but files.
 
 Each process counts what it has written since it last swept. Before that exceeds a 64th of the budget, and at its first
 write, it sweeps: it sums what is there and removes what was not used for longest, until that is below 90 % of the
@@ -21,8 +20,6 @@ from typing import Final
 
 from millpond.statestore.objects.disk_copy import DiskCopy
 from millpond.statestore.types import Clock
-
-__all__ = ["ADMITTED_BYTES_MAX", "COUNTED_BYTES_MIN", "DiskFolder"]
 
 ADMITTED_BYTES_MAX: Final = 1 << 20
 """How much may be written at once."""
@@ -46,8 +43,7 @@ _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class DiskFolder:
-    """
-    A folder of `DiskCopy` within a budget; threads and processes may share it.
+    """A folder of `DiskCopy` within a budget; threads and processes may share it.
 
     It is made when it is first written to, readable by this user alone, and used only while no other user may write
     to it.
@@ -69,21 +65,16 @@ class DiskFolder:
 
     @property
     def path(self) -> str:
-        """
-        The folder.
-        """
+        """The folder."""
         return self._path
 
     @property
     def large_bytes(self) -> int:
-        """
-        What is longer is not kept whole: it would take the place of too much else.
-        """
+        """What is longer is not kept whole: it would take the place of too much else."""
         return self._budget_bytes // _LARGE_SHARE
 
     def open(self, name: bytes) -> DiskCopy | None:
-        """
-        The copy of an object; ``None`` if there is none.
+        """The copy of an object; ``None`` if there is none.
 
         Raises:
             OSError: the disk failed, or other users may write to the folder.
@@ -95,8 +86,7 @@ class DiskFolder:
         return DiskCopy.open(self._file_of(name), name)
 
     def create(self, name: bytes, size_bytes: int) -> DiskCopy | None:
-        """
-        The copy of an object, begun if there is none; ``None`` while another process makes room.
+        """The copy of an object, begun if there is none; ``None`` while another process makes room.
 
         Raises:
             OSError: the disk failed or is full, or other users may write to the folder.
@@ -110,8 +100,7 @@ class DiskFolder:
         return DiskCopy.create(str(file), name, size_bytes)
 
     def remove(self, name: bytes) -> bool:
-        """
-        Remove the copy of an object.
+        """Remove the copy of an object.
 
         Returns:
             Whether there was one.
@@ -126,8 +115,7 @@ class DiskFolder:
         return True
 
     def admits(self, size_bytes: int) -> bool:
-        """
-        Whether as much may be written now, for which room is made if it is time.
+        """Whether as much may be written now, for which room is made if it is time.
 
         Args:
             size_bytes: at most `ADMITTED_BYTES_MAX`, which is the least share of a process.
@@ -146,8 +134,7 @@ class DiskFolder:
         return True
 
     def note_use(self, copy: DiskCopy, *, is_written: bool) -> None:
-        """
-        Note that a copy is in use: once a minute at most, unless it has been written to.
+        """Note that a copy is in use: once a minute at most, unless it has been written to.
 
         Raises:
             OSError: the disk failed.
@@ -172,18 +159,14 @@ class DiskFolder:
         sub_folder.mkdir(mode=0o700, exist_ok=True)
 
     def _check(self) -> None:
-        """
-        See that no other user has put files here: in a folder that all users share, one could make it first.
-        """
+        """See that no other user has put files here: in a folder that all users share, one could make it first."""
         status = os.lstat(self._path)
         is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
         if not is_ours or status.st_mode & _OTHERS_MAY_WRITE:
             raise PermissionError(errno.EPERM, "not a folder that only this user may write to", self._path)
 
     def _sweep(self) -> bool:
-        """
-        Remove what was not used for longest; ``False`` if another process or thread does.
-        """
+        """Remove what was not used for longest; ``False`` if another process or thread does."""
         lock = os.open(f"{self._path}/{_SWEEP}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -205,9 +188,7 @@ class DiskFolder:
             held_bytes -= counted
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
-        """
-        When each file was used last, what it counts, and its path.
-        """
+        """When each file was used last, what it counts, and its path."""
         for folder in _entries(self._path):
             for entry in _entries(folder.path) if _SUB_FOLDER.fullmatch(folder.name) else ():
                 status = _status(entry) if _FILE.fullmatch(entry.name) else None

@@ -1,6 +1,4 @@
-"""
-Whether a machine's processes keep row files on its disk, where, and how many.
-"""
+"""Whether a machine's processes keep row files on its disk, where, and how many."""
 
 from __future__ import annotations
 
@@ -17,8 +15,6 @@ from millpond.statestore.objects.disk_tier import DiskTier
 from millpond.statestore.objects.obstore import ObstoreObjects
 from millpond.statestore.types import Clock, Objects
 
-__all__ = ["DEFAULT_DISK_BYTES", "DiskOptions"]
-
 _LOG = logging.getLogger("millpond")
 
 DEFAULT_DISK_BYTES: Final = 8 << 30
@@ -29,8 +25,7 @@ _FREE_SHARE: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskOptions:
-    """
-    What was asked for; each machine makes of it what its disk has room for.
+    """What was asked for; each machine makes of it what its disk has room for.
 
     Attributes:
         budget_bytes: the budget of a machine; 0 for no tier, ``None`` for the default.
@@ -41,8 +36,7 @@ class DiskOptions:
     folder: str | None = None
 
     def tier_of(self, objects: Objects, clock: Clock, *, below: Objects | None = None) -> Objects:
-        """
-        A store with the disk tier before it, or the store as it is.
+        """A store with the disk tier before it, or the store as it is.
 
         By default only a store on an object store gets one: that of a local folder would copy the disk to itself.
 

@@ -1,5 +1,4 @@
-"""
-The disk tier: an object store whose row files are kept on the machine's disk, part by part, as they are read.
+"""The disk tier: an object store whose row files are kept on the machine's disk, part by part, as they are read.
 
 It promises what the store below it promises: what it gives is what that store gave once, of objects that never change.
 A part that is not on the disk, or is not what it was, is read from the store. The disk never fails a call: while it is
@@ -20,8 +19,6 @@ from millpond.statestore.objects.ranges import ByteRange, Tail, read_ranges, rea
 from millpond.statestore.objects.written_once import is_written_once
 from millpond.statestore.types import Clock, Objects
 
-__all__ = ["DiskTier"]
-
 _LOG = logging.getLogger("millpond")
 _Result = TypeVar("_Result")
 _Parts: TypeAlias = list[bytes]
@@ -31,8 +28,7 @@ _REST_US: Final = 60_000_000
 
 
 class DiskTier:
-    """
-    `Objects` that keeps what is read and written of row files in a folder of the local disk.
+    """`Objects` that keeps what is read and written of row files in a folder of the local disk.
 
     Args:
         objects: the store below.
@@ -58,21 +54,16 @@ class DiskTier:
 
     @property
     def url(self) -> str:
-        """
-        The root's URL.
-        """
+        """The root's URL."""
         return self._objects.url
 
     @property
     def damaged(self) -> int:
-        """
-        How many parts on the disk were not what they were, and were read from the store again.
-        """
+        """How many parts on the disk were not what they were, and were read from the store again."""
         return self._damaged
 
     def get(self, path: str) -> bytes:
-        """
-        The object's bytes.
+        """The object's bytes.
 
         Raises:
             ObjectMissingError: there is no such object, here or in the store.
@@ -88,8 +79,7 @@ class DiskTier:
         return data
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> _Parts:
-        """
-        Parts of the object.
+        """Parts of the object.
 
         Raises:
             ObjectMissingError: there is no such object, here or in the store.
@@ -105,8 +95,7 @@ class DiskTier:
         return read_ranges(self._objects, path, ranges) if parts is None else parts
 
     def read_tail(self, path: str, size_bytes: int) -> Tail:
-        """
-        The last bytes of the object.
+        """The last bytes of the object.
 
         Raises:
             ObjectMissingError: there is no such object, here or in the store.
@@ -129,50 +118,37 @@ class DiskTier:
         return Tail(tail.data[max(0, len(tail.data) - size_bytes) :], tail.size_bytes)
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """
-        Create the object, whole or not at all, and keep it.
-        """
+        """Create the object, whole or not at all, and keep it."""
         self._objects.put_if_absent(path, data)
         self._keep_whole(path, data)
 
     def put_unsynced(self, path: str, data: bytes) -> None:
-        """
-        Create the object, which a power cut may take back until the next `sync`, and keep it.
-        """
+        """Create the object, which a power cut may take back until the next `sync`, and keep it."""
         self._objects.put_unsynced(path, data)
         self._keep_whole(path, data)
 
     def put(self, path: str, data: bytes) -> None:
-        """
-        Create or replace the object.
-        """
+        """Create or replace the object."""
         self._objects.put(path, data)
         self.forget(path)
 
     def sync(self, paths: Iterable[str] = ()) -> None:
-        """
-        Let what was put survive a power cut, in the store.
-        """
+        """Let what was put survive a power cut, in the store."""
         self._objects.sync(paths)
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
-        """
-        All paths of the store under a prefix, sorted.
-        """
+        """All paths of the store under a prefix, sorted."""
         return self._objects.list(prefix, start_after)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """
-        Delete the objects and their copies; missing ones are ignored.
-        """
+        """Delete the objects and their copies; missing ones are ignored."""
         wanted = [*paths]
         self._objects.delete(wanted)
         for path in wanted:
             self.forget(path)
 
     def forget(self, path: str) -> bool:
-        """
-        Remove the copy of an object, so that it is next read from the store.
+        """Remove the copy of an object, so that it is next read from the store.
 
         Returns:
             Whether there was one.
@@ -196,9 +172,7 @@ class DiskTier:
         return self._try(lambda: self._folder.create(self._name(path), size_bytes)) or nullcontext()
 
     def _parts(self, path: str, copy: DiskCopy, ranges: Sequence[ByteRange]) -> _Parts | None:
-        """
-        Parts of an object, read from the disk as far as they are there; ``None`` if the store's object is another one.
-        """
+        """Parts of an object, read from the disk as far as they are there; ``None`` if the store's object is another one."""
         cut = [ByteRange(part.start, min(part.end, copy.size_bytes)) for part in ranges]
         wanted = sorted({chunk for part in cut if part.start < part.end for chunk in chunks_of(part)})
         found = self._try(lambda: copy.read(wanted)) or {}
@@ -225,9 +199,7 @@ class DiskTier:
                     self._keep(copy, 0, data)
 
     def _keep(self, copy: DiskCopy, first: int, data: bytes) -> None:
-        """
-        Write adjacent chunks to the disk, as far as the budget admits it.
-        """
+        """Write adjacent chunks to the disk, as far as the budget admits it."""
 
         def write() -> None:
             view = memoryview(data)
@@ -248,9 +220,7 @@ class DiskTier:
             )
 
     def _try(self, action: Callable[[], _Result]) -> _Result | None:
-        """
-        Do something with the disk; after a failure, tell of the first one and leave the disk alone for a while.
-        """
+        """Do something with the disk; after a failure, tell of the first one and leave the disk alone for a while."""
         try:
             return action()
         except OSError as error:

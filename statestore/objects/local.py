@@ -1,5 +1,4 @@
-"""
-An object store in a local folder, whose objects survive a power cut.
+"""An object store in a local folder, whose objects survive a power cut.
 
 An object is written under a name of its own, ``NAME#1`` (which listings skip, here and in ``object_store``, which
 other Delta readers use), and then linked to its name, which fails if the name is taken: so it is created whole or not
@@ -26,8 +25,6 @@ from millpond.statestore.objects.file_system import FileSystem, LostWriteError, 
 from millpond.statestore.objects.ranges import ByteRange, Tail
 from millpond.statestore.types import DURABILITIES, Durability
 
-__all__ = ["LocalObjects"]
-
 _STAGED_MAX: Final = 1_000
 """How many unfinished files of one object are tolerated: each is of a process that died, or writes it now."""
 
@@ -35,8 +32,7 @@ _MISSING: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class LocalObjects:
-    """
-    `Objects` in a local folder, which is made if it is not there.
+    """`Objects` in a local folder, which is made if it is not there.
 
     It pickles as its path and durability, so another process opens its own.
 
@@ -81,28 +77,21 @@ class LocalObjects:
 
     @property
     def url(self) -> str:
-        """
-        The folder's absolute path.
-        """
+        """The folder's absolute path."""
         return self._root
 
     @property
     def durability(self) -> Durability:
-        """
-        What objects survive.
-        """
+        """What objects survive."""
         return self._durability
 
     @property
     def storage_options(self) -> Mapping[str, str]:
-        """
-        The options that other Delta readers need to open the folder: none.
-        """
+        """The options that other Delta readers need to open the folder: none."""
         return {}
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """
-        Create the object, whole or not at all, after everything that was put before.
+        """Create the object, whole or not at all, after everything that was put before.
 
         Raises:
             ObjectExistsError: it exists; nothing was written by this attempt.
@@ -111,18 +100,14 @@ class LocalObjects:
         self._create(path, (data,))
 
     def put_unsynced(self, path: str, data: bytes) -> None:
-        """
-        As `put_if_absent`, but the object survives a power cut only after the next `sync` or synced put.
-        """
+        """As `put_if_absent`, but the object survives a power cut only after the next `sync` or synced put."""
         with self._errors(path):
             target = self._target(path)
             self._publish(path, (data,), lambda staged: self._link(staged, target))
             self._note((target, _folder_of(target)))
 
     def put(self, path: str, data: bytes) -> None:
-        """
-        Create or replace the object, whole or not at all, after everything that was put before.
-        """
+        """Create or replace the object, whole or not at all, after everything that was put before."""
         with self._errors(path):
             target = self._target(path)
 
@@ -134,16 +119,13 @@ class LocalObjects:
             self._sync((_folder_of(target),))
 
     def sync(self, paths: Iterable[str] = ()) -> None:
-        """
-        Let these objects, and everything that was put through this instance, survive a power cut.
-        """
+        """Let these objects, and everything that was put through this instance, survive a power cut."""
         with self._errors(""):
             targets = [self._target(path) for path in paths]
             self._sync((*targets, *{_folder_of(target) for target in targets}))
 
     def get(self, path: str) -> bytes:
-        """
-        The object's bytes.
+        """The object's bytes.
 
         Raises:
             ObjectMissingError: there is no such object.
@@ -152,8 +134,7 @@ class LocalObjects:
             return self._files.read(self._target(path))
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """
-        Parts of the object.
+        """Parts of the object.
 
         Raises:
             ObjectMissingError: there is no such object.
@@ -162,8 +143,7 @@ class LocalObjects:
             return self._files.read_ranges(self._target(path), ranges)
 
     def read_tail(self, path: str, size_bytes: int) -> Tail:
-        """
-        The last bytes of the object.
+        """The last bytes of the object.
 
         Raises:
             ObjectMissingError: there is no such object.
@@ -175,8 +155,7 @@ class LocalObjects:
             return Tail(data, end)
 
     def download(self, path: str, target: Path) -> None:
-        """
-        Copy the object into another local file, piece by piece.
+        """Copy the object into another local file, piece by piece.
 
         Raises:
             ObjectMissingError: there is no such object.
@@ -189,8 +168,7 @@ class LocalObjects:
             file.writelines(pieces)
 
     def upload(self, path: str, source: Path) -> None:
-        """
-        Create the object from another local file, piece by piece, whole or not at all.
+        """Create the object from another local file, piece by piece, whole or not at all.
 
         Raises:
             ObjectExistsError: it exists; nothing was written.
@@ -199,8 +177,7 @@ class LocalObjects:
         self._create(path, SystemFiles().read_pieces(str(source)))
 
     def link_from(self, other: LocalObjects, path: str) -> None:
-        """
-        Give an object of another folder a second name here, which survives a power cut after the next `sync`.
+        """Give an object of another folder a second name here, which survives a power cut after the next `sync`.
 
         Raises:
             ObjectExistsError: there is another object of that path here.
@@ -212,9 +189,7 @@ class LocalObjects:
         self._note((target, _folder_of(target)))
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
-        """
-        All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``.
-        """
+        """All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``."""
         with self._errors(prefix):
             folder = self._target(prefix.rstrip("/")) if prefix else self._root
             start = len(self._root) + 1
@@ -222,9 +197,7 @@ class LocalObjects:
         return sorted(path for path in paths if start_after is None or path > start_after)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """
-        Delete the objects; missing objects are ignored. A power cut may bring them back until the next sync.
-        """
+        """Delete the objects; missing objects are ignored. A power cut may bring them back until the next sync."""
         for path in paths:
             with self._errors(path):
                 target = self._target(path)
@@ -246,9 +219,7 @@ class LocalObjects:
             self._sync((_folder_of(target),))
 
     def _publish(self, path: str, pieces: Iterable[bytes], name: Callable[[str], None]) -> None:
-        """
-        Write the contents under a name of their own, and let ``name`` give them the object's.
-        """
+        """Write the contents under a name of their own, and let ``name`` give them the object's."""
         folder = _folder_of(self._target(path))
         self._use_folder(folder)
         try:
@@ -288,8 +259,7 @@ class LocalObjects:
     # -- what survives ---------------------------------------------------------------------
 
     def _use_folder(self, folder: str) -> None:
-        """
-        Make a folder, and see to it that its name survives.
+        """Make a folder, and see to it that its name survives.
 
         Also if it was there: the process that made it may not have synced it yet. The folders above the
         root are a store's own, and the one that has its name.
@@ -331,9 +301,7 @@ class LocalObjects:
                 self._unsynced.update(paths)
 
     def _sync(self, paths: Collection[str]) -> None:
-        """
-        Sync these paths, and all that were noted before, together.
-        """
+        """Sync these paths, and all that were noted before, together."""
         if not self._syncs:
             return
         # One at a time: a second caller must not rely on files that the first is still syncing.
@@ -389,9 +357,7 @@ def _folder_of(path: str) -> str:
 
 
 def _between(folder: str, root: str) -> Iterator[str]:
-    """
-    A folder and those above it, up to the root.
-    """
+    """A folder and those above it, up to the root."""
     while len(folder) >= len(root):
         yield folder
         folder = _folder_of(folder)

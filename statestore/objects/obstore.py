@@ -1,5 +1,4 @@
-"""
-Object stores: the one seam through which log and row files reach storage.
+"""Object stores: the one seam through which log and row files reach storage.
 
 `ObstoreObjects` serves S3, GCS and Azure, whose conditional put makes commits atomic; `LocalObjects` does
 the same in a folder with a hard link. `MemoryObjects` follows the same rules in a dictionary. Tests inject
@@ -26,16 +25,6 @@ from millpond.statestore.objects.ranges import ByteRange, Tail
 
 if TYPE_CHECKING:
     from millpond.statestore.types import Durability, Objects
-
-__all__ = [
-    "DEFAULT_DURABILITY",
-    "ObstoreObjects",
-    "download",
-    "is_local",
-    "open_objects",
-    "put_new",
-    "upload",
-]
 
 _Result = TypeVar("_Result")
 
@@ -91,8 +80,7 @@ default of ten retries below ours, an outage would take a quarter of an hour to 
 
 
 class ObstoreObjects:
-    """
-    `Objects` in a cloud bucket, through ``obstore``.
+    """`Objects` in a cloud bucket, through ``obstore``.
 
     It pickles as its URL and options, so a Spark task opens its own.
 
@@ -134,21 +122,16 @@ class ObstoreObjects:
 
     @property
     def url(self) -> str:
-        """
-        The root.
-        """
+        """The root."""
         return self._url
 
     @property
     def storage_options(self) -> Mapping[str, str]:
-        """
-        The options that other Delta readers need to open the same root.
-        """
+        """The options that other Delta readers need to open the same root."""
         return dict(self._options)
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """
-        Create the object, whole or not at all.
+        """Create the object, whole or not at all.
 
         Raises:
             ObjectExistsError: it exists; nothing was written by this attempt, though an
@@ -158,25 +141,18 @@ class ObstoreObjects:
         self._attempt(path, lambda: obstore.put(self._store, path, data, mode="create", use_multipart=False))
 
     def put_unsynced(self, path: str, data: bytes) -> None:
-        """
-        The same as `put_if_absent`: the service acknowledges what is durable.
-        """
+        """The same as `put_if_absent`: the service acknowledges what is durable."""
         self.put_if_absent(path, data)
 
     def sync(self, paths: Iterable[str] = ()) -> None:
-        """
-        Do nothing: the service acknowledges what is durable.
-        """
+        """Do nothing: the service acknowledges what is durable."""
 
     def put(self, path: str, data: bytes) -> None:
-        """
-        Create or replace the object, whole or not at all.
-        """
+        """Create or replace the object, whole or not at all."""
         self._attempt(path, lambda: obstore.put(self._store, path, data, mode="overwrite"))
 
     def get(self, path: str) -> bytes:
-        """
-        The object's bytes.
+        """The object's bytes.
 
         Raises:
             ObjectMissingError: there is no such object.
@@ -184,8 +160,7 @@ class ObstoreObjects:
         return self._attempt(path, lambda: bytes(obstore.get(self._store, path).bytes()))
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """
-        Parts of the object, several requests at once.
+        """Parts of the object, several requests at once.
 
         Raises:
             ObjectMissingError: there is no such object.
@@ -195,8 +170,7 @@ class ObstoreObjects:
         return [bytes(part) for part in self._attempt(path, read)]
 
     def read_tail(self, path: str, size_bytes: int) -> Tail:
-        """
-        The last bytes of the object.
+        """The last bytes of the object.
 
         Raises:
             ObjectMissingError: there is no such object.
@@ -209,8 +183,7 @@ class ObstoreObjects:
         return self._attempt(path, read)
 
     def download(self, path: str, target: Path) -> None:
-        """
-        Copy the object into a local file, piece by piece.
+        """Copy the object into a local file, piece by piece.
 
         Raises:
             ObjectMissingError: there is no such object.
@@ -223,8 +196,7 @@ class ObstoreObjects:
             file.write(piece)
 
     def upload(self, path: str, source: Path) -> None:
-        """
-        Create the object from a local file, piece by piece, whole or not at all.
+        """Create the object from a local file, piece by piece, whole or not at all.
 
         A multipart upload takes no put-if-absent condition, so the caller must pass a name that no other
         writer draws; an existing object is detected by a look-up before the upload, not atomically.
@@ -247,9 +219,7 @@ class ObstoreObjects:
         return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
-        """
-        All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``.
-        """
+        """All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``."""
         return self._attempt(prefix, lambda: sorted(self._walk(prefix, start_after)))
 
     def _walk(self, prefix: str, start_after: str | None) -> Iterable[str]:
@@ -257,9 +227,7 @@ class ObstoreObjects:
         return (entry["path"] for page in pages for entry in page)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """
-        Delete the objects; missing objects are ignored.
-        """
+        """Delete the objects; missing objects are ignored."""
         wanted = list(paths)
         try:
             self._attempt("delete", lambda: obstore.delete(self._store, wanted))
@@ -290,8 +258,7 @@ class ObstoreObjects:
 
 
 def put_new(objects: Objects, path: str, data: bytes, *, synced: bool = True) -> None:
-    """
-    Create an object under a unique name; an existing object with exactly these bytes counts as success.
+    """Create an object under a unique name; an existing object with exactly these bytes counts as success.
 
     ``obstore`` repeats a put whose reply was lost, and the repetition then finds its own object.
 
@@ -320,8 +287,7 @@ def put_new(objects: Objects, path: str, data: bytes, *, synced: bool = True) ->
 
 
 def download(objects: Objects, path: str, target: Path) -> None:
-    """
-    Copy an object into a local file: in pieces from a store on disk or in the cloud, whole from any other store.
+    """Copy an object into a local file: in pieces from a store on disk or in the cloud, whole from any other store.
 
     Raises:
         ObjectMissingError: there is no such object.
@@ -335,8 +301,7 @@ def download(objects: Objects, path: str, target: Path) -> None:
 
 
 def upload(objects: Objects, path: str, source: Path) -> None:
-    """
-    Create an object under a unique name from a local file; see `download` and `put_new`.
+    """Create an object under a unique name from a local file; see `download` and `put_new`.
 
     Raises:
         ObjectExistsError: another object has the name.
@@ -360,8 +325,7 @@ def _open_for_writing(target: Path) -> Iterator[IO[bytes]]:
 def open_objects(
     url: str, storage_options: Mapping[str, str] | None = None, *, durability: Durability | None = None
 ) -> Objects:
-    """
-    The object store at a path or URL; a missing local folder is created.
+    """The object store at a path or URL; a missing local folder is created.
 
     Args:
         url: a path, ``file://…`` or the URL of an object store.
@@ -385,8 +349,7 @@ def open_objects(
 
 
 def is_local(url: str) -> bool:
-    """
-    Whether a path or URL names a local folder.
+    """Whether a path or URL names a local folder.
 
     Example:
         >>> is_local("out/spikes"), is_local("s3://bucket/spikes")
@@ -417,9 +380,7 @@ def _check_scheme(url: str) -> None:
 
 
 def _split_options(options: Mapping[str, str]) -> tuple[Any, Any]:
-    """
-    The options of the connection under ``obstore``'s names, and those of the bucket unchanged.
-    """
+    """The options of the connection under ``obstore``'s names, and those of the bucket unchanged."""
     client: dict[str, str] = {}
     bucket: dict[str, str] = {}
     for name, value in options.items():

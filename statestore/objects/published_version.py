@@ -1,5 +1,4 @@
-"""
-Published versions: a number that only rises, which several processes announce through the object store.
+"""Published versions: a number that only rises, which several processes announce through the object store.
 
 A published version is an object whose name is the number. Lower ones are deleted only after a higher one exists, so of
 two processes that publish at the same time the higher number stays. The one before the newest stays as well: a listing of
@@ -17,12 +16,9 @@ from millpond.statestore.types import TableVersion
 if TYPE_CHECKING:
     from millpond.statestore.types import Objects
 
-__all__ = ["publish_version", "published_version"]
-
 
 def published_version(objects: Objects, folder: str) -> TableVersion:
-    """
-    The highest version that is published in a folder; 0 if there is none.
+    """The highest version that is published in a folder; 0 if there is none.
 
     Raises:
         UnavailableError: the store is unavailable.
@@ -32,8 +28,7 @@ def published_version(objects: Objects, folder: str) -> TableVersion:
 
 
 def publish_version(objects: Objects, folder: str, version: TableVersion, text: bytes) -> None:
-    """
-    Publish a version in a folder; one that is not above the published one changes nothing.
+    """Publish a version in a folder; one that is not above the published one changes nothing.
 
     Args:
         objects: the table's root.

@@ -1,6 +1,4 @@
-"""
-Parts of objects: read from a store that can, and cut out of the whole object of one that cannot.
-"""
+"""Parts of objects: read from a store that can, and cut out of the whole object of one that cannot."""
 
 from __future__ import annotations
 
@@ -10,14 +8,10 @@ from typing import Protocol, runtime_checkable
 
 from millpond.statestore.types import Objects
 
-__all__ = ["ByteRange", "RangedObjects", "Tail", "read_ranges", "read_tail"]
-
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """
-    A part of an object: from ``start`` up to but without ``end``.
-    """
+    """A part of an object: from ``start`` up to but without ``end``."""
 
     start: int
     end: int
@@ -25,8 +19,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """
-    The end of an object, or all of one that is not longer.
+    """The end of an object, or all of one that is not longer.
 
     Attributes:
         data: its last bytes.
@@ -39,13 +32,10 @@ class Tail:
 
 @runtime_checkable
 class RangedObjects(Protocol):
-    """
-    An object store that reads parts of objects.
-    """
+    """An object store that reads parts of objects."""
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """
-        Parts of an object, each shorter than asked where the object ends before it.
+        """Parts of an object, each shorter than asked where the object ends before it.
 
         Raises:
             ObjectMissingError: there is no such object.
@@ -53,8 +43,7 @@ class RangedObjects(Protocol):
         ...
 
     def read_tail(self, path: str, size_bytes: int) -> Tail:
-        """
-        The last bytes of an object.
+        """The last bytes of an object.
 
         Raises:
             ObjectMissingError: there is no such object.
@@ -63,8 +52,7 @@ class RangedObjects(Protocol):
 
 
 def read_ranges(objects: Objects, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-    """
-    Parts of an object, each shorter than asked where the object ends before it.
+    """Parts of an object, each shorter than asked where the object ends before it.
 
     Raises:
         ObjectMissingError: there is no such object.
@@ -77,8 +65,7 @@ def read_ranges(objects: Objects, path: str, ranges: Sequence[ByteRange]) -> lis
 
 
 def read_tail(objects: Objects, path: str, size_bytes: int) -> Tail:
-    """
-    The last bytes of an object, as many as these if it has so many.
+    """The last bytes of an object, as many as these if it has so many.
 
     Raises:
         ObjectMissingError: there is no such object.

@@ -1,5 +1,4 @@
-"""
-Sharing of objects between stores: on one disk both have the same bytes, elsewhere the second gets a copy.
+"""Sharing of objects between stores: on one disk both have the same bytes, elsewhere the second gets a copy.
 
 An object is never changed in place, so two names for the same bytes on a disk (hard links) are as good as two copies:
 each store deletes its own name, and the bytes go with the last one.
@@ -15,12 +14,9 @@ from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.obstore import download, upload
 from millpond.statestore.types import Objects
 
-__all__ = ["share_object"]
-
 
 def share_object(source: Objects, target: Objects, path: str) -> bool:
-    """
-    Give an object of one store to another one, under the same path.
+    """Give an object of one store to another one, under the same path.
 
     Args:
         source: the store that has it.

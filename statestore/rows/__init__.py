@@ -1,3 +1,1 @@
-"""
-Rows and row files: format, merge, checksums, codecs, Bloom filters.
-"""
+"""Rows and row files: format, merge, checksums, codecs, Bloom filters."""

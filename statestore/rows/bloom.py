@@ -1,5 +1,4 @@
-"""
-Bloom filter of seen record ids: "never seen", for certain, or "maybe" (MillWheel §6.1.1).
+"""Bloom filter of seen record ids: "never seen", for certain, or "maybe" (MillWheel §6.1.1).
 
 Nearly every record id is new, and a Bloom filter proves it without reading the
 store. The filter is soft state: it is never stored, and rebuilt from the
@@ -29,8 +28,6 @@ from millpond.statestore.check import check
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints, mix
 
-__all__ = ["BlockFilter", "Fingerprints", "Ids", "RecordIdFilter", "fingerprints"]
-
 Ids: TypeAlias = pa.Array | pa.ChunkedArray | Fingerprints
 """A column of ids, or their `fingerprints` where the caller has computed them."""
 
@@ -46,8 +43,7 @@ _SPREAD: Final = {2: 1.2, 3: 1.2, 4: 1.2, 5: 1.3, 6: 1.5, 7: 1.75, 8: 2.15}
 
 
 class RecordIdFilter:
-    """
-    A growing set of ids without false negatives and with few false positives.
+    """A growing set of ids without false negatives and with few false positives.
 
     Memory is about 8 bytes per id at the default rate, allocated as ids arrive:
     filters of growing size and falling error rate, whose rates sum up to
@@ -80,29 +76,21 @@ class RecordIdFilter:
 
     @property
     def count(self) -> int:
-        """
-        How many ids have been added; an id that was added twice counts twice.
-        """
+        """How many ids have been added; an id that was added twice counts twice."""
         return sum(part.count for part in self._filters)
 
     @property
     def capacity(self) -> int:
-        """
-        How many ids the allocated memory is sized for.
-        """
+        """How many ids the allocated memory is sized for."""
         return sum(part.capacity for part in self._filters)
 
     @property
     def size_bytes(self) -> int:
-        """
-        Allocated memory in bytes.
-        """
+        """Allocated memory in bytes."""
         return sum(part.size_bytes for part in self._filters)
 
     def add(self, ids: Ids) -> None:
-        """
-        Add the ids to the set.
-        """
+        """Add the ids to the set."""
         rest = _fingerprints_of(ids)
         while len(rest):
             part = self._part_with_room(len(rest))
@@ -111,9 +99,7 @@ class RecordIdFilter:
             rest = rest[taken:]
 
     def might_contain(self, ids: Ids) -> _Mask:
-        """
-        One flag per id: false if it has never been added, true if it may have been.
-        """
+        """One flag per id: false if it has never been added, true if it may have been."""
         wanted = _fingerprints_of(ids)
         hits = np.zeros(len(wanted), dtype=np.bool_)
         for part in reversed(self._filters):
@@ -135,8 +121,7 @@ class RecordIdFilter:
 
 
 class BlockFilter:
-    """
-    One Bloom filter of fixed size.
+    """One Bloom filter of fixed size.
 
     Args:
         words: its bits, in whole blocks, which it keeps.
@@ -157,8 +142,7 @@ class BlockFilter:
 
     @staticmethod
     def empty(capacity: int, error_rate: float) -> BlockFilter:
-        """
-        A filter for so many ids.
+        """A filter for so many ids.
 
         Args:
             capacity: number of ids.
@@ -170,15 +154,12 @@ class BlockFilter:
         return BlockFilter(np.frombuffer(bits.bitarray, np.uint8, octets).view(np.uint64), capacity)
 
     def to_bytes(self) -> bytes:
-        """
-        The bits, for `from_bytes`: little-endian words.
-        """
+        """The bits, for `from_bytes`: little-endian words."""
         return self._words.astype("<u8", copy=False).tobytes()
 
     @staticmethod
     def from_bytes(bits: bytes) -> BlockFilter:
-        """
-        The filter of `to_bytes`, to be asked and not added to.
+        """The filter of `to_bytes`, to be asked and not added to.
 
         Raises:
             ValueError: the bits are no whole blocks.
@@ -189,31 +170,23 @@ class BlockFilter:
 
     @property
     def room(self) -> int:
-        """
-        How many more ids it is sized for.
-        """
+        """How many more ids it is sized for."""
         return self.capacity - self.count
 
     @property
     def size_bytes(self) -> int:
-        """
-        Memory in bytes.
-        """
+        """Memory in bytes."""
         return int(self._words.nbytes)
 
     def add(self, ids: Fingerprints) -> None:
-        """
-        Add ids by their fingerprints.
-        """
+        """Add ids by their fingerprints."""
         blocks, patterns = self._block_of(ids), _patterns_of(ids)
         for pair in range(_PAIRS):
             np.bitwise_or.at(self._words, _word_of(ids, blocks, pair), _PATTERNS[patterns[:, pair]])
         self.count += len(ids)
 
     def might_contain(self, ids: Fingerprints) -> _Mask:
-        """
-        One flag per fingerprint: false if it has never been added, true if it may have been.
-        """
+        """One flag per fingerprint: false if it has never been added, true if it may have been."""
         result = np.zeros(len(ids), dtype=np.bool_)
         blocks, patterns = self._block_of(ids), _patterns_of(ids)
         left: _Index | slice = slice(None)
@@ -226,24 +199,18 @@ class BlockFilter:
         return result
 
     def _block_of(self, ids: Fingerprints) -> Fingerprints:
-        """
-        The first word of each id's block, chosen by the high half of its fingerprint.
-        """
+        """The first word of each id's block, chosen by the high half of its fingerprint."""
         return (((ids >> np.uint64(32)) * self._blocks) >> np.uint64(32)) * np.uint64(2 * _PAIRS)
 
 
 def _word_of(ids: Fingerprints, blocks: Fingerprints, pair: int) -> _Index:
-    """
-    The word of the pair that each id uses, chosen by a low bit of its fingerprint.
-    """
+    """The word of the pair that each id uses, chosen by a low bit of its fingerprint."""
     half = (ids >> np.uint64(pair)) & np.uint64(1)
     return (blocks + (half + np.uint64(2 * pair))).view(np.int64)
 
 
 def _patterns_of(ids: Fingerprints) -> npt.NDArray[np.uint16]:
-    """
-    For each id the indices of its four bit patterns, from a second hash.
-    """
+    """For each id the indices of its four bit patterns, from a second hash."""
     return mix(ids ^ _SECOND).view(np.uint16).reshape(-1, _PAIRS)
 
 
@@ -260,9 +227,7 @@ def _scattered_capacity(capacity: int, error_rate: float) -> int:
 
 
 def _patterns() -> npt.NDArray[np.uint64]:
-    """
-    A table of words with three bits set.
-    """
+    """A table of words with three bits set."""
     drawn = mix(np.arange(1, 65_537, dtype=np.uint64))
     first, second, third = (drawn >> np.uint64(shift) for shift in (0, 6, 12))
     one, low_bits = np.uint64(1), np.uint64(63)

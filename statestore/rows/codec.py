@@ -1,5 +1,4 @@
-"""
-Codecs: the conversion between a user's state and the bytes of a row.
+"""Codecs: the conversion between a user's state and the bytes of a row.
 
 A codec promises a round trip: ``decode(encode(value))`` equals ``value``, or
 ``encode`` refuses it. Text codecs fill the row's ``state`` column, which SQL
@@ -17,42 +16,32 @@ import orjson
 
 from millpond.statestore.errors import DataError, InvalidError
 
-__all__ = ["BytesCodec", "Codec", "JsonCodec", "MsgpackCodec", "PlainObject", "has_non_finite"]
-
 
 class PlainObject(dict[str, Any]):
-    """
-    An object of plain fields: codecs encode it as a ``dict``, and never read it as anything else.
-    """
+    """An object of plain fields: codecs encode it as a ``dict``, and never read it as anything else."""
 
     __slots__ = ()
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """
-    Converts values into text or bytes and back.
+    """Converts values into text or bytes and back.
 
     Implementations are picklable and hold no state.
     """
 
     @property
     def name(self) -> str:
-        """
-        The codec's name in errors and in the catalog.
-        """
+        """The codec's name in errors and in the catalog."""
         ...
 
     @property
     def is_text(self) -> bool:
-        """
-        Whether `encode` returns ``str`` (column ``state``) rather than ``bytes`` (``state_bytes``).
-        """
+        """Whether `encode` returns ``str`` (column ``state``) rather than ``bytes`` (``state_bytes``)."""
         ...
 
     def encode(self, value: Any) -> str | bytes:
-        """
-        The value's encoded form.
+        """The value's encoded form.
 
         Raises:
             InvalidError: the codec cannot represent this value.
@@ -60,8 +49,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, encoded: str | bytes) -> Any:
-        """
-        The value that was encoded.
+        """The value that was encoded.
 
         Raises:
             DataError: ``encoded`` is not the codec's output.
@@ -83,8 +71,7 @@ def _damage(codec: Codec, reason: str) -> DataError:
 
 
 class JsonCodec:
-    """
-    JSON text, the default: SQL can read it (``state ->> 'count'``).
+    """JSON text, the default: SQL can read it (``state ->> 'count'``).
 
     It represents JSON's types: ``None``, booleans, 64-bit integers, finite floats,
     strings, lists, and dicts with string keys, in their order. Tuples come back
@@ -105,8 +92,7 @@ class JsonCodec:
     )
 
     def encode(self, value: Any) -> str:
-        """
-        Encode as compact JSON with keys in their own order.
+        """Encode as compact JSON with keys in their own order.
 
         Raises:
             InvalidError: the value contains a type that JSON lacks, NaN or an infinity.
@@ -121,8 +107,7 @@ class JsonCodec:
         return encoded.decode()
 
     def decode(self, encoded: str | bytes) -> Any:
-        """
-        Parse JSON text.
+        """Parse JSON text.
 
         Raises:
             DataError: the text is not JSON.
@@ -140,9 +125,7 @@ def _as_dict(value: object) -> dict[str, Any]:
 
 
 def has_non_finite(value: object) -> bool:
-    """
-    Whether a float in the value is NaN or an infinity, which JSON cannot say.
-    """
+    """Whether a float in the value is NaN or an infinity, which JSON cannot say."""
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, dict):
@@ -151,8 +134,7 @@ def has_non_finite(value: object) -> bool:
 
 
 class MsgpackCodec:
-    """
-    MessagePack: smaller and faster than JSON, with bytes and any plain dict key.
+    """MessagePack: smaller and faster than JSON, with bytes and any plain dict key.
 
     Tuples come back as lists.
     """
@@ -161,8 +143,7 @@ class MsgpackCodec:
     is_text: Final = False
 
     def encode(self, value: Any) -> bytes:
-        """
-        Encode as MessagePack with distinct text and binary types.
+        """Encode as MessagePack with distinct text and binary types.
 
         Raises:
             InvalidError: the value contains a type that MessagePack lacks.
@@ -174,8 +155,7 @@ class MsgpackCodec:
         return encoded
 
     def decode(self, encoded: str | bytes) -> Any:
-        """
-        Parse a MessagePack byte string.
+        """Parse a MessagePack byte string.
 
         Raises:
             DataError: the bytes are not MessagePack.
@@ -187,25 +167,19 @@ class MsgpackCodec:
 
 
 class BytesCodec:
-    """
-    No encoding: the state is a byte string that user code interprets.
-    """
+    """No encoding: the state is a byte string that user code interprets."""
 
     name: Final = "bytes"
     is_text: Final = False
 
     def encode(self, value: Any) -> bytes:
-        """
-        The bytes themselves.
-        """
+        """The bytes themselves."""
         if not isinstance(value, bytes | bytearray | memoryview):
             raise _refusal(self, value, "not bytes")
         return bytes(value)
 
     def decode(self, encoded: str | bytes) -> Any:
-        """
-        The bytes themselves.
-        """
+        """The bytes themselves."""
         if not isinstance(encoded, bytes):
             raise _damage(self, "text was stored where bytes belong")
         return encoded

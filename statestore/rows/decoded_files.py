@@ -1,5 +1,4 @@
-"""
-Small row files that were decoded last: several readers of a process read the same ones.
+"""Small row files that were decoded last: several readers of a process read the same ones.
 
 A takeover scans an interval's files and then reads its rows, a key that was evicted is read back, and a run that
 resumes reads what the run before it has read. To open a small Parquet file costs far more than to compare its bytes,
@@ -14,8 +13,6 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-__all__ = ["DecodedFiles", "FileKey"]
-
 FileKey: TypeAlias = tuple[bytes, str, tuple[str, ...]]
 """A file's bytes, the name that it is sealed under, and the columns that are decoded."""
 
@@ -24,8 +21,7 @@ _SHARE_MAX: Final = 16
 
 
 class DecodedFiles:
-    """
-    Decoded tables within a bound of memory, those used last; threads may share it.
+    """Decoded tables within a bound of memory, those used last; threads may share it.
 
     Args:
         bytes_max: how many bytes files and tables take together.
@@ -39,15 +35,11 @@ class DecodedFiles:
 
     @property
     def size_bytes(self) -> int:
-        """
-        How many bytes are kept.
-        """
+        """How many bytes are kept."""
         return self._bytes
 
     def get(self, key: FileKey) -> pa.Table | None:
-        """
-        The table of such a file; ``None`` if it is not kept.
-        """
+        """The table of such a file; ``None`` if it is not kept."""
         with self._lock:
             known = self._tables.get(key)
             if known is None:
@@ -56,9 +48,7 @@ class DecodedFiles:
             return known[0]
 
     def put(self, key: FileKey, table: pa.Table) -> None:
-        """
-        Keep a table, unless it is large, in the place of those whose last use is longest ago.
-        """
+        """Keep a table, unless it is large, in the place of those whose last use is longest ago."""
         size = len(key[0]) + table.get_total_buffer_size()
         if size * _SHARE_MAX > self._bytes_max:
             return

@@ -1,5 +1,4 @@
-"""
-Envelopes: how a windowed step's panes travel, and what only looks like one.
+"""Envelopes: how a windowed step's panes travel, and what only looks like one.
 
 A pane is a JSON object with four fields, ``value``, ``window``, ``at`` and ``pane``, the last of which has nine of
 its own (`millpond.dataflow.step.pane` defines what they mean). A row from outside may have the same fields. It is
@@ -16,16 +15,6 @@ import pyarrow.compute as pc
 
 from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
-
-__all__ = [
-    "PLAIN_MARK",
-    "PlainObject",
-    "change_envelope",
-    "decode_value",
-    "has_envelope_fields",
-    "has_marks",
-    "is_envelope",
-]
 
 _FIELDS: Final = frozenset({"value", "window", "at", "pane"})
 _FIELD_COUNT: Final = len(_FIELDS)
@@ -49,17 +38,13 @@ PLAIN_MARK: Final = " "
 
 
 def has_envelope_fields(value: object) -> bool:
-    """
-    Whether a value is an object with exactly the four fields of an envelope, whatever they hold.
-    """
+    """Whether a value is an object with exactly the four fields of an envelope, whatever they hold."""
     # Called for each record: the length check settles most values.
     return isinstance(value, dict) and len(value) == _FIELD_COUNT and value.keys() == _FIELDS
 
 
 def is_envelope(value: object) -> bool:
-    """
-    Whether a record's value is a windowed step's pane in its envelope.
-    """
+    """Whether a record's value is a windowed step's pane in its envelope."""
     if type(value) is not dict or len(value) != _FIELD_COUNT or value.keys() != _FIELDS:
         return False
     window, pane = value["window"], value["pane"]
@@ -68,8 +53,7 @@ def is_envelope(value: object) -> bool:
 
 
 def change_envelope(value: Any, at: int, *, is_retraction: bool) -> dict[str, Any]:
-    """
-    A change of a source's table as an envelope: an element of no window yet, or the retraction of one.
+    """A change of a source's table as an envelope: an element of no window yet, or the retraction of one.
 
     Args:
         value: the row.
@@ -91,15 +75,12 @@ def change_envelope(value: Any, at: int, *, is_retraction: bool) -> dict[str, An
 
 
 def has_marks(texts: pa.StringArray) -> bool:
-    """
-    Whether any of these values is an object that only looks like an envelope.
-    """
+    """Whether any of these values is an object that only looks like an envelope."""
     return bool(pc.any(pc.starts_with(texts, PLAIN_MARK)).as_py())
 
 
 def decode_value(text: str) -> Any:
-    """
-    A record's value of its JSON text, an object that only looks like an envelope as what it is.
+    """A record's value of its JSON text, an object that only looks like an envelope as what it is.
 
     Raises:
         orjson.JSONDecodeError: the text is not JSON.

@@ -1,5 +1,4 @@
-"""
-Row files: the Parquet files that hold row updates (MillWheel §7.1).
+"""Row files: the Parquet files that hold row updates (MillWheel §7.1).
 
 A file is sorted by key, contains each key once, and is written whole or not at all.
 The engine verifies everything that it reads: a damaged or missing file raises a
@@ -28,12 +27,10 @@ from millpond.statestore.objects.ranges import read_ranges
 from millpond.statestore.objects.written_once import is_written_once
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints
-from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
 from millpond.statestore.rows.page_indexes import PAGE_INDEXES
 from millpond.statestore.rows.pages import decode_blocks, join_ranges
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import (
-    IpcRowFormat,
     ParquetRowFormat,
     RowFormat,
     decode_rows,
@@ -41,27 +38,6 @@ from millpond.statestore.rows.row_format import (
 )
 from millpond.statestore.rows.row_shape import conform
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep
-
-__all__ = [
-    "LARGE_BYTES",
-    "MERGE_COLUMNS",
-    "PARQUET",
-    "IpcRowFormat",
-    "ParquetRowFormat",
-    "RowFile",
-    "RowFormat",
-    "check_keys_rise",
-    "check_may_commit",
-    "combine_updates",
-    "encode_row_file",
-    "merge_updates",
-    "productions_in",
-    "read_row_files",
-    "row_file_path",
-    "rows_within",
-    "sealed_name",
-    "write_row_file",
-]
 
 PARQUET: Final[RowFormat] = ParquetRowFormat()
 """The format of every store on disk."""
@@ -87,8 +63,7 @@ _GAP_BYTES: Final = 1 << 14
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFile:
-    """
-    A row file that is written but not yet named in a commit.
+    """A row file that is written but not yet named in a commit.
 
     Args:
         path: path relative to the table's root, not URL-encoded.
@@ -114,8 +89,7 @@ class RowFile:
 
 
 def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
-    """
-    The path of a row file, relative to the table's root.
+    """The path of a row file, relative to the table's root.
 
     Example:
         >>> row_file_path("window counter", Superstep(7), "ab" * 16)
@@ -125,17 +99,14 @@ def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
 
 
 def encode_row_file(table: pa.Table, path: str, row_format: RowFormat = PARQUET) -> bytes:
-    """
-    The bytes of a row file, valid at this path only; see `write_row_file` for conditions on the table.
-    """
+    """The bytes of a row file, valid at this path only; see `write_row_file` for conditions on the table."""
     check(table.num_rows > 0, "a row file holds at least one row update")
     check_keys_rise(table)
     return row_format.encode(table, file_name_of(path))
 
 
 def check_keys_rise(table: pa.Table) -> None:
-    """
-    Check that row updates are in `ROW_SCHEMA` and sorted by key, with each key once.
+    """Check that row updates are in `ROW_SCHEMA` and sorted by key, with each key once.
 
     Raises:
         InternalError: they are not.
@@ -147,8 +118,7 @@ def check_keys_rise(table: pa.Table) -> None:
 
 
 def check_may_commit(table: pa.Table, interval: Interval, fence: Fence) -> tuple[str, str]:
-    """
-    Check that sorted row updates lie in the interval and that none is newer than the fence.
+    """Check that sorted row updates lie in the interval and that none is newer than the fence.
 
     Returns:
         Their smallest and their greatest key.
@@ -164,9 +134,7 @@ def check_may_commit(table: pa.Table, interval: Interval, fence: Fence) -> tuple
 
 
 def productions_in(table: pa.Table) -> int:
-    """
-    How many productions row updates carry.
-    """
+    """How many productions row updates carry."""
     productions = table.column("productions")
     if productions.null_count == table.num_rows:
         return 0
@@ -183,8 +151,7 @@ def write_row_file(
     token: str,
     row_format: RowFormat = PARQUET,
 ) -> RowFile:
-    """
-    Write one interval's row updates; they stay invisible until a commit names the file.
+    """Write one interval's row updates; they stay invisible until a commit names the file.
 
     Args:
         objects: the table's root.
@@ -232,8 +199,7 @@ def read_row_files(
     large: Collection[str] = (),
     keep: Callable[[pa.Table], pa.Table] | None = None,
 ) -> pa.Table:
-    """
-    The row updates of the files, in the order of ``paths``, verified.
+    """The row updates of the files, in the order of ``paths``, verified.
 
     Args:
         objects: the table's root.
@@ -259,18 +225,14 @@ def read_row_files(
 
 
 def sealed_name(path: str) -> str | None:
-    """
-    The name under which one of our row files must be sealed; ``None`` for another writer's file.
-    """
+    """The name under which one of our row files must be sealed; ``None`` for another writer's file."""
     return file_name_of(path) if is_written_once(path) else None
 
 
 def _read_nearest(
     objects: Objects, path: str, needed: list[str], selection: _Selection, *, in_parts: bool
 ) -> pa.Table:
-    """
-    As `_read_row_file`; where a copy of the file is wrong, once more from the store, which may have been repaired.
-    """
+    """As `_read_row_file`; where a copy of the file is wrong, once more from the store, which may have been repaired."""
     try:
         return _read_row_file(objects, path, needed, selection, in_parts=in_parts)
     except DataError:
@@ -282,9 +244,7 @@ def _read_nearest(
 def _read_row_file(
     objects: Objects, path: str, needed: list[str], selection: _Selection, *, in_parts: bool
 ) -> pa.Table:
-    """
-    The selected rows of a large file, and all of a small one: small ones are selected from together.
-    """
+    """The selected rows of a large file, and all of a small one: small ones are selected from together."""
     name = sealed_name(path)
     try:
         chosen = selection.read_blocks(objects, path, name, needed) if in_parts and name else None
@@ -303,9 +263,7 @@ def _read_row_file(
 
 
 class _Selection:
-    """
-    The rows that a read selects: by keys, by interval, by both, or all; and what it keeps of them.
-    """
+    """The rows that a read selects: by keys, by interval, by both, or all; and what it keeps of them."""
 
     def __init__(
         self,
@@ -320,15 +278,11 @@ class _Selection:
 
     @property
     def is_all(self) -> bool:
-        """
-        Whether every row is wanted.
-        """
+        """Whether every row is wanted."""
         return self._keys is None and self._interval is None
 
     def may_hold(self, low: str, high: str) -> bool:
-        """
-        Whether a range of keys ``low..high`` may contain a selected key.
-        """
+        """Whether a range of keys ``low..high`` may contain a selected key."""
         if self._interval is not None and not _overlaps(self._interval, low, high):
             return False
         if self._keys is None:
@@ -337,8 +291,7 @@ class _Selection:
         return index < len(self._keys) and self._keys[index] <= high
 
     def read_blocks(self, objects: Objects, path: str, name: str, columns: list[str]) -> pa.Table | None:
-        """
-        The selected rows of a large file of ours, without reading all of it; ``None`` if that is no gain.
+        """The selected rows of a large file of ours, without reading all of it; ``None`` if that is no gain.
 
         Args:
             objects: the table's root.
@@ -373,16 +326,12 @@ class _Selection:
         return self._prints
 
     def reduce(self, table: pa.Table, *, is_sorted: bool = False) -> pa.Table:
-        """
-        What is kept of the selected rows of the table.
-        """
+        """What is kept of the selected rows of the table."""
         selected = self.apply(table, is_sorted=is_sorted)
         return selected if self.keep is None else self.keep(selected)
 
     def apply(self, table: pa.Table, *, is_sorted: bool = False) -> pa.Table:
-        """
-        The selected rows of the table; in one that is sorted by key only the keys of its range are looked for.
-        """
+        """The selected rows of the table; in one that is sorted by key only the keys of its range are looked for."""
         if self._interval is not None and not (is_sorted and _lies_in(table, self._interval)):
             table = rows_within(table, self._interval)
         if self._keys is not None:
@@ -394,17 +343,13 @@ class _Selection:
 
 
 def _between(keys: Sequence[str], table: pa.Table) -> Sequence[str]:
-    """
-    Those of the sorted keys that lie between the first and the last key of a table that is sorted by key.
-    """
+    """Those of the sorted keys that lie between the first and the last key of a table that is sorted by key."""
     first, last = _ends(table)
     return keys[bisect_left(keys, first) : bisect_right(keys, last)]
 
 
 def _lies_in(table: pa.Table, interval: Interval) -> bool:
-    """
-    Whether all keys of a table that is sorted by key lie in the interval.
-    """
+    """Whether all keys of a table that is sorted by key lie in the interval."""
     return not table.num_rows or all(map(interval.contains, _ends(table)))
 
 
@@ -418,9 +363,7 @@ def _overlaps(interval: Interval, low: str, high: str) -> bool:
 
 
 def rows_within(table: pa.Table, interval: Interval) -> pa.Table:
-    """
-    The rows of the table whose keys lie in the interval.
-    """
+    """The rows of the table whose keys lie in the interval."""
     if not interval.low and interval.high is None:
         return table
     bounds = pc.min_max(table.column("key")).as_py()

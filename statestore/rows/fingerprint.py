@@ -1,5 +1,4 @@
-"""
-64-bit fingerprints of record ids, a whole Arrow column at a time.
+"""64-bit fingerprints of record ids, a whole Arrow column at a time.
 
 A fingerprint depends only on the id's bytes: it is the same in every process, on
 every machine, and for every memory layout of the column. Equal ids have equal
@@ -22,8 +21,6 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["Fingerprints", "fingerprints", "mix"]
-
 Fingerprints: TypeAlias = npt.NDArray[np.uint64]
 """One 64-bit fingerprint per id."""
 
@@ -38,8 +35,7 @@ _TAIL_MASKS: Final = np.array([(1 << 8 * kept) - 1 for kept in range(9)], dtype=
 
 
 def fingerprints(ids: pa.Array | pa.ChunkedArray) -> Fingerprints:
-    """
-    The fingerprints of a column of ids.
+    """The fingerprints of a column of ids.
 
     Example:
         >>> a, b = fingerprints(pa.array([b"x", b"y"]))
@@ -61,9 +57,7 @@ def fingerprints(ids: pa.Array | pa.ChunkedArray) -> Fingerprints:
 
 
 def mix(values: Fingerprints) -> Fingerprints:
-    """
-    Spread each value over all 64 bits, one to one (Murmur's finaliser).
-    """
+    """Spread each value over all 64 bits, one to one (Murmur's finaliser)."""
     mixed = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return mixed ^ (mixed >> np.uint64(33))
@@ -85,9 +79,7 @@ def _fingerprints(ids: pa.Array) -> Fingerprints:
 
 
 def _bytes_of(ids: pa.Array) -> tuple[npt.NDArray[np.uint8], _Lengths]:
-    """
-    The concatenated bytes of all ids, and the offsets at which each begins and ends.
-    """
+    """The concatenated bytes of all ids, and the offsets at which each begins and ends."""
     if not (pa.types.is_binary(ids.type) or pa.types.is_string(ids.type)):
         ids = _as_binary(ids)
     _, offset_buffer, data_buffer = ids.buffers()
@@ -108,9 +100,7 @@ def _as_binary(ids: pa.Array) -> pa.BinaryArray:
 
 
 def _absorb_equal(hashes: Fingerprints, data: npt.NDArray[np.uint8], start: int, length: int) -> None:
-    """
-    Hash ids of equal length as the rows of a matrix.
-    """
+    """Hash ids of equal length as the rows of a matrix."""
     words = -(-length // _WORD_BYTES)
     padded = np.zeros((len(hashes), words * _WORD_BYTES), np.uint8)
     padded[:, :length] = data[start : start + length * len(hashes)].reshape(len(hashes), length)
@@ -122,9 +112,7 @@ def _absorb_equal(hashes: Fingerprints, data: npt.NDArray[np.uint8], start: int,
 def _absorb_any(
     hashes: Fingerprints, data: npt.NDArray[np.uint8], starts: _Lengths, lengths: _Lengths
 ) -> None:
-    """
-    Hash ids of different lengths: the n-th word of every id that is long enough, then the next word.
-    """
+    """Hash ids of different lengths: the n-th word of every id that is long enough, then the next word."""
     # A word may start at any byte; words that reach past the last id read zeros.
     readable = np.concatenate([data, np.zeros(_WORD_BYTES, np.uint8)])
     words = np.ndarray(len(data) + 1, "<u8", readable.data, strides=(1,))

@@ -1,5 +1,4 @@
-"""
-How long record ids are kept: for as long as a sender may repeat the record (MillWheel §6.1.1).
+"""How long record ids are kept: for as long as a sender may repeat the record (MillWheel §6.1.1).
 
 An id goes when the slack has passed twice: on the wall clock since the record first arrived, and in event time
 since the record's own time. Event time alone forgets too early: one record from a clock that is hours fast moves the
@@ -23,8 +22,6 @@ import pyarrow.compute as pc
 from millpond.statestore.rows.row import RECORD_ID_TYPE, TIMESTAMP
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, WallTimeMicros
 
-__all__ = ["ID_SLACK_US", "IdRetention", "arrival_us"]
-
 ID_SLACK_US: Final = 3 * 3_600_000_000
 """How long a sender may repeat a record, unless its injector says otherwise: three hours."""
 
@@ -32,8 +29,7 @@ _MINUTE_US: Final = 60_000_000
 
 
 def arrival_us(wall_time: WallTimeMicros) -> WallTimeMicros:
-    """
-    The arrival that is stored for ids that are consumed at ``wall_time``: never earlier, and less than a minute later.
+    """The arrival that is stored for ids that are consumed at ``wall_time``: never earlier, and less than a minute later.
 
     Example:
         >>> arrival_us(WallTimeMicros(60_000_001))
@@ -44,8 +40,7 @@ def arrival_us(wall_time: WallTimeMicros) -> WallTimeMicros:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdRetention:
-    """
-    The record ids that a compaction keeps: those that satisfy either bound.
+    """The record ids that a compaction keeps: those that satisfy either bound.
 
     Attributes:
         at_from: ids of records of this event time and later ones.
@@ -59,8 +54,7 @@ class IdRetention:
 
     @staticmethod
     def of(watermark: EventTimeMicros, wall_time: WallTimeMicros, slack_us: int) -> IdRetention:
-        """
-        What to keep at a low watermark and a wall time.
+        """What to keep at a low watermark and a wall time.
 
         Args:
             watermark: the computation's input low watermark. Before the first and after the last one nothing tells how
@@ -76,18 +70,14 @@ class IdRetention:
         )
 
     def keeps(self, ids: pa.StructArray) -> npt.NDArray[np.bool_]:
-        """
-        Which of the ids, of `RECORD_ID_TYPE`, are kept.
-        """
+        """Which of the ids, of `RECORD_ID_TYPE`, are kept."""
         kept: npt.NDArray[np.bool_] = (_micros(ids, "at") >= self.at_from) | (
             _micros(ids, "arrived_at") >= self.arrived_from
         )
         return kept
 
     def with_arrivals(self, ids: pa.StructArray) -> pa.StructArray:
-        """
-        The same ids; those without an arrival have arrived now.
-        """
+        """The same ids; those without an arrival have arrived now."""
         arrived_at = ids.field("arrived_at")
         if not arrived_at.null_count:
             return ids

@@ -1,5 +1,4 @@
-"""
-The reader's rule over Arrow: many row updates in, one row per key out.
+"""The reader's rule over Arrow: many row updates in, one row per key out.
 
 The rule itself is stated in `millpond.statestore.rows.row`. `combine_updates` turns
 the updates of a key into one equivalent update; it may be applied to some of
@@ -22,8 +21,6 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION
 from millpond.statestore.rows.row_shape import lengths_of, with_values
 from millpond.statestore.rows.wide_column import take_rows
-
-__all__ = ["MERGE_COLUMNS", "combine_updates", "merge_updates", "split_rows"]
 
 MERGE_COLUMNS: Final = (
     "key",
@@ -49,8 +46,7 @@ _Index: TypeAlias = npt.NDArray[np.int64]
 
 
 def merge_updates(updates: pa.Table) -> pa.Table:
-    """
-    One row per key, sorted by key: the rows that every reader sees.
+    """One row per key, sorted by key: the rows that every reader sees.
 
     A key with neither state nor timers has no row.
 
@@ -65,9 +61,7 @@ def merge_updates(updates: pa.Table) -> pa.Table:
 
 
 def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """
-    The rows of `merge_updates`, and those of the keys with neither state nor timers, which may have something else.
-    """
+    """The rows of `merge_updates`, and those of the keys with neither state nor timers, which may have something else."""
     combined = combine_updates(updates)
     timers = _empty_lists(combined.column("timers").combine_chunks())
     has_state = _valid(combined, "state") | _valid(combined, "state_bytes")
@@ -81,9 +75,7 @@ def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def _versions(stored: pa.ChunkedArray, has_state: _Mask) -> pa.Array:
-    """
-    The versions of states; null where there is no state.
-    """
+    """The versions of states; null where there is no state."""
     if stored.null_count == len(stored):
         versions = np.zeros(len(stored), np.int32)
     else:
@@ -92,8 +84,7 @@ def _versions(stored: pa.ChunkedArray, has_state: _Mask) -> pa.Array:
 
 
 def combine_updates(updates: pa.Table) -> pa.Table:
-    """
-    One update per key, sorted by key, equivalent to all of the key's updates together.
+    """One update per key, sorted by key, equivalent to all of the key's updates together.
 
     ``combine(a + b) == combine(combine(a) + combine(b))`` for any split in which ``a``'s
     updates of a key are older than ``b``'s. Tombstones stay; drop them only when no older
@@ -122,9 +113,7 @@ def combine_updates(updates: pa.Table) -> pa.Table:
 
 
 def _rises(keys: pa.StringArray) -> bool:
-    """
-    Whether each key is greater than the one before it.
-    """
+    """Whether each key is greater than the one before it."""
     last = len(keys) - 1
     return last < 1 or bool(pc.less(keys.slice(0, last), keys.slice(1)).true_count == last)
 
@@ -158,8 +147,7 @@ def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask) -> pa.Ta
 
 
 def _oldest_first(table: pa.Table) -> _Index:
-    """
-    Row numbers by rising (sequencer, commit number).
+    """Row numbers by rising (sequencer, commit number).
 
     Files come in the order of their commits, so the rows are usually in order already.
     """
@@ -174,9 +162,7 @@ def _oldest_first(table: pa.Table) -> _Index:
 
 
 def _last_of_each_key(codes: _Index, order: _Index, keys: int) -> _Index:
-    """
-    The last row number in ``order`` of each key; -1 where there is none.
-    """
+    """The last row number in ``order`` of each key; -1 where there is none."""
     last = np.full(keys, -1, dtype=np.int64)
     # With repeated indices NumPy keeps the last assigned value: the newest update.
     last[codes[order]] = order
@@ -184,16 +170,13 @@ def _last_of_each_key(codes: _Index, order: _Index, keys: int) -> _Index:
 
 
 def _nullable(rows: _Index) -> pa.Array:
-    """
-    Row numbers; null where there is none.
-    """
+    """Row numbers; null where there is none."""
     absent = rows < 0
     return pa.array(rows, mask=absent) if absent.any() else pa.array(rows)
 
 
 def _empty_lists(lists: pa.ListArray, where: _Mask | None = None) -> pa.ListArray:
-    """
-    Replace null lists by empty lists: all of them, or those ``where`` is true.
+    """Replace null lists by empty lists: all of them, or those ``where`` is true.
 
     Arrow's own ``coalesce`` does the same, a hundred times slower on nested lists.
     """
@@ -204,9 +187,7 @@ def _empty_lists(lists: pa.ListArray, where: _Mask | None = None) -> pa.ListArra
 
 
 def _at(flags: _Mask, rows: _Index) -> _Mask:
-    """
-    The flags of the rows; false where the row number is -1.
-    """
+    """The flags of the rows; false where the row number is -1."""
     return (flags[rows] if len(flags) else np.zeros(len(rows), dtype=np.bool_)) & (rows >= 0)
 
 
@@ -215,9 +196,7 @@ def _valid(table: pa.Table, name: str) -> _Mask:
 
 
 def _filled(column: pa.ChunkedArray) -> _Mask:
-    """
-    The flags of a column; false where it is null.
-    """
+    """The flags of a column; false where it is null."""
     return _flags(pc.fill_null(column, False) if column.null_count else column)
 
 

@@ -1,6 +1,4 @@
-"""
-States that are objects of a declared class: dataclasses, msgspec's and attrs' classes, Pydantic's models.
-"""
+"""States that are objects of a declared class: dataclasses, msgspec's and attrs' classes, Pydantic's models."""
 
 from __future__ import annotations
 
@@ -12,15 +10,12 @@ from typing import Any, Final, NoReturn
 
 from millpond.statestore.errors import DataError, InvalidError
 
-__all__ = ["ModelCodec"]
-
 _AT: Final = re.compile(r"^(?P<reason>.*) - at `(?P<field>[^`]*)`$", re.DOTALL)
 """How msgspec ends a message that is about a part of the value."""
 
 
 class ModelCodec:
-    """
-    JSON text of objects of one class, checked against its fields when they are written and when they are read.
+    """JSON text of objects of one class, checked against its fields when they are written and when they are read.
 
     The class is a dataclass, a ``msgspec.Struct``, an attrs class (these need ``millpond[models]``), or one with
     ``model_validate_json`` and ``model_dump_json``, as Pydantic's models have them. SQL reads the text as it
@@ -72,14 +67,11 @@ class ModelCodec:
         return f"ModelCodec({self._model.__qualname__})"
 
     def __reduce__(self) -> tuple[type[ModelCodec], tuple[type]]:
-        """
-        Pickle as the class alone; what encodes and decodes is made where it is used.
-        """
+        """Pickle as the class alone; what encodes and decodes is made where it is used."""
         return ModelCodec, (self._model,)
 
     def encode(self, value: Any) -> str:
-        """
-        Encode as JSON.
+        """Encode as JSON.
 
         Raises:
             InvalidError: the value is no object of the class, or one of its fields does not have the declared type;
@@ -98,8 +90,7 @@ class ModelCodec:
         return text
 
     def decode(self, encoded: str | bytes) -> Any:
-        """
-        The object that was encoded.
+        """The object that was encoded.
 
         Raises:
             DataError: the text is no JSON, or a field lacks or does not have the declared type; the error names it.
@@ -126,9 +117,7 @@ class ModelCodec:
 
 
 def _with_msgspec(model: type) -> tuple[Callable[[Any], bytes], Callable[[str | bytes], Any]]:
-    """
-    What encodes objects of a class, and what decodes them.
-    """
+    """What encodes objects of a class, and what decodes them."""
     try:
         import msgspec
     except ImportError as error:
@@ -150,9 +139,7 @@ def _with_msgspec(model: type) -> tuple[Callable[[Any], bytes], Callable[[str | 
 
 
 def _field_and_reason(error: Exception) -> tuple[str, str]:
-    """
-    Which field an error is about, as in ``trips[0].port``, if it says so, and what it says.
-    """
+    """Which field an error is about, as in ``trips[0].port``, if it says so, and what it says."""
     errors = getattr(error, "errors", None)
     if callable(errors) and (first := next(iter(errors()), None)):
         return _path(first.get("loc", ())), str(first.get("msg", error))
@@ -163,8 +150,7 @@ def _field_and_reason(error: Exception) -> tuple[str, str]:
 
 
 def _path(parts: tuple[str | int, ...]) -> str:
-    """
-    A field's path.
+    """A field's path.
 
     Example:
         >>> _path(("trips", 0, "port"))
@@ -175,8 +161,6 @@ def _path(parts: tuple[str | int, ...]) -> str:
 
 
 def _first_difference(value: object, decoded: object) -> str:
-    """
-    The first field in which two objects of a model differ; empty if it cannot be told.
-    """
+    """The first field in which two objects of a model differ; empty if it cannot be told."""
     names = getattr(type(value), "__annotations__", {})
     return next((name for name in names if getattr(value, name, None) != getattr(decoded, name, None)), "")

@@ -1,5 +1,4 @@
-"""
-The page index of a row file: where its pages are, which keys it may have, and what its dullest columns hold.
+"""The page index of a row file: where its pages are, which keys it may have, and what its dullest columns hold.
 
 It lies between the file's last page and its seal, where no Parquet reader looks, and has a checksum of its own, which
 covers the file's name: so nothing is read that is not what was written under this name, though the seal of the whole
@@ -21,10 +20,9 @@ import orjson
 import pyarrow as pa
 
 from millpond.statestore.objects.ranges import ByteRange, Tail, read_ranges, read_tail
-from millpond.statestore.rows.bloom import BlockFilter, Fingerprints
+from millpond.statestore.rows.bloom import BlockFilter
+from millpond.statestore.rows.fingerprint import Fingerprints
 from millpond.statestore.types import Objects
-
-__all__ = ["SEAL_BYTES", "AlikePages", "Leaf", "PageIndex", "StoredPages", "pack_section", "read_page_index"]
 
 _TAIL_BYTES: Final = 8
 _SECTION: Final = b"MPPAGES1"
@@ -43,8 +41,7 @@ _READ_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class StoredPages:
-    """
-    The pages of a column where they lie in the file, by block.
+    """The pages of a column where they lie in the file, by block.
 
     Attributes:
         offsets: where each page begins, with its header.
@@ -58,16 +55,13 @@ class StoredPages:
 
     @property
     def size_bytes(self) -> int:
-        """
-        What they cost in memory.
-        """
+        """What they cost in memory."""
         return int(self.offsets.nbytes + self.sizes.nbytes + self.checksums.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class AlikePages:
-    """
-    The pages of a column that are nearly all alike, such as those of nulls: they are not read from the file.
+    """The pages of a column that are nearly all alike, such as those of nulls: they are not read from the file.
 
     Attributes:
         contents: the few different pages, with their headers.
@@ -79,16 +73,13 @@ class AlikePages:
 
     @property
     def size_bytes(self) -> int:
-        """
-        What they cost in memory.
-        """
+        """What they cost in memory."""
         return sum(map(len, self.contents)) + int(self.numbers.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """
-    A column of a Parquet file, nested ones included.
+    """A column of a Parquet file, nested ones included.
 
     Attributes:
         path: its name, and those of its fields.
@@ -109,8 +100,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class PageIndex:
-    """
-    What is known of a row file without reading its pages.
+    """What is known of a row file without reading its pages.
 
     Attributes:
         schema: the elements of Parquet's schema, as they are in the footer.
@@ -130,9 +120,7 @@ class PageIndex:
 
     @property
     def size_bytes(self) -> int:
-        """
-        What it costs in memory, by estimate.
-        """
+        """What it costs in memory, by estimate."""
         of_firsts = sum(map(len, self.firsts)) + _KEY_BYTES * len(self.firsts)
         of_leaves = sum(
             (0 if leaf.pages is None else leaf.pages.size_bytes)
@@ -142,8 +130,7 @@ class PageIndex:
         return int(of_firsts + of_leaves + self.rows.nbytes + self.keys.size_bytes)
 
     def blocks_of(self, keys: Sequence[str], fingerprints: Fingerprints) -> list[int]:
-        """
-        The blocks that may hold any of these sorted keys, in their order.
+        """The blocks that may hold any of these sorted keys, in their order.
 
         Args:
             keys: the keys.
@@ -160,15 +147,11 @@ class PageIndex:
 
     @property
     def empty_columns(self) -> frozenset[str]:
-        """
-        The columns that have no values in the whole file, and no pages here.
-        """
+        """The columns that have no values in the whole file, and no pages here."""
         return frozenset(leaf.path[0] for leaf in self.leaves if leaf.pages is None)
 
     def ranges(self, blocks: Sequence[int], columns: Iterable[str]) -> list[ByteRange]:
-        """
-        Where the pages of some blocks and columns are that have to be read, column by column.
-        """
+        """Where the pages of some blocks and columns are that have to be read, column by column."""
         chosen = np.fromiter(blocks, np.int64, len(blocks))
         found: list[ByteRange] = []
         for pages in self._stored_of(columns):
@@ -179,8 +162,7 @@ class PageIndex:
     def portions(
         self, blocks: Sequence[int], columns: Iterable[str], *, blocks_max: int, bytes_max: int
     ) -> Iterator[Sequence[int]]:
-        """
-        Some blocks, as many at a time as may be in memory at once, and at least one.
+        """Some blocks, as many at a time as may be in memory at once, and at least one.
 
         Args:
             blocks: the blocks.
@@ -203,16 +185,12 @@ class PageIndex:
 
     @property
     def pages_bytes(self) -> int:
-        """
-        How many bytes of the file have to be read for all rows and columns.
-        """
+        """How many bytes of the file have to be read for all rows and columns."""
         stored = (leaf.pages for leaf in self.leaves if isinstance(leaf.pages, StoredPages))
         return sum(int(pages.sizes.sum(dtype=np.int64)) for pages in stored)
 
     def size_of(self, blocks: Sequence[int], columns: Iterable[str]) -> int:
-        """
-        How many bytes of some blocks and columns have to be read.
-        """
+        """How many bytes of some blocks and columns have to be read."""
         chosen = np.fromiter(blocks, np.int64, len(blocks))
         return sum(int(pages.sizes[chosen].sum(dtype=np.int64)) for pages in self._stored_of(columns))
 
@@ -225,9 +203,7 @@ class PageIndex:
         ]
 
     def to_bytes(self) -> bytes:
-        """
-        The index as an Arrow stream, for `from_bytes`.
-        """
+        """The index as an Arrow stream, for `from_bytes`."""
         columns: dict[str, Any] = {"first": pa.array(self.firsts, pa.string()), "rows": self.rows}
         metadata: dict[str, bytes] = {
             "schema": self.schema,
@@ -266,9 +242,7 @@ class PageIndex:
 
     @staticmethod
     def from_bytes(packed: bytes | memoryview) -> PageIndex:
-        """
-        The index of `to_bytes`, whose checksum the caller has verified.
-        """
+        """The index of `to_bytes`, whose checksum the caller has verified."""
         table = pa.ipc.open_stream(pa.py_buffer(packed)).read_all().combine_chunks()
         metadata: Mapping[bytes, bytes] = table.schema.metadata
         arrays: dict[str, Any] = {
@@ -304,17 +278,14 @@ class PageIndex:
 
 
 def pack_section(index: PageIndex, name: str) -> bytes:
-    """
-    The page index as it is in a file of this name, between the last page and the seal.
-    """
+    """The page index as it is in a file of this name, between the last page and the seal."""
     packed = index.to_bytes()
     checksum = zlib.crc32(packed, zlib.crc32(name.encode()))
     return packed + len(packed).to_bytes(4, "little") + checksum.to_bytes(4, "little") + _SECTION
 
 
 def read_page_index(objects: Objects, path: str, name: str) -> PageIndex | None:
-    """
-    The page index of a row file; ``None`` if it has none, or what is said of it is damaged.
+    """The page index of a row file; ``None`` if it has none, or what is said of it is damaged.
 
     Args:
         objects: the table's root.
@@ -342,9 +313,7 @@ def read_page_index(objects: Objects, path: str, name: str) -> PageIndex | None:
 
 
 def _part(objects: Objects, path: str, tail: Tail, part: ByteRange) -> bytes:
-    """
-    A part of a file, which may have been read already; none that begins before the file.
-    """
+    """A part of a file, which may have been read already; none that begins before the file."""
     if part.start < 0:
         return b""
     begin = tail.size_bytes - len(tail.data)

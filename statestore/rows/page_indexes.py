@@ -1,6 +1,4 @@
-"""
-Page indexes that were read last: several reads of a process want parts of the same files.
-"""
+"""Page indexes that were read last: several reads of a process want parts of the same files."""
 
 from __future__ import annotations
 
@@ -11,15 +9,12 @@ from typing import Final
 from millpond.statestore.rows.page_index import PageIndex, read_page_index
 from millpond.statestore.types import Objects
 
-__all__ = ["PAGE_INDEXES", "PageIndexes"]
-
 _NONE_BYTES: Final = 256
 """What it costs to know that a file has no index."""
 
 
 class PageIndexes:
-    """
-    Page indexes within a bound of memory, those used last; threads may share it.
+    """Page indexes within a bound of memory, those used last; threads may share it.
 
     Args:
         bytes_max: how many bytes they take together.
@@ -33,14 +28,11 @@ class PageIndexes:
 
     @property
     def size_bytes(self) -> int:
-        """
-        How many bytes are kept, by estimate.
-        """
+        """How many bytes are kept, by estimate."""
         return self._bytes
 
     def of(self, objects: Objects, path: str, name: str) -> PageIndex | None:
-        """
-        The page index of a row file, kept or read; ``None`` if it has none.
+        """The page index of a row file, kept or read; ``None`` if it has none.
 
         Args:
             objects: the table's root.

@@ -1,5 +1,4 @@
-"""
-Pages: a row file is read block by block, where few of its keys are wanted.
+"""Pages: a row file is read block by block, where few of its keys are wanted.
 
 A large row file is written so that all its columns are cut into pages after the same rows: a *block*. Where each page
 lies is in the file's page index. The pages of some blocks are put together to a Parquet file of their own in memory,
@@ -26,8 +25,6 @@ from millpond.statestore.rows.fingerprint import fingerprints
 from millpond.statestore.rows.page_index import AlikePages, Leaf, PageIndex, StoredPages
 from millpond.statestore.rows.thrift import Field, FieldType, read_list, read_struct, write_struct
 
-__all__ = ["decode_blocks", "join_ranges", "page_index_of"]
-
 _MAGIC: Final = b"PAR1"
 _TAIL_BYTES: Final = 8
 
@@ -49,8 +46,7 @@ _I32, _I64, _BINARY, _LIST, _STRUCT = (
 
 
 def page_index_of(file: memoryview, page_rows: int, empty_columns: Collection[str]) -> PageIndex:
-    """
-    The page index of a Parquet file of row updates that was written with Parquet's own page index, no dictionaries.
+    """The page index of a Parquet file of row updates that was written with Parquet's own page index, no dictionaries.
 
     Args:
         file: the whole file.
@@ -106,9 +102,7 @@ def _leaf(file: memoryview, column: Mapping[int, Any], pages: Sequence[tuple[int
 
 
 def _alike(file: memoryview, pages: Sequence[tuple[int, int]]) -> AlikePages | None:
-    """
-    The pages as the few different ones that they are; ``None`` if they are more.
-    """
+    """The pages as the few different ones that they are; ``None`` if they are more."""
     numbers: dict[bytes, int] = {}
     found = np.empty(len(pages), np.uint8)
     for block, (offset, size) in enumerate(pages):
@@ -129,9 +123,7 @@ def _stored(file: memoryview, pages: Sequence[tuple[int, int]]) -> StoredPages:
 
 
 def _keys_of(file: memoryview, page_rows: int) -> tuple[list[str], str, BlockFilter]:
-    """
-    The first key of each block, the last key, and a filter of all: read from the file, in pieces.
-    """
+    """The first key of each block, the last key, and a filter of all: read from the file, in pieces."""
     parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(file)))
     keys = BlockFilter.empty(parquet.metadata.num_rows, _KEY_ERROR_RATE)
     firsts: list[str] = []
@@ -149,9 +141,7 @@ def _keys_of(file: memoryview, page_rows: int) -> tuple[list[str], str, BlockFil
 
 
 def _schema_of(file: memoryview, footer_start: int) -> bytes:
-    """
-    The bytes of the schema's list, which is the footer's second field, after the version.
-    """
+    """The bytes of the schema's list, which is the footer's second field, after the version."""
     version_end = footer_start + 1
     while file[version_end] >= 0x80:
         version_end += 1
@@ -162,8 +152,7 @@ def _schema_of(file: memoryview, footer_start: int) -> bytes:
 
 
 def join_ranges(ranges: Iterable[ByteRange], gap_bytes: int) -> list[ByteRange]:
-    """
-    The ranges that cover all of these, in order; those nearer to each other than a gap are read at once.
+    """The ranges that cover all of these, in order; those nearer to each other than a gap are read at once.
 
     Example:
         >>> join_ranges([ByteRange(50, 60), ByteRange(0, 10), ByteRange(12, 20)], 5)
@@ -181,8 +170,7 @@ def join_ranges(ranges: Iterable[ByteRange], gap_bytes: int) -> list[ByteRange]:
 def decode_blocks(
     index: PageIndex, blocks: Sequence[int], columns: Sequence[str], parts: Mapping[ByteRange, bytes]
 ) -> pa.Table:
-    """
-    The rows of some blocks.
+    """The rows of some blocks.
 
     Args:
         index: the file's.
@@ -230,9 +218,7 @@ def decode_blocks(
 
 
 class _ReadParts:
-    """
-    What was read of a file, to take verified pages from.
-    """
+    """What was read of a file, to take verified pages from."""
 
     def __init__(self, parts: Mapping[ByteRange, bytes]) -> None:
         ordered = sorted(parts.items(), key=lambda item: item[0].start)
@@ -240,8 +226,7 @@ class _ReadParts:
         self._views = [memoryview(data) for _, data in ordered]
 
     def pages(self, stored: StoredPages, blocks: npt.NDArray[np.int64], column: str) -> Iterator[memoryview]:
-        """
-        The pages of these blocks.
+        """The pages of these blocks.
 
         Raises:
             DataError: a page has changed since it was written.
@@ -265,9 +250,7 @@ def _chunk(leaf: Leaf, begin: int, size: int, values: int) -> list[Field]:
 
 @lru_cache(maxsize=256)
 def _chunk_head(path: tuple[str, ...], physical_type: int, codec: int, encodings: tuple[int, ...]) -> bytes:
-    """
-    The first four fields of a chunk's metadata, which are the same whatever is read of a column.
-    """
+    """The first four fields of a chunk's metadata, which are the same whatever is read of a column."""
     fields: list[Field] = [
         (1, _I32, physical_type),
         (2, _LIST, (_I32, list(encodings))),

@@ -1,5 +1,4 @@
-"""
-The reader's rule as SQL, for engines that read the row files themselves.
+"""The reader's rule as SQL, for engines that read the row files themselves.
 
 Spark and DuckDB share one query, except for the literal of an empty list. Tests compare
 it with `millpond.statestore.rows.merge.merge_updates`. It needs one shuffle by key: the
@@ -11,8 +10,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import Final
-
-__all__ = ["ROWS_VIEW_COLUMNS", "SqlDialect", "rows_query"]
 
 ROWS_VIEW_COLUMNS: Final = (
     "key",
@@ -29,9 +26,7 @@ ROWS_VIEW_COLUMNS: Final = (
 
 
 class SqlDialect(StrEnum):
-    """
-    An SQL dialect; the value is its literal for the empty list.
-    """
+    """An SQL dialect; the value is its literal for the empty list."""
 
     SPARK = "array()"
     DUCKDB = "[]"
@@ -75,8 +70,7 @@ where state is not null or state_bytes is not null or timers <> {empty_list}
 
 
 def rows_query(source: str, dialect: SqlDialect) -> str:
-    """
-    A query for one row per key over a relation of row updates of one computation.
+    """A query for one row per key over a relation of row updates of one computation.
 
     Args:
         source: name of a relation with the row's columns, quoted for the dialect.

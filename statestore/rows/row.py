@@ -1,5 +1,4 @@
-"""
-The row: all durable data of one key of one computation (MillWheel §7.1).
+"""The row: all durable data of one key of one computation (MillWheel §7.1).
 
 One Parquet row is one *row update*: the new value of a key's row after a bundle,
 appended and never updated in place (a "blind write", §6.1.2). The reader's rule,
@@ -26,20 +25,6 @@ import pyarrow as pa
 
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import CommitNumber, Sequencer
-
-__all__ = [
-    "PARTITION_COLUMN",
-    "PRODUCTION_TYPE",
-    "RECORD_ID_TYPE",
-    "ROW_SCHEMA",
-    "STATE_VERSION",
-    "TIMER_TYPE",
-    "TIMESTAMP",
-    "Fence",
-    "TimeDomain",
-    "pack_fence",
-    "unpack_fence",
-]
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 """Type of every time in a row: UTC microseconds."""
@@ -113,9 +98,7 @@ _COMMIT_BITS: Final = 32
 
 
 class TimeDomain(StrEnum):
-    """
-    The clock that a timer waits for (MillWheel §4.6).
-    """
+    """The clock that a timer waits for (MillWheel §4.6)."""
 
     EVENT = "event"
     WALL = "wall"
@@ -132,16 +115,13 @@ class TimeDomain(StrEnum):
 @quickly_pickled
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:
-    """
-    The part of the table that names an interval's owner: its sequencer and its last commit's number.
-    """
+    """The part of the table that names an interval's owner: its sequencer and its last commit's number."""
 
     sequencer: Sequencer
     commit_number: CommitNumber
 
     def follows(self, stored: Fence | None) -> bool:
-        """
-        Whether a commit under this fence may follow the ``stored`` one; ``None`` if none is stored.
+        """Whether a commit under this fence may follow the ``stored`` one; ``None`` if none is stored.
 
         The first commit under a lease follows any smaller sequencer; every other commit
         follows the commit number before its own under the same sequencer.
@@ -162,8 +142,7 @@ class Fence:
 
 
 def pack_fence(sequencer: Sequencer, commit_number: CommitNumber) -> int:
-    """
-    The Delta ``txn`` version of an interval: sequencer in the high bits, commit number in the low 32.
+    """The Delta ``txn`` version of an interval: sequencer in the high bits, commit number in the low 32.
 
     Example:
         >>> pack_fence(Sequencer(3), CommitNumber(7)) == (3 << 32) + 7
@@ -173,7 +152,5 @@ def pack_fence(sequencer: Sequencer, commit_number: CommitNumber) -> int:
 
 
 def unpack_fence(version: int) -> Fence:
-    """
-    The fence that a ``txn`` version encodes; the inverse of `pack_fence`.
-    """
+    """The fence that a ``txn`` version encodes; the inverse of `pack_fence`."""
     return Fence(Sequencer(version >> _COMMIT_BITS), CommitNumber(version & ((1 << _COMMIT_BITS) - 1)))

@@ -1,5 +1,4 @@
-"""
-Row formats: the encoding of row updates as the bytes of a file.
+"""Row formats: the encoding of row updates as the bytes of a file.
 
 Stores use Parquet, which every Delta reader understands. The simulation, which writes many
 tiny files to memory, uses Arrow IPC instead. Both are *sealed*: a checksum covers every other
@@ -28,28 +27,6 @@ from millpond.statestore.rows.page_index import SEAL_BYTES, pack_section
 from millpond.statestore.rows.pages import page_index_of
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION
 from millpond.statestore.rows.row_shape import check_names
-
-__all__ = [
-    "COMPACTED_PAGED_BYTES_MIN",
-    "PAGED_BYTES_MIN",
-    "PARQUET_OPTIONS",
-    "ROWS_PER_GROUP",
-    "IpcRowFormat",
-    "MayHold",
-    "ParquetRowFormat",
-    "RowFormat",
-    "decode_rows",
-    "empty_columns",
-    "file_name_of",
-    "has_parquet_seal",
-    "paged_options",
-    "parquet_file_seal_holds",
-    "parquet_seal_holds",
-    "rows_per_group",
-    "rows_per_page",
-    "seal_parquet",
-    "seal_parquet_file",
-]
 
 ROWS_PER_GROUP: Final = 16_384
 """Rows per Parquet row group: the minimum that a point read decodes."""
@@ -84,9 +61,7 @@ _PAGE_ROWS_MAX: Final = 4_096
 
 
 def _leaf_paths(schema: pa.Schema) -> list[str]:
-    """
-    The columns as Parquet names them; rows nest no deeper than lists of structs.
-    """
+    """The columns as Parquet names them; rows nest no deeper than lists of structs."""
     return [
         path
         for column in schema
@@ -124,24 +99,18 @@ _KEY_LEAF: Final = ROW_SCHEMA.names.index("key")
 
 
 def rows_per_page(table: pa.Table) -> int:
-    """
-    After how many rows all columns are cut into pages: about 32 KiB of rows, which is what a key costs to read.
-    """
+    """After how many rows all columns are cut into pages: about 32 KiB of rows, which is what a key costs to read."""
     rows = table.num_rows * _PAGE_BYTES // max(table.nbytes, 1)
     return int(min(max(rows, _PAGE_ROWS_MIN), _PAGE_ROWS_MAX))
 
 
 def rows_per_group(page_rows: int) -> int:
-    """
-    Rows per Parquet row group, for pages of so many rows.
-    """
+    """Rows per Parquet row group, for pages of so many rows."""
     return ROWS_PER_GROUP - ROWS_PER_GROUP % page_rows
 
 
 def paged_options(page_rows: int) -> dict[str, Any]:
-    """
-    Options for both of Arrow's Parquet writers, for a file whose columns are all cut after the same rows.
-    """
+    """Options for both of Arrow's Parquet writers, for a file whose columns are all cut after the same rows."""
     return {
         **PARQUET_OPTIONS,
         "compression": _PAGED_COMPRESSION,
@@ -156,28 +125,21 @@ def paged_options(page_rows: int) -> dict[str, Any]:
 
 
 def empty_columns(table: pa.Table) -> frozenset[str]:
-    """
-    The columns that have no values.
-    """
+    """The columns that have no values."""
     return frozenset(name for name in table.column_names if table.column(name).null_count == table.num_rows)
 
 
 class RowFormat(Protocol):
-    """
-    Encodes a table of row updates, and decodes it again.
-    """
+    """Encodes a table of row updates, and decodes it again."""
 
     def encode(self, table: pa.Table, name: str) -> bytes:
-        """
-        The bytes of a file with these rows, sealed under its name.
-        """
+        """The bytes of a file with these rows, sealed under its name."""
         ...
 
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
     ) -> pa.Table:
-        """
-        Those of ``columns`` that the file has, from at least all rows that ``may_hold`` admits.
+        """Those of ``columns`` that the file has, from at least all rows that ``may_hold`` admits.
 
         Args:
             data: the file's bytes.
@@ -192,16 +154,13 @@ class RowFormat(Protocol):
 
 
 def decode_rows(data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None) -> pa.Table:
-    """
-    Decode a file in the format that its first bytes name; see `RowFormat.decode`.
-    """
+    """Decode a file in the format that its first bytes name; see `RowFormat.decode`."""
     row_format: RowFormat = IpcRowFormat() if data.startswith(_IPC) else ParquetRowFormat()
     return row_format.decode(data, columns, may_hold, name=name)
 
 
 class ParquetRowFormat:
-    """
-    Parquet with zstd, page checksums and a seal.
+    """Parquet with zstd, page checksums and a seal.
 
     Args:
         paged_bytes_min: rows of less than this, in memory, are written without a page index; `PAGED_BYTES_MIN`
@@ -212,9 +171,7 @@ class ParquetRowFormat:
         self._paged_bytes_min = paged_bytes_min
 
     def encode(self, table: pa.Table, name: str) -> bytes:
-        """
-        The bytes of a Parquet file, readable by any Parquet reader.
-        """
+        """The bytes of a Parquet file, readable by any Parquet reader."""
         sink = pa.BufferOutputStream()
         if table.column(STATE_VERSION).null_count == table.num_rows:
             # So that what does not use versions is neither longer nor unreadable for earlier programs.
@@ -231,8 +188,7 @@ class ParquetRowFormat:
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
     ) -> pa.Table:
-        """
-        Read the row groups that may hold selected keys, verifying seal and pages.
+        """Read the row groups that may hold selected keys, verifying seal and pages.
 
         Of a small sealed file that was read before, all rows come from memory.
         """
@@ -249,9 +205,7 @@ class ParquetRowFormat:
     def _decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, name: str | None
     ) -> tuple[pa.Table, bool]:
-        """
-        The rows that may be selected, and whether they are all.
-        """
+        """The rows that may be selected, and whether they are all."""
         if name is not None and not parquet_seal_holds(memoryview(data), name):
             raise DataError("row file is damaged: its seal is broken")
         file = pq.ParquetFile(
@@ -271,14 +225,10 @@ class ParquetRowFormat:
 
 
 class IpcRowFormat:
-    """
-    Arrow IPC for stores in memory: a tenth of Parquet's cost for a few rows; Delta readers cannot read it.
-    """
+    """Arrow IPC for stores in memory: a tenth of Parquet's cost for a few rows; Delta readers cannot read it."""
 
     def encode(self, table: pa.Table, name: str) -> bytes:
-        """
-        An Arrow IPC stream between a magic number and a seal.
-        """
+        """An Arrow IPC stream between a magic number and a seal."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
@@ -288,9 +238,7 @@ class IpcRowFormat:
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
     ) -> pa.Table:
-        """
-        Read all rows; ``may_hold`` is ignored, and a seal is always required.
-        """
+        """Read all rows; ``may_hold`` is ignored, and a seal is always required."""
         del may_hold
         decode = _decode_small_ipc if len(data) <= _SMALL_BYTES else _decode_ipc
         table = decode(data, name or "")
@@ -310,9 +258,7 @@ _decode_small_ipc = lru_cache(maxsize=256)(_decode_ipc)
 
 
 def file_name_of(path: str) -> str:
-    """
-    The last part of a path, under which our files are sealed.
-    """
+    """The last part of a path, under which our files are sealed."""
     return path.rpartition("/")[2]
 
 
@@ -325,16 +271,13 @@ def _seed(name: str) -> int:
 
 
 def _footer_start(view: memoryview) -> int:
-    """
-    The start of a Parquet file's footer according to its last eight bytes; any number if they are damaged.
-    """
+    """The start of a Parquet file's footer according to its last eight bytes; any number if they are damaged."""
     footer_bytes = int.from_bytes(view[-_PARQUET_TAIL_BYTES:-4], "little")
     return len(view) - _PARQUET_TAIL_BYTES - footer_bytes
 
 
 def seal_parquet(view: memoryview, name: str, section: bytes = b"") -> bytes:
-    """
-    The Parquet file with a seal before its footer, valid under this file name only.
+    """The Parquet file with a seal before its footer, valid under this file name only.
 
     Args:
         view: the file.
@@ -347,9 +290,7 @@ def seal_parquet(view: memoryview, name: str, section: bytes = b"") -> bytes:
 
 
 def seal_parquet_file(path: Path, name: str, section: bytes = b"") -> None:
-    """
-    Seal a local Parquet file in place, with the result of `seal_parquet`.
-    """
+    """Seal a local Parquet file in place, with the result of `seal_parquet`."""
     with path.open("r+b") as file:
         start, footer = _footer_of(file)
         file.seek(start)
@@ -360,9 +301,7 @@ def seal_parquet_file(path: Path, name: str, section: bytes = b"") -> None:
 
 
 def parquet_file_seal_holds(path: Path, name: str) -> bool:
-    """
-    Whether a local file is intact and sealed under this name; see `parquet_seal_holds`.
-    """
+    """Whether a local file is intact and sealed under this name; see `parquet_seal_holds`."""
     with path.open("rb") as file:
         start, footer = _footer_of(file)
         pages_end = start - SEAL_BYTES
@@ -374,9 +313,7 @@ def parquet_file_seal_holds(path: Path, name: str) -> bool:
 
 
 def _footer_of(file: IO[bytes]) -> tuple[int, bytes]:
-    """
-    The footer's start and bytes; a negative start and no bytes if the file's end is damaged.
-    """
+    """The footer's start and bytes; a negative start and no bytes if the file's end is damaged."""
     size = file.seek(0, io.SEEK_END)
     file.seek(max(size - _PARQUET_TAIL_BYTES, 0))
     start = size - _PARQUET_TAIL_BYTES - int.from_bytes(file.read(4), "little")
@@ -392,17 +329,13 @@ def _file_checksum(file: IO[bytes], pages_end: int, footer: bytes, seed: int) ->
 
 
 def has_parquet_seal(view: memoryview) -> bool:
-    """
-    Whether the file contains a seal, broken or not.
-    """
+    """Whether the file contains a seal, broken or not."""
     start = _footer_start(view)
     return bytes(view[max(start - SEAL_BYTES, 0) : max(start - 4, 0)]) in (_SEAL, _NAMELESS_SEAL)
 
 
 def parquet_seal_holds(view: memoryview, name: str) -> bool:
-    """
-    Whether the file has a seal, is unchanged since, and was sealed under this file name.
-    """
+    """Whether the file has a seal, is unchanged since, and was sealed under this file name."""
     if len(view) < _PARQUET_TAIL_BYTES or bytes(view[-4:]) != _PARQUET:
         return False
     start = _footer_start(view)
@@ -429,9 +362,7 @@ def _overlap(may_hold: MayHold, bounds: tuple[str | None, str | None]) -> bool:
 
 
 def _key_bounds_of_statistics(file: pq.ParquetFile, group: int) -> tuple[str | None, str | None]:
-    """
-    Smallest and greatest key of a row group of ours; ``None`` if the keys are too long for statistics.
-    """
+    """Smallest and greatest key of a row group of ours; ``None`` if the keys are too long for statistics."""
     statistics = file.metadata.row_group(group).column(_KEY_LEAF).statistics
     if statistics is None or not statistics.has_min_max:
         return None, None

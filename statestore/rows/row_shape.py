@@ -1,5 +1,4 @@
-"""
-Conversion of other writers' Parquet files into the row schema.
+"""Conversion of other writers' Parquet files into the row schema.
 
 Spark's OPTIMIZE and delta-rs rewrite row files at any time. The values stay
 the same but their shape changes: timestamps without a time zone or as
@@ -21,16 +20,13 @@ import pyarrow.compute as pc
 from millpond.statestore.errors import DataError
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
 
-__all__ = ["check_names", "conform", "lengths_of", "lists_of", "with_values"]
-
 _NEVER_NULL = ("key", "sequencer", "commit_number")
 
 _ALL: Final = list(ROW_SCHEMA.names)
 
 
 def check_names(schema: pa.Schema) -> None:
-    """
-    Refuse a file with columns that rows do not have.
+    """Refuse a file with columns that rows do not have.
 
     Raises:
         DataError: there are such columns; the error names them.
@@ -41,8 +37,7 @@ def check_names(schema: pa.Schema) -> None:
 
 
 def conform(table: pa.Table, columns: list[str]) -> pa.Table:
-    """
-    ``columns`` of the table with the types of `ROW_SCHEMA`; a missing column is null.
+    """``columns`` of the table with the types of `ROW_SCHEMA`; a missing column is null.
 
     Raises:
         DataError: a row lacks its key, sequencer or commit number, or a nested field is unknown.
@@ -65,8 +60,7 @@ def _converted(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def with_values(
     lists: pa.Array, values: pa.Array, target: pa.ListType, nulls: pa.BooleanArray
 ) -> pa.ListArray:
-    """
-    Lists with the lengths of ``lists`` over other values.
+    """Lists with the lengths of ``lists`` over other values.
 
     Args:
         lists: lists of any layout; null lists count as empty.
@@ -80,8 +74,7 @@ def with_values(
 def lists_of(
     values: pa.Array, lengths: npt.NDArray[np.int64], target: pa.ListType, nulls: pa.BooleanArray
 ) -> pa.ListArray:
-    """
-    Values cut into lists.
+    """Values cut into lists.
 
     Args:
         values: the concatenated values.
@@ -101,9 +94,7 @@ def lists_of(
 
 
 def lengths_of(lists: pa.Array) -> npt.NDArray[np.int64]:
-    """
-    The length of each list; 0 of a null list.
-    """
+    """The length of each list; 0 of a null list."""
     lengths: npt.NDArray[np.int64]
     if not isinstance(lists, pa.ListArray):
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()

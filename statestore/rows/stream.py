@@ -1,5 +1,4 @@
-"""
-Row streams: read and write row files piece by piece, in memory that does not grow with them.
+"""Row streams: read and write row files piece by piece, in memory that does not grow with them.
 
 A file is copied to the local disk unchanged, its seal is checked there, and batches of
 bounded size are decoded from it. A new file is encoded there a row group at a time, sealed, and
@@ -49,8 +48,6 @@ from millpond.statestore.rows.row_format import (
 from millpond.statestore.rows.row_shape import check_names, conform
 from millpond.statestore.types import Objects, Superstep
 
-__all__ = ["RowFileWriter", "Run", "open_runs"]
-
 Run = Iterator[pa.Table]
 """Row updates sorted by key, in pieces; no key is in two pieces."""
 
@@ -63,8 +60,7 @@ _BATCH_ROWS_MIN: Final = 64
 def open_runs(
     objects: Objects, path: str, *, interval: Interval, scratch: Path, batch_bytes: int
 ) -> Sequence[Run]:
-    """
-    A row file as runs of updates; together they equal the result of `read_row_files`.
+    """A row file as runs of updates; together they equal the result of `read_row_files`.
 
     One of our files is a single run. Another writer's file may be unsorted, so each of its row groups is
     sorted on its own and spilled to disk.
@@ -151,9 +147,7 @@ def _rows_of(batch_bytes: int, file: pq.ParquetFile) -> int:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """
-    Add the row file's path to errors, and tell a failed local disk from a damaged file.
-    """
+    """Add the row file's path to errors, and tell a failed local disk from a damaged file."""
     try:
         yield
     except DataError as error:
@@ -169,8 +163,7 @@ def _named(path: str) -> Iterator[None]:
 
 
 class RowFileWriter:
-    """
-    Writes one row file of any size, keys rising from call to call.
+    """Writes one row file of any size, keys rising from call to call.
 
     Args:
         scratch: a local folder.
@@ -200,8 +193,7 @@ class RowFileWriter:
         self._empty_columns = frozenset(ROW_SCHEMA.names)
 
     def write(self, table: pa.Table) -> None:
-        """
-        Append row updates in `ROW_SCHEMA`, whose keys rise and are greater than all earlier keys.
+        """Append row updates in `ROW_SCHEMA`, whose keys rise and are greater than all earlier keys.
 
         Raises:
             InternalError: the updates break a condition on row files.
@@ -220,8 +212,7 @@ class RowFileWriter:
             self._write_groups(is_end=False)
 
     def finish(self, objects: Objects) -> RowFile | None:
-        """
-        Seal and upload the file; it stays invisible until a commit names it.
+        """Seal and upload the file; it stays invisible until a commit names it.
 
         Returns:
             The file; ``None`` when there were no rows.
@@ -252,9 +243,7 @@ class RowFileWriter:
         )
 
     def close(self) -> None:
-        """
-        Close the local file; an unfinished file is discarded.
-        """
+        """Close the local file; an unfinished file is discarded."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -267,9 +256,7 @@ class RowFileWriter:
         self._high = high
 
     def _write_groups(self, *, is_end: bool) -> None:
-        """
-        Write whole row groups; wide rows make smaller groups.
-        """
+        """Write whole row groups; wide rows make smaller groups."""
         if not self._waiting:
             return
         table = pa.concat_tables(self._waiting)
@@ -290,9 +277,7 @@ class RowFileWriter:
         self._waiting_rows, self._waiting_bytes = table.num_rows, table.nbytes
 
     def _page_section(self, name: str) -> bytes:
-        """
-        The page index of the closed local file; nothing of one that is read whole.
-        """
+        """The page index of the closed local file; nothing of one that is read whole."""
         if not self._page_rows:
             return b""
         with (

@@ -1,5 +1,4 @@
-"""
-Thrift's compact protocol, as far as Parquet's metadata needs it: structs as their numbered fields.
+"""Thrift's compact protocol, as far as Parquet's metadata needs it: structs as their numbered fields.
 
 It does not know what fields mean. Maps, sets and floating-point numbers do not occur in what is read with it.
 """
@@ -10,13 +9,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
-__all__ = ["Field", "FieldType", "read_list", "read_struct", "write_struct"]
-
 
 class FieldType(IntEnum):
-    """
-    What a field is, in the protocol's own numbers.
-    """
+    """What a field is, in the protocol's own numbers."""
 
     TRUE = 1
     FALSE = 2
@@ -42,8 +37,7 @@ _DOUBLE_BYTES: Final = 8
 
 
 def read_struct(data: memoryview | bytes, start: int) -> tuple[dict[int, Any], int]:
-    """
-    The fields of a struct by their numbers, and where it ends.
+    """The fields of a struct by their numbers, and where it ends.
 
     A list is a list of its elements, a struct a dict like this one.
 
@@ -92,8 +86,7 @@ def _read_value(data: memoryview | bytes, at: int, kind: int) -> tuple[Any, int]
 
 
 def read_list(data: memoryview | bytes, at: int) -> tuple[list[Any], int]:
-    """
-    The elements of a list, and where it ends.
+    """The elements of a list, and where it ends.
 
     Raises:
         IndexError: the data end within it.
@@ -132,8 +125,7 @@ def _unzigzag(number: int) -> int:
 
 
 def write_struct(fields: Sequence[Field], before: int = 0) -> bytes:
-    """
-    A struct of these fields, whose numbers rise.
+    """A struct of these fields, whose numbers rise.
 
     Args:
         fields: the fields.

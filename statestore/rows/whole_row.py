@@ -1,5 +1,4 @@
-"""
-The rest of a row: its record ids and its undelivered productions, of all its updates together.
+"""The rest of a row: its record ids and its undelivered productions, of all its updates together.
 
 State, timers and hold of a key follow from its last updates (`millpond.statestore.rows.merge`); ids and
 productions are spread over all of them. They are read separately, so that reading state does not pay for
@@ -17,8 +16,6 @@ import pyarrow.compute as pc
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.types import Superstep
 
-__all__ = ["ID_COLUMNS", "PRODUCTION_COLUMNS", "ListsOfKeys", "lists_by_key", "pending_only"]
-
 _ORDER: Final = ("key", "sequencer", "commit_number")
 ID_COLUMNS: Final = (*_ORDER, "record_ids")
 """The columns of an update that say which ids its key has."""
@@ -28,8 +25,7 @@ PRODUCTION_COLUMNS: Final = (*_ORDER, "superstep", "productions")
 
 
 def lists_by_key(updates: pa.Table, name: str) -> pa.Table:
-    """
-    The lists of a column, joined by key, oldest update first; only keys whose list is not empty.
+    """The lists of a column, joined by key, oldest update first; only keys whose list is not empty.
 
     Args:
         updates: row updates in any order, with `ID_COLUMNS` or `PRODUCTION_COLUMNS`.
@@ -53,8 +49,7 @@ def lists_by_key(updates: pa.Table, name: str) -> pa.Table:
 
 
 def pending_only(updates: pa.Table, pending_from: Superstep) -> pa.Table:
-    """
-    The updates whose productions no later superstep has delivered.
+    """The updates whose productions no later superstep has delivered.
 
     Args:
         updates: row updates with `PRODUCTION_COLUMNS`.
@@ -64,8 +59,7 @@ def pending_only(updates: pa.Table, pending_from: Superstep) -> pa.Table:
 
 
 class ListsOfKeys:
-    """
-    Looks up the lists of `lists_by_key` by key.
+    """Looks up the lists of `lists_by_key` by key.
 
     Args:
         by_key: a result of `lists_by_key`.
@@ -79,8 +73,6 @@ class ListsOfKeys:
         self._lists = pa.concat_arrays([lists, pa.array([[]], lists.type)])
 
     def at(self, keys: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """
-        The lists of these keys, in their order; an empty one for a key that has none.
-        """
+        """The lists of these keys, in their order; an empty one for a key that has none."""
         rows = [self._rows.get(key, self._none) for key in keys.to_pylist()]
         return self._lists.take(pa.array(rows, pa.int64()))

@@ -1,5 +1,4 @@
-"""
-Columns that are too large for one Arrow array.
+"""Columns that are too large for one Arrow array.
 
 Arrow's text and binary arrays hold at most 2 GiB, because their offsets have 32 bits. The states of
 an interval may be larger, over all updates or even over the last updates alone, and must stay
@@ -16,15 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["nulls", "take_rows"]
-
 _CHUNK_BYTES_MAX: Final = 2**30
 _WIDE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 def nulls(type_: pa.DataType, count: int) -> pa.Array:
-    """
-    Nulls, which have no values below them: below those of ``pa.nulls`` are nulls again, and go to files.
+    """Nulls, which have no values below them: below those of ``pa.nulls`` are nulls again, and go to files.
 
     Example:
         >>> nulls(pa.list_(pa.int64()), 2).to_pylist()
@@ -39,8 +35,7 @@ def nulls(type_: pa.DataType, count: int) -> pa.Array:
 def take_rows(
     column: pa.ChunkedArray, rows: pa.Array, *, chunk_bytes_max: int = _CHUNK_BYTES_MAX
 ) -> pa.Array | pa.ChunkedArray:
-    """
-    The values of a column at ``rows``, in that order; null where a row number is null.
+    """The values of a column at ``rows``, in that order; null where a row number is null.
 
     Args:
         column: any column.
@@ -67,9 +62,7 @@ def take_rows(
 
 
 def _cuts(lengths: npt.NDArray[np.int32], rows: pa.Array, bytes_max: int) -> list[tuple[int, int]]:
-    """
-    Runs of ``rows`` whose values begin within the same ``bytes_max`` bytes.
-    """
+    """Runs of ``rows`` whose values begin within the same ``bytes_max`` bytes."""
     present = rows.is_valid().to_numpy(zero_copy_only=False)
     numbers = rows.fill_null(0).to_numpy()
     sizes = np.where(present, lengths[numbers], 0).astype(np.int64)

@@ -1,3 +1,1 @@
-"""
-Versions of the table that are kept: savepoints, and the checkpoints from which they are read.
-"""
+"""Versions of the table that are kept: savepoints, and the checkpoints from which they are read."""

@@ -1,5 +1,4 @@
-"""
-The collected horizon: versions below it may lose their files, unless a savepoint keeps them.
+"""The collected horizon: versions below it may lose their files, unless a savepoint keeps them.
 
 A collector publishes it before it deletes, and looks for savepoints after that. A process that makes a savepoint of an
 older version commits it first, and looks at the horizon after that. So in either order one of them sees the other, and
@@ -16,16 +15,13 @@ from millpond.statestore.types import TableVersion
 if TYPE_CHECKING:
     from millpond.statestore.types import Objects
 
-__all__ = ["HORIZON_FOLDER", "collected_horizon", "publish_collected_horizon"]
-
 HORIZON_FOLDER: Final = "_millpond/collected_horizon"
 
 _SAYS: Final = b"Versions below this one may have lost files, unless a savepoint keeps them.\n"
 
 
 def collected_horizon(objects: Objects) -> TableVersion:
-    """
-    The version below which versions may lose their files; 0 before the first collection.
+    """The version below which versions may lose their files; 0 before the first collection.
 
     Raises:
         UnavailableError: the store is unavailable.
@@ -34,8 +30,7 @@ def collected_horizon(objects: Objects) -> TableVersion:
 
 
 def publish_collected_horizon(objects: Objects, version: TableVersion) -> None:
-    """
-    Announce that versions below this one may lose their files; call it before the first deletion.
+    """Announce that versions below this one may lose their files; call it before the first deletion.
 
     Raises:
         UnavailableError: the store is unavailable; the horizon may or may not be published.

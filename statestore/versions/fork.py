@@ -1,5 +1,4 @@
-"""
-Forks: a store of its own that begins with a version of another one.
+"""Forks: a store of its own that begins with a version of another one.
 
 A fork has the rows, timers, ids and positions of that version, and a log that begins right after it. Row files are not
 copied where both lie on one disk: they get a second name there (`millpond.statestore.objects.share`), so neither store
@@ -39,13 +38,10 @@ from millpond.statestore.versions.replayed_log import ReplayedLog, replay_log
 if TYPE_CHECKING:
     from millpond.statestore.types import Clock, Objects, Rng
 
-__all__ = ["Forked", "fork_table"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """
-    What was forked.
+    """What was forked.
 
     Attributes:
         version: the version that it begins with; its own log begins with the next one.
@@ -72,8 +68,7 @@ def fork_table(
     *,
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> Forked:
-    """
-    Make a table that begins with a version of another one.
+    """Make a table that begins with a version of another one.
 
     The caller sees to it that the version is not collected meanwhile. The table is there once its checkpoint is, which
     is put last, after its commit; what is left of a call that was killed before cannot be opened.

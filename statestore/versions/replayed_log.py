@@ -1,5 +1,4 @@
-"""
-The replayed log: all actions that a checkpoint of one version must contain.
+"""The replayed log: all actions that a checkpoint of one version must contain.
 
 A `Snapshot` keeps only what the engine needs; a checkpoint repeats the actions themselves, with
 their statistics and times, and remembers removed files as long as they are on disk. Each
@@ -19,12 +18,9 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.types import TableVersion
 
-__all__ = ["ReplayedLog", "replay_log"]
-
 
 class ReplayedLog:
-    """
-    The state of a table at a version, with the actions that made it.
+    """The state of a table at a version, with the actions that made it.
 
     Attributes:
         snapshot: the same state as the engine sees it.
@@ -44,14 +40,11 @@ class ReplayedLog:
 
     @property
     def version(self) -> TableVersion:
-        """
-        The newest commit that has been replayed.
-        """
+        """The newest commit that has been replayed."""
         return self.snapshot.version
 
     def start(self, log: Log, checkpoint: Checkpoint) -> None:
-        """
-        Start from a checkpoint.
+        """Start from a checkpoint.
 
         Raises:
             DataError: the checkpoint cannot be read.
@@ -61,8 +54,7 @@ class ReplayedLog:
         self._take(actions)
 
     def follow(self, log: Log, until: TableVersion) -> None:
-        """
-        Replay commits up to the version ``until``.
+        """Replay commits up to the version ``until``.
 
         Raises:
             DataError: a commit file is missing, damaged or out of the chain.
@@ -72,8 +64,7 @@ class ReplayedLog:
             self._take(self.snapshot.apply(following, log.require(following)))
 
     def actions(self, *, on_disk: Iterable[str]) -> Iterator[Action]:
-        """
-        The actions of a checkpoint of this version.
+        """The actions of a checkpoint of this version.
 
         Args:
             on_disk: the data files that exist; removed files are remembered as long as they do.
@@ -107,8 +98,7 @@ class ReplayedLog:
 
 
 def replay_log(log: Log, until: TableVersion) -> ReplayedLog:
-    """
-    Replay a log up to a version, from the newest readable checkpoint at or before it.
+    """Replay a log up to a version, from the newest readable checkpoint at or before it.
 
     Raises:
         DataError: a commit file is missing, damaged or out of the chain.

@@ -1,5 +1,4 @@
-"""
-Savepoints: versions of the table with a name, which stay readable until they are dropped.
+"""Savepoints: versions of the table with a name, which stay readable until they are dropped.
 
 A savepoint is a transaction in the log, so it is there for every process and survives the loss of the catalog. What it
 keeps is exactly its version: the files of that version, and a checkpoint from which it is read. What came before and
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from millpond.statestore.commit.committer import Committer
     from millpond.statestore.types import Objects
 
-__all__ = ["Savepoint", "drop_savepoint", "make_savepoint", "open_savepoints", "write_checkpoint_of"]
-
 _NAME_CHARACTERS_MAX = 200
 _TRIES = 8
 """How many newest versions are tried, one after the other, before collectors are found to be quicker."""
@@ -45,8 +42,7 @@ _TRIES = 8
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """
-    A table version with a name.
+    """A table version with a name.
 
     Attributes:
         name: the name.
@@ -58,9 +54,7 @@ class Savepoint:
 
 
 def open_savepoints(txns: Mapping[str, int]) -> tuple[Savepoint, ...]:
-    """
-    The savepoints among a table's transactions that have not been dropped, oldest version first.
-    """
+    """The savepoints among a table's transactions that have not been dropped, oldest version first."""
     known = savepoints_of(txns)
     opened = [Savepoint(name, TableVersion(at)) for name, at in known if at != SAVEPOINT_RELEASED]
     return tuple(sorted(opened, key=lambda savepoint: (savepoint.version, savepoint.name)))
@@ -69,8 +63,7 @@ def open_savepoints(txns: Mapping[str, int]) -> tuple[Savepoint, ...]:
 def make_savepoint(
     committer: Committer, log: Log, name: str, version: TableVersion | None = None
 ) -> Savepoint:
-    """
-    Keep a version readable under a name.
+    """Keep a version readable under a name.
 
     To make the same savepoint again changes nothing.
 
@@ -107,9 +100,7 @@ def make_savepoint(
 
 
 def _make(committer: Committer, log: Log, name: str, version: TableVersion | None) -> Savepoint | None:
-    """
-    Make a savepoint; ``None``: its version has been collected, and the savepoint is not there.
-    """
+    """Make a savepoint; ``None``: its version has been collected, and the savepoint is not there."""
     snapshot = committer.refresh()
     kept = TableVersion(snapshot.version if version is None else version)
     if not 0 <= kept <= snapshot.version:
@@ -144,8 +135,7 @@ def _make(committer: Committer, log: Log, name: str, version: TableVersion | Non
 
 
 def drop_savepoint(committer: Committer, name: str) -> None:
-    """
-    Drop a savepoint: its version may be collected from now on.
+    """Drop a savepoint: its version may be collected from now on.
 
     Raises:
         InvalidError: there is no savepoint of that name.
@@ -163,8 +153,7 @@ def drop_savepoint(committer: Committer, name: str) -> None:
 
 
 def write_checkpoint_of(objects: Objects, replayed: ReplayedLog, *, names_newest: bool) -> bool:
-    """
-    Write the checkpoint of a version; returns ``False`` if there is one.
+    """Write the checkpoint of a version; returns ``False`` if there is one.
 
     Args:
         objects: the table's root.
@@ -195,9 +184,7 @@ def _is_kept(savepoints: Iterable[Savepoint], version: TableVersion, name: str) 
 
 
 def _is_whole(log: Log, known: Savepoint) -> bool:
-    """
-    Whether all that a savepoint keeps is there.
-    """
+    """Whether all that a savepoint keeps is there."""
     if known.version >= collected_horizon(log.objects):
         return True
     try:
@@ -208,9 +195,7 @@ def _is_whole(log: Log, known: Savepoint) -> bool:
 
 
 def _write_checkpoint(log: Log, version: TableVersion) -> bool:
-    """
-    Write the checkpoint of a version, if there is none; ``False``: the version has been collected.
-    """
+    """Write the checkpoint of a version, if there is none; ``False``: the version has been collected."""
     if any(known.version == version for known in log.inventory().checkpoints):
         return True
     try:

@@ -1,3 +1,1 @@
-"""
-Typed columns that views show next to the stored texts: parts of keys, and what is inside states.
-"""
+"""Typed columns that views show next to the stored texts: parts of keys, and what is inside states."""

@@ -1,5 +1,4 @@
-"""
-The typed columns of a view: their names, and how Arrow, DuckDB and Spark get them.
+"""The typed columns of a view: their names, and how Arrow, DuckDB and Spark get them.
 
 DuckDB and Spark get functions, of the key or of the state, so that only the columns that a query names are made.
 """
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     import duckdb
     from pyspark.sql import Column
 
-__all__ = ["ShownColumn", "shown_columns"]
-
 _EXTRAS: Final = ("record_ids", "productions")
 _EXPIRY: Final = "_expires_at"
 _NUMBERS: Final = count()
@@ -31,8 +28,7 @@ _NUMBERS: Final = count()
 
 @dataclass(frozen=True, slots=True)
 class ShownColumn:
-    """
-    A typed column of a view.
+    """A typed column of a view.
 
     Attributes:
         field: its name and type.
@@ -45,9 +41,7 @@ class ShownColumn:
     cells: Callable[[pa.ChunkedArray], pa.Array]
 
     def in_duckdb(self, database: duckdb.DuckDBPyConnection) -> str:
-        """
-        The name of an SQL function, quoted, that makes the column of its source.
-        """
+        """The name of an SQL function, quoted, that makes the column of its source."""
         (kind,) = database.from_arrow(pa.schema([self.field]).empty_table()).types
         function = f"typed column {next(_NUMBERS)}"
         # The library's types want constants of a module that it does not have.
@@ -57,9 +51,7 @@ class ShownColumn:
         return f'"{function}"'
 
     def in_spark(self) -> Column:
-        """
-        The column of a DataFrame with the source, made by Spark's Python workers where a query asks for it.
-        """
+        """The column of a DataFrame with the source, made by Spark's Python workers where a query asks for it."""
         from pyspark.sql.pandas.functions import arrow_udf
         from pyspark.sql.pandas.types import from_arrow_type
 
@@ -75,8 +67,7 @@ class ShownColumn:
 
 
 def shown_columns(keys: Sequence[pa.Field], states: Sequence[StateColumn]) -> tuple[ShownColumn, ...]:
-    """
-    The typed columns of a view: first those of keys, then those of states.
+    """The typed columns of a view: first those of keys, then those of states.
 
     A name that another column has, in any case, gets ``key_`` or ``state_`` in front.
 

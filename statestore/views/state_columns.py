@@ -1,5 +1,4 @@
-"""
-What is inside states, as typed columns: recorded by the code that writes the states, and read out of their JSON.
+"""What is inside states, as typed columns: recorded by the code that writes the states, and read out of their JSON.
 
 A computation whose states are objects of known parts declares a `StateColumn` for each of them. The table records them
 with the computation's first commit and whenever they change, so that a view needs no code to show them. Cells are read
@@ -23,17 +22,6 @@ from millpond.statestore.errors import DataError
 from millpond.statestore.keys.key_columns import fitting_cells
 from millpond.statestore.keys.kind_names import kind_of_name, name_of_kind
 
-__all__ = [
-    "EXPIRES",
-    "StateColumn",
-    "StateForm",
-    "fits",
-    "parse_state_word",
-    "parsed_states",
-    "state_columns_in",
-    "state_word",
-]
-
 StateForm: TypeAlias = Literal["field", "value", "list", "map"]
 """
 How a part is kept: as itself, as the object of its fields, as a list of such objects, or as a list of objects with ``key``
@@ -51,8 +39,7 @@ _FORMS: Final[tuple[StateForm, ...]] = ("field", "value", "list", "map")
 
 @dataclass(frozen=True, slots=True)
 class StateColumn:
-    """
-    A part of a computation's states.
+    """A part of a computation's states.
 
     Attributes:
         name: its name in the state.
@@ -70,29 +57,21 @@ class StateColumn:
 
     @property
     def shown(self) -> pa.DataType:
-        """
-        The type of the column: a struct of one field is shown as that field.
-        """
+        """The type of the column: a struct of one field is shown as that field."""
         kind = self.kind if self.form == "field" else _alone(self.kind)
         return self._within(kind)
 
     @property
     def shown_expiry(self) -> pa.DataType:
-        """
-        The type of the column of expiries: a time, a list of them, or a map from the same keys.
-        """
+        """The type of the column of expiries: a time, a list of them, or a map from the same keys."""
         return self._within(_TIME)
 
     def cells(self, states: Sequence[Any]) -> pa.Array:
-        """
-        The column of some states, each as its JSON says, in the type `shown`.
-        """
+        """The column of some states, each as its JSON says, in the type `shown`."""
         return fitting_cells(self.shown, self._read_all(states, self._value_reader()))
 
     def expiries(self, states: Sequence[Any]) -> pa.Array:
-        """
-        When what is in the column expires, in the type `shown_expiry`; null where it does not.
-        """
+        """When what is in the column expires, in the type `shown_expiry`; null where it does not."""
         return fitting_cells(self.shown_expiry, self._read_all(states, _expiry))
 
     def _within(self, kind: pa.DataType) -> pa.DataType:
@@ -146,9 +125,7 @@ def _expiry(stored: Any) -> datetime | None:
 
 
 def _reader(kind: pa.DataType) -> _Read:
-    """
-    What makes a value of its JSON: text for times, dates, decimals and bytes, objects for structs, pairs for maps.
-    """
+    """What makes a value of its JSON: text for times, dates, decimals and bytes, objects for structs, pairs for maps."""
     if pa.types.is_struct(kind):
         parts = [(field.name, _nullable(_reader(field.type))) for field in kind]
         return lambda stored: {name: read(stored.get(name)) for name, read in parts}
@@ -178,9 +155,7 @@ def _same(value: Any) -> Any:
 
 
 def parsed_states(texts: Iterable[str | None]) -> list[Any]:
-    """
-    States as their JSON says; ``None`` for keys without one, and for what is no JSON.
-    """
+    """States as their JSON says; ``None`` for keys without one, and for what is no JSON."""
     return [None if text is None else _parsed(text) for text in texts]
 
 
@@ -195,8 +170,7 @@ def _parsed(text: str) -> Any:
 
 
 def state_word(columns: Iterable[StateColumn]) -> str:
-    """
-    Columns as the text that a store records.
+    """Columns as the text that a store records.
 
     Example:
         >>> state_word([StateColumn("total", "value", pa.struct([("cents", pa.int64())]))])
@@ -211,8 +185,7 @@ def _entry(column: StateColumn) -> list[Any]:
 
 
 def parse_state_word(word: str) -> tuple[StateColumn, ...]:
-    """
-    The columns that a store has recorded.
+    """The columns that a store has recorded.
 
     Raises:
         DataError: a later version has recorded a form or a type that this one does not know.
@@ -233,8 +206,7 @@ def _column(name: str, form: StateForm, kind: Any, key_kind: Any, has_expiry: An
 
 
 def state_columns_in(positions: Mapping[str, int], computation: str) -> tuple[StateColumn, ...]:
-    """
-    The parts of a computation's states, as the positions of a table record them; none if its code declared none.
+    """The parts of a computation's states, as the positions of a table record them; none if its code declared none.
 
     Raises:
         DataError: a later version has recorded a form or a type that this one does not know.
@@ -247,8 +219,7 @@ def state_columns_in(positions: Mapping[str, int], computation: str) -> tuple[St
 
 
 def fits(stored: StateColumn, declared: StateColumn) -> bool:
-    """
-    Whether code that declares a part reads what code that declared it otherwise has stored.
+    """Whether code that declares a part reads what code that declared it otherwise has stored.
 
     Fields may come and go, and numbers become wider; everything else has to stay.
 

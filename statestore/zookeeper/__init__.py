@@ -1,3 +1,1 @@
-"""
-Leases and high-water marks in ZooKeeper, and an embedded server.
-"""
+"""Leases and high-water marks in ZooKeeper, and an embedded server."""

@@ -1,5 +1,4 @@
-"""
-kazoo's client, made for one ensemble: its hosts, its retries, and how it proves itself.
+"""kazoo's client, made for one ensemble: its hosts, its retries, and how it proves itself.
 
 With TLS or credentials kazoo gets another handler, which makes the connections: kazoo's own trusts every
 authority of the system in addition to the one that is named, waits for data that TLS has decrypted already, and
@@ -22,8 +21,6 @@ from kazoo.security import ACL, Id
 
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
-__all__ = ["HANDSHAKE_S_MAX", "access_list_of", "connection_fault", "make_client"]
-
 HANDSHAKE_S_MAX: Final = 2.0
 """How long a server may take to admit a session before the next one is tried."""
 
@@ -31,9 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def _is_harmless(record: logging.LogRecord) -> bool:
-    """
-    Whether a line of kazoo's shows neither requests, which may carry credentials, nor a session's password.
-    """
+    """Whether a line of kazoo's shows neither requests, which may carry credentials, nor a session's password."""
     return record.levelno >= logging.INFO
 
 
@@ -41,8 +36,7 @@ _log.addFilter(_is_harmless)
 
 
 def make_client(hosts: str, session_timeout_ms: int, security: ZooKeeperSecurity) -> Any:
-    """
-    A client that is not connected yet.
+    """A client that is not connected yet.
 
     Raises:
         InvalidError: a file that the security names cannot be read.
@@ -68,31 +62,24 @@ def make_client(hosts: str, session_timeout_ms: int, security: ZooKeeperSecurity
 
 
 def access_list_of(security: ZooKeeperSecurity) -> list[ACL]:
-    """
-    The access list of every node that a client makes, as kazoo has it.
-    """
+    """The access list of every node that a client makes, as kazoo has it."""
     return [ACL(grant.permissions, Id(grant.scheme, grant.id)) for grant in security.access_list]
 
 
 def connection_fault(client: Any) -> str | None:
-    """
-    Why the last connection of a client failed, as far as TLS knows.
-    """
+    """Why the last connection of a client failed, as far as TLS knows."""
     handler = client.handler
     return handler.fault if isinstance(handler, _Handler) else None
 
 
 class _Ending:
-    """
-    A socket that tells kazoo of the other side's end as of a time-out, after which it connects again.
+    """A socket that tells kazoo of the other side's end as of a time-out, after which it connects again.
 
     kazoo takes any other end during SASL for a refusal of the credentials, and gives the session up.
     """
 
     def recv(self, *args: Any) -> bytes:
-        """
-        Bytes that have come, at least one.
-        """
+        """Bytes that have come, at least one."""
         try:
             data: bytes = super().recv(*args)  # type: ignore[misc]
         except ssl.SSLError:
@@ -113,9 +100,7 @@ class _TlsSocket(_Ending, ssl.SSLSocket):
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """
-    kazoo's threads, with connections of ours.
-    """
+    """kazoo's threads, with connections of ours."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         super().__init__()
@@ -127,9 +112,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def create_connection(
         self, address: tuple[str, int], hostname: str, timeout: float, **_: object
     ) -> socket.socket:
-        """
-        A connection, with its TLS handshake done.
-        """
+        """A connection, with its TLS handshake done."""
         try:
             opened = socket.create_connection(address, min(timeout, HANDSHAKE_S_MAX))
             connection: socket.socket = _PlainSocket(fileno=opened.detach())
@@ -155,9 +138,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         failed: Sequence[Any],
         timeout: float | None = None,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """
-        Wait for sockets; bytes that TLS has decrypted already count as come.
-        """
+        """Wait for sockets; bytes that TLS has decrypted already count as come."""
         held = [each for each in readable if isinstance(each, ssl.SSLSocket) and each.pending()]
         if held:
             return held, [], []
@@ -174,8 +155,7 @@ def _reason_of(error: OSError) -> str:
 
 
 def _repeated(hosts: str, session_timeout_ms: int) -> str:
-    """
-    The hosts, so often that kazoo waits at most `HANDSHAKE_S_MAX` for a server's handshake.
+    """The hosts, so often that kazoo waits at most `HANDSHAKE_S_MAX` for a server's handshake.
 
     A server that is starting may accept a connection and never answer on it. kazoo
     waits for the session's time-out divided by the number of hosts, then goes on to the

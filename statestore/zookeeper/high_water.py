@@ -1,5 +1,4 @@
-"""
-The high-water mark in one ZooKeeper node of the store.
+"""The high-water mark in one ZooKeeper node of the store.
 
 `ZooKeeperHighWater.advance` only notes the mark; a thread writes the latest noted
 one, so that a hundred commits a second cost one write at a time, and the lag is one
@@ -20,8 +19,6 @@ from millpond.statestore.log.high_water import Mark, superseded
 from millpond.statestore.types import Clock, TableVersion
 from millpond.statestore.zookeeper.session import Create, Deadline, Node, Set, ZooKeeperSession
 
-__all__ = ["ZooKeeperHighWater", "read_mark"]
-
 _WRITE_ATTEMPTS_MAX: Final = 5
 _RETRY_S: Final = 1.0
 _LINGER_S: Final = 0.02
@@ -32,9 +29,7 @@ is this far behind at most, and what a local superstep takes is not spent on it.
 
 
 class ZooKeeperHighWater:
-    """
-    `HighWater` over a session that the leases share.
-    """
+    """`HighWater` over a session that the leases share."""
 
     def __init__(self, session: ZooKeeperSession, folder: str, clock: Clock, timeout_ms: float) -> None:
         self._session = session
@@ -52,23 +47,18 @@ class ZooKeeperHighWater:
         self._thread.start()
 
     def read(self) -> Mark | None:
-        """
-        The mark; `None` before the first one, and after ZooKeeper was wiped.
-        """
+        """The mark; `None` before the first one, and after ZooKeeper was wiped."""
         return read_mark(self._session, self._folder, self._deadline())
 
     def advance(self, version: TableVersion, digest: str) -> None:
-        """
-        Note the mark; a thread writes it, at once or within a moment of the last write.
-        """
+        """Note the mark; a thread writes it, at once or within a moment of the last write."""
         with self._changed:
             if self._noted is None or version > self._noted.version:
                 self._noted = Mark(version, digest)
                 self._changed.notify_all()
 
     def flush(self) -> None:
-        """
-        Wait until the mark that was noted last is in ZooKeeper.
+        """Wait until the mark that was noted last is in ZooKeeper.
 
         Raises:
             UnavailableError: it is not, in time.
@@ -82,8 +72,7 @@ class ZooKeeperHighWater:
             raise UnavailableError("zookeeper did not take the high-water mark", path=self._path)
 
     def supersede(self, incarnation: str) -> None:
-        """
-        Note a successor, at once.
+        """Note a successor, at once.
 
         Raises:
             UnavailableError: ZooKeeper does not answer, or other writers came first too often.
@@ -102,9 +91,7 @@ class ZooKeeperHighWater:
         raise UnavailableError("other writers kept moving the high-water mark", path=self._path)
 
     def close(self) -> None:
-        """
-        Stop the thread, once it has written what is noted if ZooKeeper answers.
-        """
+        """Stop the thread, once it has written what is noted if ZooKeeper answers."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -145,9 +132,7 @@ class ZooKeeperHighWater:
             return False
 
     def _write_once(self, mark: Mark) -> bool:
-        """
-        Write unless the node holds as much; `False` when another writer came between.
-        """
+        """Write unless the node holds as much; `False` when another writer came between."""
         deadline = self._deadline()
         known = self._known or self._session.read([self._path], deadline)[0]
         self._known = None
@@ -166,8 +151,7 @@ class ZooKeeperHighWater:
 
 
 def read_mark(session: ZooKeeperSession, folder: str, deadline: Deadline) -> Mark | None:
-    """
-    The mark in a store's folder of nodes; `None` before the first one, and after ZooKeeper was wiped.
+    """The mark in a store's folder of nodes; `None` before the first one, and after ZooKeeper was wiped.
 
     Raises:
         UnavailableError: ZooKeeper does not answer.

@@ -1,6 +1,4 @@
-"""
-The ``java`` program that servers and Spark run on: where it is, and whether it is new enough.
-"""
+"""The ``java`` program that servers and Spark run on: where it is, and whether it is new enough."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ from typing import Final
 
 from millpond.statestore.errors import UnavailableError
 
-__all__ = ["find_java", "java_of_spark", "refuse_old_java"]
-
 JAVA_MIN: Final = 17
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 """Java 8 calls itself 1.8."""
@@ -23,8 +19,7 @@ _ANSWER_S: Final = 20.0
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> str:
-    """
-    The ``java`` program: of ``JAVA_HOME``, or on the path.
+    """The ``java`` program: of ``JAVA_HOME``, or on the path.
 
     Raises:
         UnavailableError: there is none.
@@ -41,8 +36,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def java_of_spark(environment: Mapping[str, str] = os.environ) -> str:
-    """
-    The ``java`` program that Spark starts, which does not look on the path if there is a ``JAVA_HOME``.
+    """The ``java`` program that Spark starts, which does not look on the path if there is a ``JAVA_HOME``.
 
     Raises:
         UnavailableError: there is none.
@@ -58,8 +52,7 @@ def java_of_spark(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def refuse_old_java(java: str) -> None:
-    """
-    Say so if what did not start was too old; costs a start of the program.
+    """Say so if what did not start was too old; costs a start of the program.
 
     Args:
         java: the program.

@@ -1,5 +1,4 @@
-"""
-Leases in ZooKeeper: sequencers that rise with every taking, owners that go with their session.
+"""Leases in ZooKeeper: sequencers that rise with every taking, owners that go with their session.
 
 Taking a lease sets the interval's node and creates its ephemeral child ``owner`` in
 one transaction, conditional on the version read before
@@ -33,8 +32,6 @@ from millpond.statestore.zookeeper.nodes import IntervalNodes, StorePaths, batch
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.session import Deadline, Operation, Watcher, ZooKeeperSession
 
-__all__ = ["SESSION_TIMEOUT_MS", "ZooKeeperLeases"]
-
 SESSION_TIMEOUT_MS: Final = 10_000
 """How long ZooKeeper waits for a silent writer before its leases are free for standbys."""
 
@@ -46,8 +43,7 @@ _REVIEW_RETRY_S: Final = 1.0
 
 
 class ZooKeeperLeases:
-    """
-    `Leases` of one writer of one store, in one ZooKeeper session.
+    """`Leases` of one writer of one store, in one ZooKeeper session.
 
     Args:
         hosts: ``host:port`` pairs, separated by commas.
@@ -91,9 +87,7 @@ class ZooKeeperLeases:
 
     @property
     def high_water(self) -> HighWater:
-        """
-        The store's mark, in the same ZooKeeper.
-        """
+        """The store's mark, in the same ZooKeeper."""
         return self._high_water
 
     def take(
@@ -104,9 +98,7 @@ class ZooKeeperLeases:
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> Lease:
-        """
-        Take one lease; see `Leases.take`.
-        """
+        """Take one lease; see `Leases.take`."""
         return self.take_all({interval: above}, on_held=on_held, timeout_ms=timeout_ms)[0]
 
     def take_all(
@@ -116,9 +108,7 @@ class ZooKeeperLeases:
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> tuple[Lease, ...]:
-        """
-        Take several leases, two round trips for 64 of them; see `Leases.take_all`.
-        """
+        """Take several leases, two round trips for 64 of them; see `Leases.take_all`."""
         deadline = Deadline.after(self._clock, timeout_ms)
         taken: list[Lease] = []
         with self._book.being_taken(intervals.keys()):
@@ -131,9 +121,7 @@ class ZooKeeperLeases:
         return tuple(taken)
 
     def release(self, lease: Lease) -> None:
-        """
-        Give the lease up; while ZooKeeper is away, its node goes after the reconnection.
-        """
+        """Give the lease up; while ZooKeeper is away, its node goes after the reconnection."""
         self._book.end([lease], LeaseState.RELEASED)
         try:
             if self._session.connection.connected:
@@ -144,15 +132,11 @@ class ZooKeeperLeases:
         self._book.look_at([lease.interval])
 
     def wait_until_settled(self, timeout_ms: float = TIMEOUT_MS) -> bool:
-        """
-        Wait until no lease is suspended.
-        """
+        """Wait until no lease is suspended."""
         return self._book.wait_until_settled(timeout_ms / 1_000)
 
     def close(self) -> None:
-        """
-        End the session, which frees every lease; a mark that is due is written first.
-        """
+        """End the session, which frees every lease; a mark that is due is written first."""
         if self._book.close():
             self._thread.join()
             self._high_water.close()
@@ -179,9 +163,7 @@ class ZooKeeperLeases:
     def _try_take(
         self, batch: Mapping[Interval, Sequencer], on_held: OnHeld, deadline: Deadline
     ) -> tuple[Lease, ...] | None:
-        """
-        Read, decide, and take; `None` if another writer came between, or the session went.
-        """
+        """Read, decide, and take; `None` if another writer came between, or the session went."""
         session_id = self._session.wait_connected(deadline)
         found = self._stand_by(tuple(batch), session_id, on_held, deadline)
         if on_held == "wait":
@@ -202,9 +184,7 @@ class ZooKeeperLeases:
     def _stand_by(
         self, intervals: Sequence[Interval], session_id: int, on_held: OnHeld, deadline: Deadline
     ) -> list[IntervalNodes]:
-        """
-        The nodes of ``intervals``, once they may be taken.
-        """
+        """The nodes of ``intervals``, once they may be taken."""
         watcher = self._on_watch if on_held == "wait" else None
         while True:
             changes = self._book.owner_changes
@@ -249,9 +229,7 @@ class ZooKeeperLeases:
                 self._book.pause(_REVIEW_RETRY_S)
 
     def _review(self, intervals: Sequence[Interval]) -> None:
-        """
-        Bring leases up to date, and give up owner nodes that no lease stands for.
-        """
+        """Bring leases up to date, and give up owner nodes that no lease stands for."""
         leases = self._book.leases_of(intervals)
         self._review_leases(leases)
         self._give_up([interval for interval in intervals if interval not in leases])

@@ -1,6 +1,4 @@
-"""
-Asking for the high-water mark without taking part: for readers, who own nothing and start nothing.
-"""
+"""Asking for the high-water mark without taking part: for readers, who own nothing and start nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +13,12 @@ from millpond.statestore.zookeeper.process import noted
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.session import Connection, Deadline, ZooKeeperSession
 
-__all__ = ["ask_for_mark", "local_server"]
-
 _TIMEOUT_MS: Final = 4_000
 _OPEN: Final = ZooKeeperSecurity()
 
 
 def local_server(place: str) -> str | None:
-    """
-    Where the server of a store's own folder answers, ``host:port``; ``None`` when none runs.
+    """Where the server of a store's own folder answers, ``host:port``; ``None`` when none runs.
 
     Args:
         place: the store's absolute path or URL.
@@ -35,8 +30,7 @@ def local_server(place: str) -> str | None:
 def ask_for_mark(
     hosts: str, incarnation: str, clock: Clock, security: ZooKeeperSecurity = _OPEN
 ) -> Mark | None:
-    """
-    The mark of an incarnation of a store; ``None`` before the first commit, and after ZooKeeper was wiped.
+    """The mark of an incarnation of a store; ``None`` before the first commit, and after ZooKeeper was wiped.
 
     Raises:
         UnavailableError: ZooKeeper does not answer.
@@ -52,6 +46,4 @@ def ask_for_mark(
 
 
 def _ignored(_: Connection) -> None:
-    """
-    Nothing here lives longer than the question.
-    """
+    """Nothing here lives longer than the question."""

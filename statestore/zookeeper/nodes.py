@@ -1,5 +1,4 @@
-"""
-How leases lie in ZooKeeper, and which operations take or give one up; values in, values out.
+"""How leases lie in ZooKeeper, and which operations take or give one up; values in, values out.
 
 ::
 
@@ -26,15 +25,12 @@ from millpond.statestore.leases.lease import Holder, next_sequencer
 from millpond.statestore.types import Sequencer
 from millpond.statestore.zookeeper.session import Create, Delete, Expect, Node, Operation, Set
 
-__all__ = ["IntervalNodes", "StorePaths", "batches", "giving_up", "taking"]
-
 _BATCH_INTERVALS: Final = 64
 _BATCH_CHARACTERS: Final = 128 * 1024
 
 
 class StorePaths:
-    """
-    Paths of one store's nodes.
+    """Paths of one store's nodes.
 
     Example:
         >>> paths = StorePaths("s1")
@@ -47,30 +43,22 @@ class StorePaths:
         self.leases: str = f"{self.store}/leases"
 
     def node(self, interval: Interval) -> str:
-        """
-        The persistent node of an interval.
-        """
+        """The persistent node of an interval."""
         return f"{self.leases}/{quote(interval.app_id, safe='')}"
 
     def owner(self, interval: Interval) -> str:
-        """
-        The ephemeral node of an interval's holder.
-        """
+        """The ephemeral node of an interval's holder."""
         return f"{self.node(interval)}/owner"
 
     def interval_of(self, owner_path: str) -> Interval | None:
-        """
-        The interval whose owner node is at ``owner_path``.
-        """
+        """The interval whose owner node is at ``owner_path``."""
         name = owner_path.removeprefix(f"{self.leases}/").removesuffix("/owner")
         return Interval.from_app_id(unquote(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalNodes:
-    """
-    The nodes of an interval as they were read at one time.
-    """
+    """The nodes of an interval as they were read at one time."""
 
     interval: Interval
     node: Node | None
@@ -78,30 +66,22 @@ class IntervalNodes:
 
     @property
     def last_sequencer(self) -> int:
-        """
-        The sequencer of the last taking; 0 if ZooKeeper knows of none.
-        """
+        """The sequencer of the last taking; 0 if ZooKeeper knows of none."""
         return 0 if self.node is None else self.node.version + _offset(self.node.data)
 
     def held_by_other(self, session_id: int) -> bool:
-        """
-        Whether a session other than ``session_id`` holds the lease.
-        """
+        """Whether a session other than ``session_id`` holds the lease."""
         return self.owner is not None and self.owner.owner_session != session_id
 
     def holder(self) -> Holder | None:
-        """
-        Who holds the lease.
-        """
+        """Who holds the lease."""
         return None if self.owner is None else Holder.decode(self.owner.data)
 
 
 def taking(
     found: IntervalNodes, above: Sequencer, holder: Holder, paths: StorePaths
 ) -> tuple[Sequencer, list[Operation]]:
-    """
-    The sequencer of the next taking, and the operations that make ``holder`` the owner.
-    """
+    """The sequencer of the next taking, and the operations that make ``holder`` the owner."""
     sequencer = next_sequencer(found.last_sequencer, above)
     check(sequencer > found.last_sequencer, "sequencers rise", interval=found.interval.app_id)
     path, owner = paths.node(found.interval), paths.owner(found.interval)
@@ -118,9 +98,7 @@ def taking(
 
 
 def giving_up(found: IntervalNodes, session_id: int, paths: StorePaths) -> list[Operation]:
-    """
-    The operations that remove ``session_id``'s own owner node; none if it has none.
-    """
+    """The operations that remove ``session_id``'s own owner node; none if it has none."""
     if found.node is None or found.owner is None or found.held_by_other(session_id):
         return []
     return [
@@ -130,9 +108,7 @@ def giving_up(found: IntervalNodes, session_id: int, paths: StorePaths) -> list[
 
 
 def batches(intervals: Mapping[Interval, Sequencer]) -> Iterator[dict[Interval, Sequencer]]:
-    """
-    Parts of ``intervals`` that fit one ZooKeeper transaction (1 MiB by default).
-    """
+    """Parts of ``intervals`` that fit one ZooKeeper transaction (1 MiB by default)."""
     batch: dict[Interval, Sequencer] = {}
     characters = 0
     for interval, above in intervals.items():
@@ -151,9 +127,7 @@ def _encode_offset(offset: int) -> bytes:
 
 
 def _offset(data: bytes) -> int:
-    """
-    The offset, or 0 if the data cannot be read: what the table holds bounds the sequencer anyway.
-    """
+    """The offset, or 0 if the data cannot be read: what the table holds bounds the sequencer anyway."""
     try:
         return int(json.loads(data)["offset"])
     except (ValueError, KeyError, TypeError):

@@ -1,5 +1,4 @@
-"""
-One ZooKeeper server as a Java process, out of the jars that PySpark brings along.
+"""One ZooKeeper server as a Java process, out of the jars that PySpark brings along.
 
 A server has a folder: its configuration, its data, and its log (rolled over at
 1 MiB). It runs in a session of its own, so that an interrupt at the terminal does
@@ -26,21 +25,6 @@ from typing import Final
 
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import Clock
-
-__all__ = [
-    "HOST",
-    "OPTIONS_VARIABLE",
-    "ServerProcess",
-    "answer",
-    "class_path",
-    "find_jars",
-    "forget",
-    "free_port",
-    "free_ports",
-    "is_free",
-    "launch",
-    "noted",
-]
 
 _PORT_FIRST: Final = 20_000
 _PORTS: Final = 12_000
@@ -120,8 +104,7 @@ _ENDED: Final = ("Z", "X", "x")
 
 
 def find_jars() -> Path:
-    """
-    The folder of PySpark's jars.
+    """The folder of PySpark's jars.
 
     Raises:
         UnavailableError: PySpark is not installed or has no ZooKeeper.
@@ -137,16 +120,13 @@ def find_jars() -> Path:
 
 
 def class_path(jars: Path) -> str:
-    """
-    The server's jars, of all those in a folder.
-    """
+    """The server's jars, of all those in a folder."""
     names = sorted(jar.name for jar in jars.glob("*.jar") if jar.name.startswith(_JARS))
     return os.pathsep.join(str(jars / name) for name in names)
 
 
 def free_port() -> int:
-    """
-    A loopback port that no process listens on just now, below those that systems give to outgoing connections.
+    """A loopback port that no process listens on just now, below those that systems give to outgoing connections.
 
     A server that died must get its port back, so the port must be outside the range of client connections.
 
@@ -157,8 +137,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """
-    Different ports of the same kind.
+    """Different ports of the same kind.
 
     Raises:
         UnavailableError: there are too few.
@@ -176,9 +155,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """
-    Whether a server could listen on the port just now.
-    """
+    """Whether a server could listen on the port just now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -189,9 +166,7 @@ def is_free(port: int) -> bool:
 
 
 def answer(port: int, command: str, timeout_s: float = 1.0) -> str:
-    """
-    The server's answer to a four-letter command; empty if there is none.
-    """
+    """The server's answer to a four-letter command; empty if there is none."""
     parts: list[bytes] = []
     try:
         with socket.create_connection((HOST, port), timeout=timeout_s) as connection:
@@ -205,9 +180,7 @@ def answer(port: int, command: str, timeout_s: float = 1.0) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProcess:
-    """
-    A running server, started by this process or another.
-    """
+    """A running server, started by this process or another."""
 
     process_id: int
     port: int
@@ -215,23 +188,17 @@ class ServerProcess:
     folder: Path
 
     def is_running(self) -> bool:
-        """
-        Whether the process is alive and is this server, or about to become it, and not another with its id.
-        """
+        """Whether the process is alive and is this server, or about to become it, and not another with its id."""
         return _started(self.process_id) == self.started
 
     def is_serving(self) -> bool:
-        """
-        Whether a server with this folder's data answers on the port and takes part in its ensemble.
-        """
+        """Whether a server with this folder's data answers on the port and takes part in its ensemble."""
         # A member that has no quorum, or is still starting, says so instead of its mode.
         place = f"dataDir={_data(self.folder)}"
         return "Mode: " in answer(self.port, "srvr") and place in answer(self.port, "conf")
 
     def wait_serving(self, clock: Clock, timeout_ms: float) -> bool:
-        """
-        Wait until it serves; false if the process ends or the time runs out.
-        """
+        """Wait until it serves; false if the process ends or the time runs out."""
         deadline_us = clock.monotonic_us() + int(timeout_ms * 1_000)
         while not self.is_serving():
             if not self.is_running() or clock.monotonic_us() >= deadline_us:
@@ -240,9 +207,7 @@ class ServerProcess:
         return True
 
     def signal(self, number: int) -> None:
-        """
-        Send a signal, if the process is this server.
-        """
+        """Send a signal, if the process is this server."""
         if self.is_running():
             try:
                 os.kill(self.process_id, number)
@@ -250,15 +215,11 @@ class ServerProcess:
                 return
 
     def stop(self, clock: Clock) -> bool:
-        """
-        Ask it to end, then kill it; whether it is gone.
-        """
+        """Ask it to end, then kill it; whether it is gone."""
         return self._end(signal.SIGTERM, clock) or self.kill(clock)
 
     def kill(self, clock: Clock) -> bool:
-        """
-        End it without its consent; whether it is gone.
-        """
+        """End it without its consent; whether it is gone."""
         return self._end(signal.SIGKILL, clock)
 
     def _end(self, number: int, clock: Clock) -> bool:
@@ -269,9 +230,7 @@ class ServerProcess:
         return not self.is_running()
 
     def last_words(self) -> str:
-        """
-        The end of its output and of what it has logged, for errors.
-        """
+        """The end of its output and of what it has logged, for errors."""
         files = [file for file in (_output(self.folder), _log(self.folder)) if file.exists()]
         # Its log goes on from those of the servers before it.
         texts = [file.read_text(errors="replace").rpartition(_START_LINE)[2] for file in files]
@@ -288,8 +247,7 @@ def launch(
     java_options: Sequence[str] = (),
     environment: Mapping[str, str] = os.environ,
 ) -> ServerProcess:
-    """
-    Start a server and return at once; `ServerProcess.wait_serving` waits for it.
+    """Start a server and return at once; `ServerProcess.wait_serving` waits for it.
 
     Args:
         folder: its place; existing data is served again.
@@ -344,9 +302,7 @@ def _user_options(environment: Mapping[str, str]) -> list[str]:
 
 
 def _leave_behind(command: list[str]) -> str:
-    """
-    Run a command detached from this process, in a session of its own; its output until it closes it.
-    """
+    """Run a command detached from this process, in a session of its own; its output until it closes it."""
     shell = ["/bin/sh", "-c", '"$@" &', "sh", *command]
     try:
         return subprocess.run(  # noqa: S603 - our own command
@@ -364,9 +320,7 @@ def _leave_behind(command: list[str]) -> str:
 
 
 def noted(folder: Path) -> ServerProcess | None:
-    """
-    The server that was started last in ``folder``; ask it whether it is running.
-    """
+    """The server that was started last in ``folder``; ask it whether it is running."""
     try:
         pairs = json.loads((folder / "server.json").read_bytes())
         return ServerProcess(
@@ -380,9 +334,7 @@ def noted(folder: Path) -> ServerProcess | None:
 
 
 def forget(folder: Path) -> None:
-    """
-    Remove the note of a server that has ended.
-    """
+    """Remove the note of a server that has ended."""
     (folder / "server.json").unlink(missing_ok=True)
 
 
@@ -403,17 +355,13 @@ def _log(folder: Path) -> Path:
 
 
 def _end_of(text: str) -> str:
-    """
-    The last lines of a text, from the beginning of a line on.
-    """
+    """The last lines of a text, from the beginning of a line on."""
     end = text[-_WORDS_CHARACTERS_MAX:]
     return end if len(end) == len(text) else end.partition("\n")[2] or end
 
 
 def _started(process_id: int) -> str | None:
-    """
-    When a process was started, which no two processes of one id share; ``None`` if it has ended.
-    """
+    """When a process was started, which no two processes of one id share; ``None`` if it has ended."""
     if not Path("/proc/self/stat").exists():
         return _started_after_ps(process_id)
     try:
@@ -426,9 +374,7 @@ def _started(process_id: int) -> str | None:
 
 
 def _started_after_ps(process_id: int) -> str | None:
-    """
-    The same where there is no ``/proc``: to the second.
-    """
+    """The same where there is no ``/proc``: to the second."""
     shown = subprocess.run(  # noqa: S603 - our own command
         ["/bin/ps", "-o", "stat=", "-o", "lstart=", "-p", str(process_id)],
         check=False,
@@ -442,9 +388,7 @@ def _started_after_ps(process_id: int) -> str | None:
 
 @cache
 def _boot() -> str:
-    """
-    What tells one run of the system from the next; empty where it does not say.
-    """
+    """What tells one run of the system from the next; empty where it does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:

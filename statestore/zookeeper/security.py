@@ -1,5 +1,4 @@
-"""
-How a client proves itself to a ZooKeeper ensemble, and who may touch the nodes that it makes.
+"""How a client proves itself to a ZooKeeper ensemble, and who may touch the nodes that it makes.
 
 Three things, each by itself or together: TLS, which hides what is said and proves the servers (and, with a
 certificate, the client); a user with a password, proven by SASL (DIGEST-MD5); and access lists on every node
@@ -20,8 +19,6 @@ from typing import Any, Final, NamedTuple, Self
 
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["ENVIRONMENT_PREFIX", "Grant", "ZooKeeperSecurity", "security_of"]
-
 ENVIRONMENT_PREFIX: Final = "MILLPOND_ZOOKEEPER_"
 """Of the environment variables that `ZooKeeperSecurity.from_environment` reads."""
 
@@ -32,9 +29,7 @@ _TRUTH: Final = {"true": True, "yes": True, "1": True, "false": False, "no": Fal
 
 
 class Grant(NamedTuple):
-    """
-    An entry of a node's access list: ZooKeeper's scheme, the id in it, and permissions as its bits.
-    """
+    """An entry of a node's access list: ZooKeeper's scheme, the id in it, and permissions as its bits."""
 
     scheme: str
     id: str
@@ -43,8 +38,7 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooKeeperSecurity:
-    """
-    How to connect to a secured ensemble; without arguments, as to an open one.
+    """How to connect to a secured ensemble; without arguments, as to an open one.
 
     Every node of a store is made for its writer alone: for ``user``, else for the certificate's subject, and
     for ``grants``. Nodes that an open ensemble made are closed when a store is opened for writing.
@@ -82,9 +76,7 @@ check_hostname=True, grants=('sasl:auditor:r',))
     grants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """
-        Refuse what cannot work.
-        """
+        """Refuse what cannot work."""
         if (self.user is None) != (self.password is None):
             raise InvalidError("a user of zookeeper has a name and a password: give both", user=self.user)
         if self.certificate_file is None and (self.key_file is not None or self.key_password is not None):
@@ -99,16 +91,12 @@ check_hostname=True, grants=('sasl:auditor:r',))
 
     @property
     def is_authenticated(self) -> bool:
-        """
-        Whether the servers learn who this client is.
-        """
+        """Whether the servers learn who this client is."""
         return self.user is not None or self.certificate_file is not None
 
     @property
     def access_list(self) -> tuple[Grant, ...]:
-        """
-        The access list of the nodes that this client makes; empty if every client may do everything.
-        """
+        """The access list of the nodes that this client makes; empty if every client may do everything."""
         if not self.is_authenticated:
             return ()
         # To "auth" the server itself gives the names that it knows this client by.
@@ -116,8 +104,7 @@ check_hostname=True, grants=('sasl:auditor:r',))
         return (owner, *map(_parse_grant, self.grants))
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """
-        What a connection is wrapped in; ``None`` without TLS.
+        """What a connection is wrapped in; ``None`` without TLS.
 
         Raises:
             InvalidError: a file is missing, or is not what it should be; the error names it.
@@ -147,8 +134,7 @@ check_hostname=True, grants=('sasl:auditor:r',))
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """
-        Read a TOML file whose keys are the arguments of this class; relative paths in it start at its folder.
+        """Read a TOML file whose keys are the arguments of this class; relative paths in it start at its folder.
 
         Raises:
             InvalidError: the file is missing, not TOML, or has keys or values that are not understood.
@@ -163,8 +149,7 @@ check_hostname=True, grants=('sasl:auditor:r',))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """
-        Read ``MILLPOND_ZOOKEEPER_USER``, ``…_PASSWORD``, ``…_TLS``, ``…_CA_FILE`` and so on, one for each argument.
+        """Read ``MILLPOND_ZOOKEEPER_USER``, ``…_PASSWORD``, ``…_TLS``, ``…_CA_FILE`` and so on, one for each argument.
 
         ``MILLPOND_ZOOKEEPER_SECURITY`` names a file for `from_file`, whose values the other variables replace.
         Grants are separated by commas.
@@ -183,8 +168,7 @@ check_hostname=True, grants=('sasl:auditor:r',))
 
 
 def security_of(hosts: str | None, given: ZooKeeperSecurity | None) -> ZooKeeperSecurity:
-    """
-    The security of a connection to ``hosts``: what is given, else what the environment says.
+    """The security of a connection to ``hosts``: what is given, else what the environment says.
 
     A store's own server, where ``hosts`` is ``None``, is open to its machine.
 
@@ -244,9 +228,7 @@ def _from_text(name: str, text: str, variable: str) -> str | bool | tuple[str, .
 
 
 def _parse_grant(text: str) -> Grant:
-    """
-    ``sasl:auditor:r``; the id may hold colons, as those of the scheme ``ip`` and subjects of certificates do.
-    """
+    """``sasl:auditor:r``; the id may hold colons, as those of the scheme ``ip`` and subjects of certificates do."""
     scheme, _, rest = text.partition(":")
     name, _, letters = rest.rpartition(":")
     if not scheme or not name or not letters or not set(letters) <= _PERMISSIONS.keys():

@@ -1,5 +1,4 @@
-"""
-A ZooKeeper for stores that are used on one machine: started with the first store, stopped with the last.
+"""A ZooKeeper for stores that are used on one machine: started with the first store, stopped with the last.
 
 One server serves all processes of the machine that open the same store. The first
 user starts it and notes its process id and port in ``server.json``; the others join
@@ -37,8 +36,6 @@ from millpond.statestore.zookeeper.process import (
     noted,
 )
 
-__all__ = ["EmbeddedZooKeeper"]
-
 _READY_MS: Final = 60_000
 _ANSWER_MS: Final = 30_000
 _START_ATTEMPTS_MAX: Final = 5
@@ -49,8 +46,7 @@ _PORT_TAKEN: Final = "BindException"
 
 
 class EmbeddedZooKeeper:
-    """
-    This process's part in the server of a folder.
+    """This process's part in the server of a folder.
 
     Args:
         folder: where the server keeps its data; one server per folder.
@@ -91,8 +87,7 @@ class EmbeddedZooKeeper:
         self._server: ServerProcess | None = None
 
     def start_or_join(self) -> str:
-        """
-        Make sure that the server runs and count as its user; ``host:port`` for clients.
+        """Make sure that the server runs and count as its user; ``host:port`` for clients.
 
         Calling it again is harmless: it restarts a server that has died, on its old port if that is free.
 
@@ -111,9 +106,7 @@ class EmbeddedZooKeeper:
         return f"{HOST}:{server.port}"
 
     def close(self) -> None:
-        """
-        Stop using the server, and stop it if it has no other user.
-        """
+        """Stop using the server, and stop it if it has no other user."""
         if self._use is None or self._process_id != os.getpid():
             return
         # If the folder has been removed, the users of its server still share their lock on what was in it.
@@ -125,9 +118,7 @@ class EmbeddedZooKeeper:
         atexit.unregister(self.close)
 
     def _joinable(self) -> ServerProcess | None:
-        """
-        The server that is running already.
-        """
+        """The server that is running already."""
         server = noted(self._folder)
         if server is None:
             return None
@@ -163,9 +154,7 @@ class EmbeddedZooKeeper:
         raise failure
 
     def _failure(self, server: ServerProcess, java: str) -> UnavailableError:
-        """
-        Why a server does not start, with what it said last.
-        """
+        """Why a server does not start, with what it said last."""
         refuse_old_java(java)
         waited = f"it does not serve after {self._ready_timeout_ms / 1_000:g} s"
         failure = UnavailableError(
@@ -179,9 +168,7 @@ class EmbeddedZooKeeper:
         return failure
 
     def _ports(self) -> Iterator[int]:
-        """
-        Ports to try: the one asked for, or the last one (for clients that wait for it), or free ones.
-        """
+        """Ports to try: the one asked for, or the last one (for clients that wait for it), or free ones."""
         if self._port is not None:
             if not is_free(self._port):
                 raise InvalidError("the port for zookeeper's server is in use", port=self._port)
@@ -195,9 +182,7 @@ class EmbeddedZooKeeper:
             yield free_port()
 
     def _comes_free(self, port: int) -> bool:
-        """
-        Whether the port is free, or becomes so: a killed server's socket outlives its process by a moment.
-        """
+        """Whether the port is free, or becomes so: a killed server's socket outlives its process by a moment."""
         for _ in range(_COMES_FREE_POLLS):
             if is_free(port):
                 return True
@@ -211,9 +196,7 @@ class EmbeddedZooKeeper:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """
-        Alone among the processes that start, join or stop this folder's server.
-        """
+        """Alone among the processes that start, join or stop this folder's server."""
         descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         deadline_us = self._clock.monotonic_us() + 3 * _READY_MS * 1_000
         try:

@@ -1,5 +1,4 @@
-"""
-One ZooKeeper session on kazoo: bounded calls, windows of requests in flight, state changes.
+"""One ZooKeeper session on kazoo: bounded calls, windows of requests in flight, state changes.
 
 Nothing above this module sees kazoo, its exceptions or its untyped values. Every call
 takes a `Deadline`; a call that raises `UnavailableError` may have had its effect, and
@@ -36,19 +35,6 @@ from millpond.statestore.zookeeper.client import (
 )
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
-__all__ = [
-    "Connection",
-    "Create",
-    "Deadline",
-    "Delete",
-    "Expect",
-    "Node",
-    "Operation",
-    "Set",
-    "Watcher",
-    "ZooKeeperSession",
-]
-
 # kazoo wakes its connection thread with one byte a request through a blocking socket
 # pair; some 270 unread bytes fill it. Windows stay well below that.
 _WINDOW: Final = 64
@@ -61,33 +47,25 @@ _REFUSALS: Final = (NoAuthError, SessionClosedRequireSaslError)
 
 @dataclass(slots=True)
 class Deadline:
-    """
-    A point on the monotonic clock by which an operation, with all its steps, must end.
-    """
+    """A point on the monotonic clock by which an operation, with all its steps, must end."""
 
     clock: Clock
     at_us: int
 
     @staticmethod
     def after(clock: Clock, timeout_ms: float) -> Deadline:
-        """
-        The deadline ``timeout_ms`` from now.
-        """
+        """The deadline ``timeout_ms`` from now."""
         return Deadline(clock, clock.monotonic_us() + int(timeout_ms * 1_000))
 
     @property
     def left_s(self) -> float:
-        """
-        Seconds left, not below zero.
-        """
+        """Seconds left, not below zero."""
         return max(0.0, (self.at_us - self.clock.monotonic_us()) / 1e6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """
-    A node's data, the number of changes of its data, and the session that owns it (0: none).
-    """
+    """A node's data, the number of changes of its data, and the session that owns it (0: none)."""
 
     data: bytes
     version: int
@@ -96,9 +74,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """
-    Create a node; fails if it exists.
-    """
+    """Create a node; fails if it exists."""
 
     path: str
     data: bytes
@@ -107,9 +83,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """
-    Replace a node's data; fails unless its version is ``version``.
-    """
+    """Replace a node's data; fails unless its version is ``version``."""
 
     path: str
     data: bytes
@@ -118,18 +92,14 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """
-    Delete a node; fails if it is missing.
-    """
+    """Delete a node; fails if it is missing."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """
-    Fail unless the node's version is ``version``.
-    """
+    """Fail unless the node's version is ``version``."""
 
     path: str
     version: int
@@ -145,17 +115,14 @@ Watcher = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """
-    The session as last heard: connected or not, and its id (`None` once it has expired).
-    """
+    """The session as last heard: connected or not, and its id (`None` once it has expired)."""
 
     connected: bool
     session_id: int | None
 
 
 class ZooKeeperSession:
-    """
-    A session that outlives its connections, and is replaced by kazoo when it expires.
+    """A session that outlives its connections, and is replaced by kazoo when it expires.
 
     Raises:
         InvalidError: a file that the security names cannot be read.
@@ -181,14 +148,11 @@ class ZooKeeperSession:
 
     @property
     def connection(self) -> Connection:
-        """
-        The session as last heard.
-        """
+        """The session as last heard."""
         return self._connection
 
     def start(self, deadline: Deadline) -> None:
-        """
-        Connect.
+        """Connect.
 
         Raises:
             UnavailableError: no server answered in time.
@@ -203,8 +167,7 @@ class ZooKeeperSession:
                 raise
 
     def _wait_accepted(self, deadline: Deadline) -> None:
-        """
-        Wait until the servers have checked the credentials.
+        """Wait until the servers have checked the credentials.
 
         kazoo says that it is connected before that, and what it is asked waits for it.
         """
@@ -223,15 +186,12 @@ class ZooKeeperSession:
                 return
 
     def close(self) -> None:
-        """
-        End the session, and with it every ephemeral node.
-        """
+        """End the session, and with it every ephemeral node."""
         self._client.stop()
         self._client.close()
 
     def wait_connected(self, deadline: Deadline) -> int:
-        """
-        The id of the live session, waiting for the connection if need be.
+        """The id of the live session, waiting for the connection if need be.
 
         Raises:
             UnavailableError: there is no connection in time.
@@ -246,9 +206,7 @@ class ZooKeeperSession:
     def read(
         self, paths: Sequence[str], deadline: Deadline, watcher: Watcher | None = None
     ) -> list[Node | None]:
-        """
-        The nodes at ``paths``, `None` where there is none; ``watcher`` hears of the next change.
-        """
+        """The nodes at ``paths``, `None` where there is none; ``watcher`` hears of the next change."""
         watch = None if watcher is None else self._watch_of(watcher)
         nodes: list[Node | None] = []
         for window in _windows(paths):
@@ -258,8 +216,7 @@ class ZooKeeperSession:
         return nodes
 
     def transact(self, operations: Iterable[Operation], deadline: Deadline) -> bool:
-        """
-        Apply all operations or none.
+        """Apply all operations or none.
 
         Returns:
             Whether they were applied.
@@ -278,15 +235,12 @@ class ZooKeeperSession:
         return not any(isinstance(result, Exception) for result in results)
 
     def ensure_path(self, path: str, deadline: Deadline) -> None:
-        """
-        Create the persistent nodes of ``path`` that are missing.
-        """
+        """Create the persistent nodes of ``path`` that are missing."""
         self.wait_connected(deadline)
         self._result(self._client.ensure_path_async(path), deadline)
 
     def close_to_others(self, path: str, deadline: Deadline) -> None:
-        """
-        Give a node, and all below it, this client's access list where they have another one.
+        """Give a node, and all below it, this client's access list where they have another one.
 
         The nodes above it are only closed to other clients, if they are open. Without credentials there
         is no access list, and nothing changes.
@@ -331,18 +285,14 @@ class ZooKeeperSession:
         return [path for path, known in found if known is not None and is_to_change(known[0], wanted)]
 
     def _or_none(self, answer: Any, deadline: Deadline) -> Any:
-        """
-        An answer about a node; ``None`` if it is gone.
-        """
+        """An answer about a node; ``None`` if it is gone."""
         try:
             return self._result(answer, deadline)
         except NoNodeError:
             return None
 
     def renew_if_refused(self) -> None:
-        """
-        Give the session up if the servers admit a new one but, given the time, not ours.
-        """
+        """Give the session up if the servers admit a new one but, given the time, not ours."""
         probe = self._new_client()
         try:
             self._start(probe, _PROBE_S)
@@ -440,9 +390,7 @@ class ZooKeeperSession:
 
 
 def _is_open(found: Collection[ACL], _: Collection[ACL]) -> bool:
-    """
-    Whether every client may change what is below a node with this access list.
-    """
+    """Whether every client may change what is below a node with this access list."""
     return any(entry.id.scheme == "world" and entry.perms & ~Permissions.READ for entry in found)
 
 

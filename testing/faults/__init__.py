@@ -1,3 +1,1 @@
-"""
-Faults: damaged stores, failing object stores, and a report of what tests injected.
-"""
+"""Faults: damaged stores, failing object stores, and a report of what tests injected."""

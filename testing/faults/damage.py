@@ -1,5 +1,4 @@
-"""
-Damage to files (a flipped bit, a cut, another file's contents) and the outcome of reading them.
+"""Damage to files (a flipped bit, a cut, another file's contents) and the outcome of reading them.
 
 The promise under test is "right bytes or an error": a reader gets what was there before the damage,
 or a `DataError` that names a damaged file. Anything else is `Outcome.WRONG`, `OLDER` (an earlier
@@ -24,15 +23,11 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.types import Rng
 
-__all__ = ["CUTS", "Damage", "DamageOutcome", "cut", "file_kinds", "flip", "outcome_of"]
-
 Read = TypeVar("Read")
 
 
 class DamageOutcome(Enum):
-    """
-    The outcome of reading a damaged store.
-    """
+    """The outcome of reading a damaged store."""
 
     NAMED = "a DataError that names the file"
     UNHARMED = "the right answer"
@@ -43,16 +38,13 @@ class DamageOutcome(Enum):
 
     @property
     def is_kept(self) -> bool:
-        """
-        Whether the promise was kept.
-        """
+        """Whether the promise was kept."""
         return self in {DamageOutcome.NAMED, DamageOutcome.UNHARMED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """
-    New contents of files.
+    """New contents of files.
 
     Attributes:
         what: the damage in words, for the report.
@@ -64,8 +56,7 @@ class Damage:
 
 
 def file_kinds(root: Path) -> dict[str, list[str]]:
-    """
-    The files of a store's table (its folder ``rows``) by kind, oldest first.
+    """The files of a store's table (its folder ``rows``) by kind, oldest first.
 
     Commits are grouped by what they commit, row files by computation and by whether a compaction wrote them.
     """
@@ -95,9 +86,7 @@ def file_kinds(root: Path) -> dict[str, list[str]]:
 
 
 def flip(root: Path, path: str, rng: Rng) -> Damage:
-    """
-    Flip one random bit of the file.
-    """
+    """Flip one random bit of the file."""
     data = bytearray((root / path).read_bytes())
     index, bit = int(rng.random() * len(data)), int(rng.random() * 8)
     data[index] ^= 1 << bit
@@ -144,8 +133,7 @@ CUTS: Final = (*_CHANGES, "deleted", "rolled back", "swapped")
 
 
 def cut(root: Path, path: str, others: Sequence[str], how: str, rng: Rng) -> Damage | None:
-    """
-    Cut, empty or remove a file, or exchange it with another of its kind.
+    """Cut, empty or remove a file, or exchange it with another of its kind.
 
     Args:
         root: the table's root.
@@ -180,8 +168,7 @@ def cut(root: Path, path: str, others: Sequence[str], how: str, rng: Rng) -> Dam
 def outcome_of(
     root: Path, damage: Damage, read: Callable[[], Read], right: Read, older: Sequence[Read] = ()
 ) -> tuple[DamageOutcome, str]:
-    """
-    Damage the files, read, and restore the files.
+    """Damage the files, read, and restore the files.
 
     Args:
         root: the table's root.

@@ -1,5 +1,4 @@
-"""
-An object store that fails on command.
+"""An object store that fails on command.
 
 Faults are injected between the engine and the store, so the commit code under test is the commit
 code of production. A fault is planned for a future call of one operation:
@@ -25,15 +24,11 @@ if TYPE_CHECKING:
 
     from millpond.statestore.types import Objects
 
-__all__ = ["Fault", "FaultyObjects"]
-
 _Result = TypeVar("_Result")
 
 
 class Fault(Enum):
-    """
-    The effect of a fault on a call.
-    """
+    """The effect of a fault on a call."""
 
     LOST = auto()
     REFUSED = auto()
@@ -49,8 +44,7 @@ class _Planned:
 
 
 class FaultyObjects:
-    """
-    `Objects` over other objects, with planned faults.
+    """`Objects` over other objects, with planned faults.
 
     Attributes:
         calls: number of calls by operation.
@@ -70,15 +64,11 @@ class FaultyObjects:
         self.before: Callable[[str, str], None] | None = None
 
     def plan(self, fault: Fault, operation: str, *, within: str = "", times: int = 1) -> None:
-        """
-        Make the next ``times`` calls of ``operation`` on paths that contain ``within`` fail.
-        """
+        """Make the next ``times`` calls of ``operation`` on paths that contain ``within`` fail."""
         self._planned.append(_Planned(fault, operation, within, times))
 
     def interrupt(self, operation: str, action: Callable[[], object]) -> None:
-        """
-        Call ``action`` once, right before the next call of ``operation``.
-        """
+        """Call ``action`` once, right before the next call of ``operation``."""
         waiting = [action]
 
         def before(called: str, _path: str) -> None:
@@ -88,15 +78,11 @@ class FaultyObjects:
         self.before = before
 
     def heal(self) -> None:
-        """
-        Cancel the faults that have not struck; late effects stay pending.
-        """
+        """Cancel the faults that have not struck; late effects stay pending."""
         self._planned.clear()
 
     def land(self) -> None:
-        """
-        Apply the late effects; a put-if-absent whose object exists by now has none.
-        """
+        """Apply the late effects; a put-if-absent whose object exists by now has none."""
         late, self._late = self._late, []
         for effect in late:
             try:
@@ -106,64 +92,44 @@ class FaultyObjects:
 
     @property
     def url(self) -> str:
-        """
-        The root of the inner store.
-        """
+        """The root of the inner store."""
         return self._inner.url
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """
-        Create the object, unless a fault was planned.
-        """
+        """Create the object, unless a fault was planned."""
         self._call("put_if_absent", path, lambda: self._inner.put_if_absent(path, data))
 
     def put_unsynced(self, path: str, data: bytes) -> None:
-        """
-        Create the object, to be synced later, unless a fault was planned for a put-if-absent.
-        """
+        """Create the object, to be synced later, unless a fault was planned for a put-if-absent."""
         self._call("put_if_absent", path, lambda: self._inner.put_unsynced(path, data))
 
     def sync(self, paths: Iterable[str] = ()) -> None:
-        """
-        Sync the inner store, unless a fault was planned.
-        """
+        """Sync the inner store, unless a fault was planned."""
         wanted = tuple(paths)
         self._call("sync", ",".join(wanted), lambda: self._inner.sync(wanted))
 
     def put(self, path: str, data: bytes) -> None:
-        """
-        Create or replace the object, unless a fault was planned.
-        """
+        """Create or replace the object, unless a fault was planned."""
         self._call("put", path, lambda: self._inner.put(path, data))
 
     def get(self, path: str) -> bytes:
-        """
-        The object's bytes, unless a fault was planned.
-        """
+        """The object's bytes, unless a fault was planned."""
         return self._call("get", path, lambda: self._inner.get(path))
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """
-        Parts of the object, unless a fault was planned for a get.
-        """
+        """Parts of the object, unless a fault was planned for a get."""
         return self._call("get", path, lambda: read_ranges(self._inner, path, ranges))
 
     def read_tail(self, path: str, size_bytes: int) -> Tail:
-        """
-        The last bytes of the object, unless a fault was planned for a get.
-        """
+        """The last bytes of the object, unless a fault was planned for a get."""
         return self._call("get", path, lambda: read_tail(self._inner, path, size_bytes))
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
-        """
-        The paths below a prefix, unless a fault was planned.
-        """
+        """The paths below a prefix, unless a fault was planned."""
         return self._call("list", prefix, lambda: self._inner.list(prefix, start_after))
 
     def delete(self, paths: Iterable[str]) -> None:
-        """
-        Remove the objects, unless a fault was planned.
-        """
+        """Remove the objects, unless a fault was planned."""
         wanted = tuple(paths)
         self._call("delete", ",".join(wanted), lambda: self._inner.delete(wanted))
 

@@ -1,5 +1,4 @@
-"""
-A file system that loses at a power cut what was not synced, as POSIX allows.
+"""A file system that loses at a power cut what was not synced, as POSIX allows.
 
 `PowerCutFiles` is a `FileSystem` in memory that keeps two things apart: what processes see, and what is on the disk.
 Only `PowerCutFiles.sync` moves anything from the one to the other. `PowerCutFiles.cut_power` then draws, for each
@@ -21,8 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from millpond.statestore.objects.ranges import ByteRange
-
-__all__ = ["CHANGES", "PowerCutFiles"]
 
 CHANGES: Final = ("create", "link", "replace", "remove", "make_folder", "sync")
 """The calls that `PowerCutFiles.before` is told of."""
@@ -56,8 +53,7 @@ _Node: TypeAlias = _File | _Folder
 
 
 class PowerCutFiles:
-    """
-    A file system in memory whose power can be cut; for one thread at a time.
+    """A file system in memory whose power can be cut; for one thread at a time.
 
     Attributes:
         before: called with the name of the call (`CHANGES`) and a path before each change and before each path of a
@@ -69,9 +65,7 @@ class PowerCutFiles:
         self.before: Callable[[str, str], None] = _nothing
 
     def create(self, path: str, pieces: Iterable[bytes]) -> None:
-        """
-        Create a file; neither its contents nor its name are on the disk.
-        """
+        """Create a file; neither its contents nor its name are on the disk."""
         self.before("create", path)
         folder, name = self._place(path)
         if name in folder.names:
@@ -79,34 +73,24 @@ class PowerCutFiles:
         folder.set(name, _File(b"".join(pieces)))
 
     def read(self, path: str) -> bytes:
-        """
-        A file's contents, on the disk or not.
-        """
+        """A file's contents, on the disk or not."""
         return self._file(path).contents
 
     def read_pieces(self, path: str) -> Iterator[bytes]:
-        """
-        A file's contents as one piece.
-        """
+        """A file's contents as one piece."""
         yield self.read(path)
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """
-        Parts of a file's contents.
-        """
+        """Parts of a file's contents."""
         contents = self.read(path)
         return [contents[part.start : part.end] for part in ranges]
 
     def size_bytes(self, path: str) -> int:
-        """
-        How long a file is.
-        """
+        """How long a file is."""
         return len(self.read(path))
 
     def link(self, source: str, target: str) -> None:
-        """
-        Give a file a second name.
-        """
+        """Give a file a second name."""
         self.before("link", target)
         file = self._file(source)
         folder, name = self._place(target)
@@ -115,9 +99,7 @@ class PowerCutFiles:
         folder.set(name, file)
 
     def replace(self, source: str, target: str) -> None:
-        """
-        Rename a file; a power cut may leave both names, or neither.
-        """
+        """Rename a file; a power cut may leave both names, or neither."""
         self.before("replace", target)
         file = self._file(source)
         folder, name = self._place(target)
@@ -126,18 +108,14 @@ class PowerCutFiles:
         folder.set(name, None)
 
     def remove(self, path: str) -> None:
-        """
-        Remove a file's name.
-        """
+        """Remove a file's name."""
         self.before("remove", path)
         self._file(path)
         folder, name = self._place(path)
         folder.set(name, None)
 
     def make_folder(self, path: str) -> None:
-        """
-        Make one folder; its name is not on the disk.
-        """
+        """Make one folder; its name is not on the disk."""
         self.before("make_folder", path)
         folder, name = self._place(path)
         if name in folder.names:
@@ -145,23 +123,17 @@ class PowerCutFiles:
         folder.set(name, _Folder())
 
     def is_folder(self, path: str) -> bool:
-        """
-        Whether there is a folder at the path.
-        """
+        """Whether there is a folder at the path."""
         return isinstance(self._find(path), _Folder)
 
     def walk(self, folder: str) -> Iterator[str]:
-        """
-        The paths of all files below a folder.
-        """
+        """The paths of all files below a folder."""
         found = self._find(folder)
         if isinstance(found, _Folder):
             yield from _walk(found, folder.rstrip("/"))
 
     def sync(self, paths: Collection[str]) -> None:
-        """
-        Write the contents of files and the names in folders to the disk, one after the other.
-        """
+        """Write the contents of files and the names in folders to the disk, one after the other."""
         for path in paths:
             self.before("sync", path)
             match self._find(path):
@@ -173,8 +145,7 @@ class PowerCutFiles:
                     continue
 
     def cut_power(self, choose: Callable[[int], int]) -> None:
-        """
-        Forget what is not on the disk, except what the operating system happens to have written.
+        """Forget what is not on the disk, except what the operating system happens to have written.
 
         Args:
             choose: given the number of possible outcomes, returns the one that happens, from 0; 0 is

@@ -1,5 +1,4 @@
-"""
-The results of a run with faults, counted where they happen.
+"""The results of a run with faults, counted where they happen.
 
 A `FaultReport` is passed to the code that injects faults and to the code that checks the results. It
 adds up, and becomes JSON (``build/fault/report.json`` of a test run, a part of ``build/soak/report.json``)
@@ -15,16 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["GOALS", "FaultReport", "Goal", "quantile"]
-
 Row = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """
-    One class of faults: what is done, and how many trials a test run owes.
-    """
+    """One class of faults: what is done, and how many trials a test run owes."""
 
     fault: str
     trials: int
@@ -68,8 +63,7 @@ _COUNTS: Final[Mapping[str, str]] = {
 
 
 class FaultReport:
-    """
-    Counts of faults and of their outcomes; safe to use from any thread.
+    """Counts of faults and of their outcomes; safe to use from any thread.
 
     Example:
         >>> report = FaultReport()
@@ -86,8 +80,7 @@ class FaultReport:
         self._recovered_ms: dict[str, list[float]] = {}
 
     def fault(self, row: str, trials: int = 1, **counts: int) -> None:
-        """
-        Count faults of one class.
+        """Count faults of one class.
 
         Args:
             row: its row in `GOALS`.
@@ -101,9 +94,7 @@ class FaultReport:
         self.count(**counts)
 
     def count(self, **counts: int) -> None:
-        """
-        Add to counts by name.
-        """
+        """Add to counts by name."""
         unknown = sorted(set(counts) - set(_COUNTS))
         if unknown:
             raise KeyError(unknown[0])
@@ -111,23 +102,17 @@ class FaultReport:
             self._counts.update(counts)
 
     def violation(self, text: str) -> None:
-        """
-        Record a broken promise.
-        """
+        """Record a broken promise."""
         with self._lock:
             self._violations.append(text)
 
     def recovered(self, row: str, duration_ms: float) -> None:
-        """
-        Record the time from a fault of this class to the next acknowledged commit.
-        """
+        """Record the time from a fault of this class to the next acknowledged commit."""
         with self._lock:
             self._recovered_ms.setdefault(row, []).append(duration_ms)
 
     def add(self, other: FaultReport) -> None:
-        """
-        Add the counts of another report.
-        """
+        """Add the counts of another report."""
         with self._lock:
             self._faults.update(other._faults)
             self._counts.update(other._counts)
@@ -136,42 +121,30 @@ class FaultReport:
                 self._recovered_ms.setdefault(row, []).extend(durations)
 
     def __bool__(self) -> bool:
-        """
-        Whether anything has been counted.
-        """
+        """Whether anything has been counted."""
         return bool(self._faults)
 
     @property
     def violations(self) -> Sequence[str]:
-        """
-        The broken promises.
-        """
+        """The broken promises."""
         return tuple(self._violations)
 
     def trials(self, row: str) -> int:
-        """
-        Number of faults of a class.
-        """
+        """Number of faults of a class."""
         return self._faults[row]
 
     def number(self, name: str) -> int:
-        """
-        A count, by name.
-        """
+        """A count, by name."""
         return self._counts[name]
 
     def recovery_s(self, at: float, row: str | None = None) -> float | None:
-        """
-        A quantile of the recovery times of one class of faults, or of all, in seconds; ``None`` without any.
-        """
+        """A quantile of the recovery times of one class of faults, or of all, in seconds; ``None`` without any."""
         rows = self._recovered_ms if row is None else [row]
         durations = [duration for name in rows for duration in self._recovered_ms.get(name, ())]
         return round(quantile(durations, at) / 1_000, 3) if durations else None
 
     def to_json(self) -> dict[str, Any]:
-        """
-        The complete report, for a file.
-        """
+        """The complete report, for a file."""
         return {
             "faults": {
                 row: {"fault": goal.fault, "trials": self._faults[row], "goal": goal.trials}
@@ -192,9 +165,7 @@ class FaultReport:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> FaultReport:
-        """
-        A report from its JSON, to be continued.
-        """
+        """A report from its JSON, to be continued."""
         report = cls()
         report._faults.update({row: value["trials"] for row, value in fields["faults"].items()})
         report._counts.update({name: fields.get(name, 0) for name in _COUNTS})
@@ -203,9 +174,7 @@ class FaultReport:
         return report
 
     def lines(self) -> list[str]:
-        """
-        A table for people.
-        """
+        """A table for people."""
         rows: list[Row] = [
             (row, goal.fault, f"{self._faults[row]:,} of {goal.trials:,}")
             for row, goal in GOALS.items()
@@ -221,8 +190,7 @@ class FaultReport:
 
 
 def quantile(values: Sequence[float], at: float) -> float:
-    """
-    The smallest of the values that at least this share of them do not exceed.
+    """The smallest of the values that at least this share of them do not exceed.
 
     Example:
         >>> quantile([3.0, 1.0, 2.0], 0.5)

@@ -1,3 +1,1 @@
-"""
-Slow, obvious models that tests compare the engine with.
-"""
+"""Slow, obvious models that tests compare the engine with."""

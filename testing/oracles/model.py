@@ -1,5 +1,4 @@
-"""
-The semantics of an interval in plain Python: slow, obvious, and importable.
+"""The semantics of an interval in plain Python: slow, obvious, and importable.
 
 `ModelInterval` defines what one computation does with bundles of records: which of them are
 duplicates, in which order hooks run, what a hook may do, and what remains when one raises. It keeps
@@ -31,17 +30,13 @@ if TYPE_CHECKING:
     from millpond.executor.computation.record import Records
     from millpond.executor.pipeline.nodes import ComputationNode
 
-__all__ = ["ModelBundle", "ModelInterval", "ModelLetter", "ModelProduction", "ModelRecord", "ModelRow"]
-
 _FIRINGS_MAX = 100_000
 _NEVER = -(2**63)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
-    """
-    A record to be delivered to a key.
-    """
+    """A record to be delivered to a key."""
 
     stream: str
     key: str
@@ -52,9 +47,7 @@ class ModelRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProduction:
-    """
-    A produced record, with its value as the consumer decodes it.
-    """
+    """A produced record, with its value as the consumer decodes it."""
 
     stream: str
     key: str
@@ -64,9 +57,7 @@ class ModelProduction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLetter:
-    """
-    A record (or, without a stream, a timer) whose code failed in every attempt.
-    """
+    """A record (or, without a stream, a timer) whose code failed in every attempt."""
 
     stream: str
     key: str
@@ -75,39 +66,29 @@ class ModelLetter:
 
 @dataclass(slots=True)
 class ModelRow:
-    """
-    A key's row: encoded state, timers by (tag, domain), consumed ids.
-    """
+    """A key's row: encoded state, timers by (tag, domain), consumed ids."""
 
     state: str | bytes | None = None
     timers: dict[tuple[str, TimeDomain], Timer] = field(default_factory=dict)
     ids: set[bytes] = field(default_factory=set)
 
     def copy(self) -> ModelRow:
-        """
-        An independent copy.
-        """
+        """An independent copy."""
         return ModelRow(self.state, dict(self.timers), set(self.ids))
 
     def holds(self) -> list[int]:
-        """
-        The times at which the state holds the watermark.
-        """
+        """The times at which the state holds the watermark."""
         return [timer.at for timer in self.timers.values() if timer.domain is TimeDomain.HOLD]
 
     @property
     def is_empty(self) -> bool:
-        """
-        Whether readers see no row: neither state nor timers.
-        """
+        """Whether readers see no row: neither state nor timers."""
         return self.state is None and not self.timers
 
 
 @dataclass(slots=True, kw_only=True)
 class ModelBundle:
-    """
-    The result of a bundle.
-    """
+    """The result of a bundle."""
 
     productions: list[ModelProduction] = field(default_factory=list)
     dead_letters: list[ModelLetter] = field(default_factory=list)
@@ -120,8 +101,7 @@ class ModelBundle:
 
 
 class ModelInterval:
-    """
-    One computation's rows, for all keys or some.
+    """One computation's rows, for all keys or some.
 
     Args:
         node: the computation in its topology.
@@ -138,8 +118,7 @@ class ModelInterval:
         wall_time: int,
         marks: Mapping[float, int] | None = None,
     ) -> ModelBundle:
-        """
-        Process a bundle.
+        """Process a bundle.
 
         Args:
             records: in order of arrival.
@@ -164,41 +143,29 @@ class ModelInterval:
         return bundle
 
     def rows(self) -> dict[str, ModelRow]:
-        """
-        The rows that readers see.
-        """
+        """The rows that readers see."""
         return {key: row for key, row in self._rows.items() if not row.is_empty}
 
     def consumed_ids(self) -> set[tuple[str, bytes]]:
-        """
-        Every (key, record id) whose effect has happened.
-        """
+        """Every (key, record id) whose effect has happened."""
         return {(key, id_) for key, row in self._rows.items() for id_ in row.ids}
 
     def next_at(self, domain: TimeDomain) -> int | None:
-        """
-        The earliest pending firing time in a domain.
-        """
+        """The earliest pending firing time in a domain."""
         return min(
             (t.at for t in self._timers() if t.domain is domain and t.percentile == EXACT), default=None
         )
 
     def hold(self) -> int | None:
-        """
-        The least output time that a pending timer holds; ``None`` without one.
-        """
+        """The least output time that a pending timer holds; ``None`` without one."""
         return min((t.output_at for t in self._timers() if t.holds), default=None)
 
     def next_mark(self, percentile: float) -> int | None:
-        """
-        The earliest pending firing time among timers of a percentile watermark.
-        """
+        """The earliest pending firing time among timers of a percentile watermark."""
         return min((t.at for t in self._timers() if t.percentile == percentile), default=None)
 
     def hold_mark(self, percentile: float) -> int | None:
-        """
-        The least output time of any key, ignoring at most ``100 - percentile`` percent of the keys.
-        """
+        """The least output time of any key, ignoring at most ``100 - percentile`` percent of the keys."""
         held = [[t.output_at for t in row.timers.values() if t.holds] for row in self._rows.values()]
         owed = sorted(min(times) for times in held if times)
         left_out = min(int(len(owed) * (EXACT - percentile) / EXACT), len(owed) - 1)
@@ -236,9 +203,7 @@ class ModelInterval:
 
 
 class _Turn:
-    """
-    A key's turn: all hooks at once or, if one raises, again with each hook on its own.
-    """
+    """A key's turn: all hooks at once or, if one raises, again with each hook on its own."""
 
     def __init__(
         self,
@@ -261,9 +226,7 @@ class _Turn:
         self.fired = 0
 
     def run(self, arrived: Sequence[ModelRecord]) -> None:
-        """
-        Run the turn and add its results to the bundle.
-        """
+        """Run the turn and add its results to the bundle."""
         at_start = self.row.copy()
         limit = _FIRINGS_MAX + len(at_start.timers) + len(arrived)
         try:
@@ -345,9 +308,7 @@ class _Turn:
 
 
 class _ModelRecords(list[Record]):
-    """
-    A key's records; iterating advances the context's input time.
-    """
+    """A key's records; iterating advances the context's input time."""
 
     context: _ModelContext
 
@@ -358,18 +319,14 @@ class _ModelRecords(list[Record]):
         self.context.input_at = self[-1].at
 
     def one_by_one(self) -> Iterator[Record]:
-        """
-        The records as inputs of their own.
-        """
+        """The records as inputs of their own."""
         for record in super().__iter__():
             self.context.input_at = self.context.floor_at = record.at
             yield record
 
 
 class _ModelContext:
-    """
-    The operations of `millpond.executor.computation.context.Context`, applied immediately.
-    """
+    """The operations of `millpond.executor.computation.context.Context`, applied immediately."""
 
     def __init__(self, turn: _Turn, input_at: int, floor_at: int | None = None) -> None:
         self.key = turn.key
@@ -425,9 +382,7 @@ class _ModelContext:
 
 
 class _ModelState:
-    """
-    A state that is encoded at every set and decoded at every get.
-    """
+    """A state that is encoded at every set and decoded at every get."""
 
     def __init__(self, turn: _Turn, context: _ModelContext) -> None:
         self._turn = turn

@@ -1,5 +1,4 @@
-"""
-The semantics of a whole pipeline in plain Python: slow, obvious, and importable.
+"""The semantics of a whole pipeline in plain Python: slow, obvious, and importable.
 
 `ModelPipeline` runs supersteps over dicts: no store, no files, no intervals, no soft state. A runner
 is right if it leaves the same rows and the same productions for the same input. In each superstep
@@ -23,14 +22,11 @@ from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 from millpond.testing.oracles.model import ModelInterval, ModelProduction, ModelRecord, ModelRow
 
-__all__ = ["ModelPipeline"]
-
 _SUPERSTEPS_MAX = 10_000
 
 
 class ModelPipeline:
-    """
-    A pipeline's state and everything it has ever produced.
+    """A pipeline's state and everything it has ever produced.
 
     Args:
         topology: the checked pipeline; its injectors' key, time and id must be names of fields,
@@ -55,14 +51,11 @@ class ModelPipeline:
         self._reported = {name: int(TIME_MIN_US) for name in topology.computations}
 
     def rows(self, computation: str) -> dict[str, ModelRow]:
-        """
-        The computation's rows by key.
-        """
+        """The computation's rows by key."""
         return self._intervals[computation].rows()
 
     def superstep(self, inputs: Mapping[str, Sequence[Mapping[str, Any]]], wall_time: int) -> None:
-        """
-        One superstep: outside records, undelivered productions and due timers.
+        """One superstep: outside records, undelivered productions and due timers.
 
         Args:
             inputs: rows by injected stream.
@@ -86,8 +79,7 @@ class ModelPipeline:
             self._observe(stream, rows)
 
     def finish(self, wall_time: int) -> None:
-        """
-        End the inputs and run until no work is left.
+        """End the inputs and run until no work is left.
 
         Raises:
             InvalidError: the pipeline does not come to rest.
@@ -101,9 +93,7 @@ class ModelPipeline:
         raise InvalidError("the pipeline does not come to rest", pipeline=self._topology.name)
 
     def has_work(self, wall_time: int) -> bool:
-        """
-        Whether a superstep without input would have an effect.
-        """
+        """Whether a superstep without input would have an effect."""
         if any(self._topology.consumers_of(production.stream) for production in self._pending):
             return True
         marks = self.input_watermarks()
@@ -114,9 +104,7 @@ class ModelPipeline:
         )
 
     def input_watermarks(self) -> dict[str, int]:
-        """
-        Each computation's input low watermark: the greatest solution of the definition; never falls.
-        """
+        """Each computation's input low watermark: the greatest solution of the definition; never falls."""
         bounds = dict.fromkeys(self._topology.computations, int(TIME_MAX_US))
         while True:
             improved = {name: self._bound(node, bounds) for name, node in self._topology.computations.items()}
@@ -143,9 +131,7 @@ class ModelPipeline:
         return min(bounds)
 
     def _after(self, node: ComputationNode) -> set[str]:
-        """
-        The computations that what ``node`` produces may reach, and itself.
-        """
+        """The computations that what ``node`` produces may reach, and itself."""
         known = {node.name}
         while True:
             made = {stream for name in known for stream in self._topology.computations[name].produces}

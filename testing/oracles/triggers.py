@@ -1,5 +1,4 @@
-"""
-Triggers as the specifications describe them, slow and obvious: the half of the oracle that decides when.
+"""Triggers as the specifications describe them, slow and obvious: the half of the oracle that decides when.
 
 Written from Beam's semantics of triggers, the triggering patent and the transcripts' format,
 without code of `millpond.dataflow`: every trigger of a window is an object with fields, nothing is
@@ -14,8 +13,6 @@ from typing import Final, Self
 from millpond.statestore.types import TIME_MIN_US
 from millpond.testing.oracles.trigger import EXACT, WALL, Moment, OracleTrigger, TriggerSpec
 
-__all__ = ["oracle_trigger"]
-
 _SECOND_US: Final = 1_000_000
 
 
@@ -28,9 +25,7 @@ class _Never(OracleTrigger):
 
 
 class _Amount(OracleTrigger):
-    """
-    Fires once, after a number of elements, or of bytes.
-    """
+    """Fires once, after a number of elements, or of bytes."""
 
     def __init__(self, bound: int, weigh: Callable[[int], int]) -> None:
         super().__init__()
@@ -50,9 +45,7 @@ class _Amount(OracleTrigger):
 
 
 class _UpTo(OracleTrigger):
-    """
-    User code that adds up values, and emits while their sum is at least a bound.
-    """
+    """User code that adds up values, and emits while their sum is at least a bound."""
 
     def __init__(self, bound: int) -> None:
         super().__init__()
@@ -75,9 +68,7 @@ class _UpTo(OracleTrigger):
 
 
 class _ResultIsOdd(OracleTrigger):
-    """
-    Fires once, when the values add up to an odd number after an element or a merge.
-    """
+    """Fires once, when the values add up to an odd number after an element or a merge."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,9 +89,7 @@ class _ResultIsOdd(OracleTrigger):
 
 
 class _Signal(OracleTrigger):
-    """
-    Fires once, when the signal comes.
-    """
+    """Fires once, when the signal comes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,9 +110,7 @@ class _Signal(OracleTrigger):
 
 
 class _AtTime(OracleTrigger):
-    """
-    Fires once, at a time that the first element determines; merged windows keep the earliest.
-    """
+    """Fires once, at a time that the first element determines; merged windows keep the earliest."""
 
     def __init__(self, domain: str, due_of: Callable[[int, Moment], int]) -> None:
         super().__init__()
@@ -175,9 +162,7 @@ def _period(reference: int, period: int, domain: str = "wall") -> _AtTime:
 
 
 class _AtEnd(OracleTrigger):
-    """
-    Fires when a watermark passes the end, once, or again for each late bundle.
-    """
+    """Fires when a watermark passes the end, once, or again for each late bundle."""
 
     def __init__(self, *, percentile: int = EXACT, is_once: bool) -> None:
         super().__init__()
@@ -202,9 +187,7 @@ class _AtEnd(OracleTrigger):
 
 
 class _AfterWatermark(OracleTrigger):
-    """
-    Repeats one trigger before the end, fires at the end, and repeats another after it.
-    """
+    """Repeats one trigger before the end, fires at the end, and repeats another after it."""
 
     def __init__(self, early: TriggerSpec | None = None, late: TriggerSpec | None = None) -> None:
         super().__init__()
@@ -257,9 +240,7 @@ class _AfterWatermark(OracleTrigger):
 
 
 class _Repeated(OracleTrigger):
-    """
-    Repeats for ever, a number of times, or until another trigger fires; may ask to keep or clear the contents.
-    """
+    """Repeats for ever, a number of times, or until another trigger fires; may ask to keep or clear the contents."""
 
     def __init__(
         self,
@@ -308,9 +289,7 @@ class _Repeated(OracleTrigger):
 
 
 class _Together(OracleTrigger):
-    """
-    Several at the same time: ready and finished when ``of`` (any or all) of them are.
-    """
+    """Several at the same time: ready and finished when ``of`` (any or all) of them are."""
 
     def __init__(self, of: Callable[[list[bool]], bool], specs: Sequence[TriggerSpec]) -> None:
         super().__init__()
@@ -339,9 +318,7 @@ class _Together(OracleTrigger):
 
 
 class _Sequence(OracleTrigger):
-    """
-    One after another; only the current trigger listens. A merged window continues from the least advanced.
-    """
+    """One after another; only the current trigger listens. A merged window continues from the least advanced."""
 
     def __init__(self, specs: Sequence[TriggerSpec]) -> None:
         super().__init__()
@@ -376,8 +353,7 @@ class _Sequence(OracleTrigger):
 
 
 def oracle_trigger(spec: TriggerSpec) -> OracleTrigger:
-    """
-    A trigger in its initial state.
+    """A trigger in its initial state.
 
     Raises:
         ValueError: the oracle does not know it.

@@ -1,5 +1,4 @@
-"""
-The panes that windows must emit, computed the slow and obvious way: an oracle without an engine.
+"""The panes that windows must emit, computed the slow and obvious way: an oracle without an engine.
 
 It keeps every element, asks every trigger, and knows neither state, nor rows, nor bundles on disk.
 It is written from the semantics of windows (the Dataflow model, Beam, the windowing patent and the
@@ -26,8 +25,6 @@ from millpond.testing.oracles.trigger import (
 )
 from millpond.testing.oracles.triggers import oracle_trigger
 
-__all__ = ["Arrival", "OraclePane", "WindowOracle", "WindowSpec"]
-
 _SECOND_US: Final = 1_000_000
 _GLOBAL: Final = (TIME_MIN_US, TIME_MAX_US)
 _EXPIRY: Final = EXACT + 1
@@ -38,9 +35,7 @@ Bounds: TypeAlias = tuple[int, int]
 
 
 class Arrival(NamedTuple):
-    """
-    One element: key, event time in microseconds, and value, an integer.
-    """
+    """One element: key, event time in microseconds, and value, an integer."""
 
     key: str
     at: int
@@ -49,8 +44,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSpec:
-    """
-    A windowing strategy as plain data.
+    """A windowing strategy as plain data.
 
     Attributes:
         window_fn: a name and seconds, for example ``("SlidingWindows", 10, 5)``.
@@ -81,9 +75,7 @@ class WindowSpec:
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class OraclePane:
-    """
-    One pane, with sorted ``values``.
-    """
+    """One pane, with sorted ``values``."""
 
     key: str
     window: Bounds
@@ -112,8 +104,7 @@ class _Window:
 
 
 class WindowOracle:
-    """
-    The windows of all keys of one step.
+    """The windows of all keys of one step.
 
     Args:
         spec: the strategy.
@@ -152,9 +143,7 @@ class WindowOracle:
     # -- what happens ----------------------------------------------------------------------
 
     def feed(self, arrivals: Iterable[Arrival]) -> None:
-        """
-        A bundle arrives; the elements of a key are processed in the order of their times, or each is a bundle.
-        """
+        """A bundle arrives; the elements of a key are processed in the order of their times, or each is a bundle."""
         moved = [self._moved(arrival) for arrival in arrivals]
         if self._by_ingress and self.spec.shift and moved:
             # The step that moves them has seen them arrive before.
@@ -179,15 +168,11 @@ class WindowOracle:
 
     @property
     def watermark(self) -> int:
-        """
-        The low watermark.
-        """
+        """The low watermark."""
         return self._promised[EXACT]
 
     def move_watermark(self, at: int, percentile: int = EXACT) -> None:
-        """
-        Advance a watermark through all times up to ``at``; one that is not maintained is ignored.
-        """
+        """Advance a watermark through all times up to ``at``; one that is not maintained is ignored."""
         if percentile not in self._promised:
             return
         self._promise(at, percentile)
@@ -199,9 +184,7 @@ class WindowOracle:
         self._promised[percentile] = max(self._promised[percentile], held)
 
     def move_wall(self, micros: int) -> None:
-        """
-        Advance the wall clock at once.
-        """
+        """Advance the wall clock at once."""
         self.wall += micros
         if self._by_ingress:
             self._promise(self.wall, EXACT)
@@ -209,9 +192,7 @@ class WindowOracle:
             self._ring(key)
 
     def signal(self, key: str) -> None:
-        """
-        The signal that triggers wait for comes, for all windows of a key; a step whose trigger does not, gets none.
-        """
+        """The signal that triggers wait for comes, for all windows of a key; a step whose trigger does not, gets none."""
         if not waits_for_signal(self.spec.trigger):
             return
         for bounds, window in sorted(self._keys.get(key, {}).items()):
@@ -295,14 +276,11 @@ class WindowOracle:
         return min(bounds[1] + self.spec.lateness + 1, TIME_MAX_US)
 
     def _mark(self, percentile: int) -> int:
-        """
-        A watermark is never behind those of greater percentiles.
-        """
+        """A watermark is never behind those of greater percentiles."""
         return max(at for promised, at in self._promised.items() if promised >= percentile)
 
     def _moment(self, bounds: Bounds, at: int | None = None, clock: int = EXACT) -> Moment:
-        """
-        The clocks as a timer of ``clock`` sees them at ``at``: watermarks of lower percentiles have reached
+        """The clocks as a timer of ``clock`` sees them at ``at``: watermarks of lower percentiles have reached
         that time, those of higher percentiles are just before it.
         """
         marks = {percentile: self._mark(percentile) for percentile in self._own}
@@ -440,9 +418,7 @@ def _assigned(window_fn: tuple[Any, ...], at: int, phase: int) -> list[Bounds]:
 
 
 def _on_the_calendar(unit: str, count: int, zone: ZoneInfo, at: int) -> Bounds:
-    """
-    All instants whose local dates lie in the same piece of the calendar, found by search.
-    """
+    """All instants whose local dates lie in the same piece of the calendar, found by search."""
 
     def piece(instant: int) -> int:
         day = datetime.fromtimestamp(instant // _SECOND_US, zone).date()
@@ -461,9 +437,7 @@ def _on_the_calendar(unit: str, count: int, zone: ZoneInfo, at: int) -> Bounds:
 
 
 def _covering(at: int, size: int, period: int, offset: int = 0) -> list[Bounds]:
-    """
-    All windows that contain the time and start a whole number of periods away from the offset.
-    """
+    """All windows that contain the time and start a whole number of periods away from the offset."""
     around = at // (period * _SECOND_US)
     reach = size // period + 2 + offset // period
     starts = [(number * period + offset) * _SECOND_US for number in range(around - reach, around + reach)]
@@ -471,9 +445,7 @@ def _covering(at: int, size: int, period: int, offset: int = 0) -> list[Bounds]:
 
 
 def _overlapping(windows: Iterable[Bounds]) -> list[list[Bounds]]:
-    """
-    Groups of windows in which each overlaps another of the group.
-    """
+    """Groups of windows in which each overlaps another of the group."""
     groups: list[list[Bounds]] = []
     for window in sorted(set(windows)):
         if groups and window[0] < max(end for _, end in groups[-1]):

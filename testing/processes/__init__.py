@@ -1,3 +1,1 @@
-"""
-Real processes under faults: workers, standbys, owners, their ledger, and scenarios that kill them.
-"""
+"""Real processes under faults: workers, standbys, owners, their ledger, and scenarios that kill them."""

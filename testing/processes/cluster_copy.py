@@ -1,5 +1,4 @@
-"""
-A three-stage copy on a Spark cluster of several processes, whose driver, executors and workers are killed by tests.
+"""A three-stage copy on a Spark cluster of several processes, whose driver, executors and workers are killed by tests.
 
 ``python -m millpond.testing.processes.cluster_copy FOLDER RECORDS`` writes that many numbered records as files
 into the folder (unless they are there), and copies them through three computations, each with other
@@ -27,8 +26,6 @@ from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.store import Store
 from millpond.testing.processes.local_cluster import local_cluster
 
-__all__ = ["COPY", "EXECUTORS", "FILES", "copy_pipeline", "main"]
-
 EXECUTORS: Final = 2
 """Executors, of one core and a gigabyte each."""
 
@@ -43,14 +40,11 @@ _START_US: Final = 1_700_000_000_000_000
 
 
 class TaskFailedError(BaseException):
-    """
-    Fails the task, not the record: not an `Exception`, so the engine does not handle it.
-    """
+    """Fails the task, not the record: not an `Exception`, so the engine does not handle it."""
 
 
 class Stage(Computation):
-    """
-    Counts every record and forwards it.
+    """Counts every record and forwards it.
 
     Args:
         number: the stage, from 0.
@@ -62,9 +56,7 @@ class Stage(Computation):
         self._marks = marks
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Count and produce; fail once, at one record.
-        """
+        """Count and produce; fail once, at one record."""
         context.state.set(context.state.get(0) + 1)
         context.produce(f"stage-{self._number}", {"n": record.value["n"]})
         if record.value["n"] == 1_000 * (self._number + 1):
@@ -80,9 +72,7 @@ def _key(number: int, value: dict[str, int]) -> str:
 
 
 def copy_pipeline(folder: Path) -> EnginePipeline:
-    """
-    The stream ``numbers`` through three stages into the table ``copy``.
-    """
+    """The stream ``numbers`` through three stages into the table ``copy``."""
     pipeline = EnginePipeline("copy")
     stream = pipeline.inject("numbers", key="k", at="at", id="id")
     for number in range(len(_KEYS)):
@@ -108,9 +98,7 @@ def _write_input(folder: Path, records: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """
-    Copy, from the checkpoint to the end of the input.
-    """
+    """Copy, from the checkpoint to the end of the input."""
     folder, records = Path(arguments[0]).resolve(), int(arguments[1])
     _write_input(folder / "input", records)
     spark = local_cluster(

@@ -1,5 +1,4 @@
-"""
-Supersteps of two stages on a Spark cluster of several processes, one for each line of standard input.
+"""Supersteps of two stages on a Spark cluster of several processes, one for each line of standard input.
 
 ``python -m millpond.testing.processes.cluster_homes FOLDER EXECUTORS INTERVALS`` counts the same keys again and again,
 and writes what each superstep reports as a line of JSON, so that a test that kills executors sees which slots are
@@ -26,15 +25,12 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.processes.local_cluster import local_cluster
 
-__all__ = ["KEYS", "main"]
-
 KEYS: Final = 2_000
 """Keys, and records of a superstep."""
 
 
 class Passing(Computation):
-    """
-    Counts the records of a key, and passes each on where it has a stream for that.
+    """Counts the records of a key, and passes each on where it has a stream for that.
 
     Args:
         output: the stream.
@@ -44,18 +40,14 @@ class Passing(Computation):
         self._output = output
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Count and pass on.
-        """
+        """Count and pass on."""
         context.state.set(context.state.get(0) + 1)
         if self._output is not None:
             context.produce(self._output, {"k": f"{record.value['n'] * 7 % KEYS}"})
 
 
 def main(arguments: list[str]) -> None:
-    """
-    Run a superstep for each line, and write its report.
-    """
+    """Run a superstep for each line, and write its report."""
     folder, executors, intervals = Path(arguments[0]).resolve(), int(arguments[1]), int(arguments[2])
     spark = local_cluster(folder, executors, options={"spark.sql.shuffle.partitions": "2"})
     spark.sparkContext.setLogLevel("ERROR")

@@ -1,5 +1,4 @@
-"""
-A ledger whose code fails when a record tells it to, after it has touched everything it can.
+"""A ledger whose code fails when a record tells it to, after it has touched everything it can.
 
 The effects of the failing call must be undone, and nothing else.
 """
@@ -13,8 +12,6 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.computation.timer import Timer
 from millpond.testing.processes.ledger import LEDGER, Ledger
-
-__all__ = ["FAILURES", "Fragile"]
 
 _SECOND_US: Final = 1_000_000
 
@@ -56,14 +53,10 @@ FAILURES: Final[dict[str, tuple[Callable[[Context, Record], None], str]]] = {
 
 
 class Fragile(Ledger):
-    """
-    Fails as the field ``do`` says: a name of `FAILURES`, ``later`` for a timer that fails, or ``ok``.
-    """
+    """Fails as the field ``do`` says: a name of `FAILURES`, ``later`` for a timer that fails, or ``ok``."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Append, produce, set a timer; then fail as the record says.
-        """
+        """Append, produce, set a timer; then fail as the record says."""
         super().process_record(context, record)
         value: dict[str, Any] = record.value
         do = value.get("do") or "ok"
@@ -74,8 +67,6 @@ class Fragile(Ledger):
             FAILURES[do][0](context, record)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Fail, after an effect.
-        """
+        """Fail, after an effect."""
         context.state.set(["spoilt"])
         raise ValueError(f"the timer {timer.tag} is refused")

@@ -1,5 +1,4 @@
-"""
-The history of a run by real processes, and a check of the store against it.
+"""The history of a run by real processes, and a check of the store against it.
 
 Each process appends a line to its own file before and after every relevant step:
 `HistoryFile.tell`. A line is written whole or not at all, even if the process is killed, and carries
@@ -29,8 +28,6 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, TableVersion
 from millpond.testing.processes.ledger import ledger_of
 
-__all__ = ["Checked", "Event", "HistoryFile", "check_history", "last_acknowledged", "read_history"]
-
 _SAMPLES: Final = 12
 
 Event = Mapping[str, Any]
@@ -43,8 +40,7 @@ A line: ``event``, ``at_us`` and ``process``, and what the event has of its own.
 
 
 class HistoryFile:
-    """
-    One process's part of the history.
+    """One process's part of the history.
 
     Args:
         folder: the folder of the whole history.
@@ -59,38 +55,29 @@ class HistoryFile:
         self._file = os.open(folder / f"{process}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def tell(self, event: str, **fields: Any) -> None:
-        """
-        Append a line with one write.
-        """
+        """Append a line with one write."""
         line = {"event": event, "at_us": self._clock.monotonic_us(), "process": self._process, **fields}
         os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def close(self) -> None:
-        """
-        Close the file.
-        """
+        """Close the file."""
         os.close(self._file)
 
 
 def read_history(folder: Path, process: str = "*") -> list[Event]:
-    """
-    The lines of all processes, or of one, ordered by time.
-    """
+    """The lines of all processes, or of one, ordered by time."""
     lines = [line for file in folder.glob(f"{process}.jsonl") for line in file.read_bytes().splitlines()]
     return sorted((orjson.loads(line) for line in lines), key=lambda event: int(event["at_us"]))
 
 
 def last_acknowledged(folder: Path) -> int:
-    """
-    The greatest record number acknowledged to any process; -1 if there is none.
-    """
+    """The greatest record number acknowledged to any process; -1 if there is none."""
     return max((event["last"] for event in read_history(folder) if event["event"] == "ack"), default=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """
-    The result of checking a store against a history.
+    """The result of checking a store against a history.
 
     Attributes:
         records: number of records in the ledger.
@@ -108,8 +95,7 @@ class Checked:
 
 
 def check_history(events: Sequence[Event], store: Store, mark: Mark | None) -> Checked:
-    """
-    Check a store against the history of the processes that wrote it.
+    """Check a store against the history of the processes that wrote it.
 
     Args:
         events: the complete history.
@@ -161,9 +147,7 @@ def _wrong_numbers(
 
 
 def _wrong_versions(store: Store) -> Iterable[str]:
-    """
-    Each version of a key's list extends the earlier one; otherwise its history has forked.
-    """
+    """Each version of a key's list extends the earlier one; otherwise its history has forked."""
     newest = store.snapshot().version
     step = max(1, newest // _SAMPLES)
     before: Mapping[str, Sequence[int]] = {}
@@ -176,9 +160,7 @@ def _wrong_versions(store: Store) -> Iterable[str]:
 
 
 def _stale_reads(events: Sequence[Event]) -> Iterable[str]:
-    """
-    A read shows every record acknowledged before it began, and none injected after it ended.
-    """
+    """A read shows every record acknowledged before it began, and none injected after it ended."""
     acknowledged = -1
     acks = sorted((event["at_us"], event["last"]) for event in events if event["event"] == "ack")
     reads = sorted(
@@ -194,9 +176,7 @@ def _stale_reads(events: Sequence[Event]) -> Iterable[str]:
 
 
 def _writers(store: Store) -> tuple[int, int]:
-    """
-    Number of changes of owner, and of commits by an owner that had been replaced.
-    """
+    """Number of changes of owner, and of commits by an owner that had been replaced."""
     fenced_by: dict[str, int] = defaultdict(int)
     owner, takeovers, zombie_commits = "", 0, 0
     for version in range(store.snapshot().version + 1):

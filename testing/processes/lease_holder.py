@@ -1,5 +1,4 @@
-"""
-A process that takes a lease and prints its states; tests stop and kill it.
+"""A process that takes a lease and prints its states; tests stop and kill it.
 
 ``python -m millpond.testing.processes.lease_holder HOSTS STORE_ID SESSION_TIMEOUT_MS`` writes one
 line per state (``held 1``, ``suspended 1``, ``lost 1``: state and sequencer) and ends with its
@@ -18,16 +17,12 @@ from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Sequencer
 from millpond.statestore.zookeeper.lease import ZooKeeperLeases
 
-__all__ = ["INTERVAL", "main"]
-
 INTERVAL = Interval("held")
 """The interval whose lease is taken."""
 
 
 def main(arguments: list[str]) -> None:
-    """
-    Hold the lease and print its states.
-    """
+    """Hold the lease and print its states."""
     hosts, store_id, session_timeout_ms = arguments
     clock = SystemClock()
     ended = threading.Event()

@@ -1,5 +1,4 @@
-"""
-A Spark cluster of several processes on this machine.
+"""A Spark cluster of several processes on this machine.
 
 Spark's ``local-cluster`` master starts executors as processes of their own, under this user, on the loopback
 interface. It needs ``SPARK_HOME`` and leaves its executors' folders there: where none is set, it is a folder of links
@@ -19,14 +18,11 @@ from millpond.executor.spark.session import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["local_cluster"]
-
 
 def local_cluster(
     folder: Path, executors: int, *, cores: int = 1, options: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """
-    A session on executors of a gigabyte each, whose files are in ``folder``.
+    """A session on executors of a gigabyte each, whose files are in ``folder``.
 
     Args:
         folder: scratch space.

@@ -1,5 +1,4 @@
-"""
-A process that runs a ledger on a store until a test stops, kills or fences it.
+"""A process that runs a ledger on a store until a test stops, kills or fences it.
 
 `Owner` forks it, in milliseconds, from a process that has imported everything and started nothing. It answers
 each command with a text:
@@ -36,8 +35,6 @@ from millpond.testing.processes.ledger import ROWS, ledger_pipeline, numbered
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-
-__all__ = ["ENGINES", "Owner", "serve"]
 
 _CLOCK: Final = SystemClock()
 _WAIT_MS: Final = 60_000
@@ -85,9 +82,7 @@ ENGINES: Final[dict[str, Callable[[Store], Write]]] = {
 
 
 def serve(connection: Connection, path: str, hosts: str, session_timeout_ms: int, engine: str) -> None:
-    """
-    Open the store and execute commands until the connection ends.
-    """
+    """Open the store and execute commands until the connection ends."""
     objects = FaultyObjects(open_objects(f"{path}/rows"))
     store = Store(
         path,
@@ -115,8 +110,7 @@ def serve(connection: Connection, path: str, hosts: str, session_timeout_ms: int
 
 
 class Owner:
-    """
-    The process as the test that started it sees it.
+    """The process as the test that started it sees it.
 
     Args:
         path: the store's folder.
@@ -135,15 +129,11 @@ class Owner:
         theirs.close()
 
     def tell(self, command: str) -> None:
-        """
-        Send a command without waiting for the answer.
-        """
+        """Send a command without waiting for the answer."""
         self._connection.send(command)
 
     def hear(self) -> str:
-        """
-        The next answer; empty if the process has ended.
-        """
+        """The next answer; empty if the process has ended."""
         try:
             answer: str = self._connection.recv()
         except EOFError:
@@ -151,29 +141,21 @@ class Owner:
         return answer
 
     def ask(self, command: str) -> str:
-        """
-        A command and its answer.
-        """
+        """A command and its answer."""
         self.tell(command)
         return self.hear()
 
     def signal(self, number: int) -> None:
-        """
-        Stop, continue, or kill it.
-        """
+        """Stop, continue, or kill it."""
         os.kill(self._process.pid, number)
 
     def is_stopped(self) -> bool:
-        """
-        Whether it is paused.
-        """
+        """Whether it is paused."""
         stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         return stat.rpartition(") ")[2].startswith("T")
 
     def end(self) -> None:
-        """
-        Kill it.
-        """
+        """Kill it."""
         self._process.kill()
         self._process.join()
         self._connection.close()

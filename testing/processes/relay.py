@@ -1,5 +1,4 @@
-"""
-A relay of owners: each is killed or stopped at work, and its standby takes over by itself.
+"""A relay of owners: each is killed or stopped at work, and its standby takes over by itself.
 
 One store, one ZooKeeper, real processes (`millpond.testing.processes.standby`). `Relay.hand_over` takes the
 owner down, starts the next standby, and measures how long the store was without a working owner.
@@ -24,8 +23,6 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import Clock
 from millpond.testing.processes.ledger import ledger_of
 
-__all__ = ["Handover", "Relay", "Runner"]
-
 _PATIENCE_S: Final = 120.0
 _LINES_MAX: Final = 1_000_000
 _PACE_RECORDS: Final = 20
@@ -36,8 +33,7 @@ _NUMBERS: Final = 1_000_000
 
 
 class Runner:
-    """
-    One process of the relay.
+    """One process of the relay.
 
     Args:
         path: the store.
@@ -74,8 +70,7 @@ class Runner:
             self._lines.put((line.strip(), heard_us))
 
     def wait_for(self, beginning: str) -> int:
-        """
-        When the next output line with this prefix was read, in microseconds.
+        """When the next output line with this prefix was read, in microseconds.
 
         Raises:
             InternalError: no such line came in time.
@@ -89,16 +84,13 @@ class Runner:
                 return heard_us
 
     def paces_us(self) -> list[float]:
-        """
-        Mean microseconds between acknowledgements, over each sliding stretch of records, oldest first.
-        """
+        """Mean microseconds between acknowledgements, over each sliding stretch of records, oldest first."""
         times = list(self.acknowledged_us)
         stretches = zip(times, times[_PACE_RECORDS:], strict=False)
         return [(end_us - start_us) / _PACE_RECORDS for start_us, end_us in stretches]
 
     def wait_for_pace(self, pace_us: float) -> int:
-        """
-        When a stretch of acknowledgements at this pace had ended, in microseconds.
+        """When a stretch of acknowledgements at this pace had ended, in microseconds.
 
         Raises:
             InternalError: the process did not reach the pace in time.
@@ -112,15 +104,11 @@ class Runner:
         raise InternalError("the process is slower than the one before", wanted_us=pace_us)
 
     def signal(self, number: int) -> None:
-        """
-        Send the process a signal.
-        """
+        """Send the process a signal."""
         self._process.send_signal(number)
 
     def end(self) -> None:
-        """
-        Kill the process if it is alive, and read the rest of its output.
-        """
+        """Kill the process if it is alive, and read the rest of its output."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -132,8 +120,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """
-    One owner down, the next at work.
+    """One owner down, the next at work.
 
     Attributes:
         signal: the signal that took the owner down.
@@ -152,8 +139,7 @@ class Handover:
 
 @dataclass
 class Relay:
-    """
-    An owner at work, with a standby.
+    """An owner at work, with a standby.
 
     Args:
         path: the store; must exist.
@@ -186,8 +172,7 @@ class Relay:
         return runner
 
     def hand_over(self, number: signal.Signals) -> Handover:
-        """
-        Take the owner down with a signal, and wait until the standby is at work.
+        """Take the owner down with a signal, and wait until the standby is at work.
 
         A stopped owner is resumed afterwards, and must find that it has been fenced.
         """
@@ -216,8 +201,7 @@ class Relay:
         )
 
     def finish(self) -> tuple[int, int, int]:
-        """
-        End all processes and read the ledger.
+        """End all processes and read the ledger.
 
         Returns:
             How many records were acknowledged, how many of them are missing, and how many are repeated.

@@ -1,5 +1,4 @@
-"""
-Faults on real processes: workers that are killed, stopped and cut off, and ensembles that lose members.
+"""Faults on real processes: workers that are killed, stopped and cut off, and ensembles that lose members.
 
 A scenario takes a `Ground` (a folder, a ZooKeeper ensemble, a nest of workers) and injects one kind
 of fault a number of times; then a last worker finishes, and the store is checked against the
@@ -33,19 +32,6 @@ from millpond.testing.processes.worker import Nest, Worker, WorkerOptions
 from millpond.testing.servers.s3_proxy import S3Fault, S3Proxy
 from millpond.testing.servers.zookeeper import Ensemble, wait_until
 
-__all__ = [
-    "IN_A_LEDGER",
-    "Ground",
-    "exits_at_failpoints",
-    "flipped_bits",
-    "lost_members",
-    "lost_quorum",
-    "random_kills",
-    "settle",
-    "stopped_owners",
-    "stormy_store",
-]
-
 _LAST_RECORDS: Final = 10
 _CALM_SESSION_MS: Final = 10_000
 _RECORDS_TO_A_FAILPOINT: Final = 400
@@ -68,8 +54,7 @@ IN_A_LEDGER: Final = tuple(
 
 @dataclass(kw_only=True)
 class Ground:
-    """
-    The environment of a scenario.
+    """The environment of a scenario.
 
     Args:
         folder: for the store (unless ``url`` names it) and the history.
@@ -98,22 +83,16 @@ class Ground:
 
     @property
     def place(self) -> str:
-        """
-        The store's folder or URL.
-        """
+        """The store's folder or URL."""
         return self.url or str(self.folder / "pond")
 
     @property
     def history(self) -> Path:
-        """
-        The folder of the history.
-        """
+        """The folder of the history."""
         return self.folder / "history"
 
     def hatch(self, **options: object) -> Worker:
-        """
-        Fork a worker.
-        """
+        """Fork a worker."""
         self._hatched += 1
         given: dict[str, object] = {
             "name": f"worker-{self._hatched:05d}",
@@ -127,23 +106,17 @@ class Ground:
         return self.nest.hatch(WorkerOptions(**given))  # type: ignore[arg-type]
 
     def open(self, *, read_only: bool = False) -> Store:
-        """
-        Open the store.
-        """
+        """Open the store."""
         return Store.open(
             self.place, self.ensemble.hosts, storage_options=self.storage_options, read_only=read_only
         )
 
     def events(self, worker: Worker | None = None) -> list[Event]:
-        """
-        The history so far, of all workers or of one.
-        """
+        """The history so far, of all workers or of one."""
         return read_history(self.history, "*" if worker is None else worker.options.name)
 
     def wait_for(self, worker: Worker, event: str, *, after_us: int = 0) -> Event | None:
-        """
-        The first such event of a worker after a time; ``None`` if the worker ends, or times out, without one.
-        """
+        """The first such event of a worker after a time; ``None`` if the worker ends, or times out, without one."""
         matches: list[Event] = []
 
         def has_come() -> bool:
@@ -155,9 +128,7 @@ class Ground:
         return matches[0] if matches else None
 
     def progresses(self, worker: Worker, fault_us: int | None = None, *, row: str = "R1") -> bool:
-        """
-        Wait until a worker gets an acknowledgement; records the recovery time of a fault, if one is named.
-        """
+        """Wait until a worker gets an acknowledgement; records the recovery time of a fault, if one is named."""
         event = self.wait_for(worker, "ack", after_us=fault_us or 0)
         if event is None:
             self.report.violation(f"{worker.options.name} makes no progress")
@@ -166,16 +137,12 @@ class Ground:
         return event is not None
 
     def pause_ms(self, at_most: float) -> None:
-        """
-        Wait for a random time.
-        """
+        """Wait for a random time."""
         self.clock.sleep_ms(self.rng.random() * at_most)
 
 
 def settle(ground: Ground) -> Checked:
-    """
-    Let a last worker finish, check the store against the history, and report the result.
-    """
+    """Let a last worker finish, check the store against the history, and report the result."""
     ground.ensemble.start()
     last = ground.hatch(records=_LAST_RECORDS, session_timeout_ms=_CALM_SESSION_MS, fenced=True)
     if not last.join(ground.patience_ms):
@@ -197,9 +164,7 @@ def settle(ground: Ground) -> Checked:
 
 
 def random_kills(ground: Ground, kills: int, *, within_ms: float = 120.0) -> None:
-    """
-    R1: workers are killed at random instants, half of them from their start on, half at work.
-    """
+    """R1: workers are killed at random instants, half of them from their start on, half at work."""
     killed_us: int | None = None
     for number in range(kills):
         worker = ground.hatch(pace_ms=1.0)
@@ -216,9 +181,7 @@ def random_kills(ground: Ground, kills: int, *, within_ms: float = 120.0) -> Non
 
 
 def _look(ground: Ground) -> None:
-    """
-    Read the store while workers write.
-    """
+    """Read the store while workers write."""
     told = HistoryFile(ground.history, "reader", ground.clock)
     from_us = ground.clock.monotonic_us()
     with ground.open(read_only=True) as store:
@@ -228,9 +191,7 @@ def _look(ground: Ground) -> None:
 
 
 def exits_at_failpoints(ground: Ground, names: Sequence[str]) -> None:
-    """
-    R2: a worker ends at each of the failpoints, as if killed there.
-    """
+    """R2: a worker ends at each of the failpoints, as if killed there."""
     for name in names:
         worker = ground.hatch(exit_at=name, records=_RECORDS_TO_A_FAILPOINT)
         worker.join(ground.patience_ms)
@@ -241,8 +202,7 @@ def exits_at_failpoints(ground: Ground, names: Sequence[str]) -> None:
 
 
 def stopped_owners(ground: Ground, takeovers: int) -> None:
-    """
-    R6: the owner is stopped past its session, a standby takes over, and the former owner resumes.
+    """R6: the owner is stopped past its session, a standby takes over, and the former owner resumes.
 
     Every second owner is stopped between building a commit and its put.
     """
@@ -273,9 +233,7 @@ def stopped_owners(ground: Ground, takeovers: int) -> None:
 
 
 def lost_members(ground: Ground, kills: int) -> None:
-    """
-    R9: the leader and followers are killed in turn and come back, under a running worker.
-    """
+    """R9: the leader and followers are killed in turn and come back, under a running worker."""
     worker = ground.hatch(pace_ms=5.0, session_timeout_ms=_CALM_SESSION_MS)
     ground.progresses(worker)
     for number in range(kills):
@@ -292,9 +250,7 @@ def lost_members(ground: Ground, kills: int) -> None:
 
 
 def lost_quorum(ground: Ground, *, times: int, away_ms: float) -> None:
-    """
-    R9: two of three members are away for a while; nothing new starts, and running workers recover.
-    """
+    """R9: two of three members are away for a while; nothing new starts, and running workers recover."""
     worker = ground.hatch(pace_ms=5.0, session_timeout_ms=4 * int(away_ms))
     ground.progresses(worker)
     for _ in range(times):
@@ -314,9 +270,7 @@ def lost_quorum(ground: Ground, *, times: int, away_ms: float) -> None:
 
 
 def stormy_store(ground: Ground, kills: int, proxy: S3Proxy) -> None:
-    """
-    R4: workers run and are killed on a store whose server loses, refuses and delays requests.
-    """
+    """R4: workers run and are killed on a store whose server loses, refuses and delays requests."""
     for number in range(kills):
         chance = 0.05 + 0.3 * ground.rng.random()
         faults = [
@@ -339,9 +293,7 @@ def stormy_store(ground: Ground, kills: int, proxy: S3Proxy) -> None:
 
 
 def flipped_bits(ground: Ground, flips: int) -> None:
-    """
-    R15: bits of all files of a store at rest are flipped, one at a time, and readers must notice.
-    """
+    """R15: bits of all files of a store at rest are flipped, one at a time, and readers must notice."""
     root = Path(ground.place) / "rows"
     with ground.open() as store:
         mark = store.leases.high_water.read()

@@ -1,5 +1,4 @@
-"""
-A process that uses the ZooKeeper servers of folders, to be started at once with others by tests.
+"""A process that uses the ZooKeeper servers of folders, to be started at once with others by tests.
 
 ``python -m millpond.testing.processes.server_user`` obeys the commands on its standard input, a line each,
 and answers each with a line:
@@ -25,15 +24,11 @@ from millpond.statestore.errors import MillpondError
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
-__all__ = ["main"]
-
 _CONNECT_S: Final = 60.0
 
 
 def main() -> None:
-    """
-    Obey until the standard input ends.
-    """
+    """Obey until the standard input ends."""
     opened = ExitStack()
     for line in sys.stdin:
         command, _, folder = line.rstrip("\n").partition(" ")

@@ -1,5 +1,4 @@
-"""
-A driver that runs the ledger on Spark over a folder of JSON files, from the moment that a test says go.
+"""A driver that runs the ledger on Spark over a folder of JSON files, from the moment that a test says go.
 
 ``python -m millpond.testing.processes.spark_driver STORE HOSTS INPUT`` starts Spark and prints ``ready``. On a line
 from standard input it starts the pipeline and prints ``started``, then what happens: the class and text of the error
@@ -21,8 +20,6 @@ from millpond.statestore.errors import MillpondError
 from millpond.statestore.store import Store
 from millpond.testing.processes.ledger import ROWS, ledger_pipeline
 
-__all__ = ["SCHEMA", "main"]
-
 SCHEMA: Final = "k string, t long, id string, n long"
 """The columns of the files."""
 
@@ -30,9 +27,7 @@ _POLL_MS: Final = 1_000
 
 
 def main(arguments: list[str]) -> None:
-    """
-    Wait for the word, and run.
-    """
+    """Wait for the word, and run."""
     path, hosts, folder = arguments
     spark = spark_session("driver", master="local[1]", options={"spark.ui.enabled": "false"})
     spark.sparkContext.setLogLevel("OFF")
@@ -52,9 +47,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _watch(run: SparkRun) -> bool:
-    """
-    Watch a run to its end; whether Spark's JVM is alive then.
-    """
+    """Watch a run to its end; whether Spark's JVM is alive then."""
     try:
         while not run.await_termination(_POLL_MS):
             if _is_told():

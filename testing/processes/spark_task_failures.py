@@ -1,5 +1,4 @@
-"""
-A ledger on Spark whose tasks fail and whose workers die at their first attempt.
+"""A ledger on Spark whose tasks fail and whose workers die at their first attempt.
 
 ``python -m millpond.testing.processes.spark_task_failures STORE MARKS`` runs it to the end on ``local[2,3]``
 (three attempts per task), over leases in memory, and prints the ledger as JSON. Each failure leaves
@@ -28,8 +27,6 @@ from millpond.testing.processes.ledger import ROWS, Ledger, ledger_of, ledger_pi
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["BATCHES", "Doomed", "main"]
-
 BATCHES: Final = (range(20), range(20, 40), range(40, 60))
 """Record numbers, one list per superstep."""
 
@@ -38,14 +35,11 @@ _DIES: Final = 48
 
 
 class TaskFailedError(BaseException):
-    """
-    Fails the task, not the record: not an `Exception`, so the engine does not handle it.
-    """
+    """Fails the task, not the record: not an `Exception`, so the engine does not handle it."""
 
 
 class Doomed(Ledger):
-    """
-    Fails at one record and kills its process at another, once each, after processing the record.
+    """Fails at one record and kills its process at another, once each, after processing the record.
 
     Args:
         marks: folder in which a file is left for each failure.
@@ -55,9 +49,7 @@ class Doomed(Ledger):
         self._marks = Path(marks)
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Do what the ledger does; then fail once, at the chosen records.
-        """
+        """Do what the ledger does; then fail once, at the chosen records."""
         super().process_record(context, record)
         number = record.value["n"]
         if number == _FAILS and self._for_the_first_time("failed"):
@@ -74,9 +66,7 @@ class Doomed(Ledger):
 
 
 def main(arguments: list[str]) -> None:
-    """
-    Run the ledger and print it.
-    """
+    """Run the ledger and print it."""
     path, marks = arguments
     clock, registry = SystemClock(), MemoryRegistry()
     spark = spark_session("doomed", master="local[2,3]", options={"spark.ui.enabled": "false"})

@@ -1,5 +1,4 @@
-"""
-A process that waits for a ledger's lease, takes over by itself, and then writes endlessly.
+"""A process that waits for a ledger's lease, takes over by itself, and then writes endlessly.
 
 ``python -m millpond.testing.processes.standby STORE HOSTS SESSION_TIMEOUT_MS FIRST`` prints one line per step:
 
@@ -24,15 +23,11 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.processes.ledger import ROWS, ledger_pipeline, numbered
 
-__all__ = ["main"]
-
 _EVERY_MS = 20.0
 
 
 def main(arguments: list[str]) -> None:
-    """
-    Stand by, take over and write, printing each step.
-    """
+    """Stand by, take over and write, printing each step."""
     path, hosts, session_timeout_ms, first = arguments
     clock, ended = SystemClock(), threading.Event()
     threading.Thread(target=_wait_for_end_of_input, args=(ended,), daemon=True).start()

@@ -1,18 +1,13 @@
-"""
-The processes that a process has started, directly or not, from ``/proc``.
-"""
+"""The processes that a process has started, directly or not, from ``/proc``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["command_of", "descendants_of"]
-
 
 def descendants_of(process: int) -> dict[int, int]:
-    """
-    The ids of all live descendants of a process of this machine, each with its parent's id.
+    """The ids of all live descendants of a process of this machine, each with its parent's id.
 
     Args:
         process: the process id; a process that does not exist has no descendants.
@@ -22,9 +17,7 @@ def descendants_of(process: int) -> dict[int, int]:
 
 
 def command_of(process: int) -> str:
-    """
-    The command line of a process, separated by spaces; empty if the process does not exist.
-    """
+    """The command line of a process, separated by spaces; empty if the process does not exist."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

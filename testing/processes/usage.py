@@ -1,6 +1,4 @@
-"""
-Resources of a process over time (memory, threads, descriptors), and whether they grow.
-"""
+"""Resources of a process over time (memory, threads, descriptors), and whether they grow."""
 
 from __future__ import annotations
 
@@ -15,16 +13,13 @@ import numpy as np
 
 from millpond.statestore.types import Clock
 
-__all__ = ["Usage", "UsageSampler", "slope_per_hour", "usage_of"]
-
 _SAMPLES_MIN: Final = 10
 _PAGE_MIB: Final = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """
-    Resources of a process at one moment.
+    """Resources of a process at one moment.
 
     Attributes:
         memory_mib: resident memory.
@@ -38,8 +33,7 @@ class Usage:
 
 
 def usage_of(process: int) -> Usage:
-    """
-    The resources of a process of this machine, from ``/proc``.
+    """The resources of a process of this machine, from ``/proc``.
 
     Args:
         process: the process id.
@@ -57,8 +51,7 @@ def usage_of(process: int) -> Usage:
 
 
 class UsageSampler:
-    """
-    Samples the resources of a process at even intervals, in a thread, until it is closed or the process ends.
+    """Samples the resources of a process at even intervals, in a thread, until it is closed or the process ends.
 
     An allocator returns memory by fits and starts: samples that are few, or taken at the ends of other work, make
     a slope of where they happen to lie.
@@ -94,15 +87,12 @@ class UsageSampler:
 
     @property
     def samples(self) -> Sequence[tuple[float, Usage]]:
-        """
-        What was sampled so far: seconds since the start, and the resources then.
-        """
+        """What was sampled so far: seconds since the start, and the resources then."""
         return tuple(self._samples)
 
 
 def slope_per_hour(samples: Sequence[tuple[float, float]], *, warm_up_s: float) -> float | None:
-    """
-    The growth of a quantity per hour, by least squares over (seconds, quantity), after a warm-up.
+    """The growth of a quantity per hour, by least squares over (seconds, quantity), after a warm-up.
 
     Returns:
         The slope; ``None`` for too few samples.

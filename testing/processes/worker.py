@@ -1,5 +1,4 @@
-"""
-Worker processes that run a ledger; tests kill, stop and cut them off.
+"""Worker processes that run a ledger; tests kill, stop and cut them off.
 
 `Nest` keeps one clean process that has imported everything and started nothing, and forks workers
 from it in milliseconds. A worker opens the store, takes or awaits its leases, publishes
@@ -46,8 +45,6 @@ from millpond.testing.servers.zookeeper import wait_until
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-__all__ = ["KEYS", "UPKEEP", "Nest", "ShortLedger", "Worker", "WorkerOptions", "work"]
-
 KEYS: Final = 16
 """Keys of the ledger: enough that no list gets long."""
 
@@ -72,8 +69,7 @@ _armed = threading.Event()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """
-    The options of a worker.
+    """The options of a worker.
 
     Args:
         name: unique; names its part of the history.
@@ -114,8 +110,7 @@ class WorkerOptions:
 
 
 class ShortLedger(Ledger):
-    """
-    A ledger that keeps only the newest numbers, for long runs.
+    """A ledger that keeps only the newest numbers, for long runs.
 
     Args:
         kept: how many numbers of a key it keeps.
@@ -125,17 +120,13 @@ class ShortLedger(Ledger):
         self._kept = kept
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Append, and drop the oldest.
-        """
+        """Append, and drop the oldest."""
         super().process_record(context, record)
         context.state.set(context.state.get([])[-self._kept :])
 
 
 def work(options: WorkerOptions) -> None:
-    """
-    Run a worker; called in the forked process.
-    """
+    """Run a worker; called in the forked process."""
     use_frugal_allocator()
     told = HistoryFile(options.history, options.name, _CLOCK)
     logging.basicConfig(filename=options.history / f"{options.name}.log", level=logging.WARNING)
@@ -156,9 +147,7 @@ def work(options: WorkerOptions) -> None:
 
 
 def _open_patiently(options: WorkerOptions, told: HistoryFile, closing: ExitStack) -> LocalRun:
-    """
-    Start the run; if a service is unavailable, retry, as a process supervisor would.
-    """
+    """Start the run; if a service is unavailable, retry, as a process supervisor would."""
     for _ in range(_OPENINGS_MAX - 1):
         try:
             return _start(options, told, closing)
@@ -227,9 +216,7 @@ def _at_failpoint(options: WorkerOptions) -> Callable[[str], None]:
 
 
 def _disable_the_fence() -> None:
-    """
-    For canaries: every check of the lease and every rule of the commit passes.
-    """
+    """For canaries: every check of the lease and every rule of the commit passes."""
 
     def allow(*_: Any) -> None:
         return
@@ -240,9 +227,7 @@ def _disable_the_fence() -> None:
 
 
 class Worker:
-    """
-    A forked worker, as its supervisor sees it.
-    """
+    """A forked worker, as its supervisor sees it."""
 
     def __init__(self, process: BaseProcess, options: WorkerOptions) -> None:
         self._process = process
@@ -250,54 +235,38 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """
-        The process id.
-        """
+        """The process id."""
         return self._process.pid or 0
 
     @property
     def is_alive(self) -> bool:
-        """
-        Whether the process has not ended.
-        """
+        """Whether the process has not ended."""
         return self._process.is_alive()
 
     def usage(self) -> Usage:
-        """
-        The resources it uses now.
-        """
+        """The resources it uses now."""
         return usage_of(self.pid)
 
     @property
     def exit_at_failpoint(self) -> bool:
-        """
-        Whether it ended at its `WorkerOptions.exit_at`.
-        """
+        """Whether it ended at its `WorkerOptions.exit_at`."""
         return self._process.exitcode == _FAILPOINT_EXIT
 
     def kill(self) -> None:
-        """
-        Send SIGKILL, and wait for the end.
-        """
+        """Send SIGKILL, and wait for the end."""
         self._process.kill()
         self._process.join()
 
     def stop(self) -> None:
-        """
-        Send SIGSTOP: the process is paused until `go_on`.
-        """
+        """Send SIGSTOP: the process is paused until `go_on`."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def stop_before_put(self) -> None:
-        """
-        Make it pause itself when its next commit is built and not yet put.
-        """
+        """Make it pause itself when its next commit is built and not yet put."""
         os.kill(self.pid, signal.SIGUSR1)
 
     def wait_until_stopped(self, clock: Clock, timeout_ms: float) -> bool:
-        """
-        Wait until it is paused; returns whether it is.
-        """
+        """Wait until it is paused; returns whether it is."""
         return wait_until(self._is_stopped, clock, timeout_ms)
 
     def _is_stopped(self) -> bool:
@@ -305,23 +274,17 @@ class Worker:
         return status.rpartition(") ")[2].startswith("T")
 
     def go_on(self) -> None:
-        """
-        Send SIGCONT.
-        """
+        """Send SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def join(self, timeout_ms: float) -> bool:
-        """
-        Wait for its end; returns whether it came in time.
-        """
+        """Wait for its end; returns whether it came in time."""
         self._process.join(timeout_ms / 1_000)
         return not self._process.is_alive()
 
 
 class Nest:
-    """
-    Forks workers; closing it kills those that are left.
-    """
+    """Forks workers; closing it kills those that are left."""
 
     def __init__(self) -> None:
         self._context: Any = multiprocessing.get_context("forkserver")
@@ -329,9 +292,7 @@ class Nest:
         self._workers: list[Worker] = []
 
     def hatch(self, options: WorkerOptions) -> Worker:
-        """
-        Fork a worker.
-        """
+        """Fork a worker."""
         process = self._context.Process(target=work, args=(options,), name=options.name)
         process.start()
         self._workers = [worker for worker in self._workers if worker.is_alive]
@@ -340,21 +301,15 @@ class Nest:
         return worker
 
     def close(self) -> None:
-        """
-        Kill the workers that are left.
-        """
+        """Kill the workers that are left."""
         for worker in self._workers:
             if worker.is_alive:
                 worker.kill()
 
     def __enter__(self) -> Self:
-        """
-        The nest; its first process starts with the first worker.
-        """
+        """The nest; its first process starts with the first worker."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """
-        Kill the workers that are left.
-        """
+        """Kill the workers that are left."""
         self.close()

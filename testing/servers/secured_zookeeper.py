@@ -1,5 +1,4 @@
-"""
-A real secured ZooKeeper on the loopback interface: TLS, users with passwords, access lists.
+"""A real secured ZooKeeper on the loopback interface: TLS, users with passwords, access lists.
 
 The server comes out of PySpark's jars. Certificates are made on the spot, for a day, by an authority that
 ends with the folder.
@@ -31,8 +30,6 @@ from millpond.statestore.zookeeper.process import (
 )
 from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
-__all__ = ["Authority", "SecuredZooKeeper"]
-
 _READY_MS: Final = 60_000
 _VALID: Final = timedelta(days=1)
 _JAAS: Final = """\
@@ -52,8 +49,7 @@ class _Made:
 
 
 class Authority:
-    """
-    An authority that signs certificates; its own is the file ``ca.pem``.
+    """An authority that signs certificates; its own is the file ``ca.pem``.
 
     Args:
         folder: where the files are written.
@@ -70,8 +66,7 @@ class Authority:
         self.ca_file.write_bytes(self._root.certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, key_password: str | None = None) -> Path:
-        """
-        A PEM file with a key and a certificate, of a server on the loopback interface or of a client.
+        """A PEM file with a key and a certificate, of a server on the loopback interface or of a client.
 
         Args:
             name: the subject's.
@@ -114,8 +109,7 @@ class Authority:
 
 
 class SecuredZooKeeper:
-    """
-    One server with a TLS port for clients, and an open port that `ServerProcess` asks for its health.
+    """One server with a TLS port for clients, and an open port that `ServerProcess` asks for its health.
 
     It admits connections without credentials, as ZooKeeper does by itself: what they can reach is a matter of
     the access lists alone.
@@ -152,27 +146,20 @@ class SecuredZooKeeper:
 
     @property
     def hosts(self) -> str:
-        """
-        ``host:port`` of the TLS port.
-        """
+        """``host:port`` of the TLS port."""
         return f"{HOST}:{self._tls_port}"
 
     @property
     def plain_hosts(self) -> str:
-        """
-        ``host:port`` of the port without TLS, for users with a password.
-        """
+        """``host:port`` of the port without TLS, for users with a password."""
         return f"{HOST}:{self._port}"
 
     def security_of(self, user: str) -> ZooKeeperSecurity:
-        """
-        What a client passes to connect as one of the users.
-        """
+        """What a client passes to connect as one of the users."""
         return ZooKeeperSecurity(user=user, password=self.users[user], ca_file=self.authority.ca_file)
 
     def start(self) -> None:
-        """
-        Start the server, with the users of now, and wait until it serves.
+        """Start the server, with the users of now, and wait until it serves.
 
         Raises:
             UnavailableError: it does not; the note is what it said last.
@@ -207,22 +194,16 @@ class SecuredZooKeeper:
             raise failure
 
     def close(self) -> None:
-        """
-        Kill the server.
-        """
+        """Kill the server."""
         if self._server is not None:
             self._server.kill(self._clock)
             self._server = None
 
     def __enter__(self) -> Self:
-        """
-        Start.
-        """
+        """Start."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """
-        Kill the server.
-        """
+        """Kill the server."""
         self.close()

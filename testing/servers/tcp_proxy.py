@@ -1,5 +1,4 @@
-"""
-A proxy on the loopback interface that stands for a bad network between a client and a server.
+"""A proxy on the loopback interface that stands for a bad network between a client and a server.
 
 Point the client at `TcpProxy.address`. `TcpProxy.cut` closes every connection and
 refuses new ones; `TcpProxy.lose_replies` lets requests through and loses the
@@ -16,8 +15,6 @@ from contextlib import suppress
 from enum import Enum
 from typing import Final
 
-__all__ = ["TcpProxy"]
-
 _LOOPBACK: Final = "127.0.0.1"
 _CHUNK_BYTES: Final = 64 * 1024
 
@@ -29,9 +26,7 @@ class _Network(Enum):
 
 
 class TcpProxy:
-    """
-    Forwards connections to one server until told otherwise; close it when done.
-    """
+    """Forwards connections to one server until told otherwise; close it when done."""
 
     def __init__(self, port: int) -> None:
         self._server = (_LOOPBACK, port)
@@ -48,49 +43,35 @@ class TcpProxy:
 
     @property
     def address(self) -> str:
-        """
-        ``host:port`` for the client.
-        """
+        """``host:port`` for the client."""
         host, port = self._listener.getsockname()
         return f"{host}:{port}"
 
     def cut(self) -> None:
-        """
-        Close every connection and every new one.
-        """
+        """Close every connection and every new one."""
         self._network = _Network.CUT
         self._close_connections()
 
     def lose_replies(self, to: bytes = b"") -> None:
-        """
-        Lose what the server answers, from the next request on that contains ``to``.
-        """
+        """Lose what the server answers, from the next request on that contains ``to``."""
         self._lose_replies_to = to
 
     def close_at(self, request: bytes) -> None:
-        """
-        Close a connection instead of forwarding the next request that contains ``request``, once.
-        """
+        """Close a connection instead of forwarding the next request that contains ``request``, once."""
         self._close_at = request
 
     @property
     def has_closed(self) -> bool:
-        """
-        Whether the request that `close_at` waits for has come.
-        """
+        """Whether the request that `close_at` waits for has come."""
         return self._close_at is None
 
     @property
     def replies_lost(self) -> int:
-        """
-        How many pieces of answers were lost so far.
-        """
+        """How many pieces of answers were lost so far."""
         return self._replies_lost
 
     def mend(self) -> None:
-        """
-        Forward both ways again; what was lost stays lost, so connections that were deaf are closed.
-        """
+        """Forward both ways again; what was lost stays lost, so connections that were deaf are closed."""
         was_deaf = self._network is _Network.DEAF
         self._lose_replies_to = None
         self._network = _Network.DEFAULT_MEMBER
@@ -98,9 +79,7 @@ class TcpProxy:
             self._close_connections()
 
     def close(self) -> None:
-        """
-        End the proxy and its connections.
-        """
+        """End the proxy and its connections."""
         self.cut()
         # A thread that waits in `accept` hears of a shutdown, not of a close.
         self._listener.shutdown(socket.SHUT_RDWR)

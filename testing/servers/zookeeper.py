@@ -1,5 +1,4 @@
-"""
-Real ZooKeeper ensembles on the loopback interface, whose members can be killed, stopped and wiped.
+"""Real ZooKeeper ensembles on the loopback interface, whose members can be killed, stopped and wiped.
 
 `Ensemble` runs its members out of PySpark's jars. Where a Docker engine answers,
 `container_hosts` gives a server of the official image instead, to show that nothing
@@ -28,8 +27,6 @@ from millpond.statestore.zookeeper.process import (
     launch,
 )
 
-__all__ = ["Ensemble", "container_hosts", "docker_answers", "wait_until"]
-
 _READY_MS: Final = 30_000
 _POLL_MS: Final = 10
 _IMAGE: Final = "zookeeper:3.9"
@@ -37,9 +34,7 @@ _CLIENT_PORT: Final = 2181
 
 
 def wait_until(condition: Callable[[], bool], clock: Clock, timeout_ms: float = _READY_MS) -> bool:
-    """
-    Poll until ``condition`` holds; whether it did in time.
-    """
+    """Poll until ``condition`` holds; whether it did in time."""
     deadline_us = clock.monotonic_us() + int(timeout_ms * 1_000)
     while not condition():
         if clock.monotonic_us() >= deadline_us:
@@ -49,8 +44,7 @@ def wait_until(condition: Callable[[], bool], clock: Clock, timeout_ms: float = 
 
 
 class Ensemble:
-    """
-    Several ZooKeeper servers that elect a leader, addressed by their index.
+    """Several ZooKeeper servers that elect a leader, addressed by their index.
 
     Args:
         folder: where their data lies.
@@ -85,14 +79,11 @@ class Ensemble:
 
     @property
     def hosts(self) -> str:
-        """
-        All members' ``host:port``, for clients.
-        """
+        """All members' ``host:port``, for clients."""
         return ",".join(f"{HOST}:{port}" for port in self._ports)
 
     def start(self) -> None:
-        """
-        Start the members that are not running, and wait until a quorum serves.
+        """Start the members that are not running, and wait until a quorum serves.
 
         Raises:
             UnavailableError: none does; its notes are what the members said last, and none is left.
@@ -117,74 +108,54 @@ class Ensemble:
             raise failure
 
     def has_quorum(self) -> bool:
-        """
-        Whether the ensemble has a leader that serves.
-        """
+        """Whether the ensemble has a leader that serves."""
         return self.leader() is not None
 
     def _is_running(self) -> bool:
         return any(member is not None and member.is_running() for member in self._members)
 
     def leader(self) -> int | None:
-        """
-        Index of the leader; `None` while there is none.
-        """
+        """Index of the leader; `None` while there is none."""
         modes = ("Mode: leader" in answer(port, "srvr", timeout_s=0.5) for port in self._ports)
         return next((index for index, is_leader in enumerate(modes) if is_leader), None)
 
     def kill(self, index: int) -> None:
-        """
-        Kill a member.
-        """
+        """Kill a member."""
         member = self._members[index]
         if member is not None:
             member.kill(self._clock)
 
     def pause(self, index: int) -> None:
-        """
-        Stop a member in its tracks (SIGSTOP).
-        """
+        """Stop a member in its tracks (SIGSTOP)."""
         self._signal(index, signal.SIGSTOP)
 
     def resume(self, index: int) -> None:
-        """
-        Let a paused member go on.
-        """
+        """Let a paused member go on."""
         self._signal(index, signal.SIGCONT)
 
     def restart(self, index: int) -> None:
-        """
-        Start a member again with the data that it has; it joins in its own time.
-        """
+        """Start a member again with the data that it has; it joins in its own time."""
         self.kill(index)
         self._launch(index)
 
     def wipe(self) -> None:
-        """
-        Lose everything: every member comes back empty.
-        """
+        """Lose everything: every member comes back empty."""
         self.close()
         shutil.rmtree(self._folder)
         self.start()
 
     def close(self) -> None:
-        """
-        Kill every member.
-        """
+        """Kill every member."""
         for index in range(len(self._members)):
             self.kill(index)
 
     def __enter__(self) -> Self:
-        """
-        Start.
-        """
+        """Start."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """
-        Kill every member.
-        """
+        """Kill every member."""
         self.close()
 
     def _launch(self, index: int) -> None:
@@ -205,9 +176,7 @@ class Ensemble:
 
 
 def docker_answers() -> bool:
-    """
-    Whether containers can be run here.
-    """
+    """Whether containers can be run here."""
     docker = shutil.which("docker")
     if docker is None:
         return False
@@ -218,9 +187,7 @@ def docker_answers() -> bool:
 
 @contextmanager
 def container_hosts(image: str = _IMAGE) -> Iterator[str]:
-    """
-    ``host:port`` of a ZooKeeper in a container, which ends with the context.
-    """
+    """``host:port`` of a ZooKeeper in a container, which ends with the context."""
     from testcontainers.core.container import DockerContainer
     from testcontainers.core.waiting_utils import wait_for_logs
 

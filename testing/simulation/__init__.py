@@ -1,3 +1,1 @@
-"""
-The simulator: the whole engine in one thread, from one seed, with faults (harness H3).
-"""
+"""The simulator: the whole engine in one thread, from one seed, with faults (harness H3)."""

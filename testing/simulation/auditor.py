@@ -1,5 +1,4 @@
-"""
-The auditor: checks each table version the moment it lands, independently of the engine.
+"""The auditor: checks each table version the moment it lands, independently of the engine.
 
 It reads commit files and row files as plain JSON and plain Parquet, not through the engine, and
 keeps what it has read. It checks what holds for every workload: the chain of commits, the fences
@@ -29,8 +28,6 @@ from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import RowVersion, Workload
 from millpond.testing.simulation.world import ROWS, World
 
-__all__ = ["Auditor"]
-
 _COMMIT: Final = re.compile(r"^_delta_log/(\d{20})\.json$")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -47,8 +44,7 @@ _DROPPED: Final = 2**63 - 1
 
 
 class Auditor:
-    """
-    Follows the store's table commit by commit.
+    """Follows the store's table commit by commit.
 
     Args:
         world: holds the disk.
@@ -90,9 +86,7 @@ class Auditor:
         self.remembered: Callable[[int], Audited] = _nothing_remembered
 
     def at_present(self) -> Audited:
-        """
-        All that is known of the newest version.
-        """
+        """All that is known of the newest version."""
         return Audited(
             version=self.version,
             rows={computation: dict(rows) for computation, rows in self.rows.items()},
@@ -106,9 +100,7 @@ class Auditor:
         )
 
     def begin_with(self, audited: Audited) -> None:
-        """
-        Be the auditor of a fork: know what was known of the version that it begins with.
-        """
+        """Be the auditor of a fork: know what was known of the version that it begins with."""
         self.version, self._first = audited.version, audited.version + 1
         self._take(audited)
         self.fences, self._cover, self.live = dict(audited.fences), set(audited.cover), set(audited.live)
@@ -121,9 +113,7 @@ class Auditor:
         self._watermarks = dict(audited.watermarks)
 
     def landed(self, disk: str, path: str) -> None:
-        """
-        An object has been created; audit it if it is a commit file.
-        """
+        """An object has been created; audit it if it is a commit file."""
         match = _COMMIT.match(path)
         if disk != ROWS or match is None:
             return
@@ -147,9 +137,7 @@ class Auditor:
             self._world.break_promise(violation)
 
     def _catch_up(self, version: int) -> None:
-        """
-        Audit the commits whose writers died before they learned that they had landed.
-        """
+        """Audit the commits whose writers died before they learned that they had landed."""
         for missed in range(self.version + 1, version):
             data = Log(self._world.disk(ROWS)).read(TableVersion(missed))
             if data is None:
@@ -158,9 +146,7 @@ class Auditor:
             self._audit(missed, data)
 
     def oldest_readable(self, retention_ms: float) -> int:
-        """
-        The oldest version that a reader may still use: the newest one at the start of the retention.
-        """
+        """The oldest version that a reader may still use: the newest one at the start of the retention."""
         before_us = self._world.now_us - int(retention_ms * 1_000)
         settled = [version for version, at_us in self.landed_us.items() if at_us <= before_us]
         return max(settled, default=self._first)
@@ -223,9 +209,7 @@ class Auditor:
         return owners
 
     def _check_cover(self, owners: Mapping[Interval, int], replaced: Collection[str]) -> None:
-        """
-        Each key of a computation lies in one interval: commits say which ones they replace, and touch no others.
-        """
+        """Each key of a computation lies in one interval: commits say which ones they replace, and touch no others."""
         for interval, version in owners.items():
             if interval.app_id in replaced:
                 must(interval in self._cover, "I4", "what is replaced was there", interval=interval.app_id)
@@ -284,9 +268,7 @@ class Auditor:
         actions: Collection[Mapping[str, Any]],
         txns: Mapping[str, int],
     ) -> None:
-        """
-        A rewind or a fork: everything is what it was at its version, but for fences and supersteps, which rise.
-        """
+        """A rewind or a fork: everything is what it was at its version, but for fences and supersteps, which rise."""
         back = self.remembered(told[_VERSION_OF[kind]])
         before = self._positions
         after = before | {app_id: at for app_id, at in txns.items() if Interval.from_app_id(app_id) is None}
@@ -446,9 +428,7 @@ class Auditor:
 
 
 class _Update:
-    """
-    A row update as a file holds it; fields that it leaves open keep their value.
-    """
+    """A row update as a file holds it; fields that it leaves open keep their value."""
 
     __slots__ = ("has_state", "has_timers", "row")
 

@@ -1,5 +1,4 @@
-"""
-The bank: the workload that exercises the whole engine.
+"""The bank: the workload that exercises the whole engine.
 
 Transfers are debited in one computation and credited in another, so in every table version debits,
 credits and the transfers in flight between them add up to zero (I9). Each account's state is a
@@ -32,8 +31,6 @@ from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import End, RowVersion, Sent, Workload
 
-__all__ = ["Bank"]
-
 _ACCOUNTS: Final = ("ann", "bob", "cyd", "dan", "eve", "fay")
 _SECOND_US: Final = 1_000_000
 _STREAM: Final = "transfers"
@@ -45,9 +42,7 @@ _ORDERS: Final = "standing_orders"
 
 
 class _Ledger(Computation):
-    """
-    Debits accounts, and journals records and the timers that they set and cancel.
-    """
+    """Debits accounts, and journals records and the timers that they set and cancel."""
 
     def process_record(self, context: Context, record: Record) -> None:
         value = record.value
@@ -81,9 +76,7 @@ class _Ledger(Computation):
 
 
 class _Accounts(Computation):
-    """
-    Credits accounts, and remembers the senders.
-    """
+    """Credits accounts, and remembers the senders."""
 
     def process_record(self, context: Context, record: Record) -> None:
         state = context.state.get({"credits": 0, "numbers": []})
@@ -95,9 +88,7 @@ class _Accounts(Computation):
 
 
 class Bank(Workload):
-    """
-    Transfers between six accounts.
-    """
+    """Transfers between six accounts."""
 
     name = "bank"
     takes_late_records = True
@@ -112,17 +103,13 @@ class Bank(Workload):
         self._consumed: set[int] = set()
 
     def begin(self, draw: Draw) -> None:
-        """
-        Draw whether there are windows and sinks, and whether credits are weak productions.
-        """
+        """Draw whether there are windows and sinks, and whether credits are weak productions."""
         self._has_windows = draw.chance(1 / 3)
         self._has_journal_sink = draw.chance(1 / 2)
         self._is_weak = draw.chance(1 / 3)
 
     def pipeline(self) -> Pipeline:
-        """
-        Debits and credits; optionally windows with their sink, and a sink of the journal.
-        """
+        """Debits and credits; optionally windows with their sink, and a sink of the journal."""
         pipeline = Pipeline("bank")
         transfers = pipeline.inject(_STREAM, key="from", at="at", id="id", watermark=ManualWatermark())
         pipeline.inject(_ORDERS, key="from", at="at", id="id", watermark=ManualWatermark())
@@ -144,9 +131,7 @@ class Bank(Workload):
         return pipeline
 
     def record(self, draw: Draw, number: int, *, poison: bool = False) -> tuple[str, dict[str, Any]]:
-        """
-        A transfer, sometimes with a timer, or the cancellation of an earlier timer.
-        """
+        """A transfer, sometimes with a timer, or the cancellation of an earlier timer."""
         timers = []
         if draw.chance(0.5):
             domain = draw.choice(("event", "wall"))
@@ -166,9 +151,7 @@ class Bank(Workload):
     # -- at each commit --------------------------------------------------------------------
 
     def check_row(self, computation: str, key: str, before: RowVersion | None, after: RowVersion) -> None:
-        """
-        The journal only grows; the row's ids, timers and productions are those that the journal records.
-        """
+        """The journal only grows; the row's ids, timers and productions are those that the journal records."""
         if computation == "ledger":
             self._check_ledger(key, before, after)
         elif computation == "accounts":
@@ -208,18 +191,14 @@ class Bank(Workload):
         self._debits += _amount(after, "debits") - _amount(before, "debits")
 
     def check_version(self, version: int, productions: Sequence[tuple[str, str, Any, int]]) -> None:
-        """
-        The bank's total is zero in every table version.
-        """
+        """The bank's total is zero in every table version."""
         under_way = sum(value["amount"] for stream, _, value, _ in productions if stream in _CREDITS)
         total = self._debits - self._credits - under_way
         must(total == 0, "I9", "the bank's total is constant", version=version, total=total)
         self._totals[version] = (self._debits, self._credits)
 
     def check_cut(self, version: int, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """
-        A reader sees exactly one version.
-        """
+        """A reader sees exactly one version."""
         known = [audited for audited in self._totals if audited <= version]
         expected = self._totals[known[-1]] if known else (0, 0)
         debits = sum(state["debits"] for state in states.get("ledger", {}).values())
@@ -229,9 +208,7 @@ class Bank(Workload):
     # -- at the end ------------------------------------------------------------------------
 
     def check_end(self, end: End) -> None:
-        """
-        Everything counts once, in order, and the sinks agree.
-        """
+        """Everything counts once, in order, and the sinks agree."""
         ledger = {key: state["journal"] for key, state in end.states.get("ledger", {}).items()}
         sound = [sent for sent in end.sent if not sent.row["poison"]]
         self._check_once(sound, ledger, end)
@@ -257,9 +234,7 @@ class Bank(Workload):
         _must_be_equal(credited, Counter((sent.row["to"], sent.number) for sent in sound), "credited")
 
     def _check_order(self, sound: Sequence[Sent], ledger: Mapping[str, list[Any]]) -> None:
-        """
-        A record acknowledged before another was created precedes it in the journal.
-        """
+        """A record acknowledged before another was created precedes it in the journal."""
         sent_by = {sent.number: sent for sent in sound}
         for key, journal in ledger.items():
             newest_created = 0
@@ -283,9 +258,7 @@ def _is_id(record_id: bytes, number: int) -> bool:
 
 
 def _replay(key: str, journal: Sequence[Sequence[Any]]) -> dict[str, int]:
-    """
-    The timers that a journal leaves pending; each that fired must have fired as it was set.
-    """
+    """The timers that a journal leaves pending; each that fired must have fired as it was set."""
     pending: dict[str, int] = {}
     for entry in journal:
         kind, tag = entry[0], entry[1]

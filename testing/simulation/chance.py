@@ -1,6 +1,4 @@
-"""
-Randomness and time of a simulated world; every draw follows from its seed.
-"""
+"""Randomness and time of a simulated world; every draw follows from its seed."""
 
 from __future__ import annotations
 
@@ -10,14 +8,11 @@ from typing import TypeVar
 from millpond.statestore.types import WallTimeMicros
 from millpond.testing.fixtures.determinism import SeededRng
 
-__all__ = ["Draw", "ProcessClock"]
-
 _Choice = TypeVar("_Choice")
 
 
 class Draw:
-    """
-    A seeded stream of random draws.
+    """A seeded stream of random draws.
 
     Args:
         seed: of this stream; streams with other seeds are independent.
@@ -27,27 +22,19 @@ class Draw:
         self._rng = SeededRng(seed)
 
     def chance(self, probability: float) -> bool:
-        """
-        Whether an event of this probability happens.
-        """
+        """Whether an event of this probability happens."""
         return self._rng.random() < probability
 
     def number(self, low: int, high: int) -> int:
-        """
-        An integer from ``low`` to ``high``, both included.
-        """
+        """An integer from ``low`` to ``high``, both included."""
         return low + int(self._rng.random() * (high - low + 1))
 
     def choice(self, choices: Sequence[_Choice]) -> _Choice:
-        """
-        One of the choices, each equally likely.
-        """
+        """One of the choices, each equally likely."""
         return choices[self.number(0, len(choices) - 1)]
 
     def weighted(self, weights: Mapping[_Choice, float]) -> _Choice:
-        """
-        One of the choices, with a probability proportional to its weight.
-        """
+        """One of the choices, with a probability proportional to its weight."""
         left = self._rng.random() * sum(weights.values())
         for choice, weight in weights.items():
             left -= weight
@@ -57,8 +44,7 @@ class Draw:
 
 
 class ProcessClock:
-    """
-    A `Clock` of one process: it may be wrong, jump and drift, independently of all others.
+    """A `Clock` of one process: it may be wrong, jump and drift, independently of all others.
 
     Args:
         now_us: the true time of the world.
@@ -74,26 +60,18 @@ class ProcessClock:
         self.rate: float = 1.0
 
     def now_us(self) -> WallTimeMicros:
-        """
-        The process's wall time, in microseconds since 1970 UTC; may be wrong.
-        """
+        """The process's wall time, in microseconds since 1970 UTC; may be wrong."""
         return WallTimeMicros(self._born_us + self.monotonic_us() + self.offset_us)
 
     def monotonic_us(self) -> int:
-        """
-        Microseconds since the process started, at its own rate; never falls.
-        """
+        """Microseconds since the process started, at its own rate; never falls."""
         return self._counted_us + int((self._now_us() - self._since_us) * self.rate)
 
     def set_rate(self, rate: float) -> None:
-        """
-        Change the clock's rate from now on: 1.1 is a tenth too fast.
-        """
+        """Change the clock's rate from now on: 1.1 is a tenth too fast."""
         self._counted_us, self._since_us = self.monotonic_us(), self._now_us()
         self.rate = rate
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """
-        Let the world's time pass.
-        """
+        """Let the world's time pass."""
         self._sleep(duration_ms / self.rate)

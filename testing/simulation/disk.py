@@ -1,6 +1,4 @@
-"""
-A disk as one process sees it: calls fail, land late, land twice, or are slow.
-"""
+"""A disk as one process sees it: calls fail, land late, land twice, or are slow."""
 
 from __future__ import annotations
 
@@ -11,8 +9,6 @@ from typing import Final, Protocol, TypeVar
 from millpond.statestore.errors import ObjectExistsError, UnavailableError
 from millpond.testing.simulation.violation import Violation
 from millpond.testing.simulation.world import FILE_CALL, Mortal, World
-
-__all__ = ["DISK_FAULTS", "PLANNED_BY_NEMESIS", "DiskUser", "PlannedFault", "SimulatedDisk"]
 
 _Result = TypeVar("_Result")
 
@@ -43,8 +39,7 @@ _FAILING: Final = frozenset({"reply_lost", "put_refused", "late_landing", "read_
 
 @dataclass(slots=True)
 class PlannedFault:
-    """
-    A fault of one of a process's next calls.
+    """A fault of one of a process's next calls.
 
     Attributes:
         kind: one of `DISK_FAULTS`.
@@ -56,8 +51,7 @@ class PlannedFault:
 
 
 class DiskUser(Mortal, Protocol):
-    """
-    A process as its disks see it.
+    """A process as its disks see it.
 
     Attributes:
         store_away_until_us: the store answers none of its calls before this time.
@@ -66,22 +60,16 @@ class DiskUser(Mortal, Protocol):
     store_away_until_us: int
 
     def tell_what_is_durable(self) -> None:
-        """
-        Send publishers the receipts that are durable.
-        """
+        """Send publishers the receipts that are durable."""
         ...
 
     def next_fault(self, operation: str) -> str | None:
-        """
-        The fault of the current call; ``None`` for none.
-        """
+        """The fault of the current call; ``None`` for none."""
         ...
 
 
 class SimulatedDisk:
-    """
-    `Objects` of one process over a disk of the world.
-    """
+    """`Objects` of one process over a disk of the world."""
 
     def __init__(self, world: World, process: DiskUser, name: str) -> None:
         self._world = world
@@ -92,56 +80,40 @@ class SimulatedDisk:
 
     @property
     def url(self) -> str:
-        """
-        The disk's name as a URL.
-        """
+        """The disk's name as a URL."""
         return self._inner.url
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """
-        Create the object, unless a fault strikes.
-        """
+        """Create the object, unless a fault strikes."""
         self._call("put_if_absent", path, lambda: self._inner.put_if_absent(path, data))
         self._world.trace.note(data)
 
     def put_unsynced(self, path: str, data: bytes) -> None:
-        """
-        Create the object, to be synced later, unless a fault strikes.
-        """
+        """Create the object, to be synced later, unless a fault strikes."""
         self._call("put_if_absent", path, lambda: self._inner.put_unsynced(path, data))
         self._world.trace.note(data)
 
     def sync(self, paths: Iterable[str] = ()) -> None:
-        """
-        Let objects survive a power cut, unless a fault strikes.
-        """
+        """Let objects survive a power cut, unless a fault strikes."""
         wanted = tuple(paths)
         self._call("sync", ",".join(wanted), lambda: self._inner.sync(wanted))
 
     def put(self, path: str, data: bytes) -> None:
-        """
-        Create or replace the object, unless a fault strikes.
-        """
+        """Create or replace the object, unless a fault strikes."""
         if path.endswith(".json"):
             self._world.break_promise(Violation("I4", f"a commit is put where another may be: {path}"))
         self._call("put", path, lambda: self._inner.put(path, data))
 
     def get(self, path: str) -> bytes:
-        """
-        The object's bytes, unless a fault strikes.
-        """
+        """The object's bytes, unless a fault strikes."""
         return self._call("get", path, lambda: self._inner.get(path))
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
-        """
-        The paths below a prefix, unless a fault strikes.
-        """
+        """The paths below a prefix, unless a fault strikes."""
         return self._call("list", prefix, lambda: self._inner.list(prefix, start_after))
 
     def delete(self, paths: Iterable[str]) -> None:
-        """
-        Remove the objects, unless a fault strikes.
-        """
+        """Remove the objects, unless a fault strikes."""
         wanted = tuple(paths)
         self._call("delete", ",".join(wanted), lambda: self._inner.delete(wanted))
 

@@ -1,5 +1,4 @@
-"""
-Kinds of faults, and the choice of kinds per seed.
+"""Kinds of faults, and the choice of kinds per seed.
 
 As FoundationDB's BUGGIFY: each seed enables each kind with probability 1/4, and an enabled kind
 strikes with probability 1/4 at each opportunity. So every mixture of few kinds comes up, which a
@@ -15,8 +14,6 @@ from typing import Final
 
 from millpond.statestore.errors import InvalidError
 from millpond.testing.simulation.chance import Draw
-
-__all__ = ["DRAWN_ASIDE", "FAULTS", "OPERATOR_FAULTS", "VERSION_FAULTS", "Swarm"]
 
 FAULTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -75,8 +72,7 @@ _STRIKES: Final = 0.25
 
 
 class Swarm:
-    """
-    The kinds of faults that a world enables, and how often each has struck.
+    """The kinds of faults that a world enables, and how often each has struck.
 
     Args:
         draw: the source of randomness.
@@ -99,15 +95,11 @@ class Swarm:
         self.active = True
 
     def knows(self, kind: str) -> bool:
-        """
-        Whether the kind is enabled in this world.
-        """
+        """Whether the kind is enabled in this world."""
         return kind in self.kinds
 
     def strikes(self, kind: str) -> bool:
-        """
-        Whether a fault of this kind strikes now; counts it if so.
-        """
+        """Whether a fault of this kind strikes now; counts it if so."""
         if not self.active or kind not in self.kinds or not self._draw.chance(_STRIKES):
             return False
         self.struck[kind] += 1

@@ -1,5 +1,4 @@
-"""
-A line of history: one store, with the processes that run its pipeline, its publishers and its auditor.
+"""A line of history: one store, with the processes that run its pipeline, its publishers and its auditor.
 
 The store of a simulation is one, and each of its forks is another.
 """
@@ -30,8 +29,6 @@ from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import Workload
 from millpond.testing.simulation.world import ROWS, World
 
-__all__ = ["RETENTION_MS", "Line"]
-
 RETENTION_MS: Final = 20_000
 """How long versions stay readable in a simulated store, where upkeep is not eager."""
 
@@ -40,8 +37,7 @@ _PROCESSES_MAX: Final = 3
 
 
 class Line:
-    """
-    A store and all who use it.
+    """A store and all who use it.
 
     Args:
         world: where its disks and leases are.
@@ -76,9 +72,7 @@ class Line:
         world.all_die = self.all_die
 
     def step(self, weights: Mapping[str, float]) -> None:
-        """
-        Let one of the actors act.
-        """
+        """Let one of the actors act."""
         acts: dict[str, Callable[[], None]] = {
             "turn": self.turn,
             "publish": self.publisher.publish,
@@ -90,24 +84,18 @@ class Line:
         acts[self.world.draw.weighted(weights)]()
 
     def alive(self) -> list[SimulatedProcess]:
-        """
-        The processes that can take turns.
-        """
+        """The processes that can take turns."""
         return [process for process in self.processes if process.is_alive]
 
     def all_die(self, how: str) -> None:
-        """
-        Kill every process and every tool.
-        """
+        """Kill every process and every tool."""
         for tool in self.tools:
             tool.kill(how)
         for process in self.alive():
             process.kill(how)
 
     def turn(self) -> None:
-        """
-        Let a process take a turn; one is born if there is none.
-        """
+        """Let a process take a turn; one is born if there is none."""
         ready = [process for process in self.alive() if not process.is_busy]
         if not self.alive():
             ready = [self.bear()]
@@ -115,18 +103,14 @@ class Line:
             self.let(self.world.draw.choice(ready))
 
     def let(self, process: SimulatedProcess) -> None:
-        """
-        Let this process take a turn, and judge how it ends.
-        """
+        """Let this process take a turn, and judge how it ends."""
         process.turn()
         if process.ended_by is not None:
             self._judge(process, process.ended_by)
             process.ended_by = None
 
     def bear(self, on_held: str | None = None) -> SimulatedProcess:
-        """
-        Add a process.
-        """
+        """Add a process."""
         draw = self.world.draw
         chosen = on_held or draw.weighted({"take": 0.7, "wait": 0.2, "refuse": 0.1})
         name = f"process-{len(self.processes)}"
@@ -143,15 +127,11 @@ class Line:
         return process
 
     def time(self) -> None:
-        """
-        Let time pass.
-        """
+        """Let time pass."""
         self.world.pass_time(self.world.draw.number(10, 3_000))
 
     def others_act(self) -> None:
-        """
-        Let others act while a process is paused.
-        """
+        """Let others act while a process is paused."""
         draw = self.world.draw
         for _ in range(draw.number(1, 5)):
             act = draw.choice((self.turn, self.turn, self.time, self.publisher.publish, self._takeover))
@@ -163,18 +143,14 @@ class Line:
             self.let(self.bear("take"))
 
     def oldest_readable(self) -> int:
-        """
-        The oldest version that must be readable without a savepoint.
-        """
+        """The oldest version that must be readable without a savepoint."""
         knows = self.world.swarm.knows
         if knows("clock_jump") or knows("clock_drift"):
             return self.auditor.version
         return self.auditor.oldest_readable(0 if knows("eager_upkeep") else RETENTION_MS)
 
     def read(self) -> None:
-        """
-        A reader reads a random version within the retention.
-        """
+        """A reader reads a random version within the retention."""
         if self.auditor.version < 0:
             return
         version = self.world.draw.number(self.oldest_readable(), self.auditor.version)
@@ -182,9 +158,7 @@ class Line:
         self.world.tell("reader", f"has read version {version}")
 
     def check_cut(self, version: int) -> None:
-        """
-        Check what a reader sees of a version.
-        """
+        """Check what a reader sees of a version."""
         try:
             states = read_states(self.world, self.topology, version)
         except DataError as error:
@@ -200,9 +174,7 @@ class Line:
     # -- the nemesis -----------------------------------------------------------------------
 
     def nemesis(self) -> None:
-        """
-        Perhaps let a fault strike a process.
-        """
+        """Perhaps let a fault strike a process."""
         world = self.world
         blows: dict[str, Callable[[SimulatedProcess], None]] = {
             "crash": lambda process: process.plan_crash(),
@@ -243,9 +215,7 @@ class Line:
         process.clock.set_rate(0.9 + self.world.draw.number(0, 20) / 100)
 
     def _judge(self, process: SimulatedProcess, error: BaseException) -> None:
-        """
-        Check that a process was allowed to end with this error.
-        """
+        """Check that a process was allowed to end with this error."""
         peaceful = not self.world.swarm.kinds and not self.world.deaths_planned
         is_rivalry = (
             len(self.processes) > 1 or bool(self.auditor.undone) or self.world.swarm.knows("session_expired")
@@ -276,9 +246,7 @@ class Line:
     # -- the liveness phase ----------------------------------------------------------------
 
     def liveness(self) -> None:
-        """
-        Faults are over: everything drains, within bounded rounds.
-        """
+        """Faults are over: everything drains, within bounded rounds."""
         world = self.world
         world.make_peace()
         for process in self.alive():
@@ -308,9 +276,7 @@ class Line:
         return _DRAIN_ROUNDS_MAX
 
     def _owner(self) -> SimulatedProcess:
-        """
-        The one process that continues: the pipeline's owner, or a new process; the others stop.
-        """
+        """The one process that continues: the pipeline's owner, or a new process; the others stop."""
         control = control_interval(self.topology.name)
         holder, _ = self.world.registry.owners.get(control, (None, None))
         holding = next((process for process in self.alive() if process.leases is holder), None)
@@ -329,9 +295,7 @@ class Line:
         return due is None and owner.is_at_rest
 
     def end(self) -> None:
-        """
-        Stop, and compare everything with the records that were sent.
-        """
+        """Stop, and compare everything with the records that were sent."""
         for process in self.alive():
             process.stop()
         self.check_cut(self.auditor.version)

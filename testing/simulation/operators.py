@@ -1,5 +1,4 @@
-"""
-Operators and other engines, as faults: folders that are copied, backups that are put back, foreign commits.
+"""Operators and other engines, as faults: folders that are copied, backups that are put back, foreign commits.
 
 What they do is tried on a fork of the world: the disks as they are, in which nothing else happens meanwhile. Each
 trial says what must be refused and what must work, from the names and the plain JSON of the files alone.
@@ -39,8 +38,6 @@ from millpond.testing.simulation.violation import Violation, must
 from millpond.testing.simulation.workload import Workload
 from millpond.testing.simulation.world import FOLDER, ROWS, World
 
-__all__ = ["Operators"]
-
 _TRIAL: Final = 0.015
 _BACKUP: Final = 0.05
 _STEPS: Final = 6
@@ -51,37 +48,27 @@ _FOREIGN: Final = ("RESTORE", "DELETE", "UPDATE", "MERGE", "WRITE")
 
 @dataclass(slots=True)
 class _Fork:
-    """
-    Disks of the world as they were at a moment, and a lease service that knows nothing else.
-    """
+    """Disks of the world as they were at a moment, and a lease service that knows nothing else."""
 
     disks: dict[str, MemoryObjects]
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
 
     @property
     def rows(self) -> MemoryObjects:
-        """
-        The disk of the store's table.
-        """
+        """The disk of the store's table."""
         return self.disks[ROWS]
 
     def sinks(self) -> dict[str, MemoryObjects]:
-        """
-        The disks of the sinks.
-        """
+        """The disks of the sinks."""
         return {name: disk for name, disk in self.disks.items() if name not in (ROWS, FOLDER)}
 
     def disk_of_sink(self, name: str) -> MemoryObjects:
-        """
-        The disk of a sink, an empty one if the fork has none of it.
-        """
+        """The disk of a sink, an empty one if the fork has none of it."""
         return self.disks.setdefault(name, MemoryObjects(name))
 
 
 class _Clock:
-    """
-    The world's time; waiting passes only here.
-    """
+    """The world's time; waiting passes only here."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -98,8 +85,7 @@ class _Clock:
 
 
 class Operators:
-    """
-    Copies, backups and other engines, each tried now and then.
+    """Copies, backups and other engines, each tried now and then.
 
     Args:
         world: the world that they fork.
@@ -117,9 +103,7 @@ class Operators:
         self._backup: _Fork | None = None
 
     def act(self) -> None:
-        """
-        Perhaps try one of them; call it while no process is in a turn.
-        """
+        """Perhaps try one of them; call it while no process is in a turn."""
         swarm = self._world.swarm
         trials = {
             "store_copied": self._copied,
@@ -156,8 +140,7 @@ class Operators:
         must(same, "I2", "a copy leaves the sinks of its original alone")
 
     def check_fork(self, rows: Objects) -> None:
-        """
-        Check that a fork of the store does not write into the sinks of its original.
+        """Check that a fork of the store does not write into the sinks of its original.
 
         Args:
             rows: the fork's table, which is copied before it is run.
@@ -196,9 +179,7 @@ class Operators:
             self._take_over(whole, ahead, superstep)
 
     def _take_over(self, fork: _Fork, ahead: Mapping[str, MemoryObjects], superstep: int) -> None:
-        """
-        Adopt the backup, take the sinks back, and go on: what runs again counts once.
-        """
+        """Adopt the backup, take the sinks back, and go on: what runs again counts once."""
         before = {name: set(live_files(disk)) for name, disk in ahead.items()}
         self._adopt(fork, "restored")
         must(self._refusal(fork) is not None, "I2", "an adopted backup is refused by sinks ahead of it")
@@ -248,9 +229,7 @@ class Operators:
             must(error is None, "I12", "what other engines tidy up is no change of data", error=error)
 
     def _commit(self, disk: MemoryObjects, operation: str, *, data_change: bool) -> int:
-        """
-        Let another engine take one file away and, unless it deletes, put it back in the same commit.
-        """
+        """Let another engine take one file away and, unless it deletes, put it back in the same commit."""
         version, adds = _latest(disk) + 1, _known_adds(disk)
         path = self._draw.choice(sorted(adds))
         gone = {"path": path, "deletionTimestamp": 0, "dataChange": data_change}
@@ -285,9 +264,7 @@ class Operators:
         return SeededRng(f"{self._world.seed}/trial-{self._trials}-{self._draw.number(0, 1 << 30)}")
 
     def _refusal(self, fork: _Fork) -> MillpondError | None:
-        """
-        What a pipeline that starts on a fork is refused with; ``None`` if it starts.
-        """
+        """What a pipeline that starts on a fork is refused with; ``None`` if it starts."""
         try:
             self._start(fork)
         except MillpondError as error:
@@ -346,9 +323,7 @@ def _steps(run: LocalRun) -> None:
 
 
 class _ForkDisk(MemoryObjects):
-    """
-    A disk of a fork, at the place of the one that it was made from, or at another one.
-    """
+    """A disk of a fork, at the place of the one that it was made from, or at another one."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -388,18 +363,14 @@ def _superstep_of(rows: MemoryObjects) -> int:
 
 
 def _delivered(sink: MemoryObjects) -> int:
-    """
-    The last superstep that a sink's table has; nothing cleans up the log of one.
-    """
+    """The last superstep that a sink's table has; nothing cleans up the log of one."""
     txns = (action["txn"] for action in _actions(sink) if "txn" in action)
     last = {txn["appId"]: txn["version"] for txn in txns if txn["appId"].startswith(_SINK)}
     return max(last.values(), default=0)
 
 
 def _known_adds(rows: MemoryObjects) -> dict[str, dict[str, Any]]:
-    """
-    The live files that a commit still names, as it names them.
-    """
+    """The live files that a commit still names, as it names them."""
     live = {file.path for file in load(Log(rows)).files}
     named = {action["add"]["path"]: action["add"] for action in _actions(rows) if "add" in action}
     return {path: add for path, add in named.items() if unquote(path) in live}

@@ -1,6 +1,4 @@
-"""
-A simulated process: the real local runner over simulated disks, leases and clock.
-"""
+"""A simulated process: the real local runner over simulated disks, leases and clock."""
 
 from __future__ import annotations
 
@@ -35,8 +33,6 @@ from millpond.testing.simulation.sink import simulate_sinks
 from millpond.testing.simulation.violation import Violation
 from millpond.testing.simulation.world import FOLDER, ROWS, Crash, World
 
-__all__ = ["Message", "Settings", "SimulatedProcess"]
-
 _CALLS_BEFORE_MAX: Final = 24
 _FILE_CALLS_BEFORE_MAX: Final = 60
 _FAILPOINTS_BEFORE_MAX: Final = 30
@@ -52,8 +48,7 @@ _TURN_US_MAX: Final = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """
-    A message from a publisher to a process.
+    """A message from a publisher to a process.
 
     Attributes:
         stream: the injected stream.
@@ -73,8 +68,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """
-    How the processes of a world run their pipeline.
+    """How the processes of a world run their pipeline.
 
     Attributes:
         intervals: key intervals per computation.
@@ -94,8 +88,7 @@ class Settings:
 
 
 class SimulatedProcess:
-    """
-    One process: started, taking turns, and stopped or killed in the end.
+    """One process: started, taking turns, and stopped or killed in the end.
 
     Args:
         world: the world it lives in.
@@ -142,24 +135,18 @@ class SimulatedProcess:
 
     @property
     def is_busy(self) -> bool:
-        """
-        Whether one of its turns is in progress, at any depth.
-        """
+        """Whether one of its turns is in progress, at any depth."""
         return self in self.world.turns
 
     @property
     def is_alive(self) -> bool:
-        """
-        Whether it can take turns.
-        """
+        """Whether it can take turns."""
         return not self.is_dead
 
     # -- turns -----------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """
-        Start the run, or inject what has arrived and run a superstep; errors end the process, not the world.
-        """
+        """Start the run, or inject what has arrived and run a superstep; errors end the process, not the world."""
         world = self.world
         self._plan_faults()
         self._turn_began_us = world.now_us
@@ -190,16 +177,12 @@ class SimulatedProcess:
             self._store.keep_mark()
 
     def tell_what_is_durable(self) -> None:
-        """
-        Send publishers durable receipts at once, even during a turn, as a thread of the process would.
-        """
+        """Send publishers durable receipts at once, even during a turn, as a thread of the process would."""
         while self.is_alive and self._receipts and self._receipts[0][0].is_durable:
             self.acknowledge(self._receipts.popleft()[1])
 
     def stop(self) -> None:
-        """
-        Stop in order, returning the leases.
-        """
+        """Stop in order, returning the leases."""
         self._turn_began_us = self.world.now_us
         self.world.turns.append(self)
         try:
@@ -214,31 +197,23 @@ class SimulatedProcess:
         self._bury("has stopped")
 
     def die(self, where: str) -> None:
-        """
-        Die immediately; only within a turn of its own.
-        """
+        """Die immediately; only within a turn of its own."""
         self.kill(where)
         raise Crash
 
     def kill(self, where: str) -> None:
-        """
-        Be killed from outside; the lease session ends later.
-        """
+        """Be killed from outside; the lease session ends later."""
         if self.is_alive:
             self._bury(f"dies {where}")
             self.world.later(_SESSION_MS, self.leases.expire_session)
 
     def must_live(self) -> None:
-        """
-        End the turn of a process that has died in the meantime.
-        """
+        """End the turn of a process that has died in the meantime."""
         if self.is_dead:
             raise Crash
 
     def maybe_die(self, failpoint: str) -> None:
-        """
-        Die at this failpoint if that was planned.
-        """
+        """Die at this failpoint if that was planned."""
         if self._dies_after is not None:
             self._dies_after -= 1
             if self._dies_after < 0:
@@ -246,9 +221,7 @@ class SimulatedProcess:
                 self.die(f"at {failpoint}")
 
     def next_fault(self, operation: str) -> str | None:
-        """
-        The fault of the current call; ``None`` for none.
-        """
+        """The fault of the current call; ``None`` for none."""
         for planned in self._planned:
             if operation in DISK_FAULTS[planned.kind]:
                 planned.calls_before -= 1
@@ -266,21 +239,15 @@ class SimulatedProcess:
         ]
 
     def plan_crash(self) -> None:
-        """
-        Plan a death at one of the calls of its next turn, if it makes that many.
-        """
+        """Plan a death at one of the calls of its next turn, if it makes that many."""
         self._planned.append(PlannedFault("crash", self.world.draw.number(0, _CALLS_BEFORE_MAX)))
 
     def plan_file_fault(self, kind: str) -> None:
-        """
-        Plan a death, or a power cut, at one of the calls to the file system of its next turn.
-        """
+        """Plan a death, or a power cut, at one of the calls to the file system of its next turn."""
         self._planned.append(PlannedFault(kind, self.world.draw.number(0, _FILE_CALLS_BEFORE_MAX)))
 
     def plan_crash_at_failpoint(self) -> None:
-        """
-        Plan a death at one of the failpoints that it reaches next.
-        """
+        """Plan a death at one of the failpoints that it reaches next."""
         self._dies_after = self.world.draw.number(0, _FAILPOINTS_BEFORE_MAX)
 
     def _take_in(self, run: LocalRun) -> None:
@@ -393,28 +360,20 @@ class SimulatedProcess:
 
     @property
     def sequencer(self) -> int | None:
-        """
-        The highest sequencer that its lease on the pipeline ever had; ``None`` before it held any.
-        """
+        """The highest sequencer that its lease on the pipeline ever had; ``None`` before it held any."""
         return self.leases.highest
 
     @property
     def is_at_rest(self) -> bool:
-        """
-        Whether its last turn found no work and nothing has arrived since.
-        """
+        """Whether its last turn found no work and nothing has arrived since."""
         return self._rests and not self.inbox
 
     def next_wall_timer(self) -> int | None:
-        """
-        When its next wall timer is due, by its own clock, in microseconds.
-        """
+        """When its next wall timer is due, by its own clock, in microseconds."""
         return None if self._run is None else self._run._worker.coordinator.next_wall_timer()  # noqa: SLF001
 
     def forgive(self) -> None:
-        """
-        End all faults: services answer, and lease notices arrive.
-        """
+        """End all faults: services answer, and lease notices arrive."""
         self.store_away_until_us = 0
         self._dies_after = None
         self._planned.clear()
@@ -427,9 +386,7 @@ def _discard(_message: Message) -> None:
 
 
 class _Leases(MemoryLeases):
-    """
-    Leases that remember the highest sequencer of their pipeline's own interval, and let others act while they wait for a holder.
-    """
+    """Leases that remember the highest sequencer of their pipeline's own interval, and let others act while they wait for a holder."""
 
     highest: int | None = None
     stand_by: Callable[[int], None]

@@ -1,5 +1,4 @@
-"""
-The publisher: creates records, sends them until they are acknowledged, and promises watermarks.
+"""The publisher: creates records, sends them until they are acknowledged, and promises watermarks.
 
 It stands for the systems outside Millpond: it repeats records without an answer, and the network
 may still repeat a record after its acknowledgement. Messages with records so old that their ids
@@ -19,8 +18,6 @@ from millpond.testing.simulation.process import Message, SimulatedProcess
 from millpond.testing.simulation.workload import Sent, Workload
 from millpond.testing.simulation.world import World
 
-__all__ = ["ID_SLACK_MS", "ID_SLACK_MS_LATE", "Published", "Publisher"]
-
 ID_SLACK_MS: Final = 60_000
 """How long ids are kept in simulated stores; less than a message lives."""
 
@@ -38,8 +35,7 @@ _DELAY_MS_MAX: Final = 15_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """
-    What publishers had done at a moment.
+    """What publishers had done at a moment.
 
     Attributes:
         sent: how many records they had created.
@@ -55,8 +51,7 @@ class Published:
 
 
 class Publisher:
-    """
-    All publishers of a world, and the network between them and the processes.
+    """All publishers of a world, and the network between them and the processes.
 
     Args:
         world: the world they live in.
@@ -84,9 +79,7 @@ class Publisher:
         self._rewinds = 0
 
     def published(self) -> Published:
-        """
-        What has been done up to now.
-        """
+        """What has been done up to now."""
         return Published(
             sent=len(self.sent),
             unacknowledged=frozenset(self._unacknowledged),
@@ -95,9 +88,7 @@ class Publisher:
         )
 
     def begin_with(self, sent: Iterable[Sent], published: Published) -> None:
-        """
-        Be the publishers of a fork: those of the original as they were, who know nothing of what came later.
-        """
+        """Be the publishers of a fork: those of the original as they were, who know nothing of what came later."""
         self.sent = [
             replace(
                 one, acknowledged_us=None if one.number in published.unacknowledged else one.acknowledged_us
@@ -107,9 +98,7 @@ class Publisher:
         self.go_back(published)
 
     def go_back(self, published: Published) -> None:
-        """
-        Send again what had not been acknowledged then; what is under way is lost.
-        """
+        """Send again what had not been acknowledged then; what is under way is lost."""
         self._rewinds += 1
         self._promised, self._fast = dict(published.promised), set(published.fast)
         again = [
@@ -122,15 +111,11 @@ class Publisher:
 
     @property
     def waits(self) -> bool:
-        """
-        Whether any record is not acknowledged yet.
-        """
+        """Whether any record is not acknowledged yet."""
         return bool(self._unacknowledged)
 
     def publish(self) -> None:
-        """
-        Create new records, and send them along with some that were not acknowledged in time.
-        """
+        """Create new records, and send them along with some that were not acknowledged in time."""
         draw, world = self._world.draw, self._world
         fresh = min(draw.number(1, 3), self._workload.records_max - len(self.sent))
         for _ in range(max(fresh, 0)):
@@ -145,15 +130,11 @@ class Publisher:
             self._send([draw.choice(self.sent).number for _ in range(draw.number(1, 3))])
 
     def repeat(self) -> None:
-        """
-        Send every record that is not acknowledged.
-        """
+        """Send every record that is not acknowledged."""
         self._send(list(self._unacknowledged))
 
     def promise(self) -> None:
-        """
-        Promise that no record older than the oldest unacknowledged one will follow.
-        """
+        """Promise that no record older than the oldest unacknowledged one will follow."""
         for stream in self._streams:
             open_at = [s.row["at"] for s in self._unacknowledged.values() if s.stream == stream]
             at = min([self._world.now_us - _DISORDER_US, *open_at])
@@ -166,15 +147,11 @@ class Publisher:
             self._transmit(Message(stream, promise=self._promised.get(stream, at)))
 
     def promised(self, stream: str) -> int:
-        """
-        The last promised watermark, in microseconds.
-        """
+        """The last promised watermark, in microseconds."""
         return self._promised.get(stream, 0)
 
     def acknowledge(self, message: Message) -> None:
-        """
-        A process reports that the effects of a message's records are durable.
-        """
+        """A process reports that the effects of a message's records are durable."""
         if message.rewinds != self._rewinds or self._world.swarm.strikes("ack_lost"):
             return
         for number in message.numbers:

@@ -1,6 +1,4 @@
-"""
-Readers of a simulated store, without faults.
-"""
+"""Readers of a simulated store, without faults."""
 
 from __future__ import annotations
 
@@ -21,13 +19,9 @@ from millpond.statestore.view import RowsView
 from millpond.testing.simulation.workload import End, Sent
 from millpond.testing.simulation.world import ROWS, World
 
-__all__ = ["live_files", "read_end", "read_sink", "read_states", "superstep_of"]
-
 
 def read_states(world: World, topology: Topology, version: int) -> dict[str, dict[str, Any]]:
-    """
-    Decoded states by computation and key, at a table version.
-    """
+    """Decoded states by computation and key, at a table version."""
     disk = world.disk(ROWS)
     snapshot = load(Log(disk), TableVersion(version))
     states: dict[str, dict[str, Any]] = {}
@@ -48,8 +42,7 @@ def read_end(
     before: Mapping[str, Sequence[Mapping[str, Any]]],
     undone: Sequence[tuple[int, int]],
 ) -> End:
-    """
-    The final state of the store and its sinks.
+    """The final state of the store and its sinks.
 
     Args:
         world: has the disks.
@@ -77,8 +70,7 @@ def read_end(
 def read_sink(
     world: World, name: str, *, undone: Sequence[tuple[int, int]] = (), until: int | None = None
 ) -> list[Mapping[str, Any]]:
-    """
-    A sink's rows in the order of its commits, with JSON text decoded.
+    """A sink's rows in the order of its commits, with JSON text decoded.
 
     Args:
         world: has the disk.
@@ -97,9 +89,7 @@ def read_sink(
 
 
 def live_files(disk: Objects) -> list[str]:
-    """
-    The files of a table whose log nothing cleans up, oldest first, from the plain JSON of its commits.
-    """
+    """The files of a table whose log nothing cleans up, oldest first, from the plain JSON of its commits."""
     live: dict[str, None] = {}
     for path in disk.list("_delta_log"):
         if path.endswith(".json"):
@@ -113,9 +103,7 @@ def live_files(disk: Objects) -> list[str]:
 
 
 def superstep_of(path: str) -> int:
-    """
-    The superstep in the name of a sink's file.
-    """
+    """The superstep in the name of a sink's file."""
     return int(path.rsplit("-", 2)[1])
 
 

@@ -1,5 +1,4 @@
-"""
-Ripples: a workload whose windows stand in a cycle, with a feedback that holds nothing back.
+"""Ripples: a workload whose windows stand in a cycle, with a feedback that holds nothing back.
 
 A stone makes a wave where it falls. Waves are gathered in windows of two seconds; what a window shows makes, of each
 wave in it, the next one in the next window, twice. So the watermark must go on around the cycle, though each window
@@ -23,26 +22,20 @@ from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.violation import must
 from millpond.testing.simulation.workload import End, RowVersion, Workload
 
-__all__ = ["Ripples"]
-
 _PLACES: Final = ("inlet", "middle", "outlet")
 _SIZE_US: Final = 2_000_000
 _WAVES_MAX: Final = 3
 
 
 class _Fall(Computation):
-    """
-    Makes the first wave of a stone.
-    """
+    """Makes the first wave of a stone."""
 
     def process_record(self, context: Context, record: Record) -> None:
         context.produce("waves", [record.value["number"], 0])
 
 
 class _Spread(Computation):
-    """
-    Keeps what a window shows, and makes the next waves of it.
-    """
+    """Keeps what a window shows, and makes the next waves of it."""
 
     def process_record(self, context: Context, record: Record) -> None:
         waves = record.value["value"]
@@ -53,9 +46,7 @@ class _Spread(Computation):
 
 
 class Ripples(Workload):
-    """
-    Stones that fall at three places, and their waves.
-    """
+    """Stones that fall at three places, and their waves."""
 
     name = "ripples"
     records_max = 40
@@ -65,15 +56,11 @@ class Ripples(Workload):
         self._weak = False
 
     def begin(self, draw: Draw) -> None:
-        """
-        Draw whether the way back is weak.
-        """
+        """Draw whether the way back is weak."""
         self._weak = draw.choice((True, False))
 
     def pipeline(self) -> Pipeline:
-        """
-        Stones, windows of waves, and the way back into these.
-        """
+        """Stones, windows of waves, and the way back into these."""
         pipeline = Pipeline("ripples")
         stones = pipeline.inject("stones", key="place", at="at", id="id", watermark=ManualWatermark())
         waves = stones.apply(_Fall(), name="fall", produces="waves")
@@ -85,15 +72,11 @@ class Ripples(Workload):
         return pipeline
 
     def record(self, draw: Draw, number: int, *, poison: bool = False) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
-        """
-        A stone; there are no poisonous ones.
-        """
+        """A stone; there are no poisonous ones."""
         return "stones", {"place": draw.choice(_PLACES), "number": number}
 
     def check_row(self, computation: str, key: str, before: RowVersion | None, after: RowVersion) -> None:
-        """
-        What has been shown stays, and is shown once.
-        """
+        """What has been shown stays, and is shown once."""
         if computation != "spread":
             return
         old, new = _shown(before), _shown(after)
@@ -102,9 +85,7 @@ class Ripples(Workload):
         must(not twice, "I2", "each wave is shown once", key=key, twice=twice)
 
     def check_end(self, end: End) -> None:
-        """
-        The first wave of every stone was shown, and each later one after the one before it.
-        """
+        """The first wave of every stone was shown, and each later one after the one before it."""
         shown = Counter(tuple(wave) for state in end.states.get("spread", {}).values() for wave in state)
         missing = [sent.number for sent in end.sent if not shown[(sent.number, 0)]]
         must(not missing, "I12", "the first wave of every stone is shown", missing=missing[:5])

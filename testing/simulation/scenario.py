@@ -1,6 +1,4 @@
-"""
-Scenarios: chosen seeds, from files, from lists, or one per failpoint.
-"""
+"""Scenarios: chosen seeds, from files, from lists, or one per failpoint."""
 
 from __future__ import annotations
 
@@ -15,8 +13,6 @@ import orjson
 from millpond.testing.simulation.simulation import STEPS, SimulationOutcome, simulate
 from millpond.testing.simulation.workload import Workload
 
-__all__ = ["Scenario", "deaths_at", "pairs_of_deaths", "play", "saved_scenarios"]
-
 _DEATH_STEPS: Final = 250
 _DEATH_TRIES: Final = 24
 """Two in five seeds come to the rarest pairs: a checkpoint, and then a sink that is behind."""
@@ -27,8 +23,7 @@ _DEATH_FAULTS: Final = ("reply_lost", "outage", "restart", "eager_upkeep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """
-    What to simulate.
+    """What to simulate.
 
     Attributes:
         seed: the source of randomness.
@@ -43,9 +38,7 @@ class Scenario:
     deaths: tuple[str, ...] = ()
 
     def command(self, workload: str, usual_workload: str) -> str:
-        """
-        The command that replays it.
-        """
+        """The command that replays it."""
         words = ["python", "-m", "millpond.testing.simulate", "--seed", str(self.seed)]
         if self.steps != STEPS:
             words += ["--steps", str(self.steps)]
@@ -58,9 +51,7 @@ class Scenario:
         return shlex.join(words)
 
     def save(self, folder: Path, outcome: SimulationOutcome) -> Path:
-        """
-        Write it, with the violation, to a file that `saved_scenarios` reads.
-        """
+        """Write it, with the violation, to a file that `saved_scenarios` reads."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"seed-{str(self.seed).replace('/', '-')}.json"
         text = orjson.dumps({**asdict(self), "found": outcome.violation}, option=orjson.OPT_INDENT_2)
@@ -69,9 +60,7 @@ class Scenario:
 
 
 def saved_scenarios(folder: Path) -> list[Scenario]:
-    """
-    The scenarios in a folder, ordered by file name.
-    """
+    """The scenarios in a folder, ordered by file name."""
     scenarios = []
     for path in sorted(folder.glob("*.json")):
         fields = orjson.loads(path.read_bytes())
@@ -89,16 +78,12 @@ def saved_scenarios(folder: Path) -> list[Scenario]:
 
 
 def deaths_at(failpoints: Iterable[str], *, variants: int = 1) -> list[Scenario]:
-    """
-    Scenarios in which a process dies at each failpoint, ``variants`` per failpoint.
-    """
+    """Scenarios in which a process dies at each failpoint, ``variants`` per failpoint."""
     return [_death((name,), f"death-{name}-{variant}") for name in failpoints for variant in range(variants)]
 
 
 def pairs_of_deaths(failpoints: Iterable[str]) -> list[Scenario]:
-    """
-    Scenarios in which a process dies at one failpoint and its successor at another, or at the same.
-    """
+    """Scenarios in which a process dies at one failpoint and its successor at another, or at the same."""
     names = list(failpoints)
     return [_death((name, other), f"deaths-{name}-{other}") for name in names for other in names]
 
@@ -110,9 +95,7 @@ def _death(deaths: tuple[str, ...], seed: str) -> Scenario:
 
 
 def play(scenario: Scenario, make_workload: Callable[[], Workload]) -> SimulationOutcome:
-    """
-    Simulate a scenario; if a planned death is not reached, retry with other seeds, a bounded number of times.
-    """
+    """Simulate a scenario; if a planned death is not reached, retry with other seeds, a bounded number of times."""
     outcome = _once(scenario, make_workload)
     for number in range(1, _DEATH_TRIES):
         if outcome.violation or not outcome.deaths_left:

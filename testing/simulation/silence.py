@@ -1,5 +1,4 @@
-"""
-Signs of life: the workload for records that wait until they can be given in the order of time.
+"""Signs of life: the workload for records that wait until they can be given in the order of time.
 
 Sensors send signs, out of order by as much as their publishers are slow, and a sensor that is silent for a while is
 an alarm. Each sensor's state is a journal of its signs and alarms. In every table version each sign that a row has
@@ -25,8 +24,6 @@ from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.violation import must
 from millpond.testing.simulation.workload import End, RowVersion, Sent, Workload
 
-__all__ = ["Silence"]
-
 _SENSORS: Final = ("boiler", "lock", "pump")
 _PATIENCE_US: Final = 3_000_000
 _RECORD: Final = "record"
@@ -36,9 +33,7 @@ _Entry = tuple[int, int | None]
 
 
 class _Alarm(Computation):
-    """
-    Keeps signs and alarms in the order in which they come.
-    """
+    """Keeps signs and alarms in the order in which they come."""
 
     time_sorted = True
 
@@ -52,9 +47,7 @@ class _Alarm(Computation):
 
 
 class _Log(Computation):
-    """
-    Counts the alarms of a sensor.
-    """
+    """Counts the alarms of a sensor."""
 
     def process_record(self, context: Context, record: Record) -> None:
         count, late = context.state.get([0, 0])
@@ -62,34 +55,26 @@ class _Log(Computation):
 
 
 class Silence(Workload):
-    """
-    Three sensors, their alarms, and a log of these.
-    """
+    """Three sensors, their alarms, and a log of these."""
 
     name = "silence"
     records_max = 60
 
     def pipeline(self) -> Pipeline:
-        """
-        Signs, alarms, and their log.
-        """
+        """Signs, alarms, and their log."""
         pipeline = Pipeline("silence")
         signs = pipeline.inject("signs", key="sensor", at="at", id="id", watermark=ManualWatermark())
         signs.apply(_Alarm(), name="silences", produces="alarms").apply(_Log(), name="log")
         return pipeline
 
     def record(self, draw: Draw, number: int, *, poison: bool = False) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
-        """
-        A sign of one of the sensors; there are no poisonous signs.
-        """
+        """A sign of one of the sensors; there are no poisonous signs."""
         return "signs", {"sensor": draw.choice(_SENSORS), "number": number}
 
     # -- at each commit --------------------------------------------------------------------
 
     def check_row(self, computation: str, key: str, before: RowVersion | None, after: RowVersion) -> None:
-        """
-        Signs are in the journal or wait, once; the journal grows in the order of time.
-        """
+        """Signs are in the journal or wait, once; the journal grows in the order of time."""
         if computation != "silences":
             return
         old, new = _journal(before), _journal(after)
@@ -120,9 +105,7 @@ class Silence(Workload):
     # -- at the end ------------------------------------------------------------------------
 
     def check_end(self, end: End) -> None:
-        """
-        Journals are those of a sort and a scan of all signs, and each alarm is in the log, on time.
-        """
+        """Journals are those of a sort and a scan of all signs, and each alarm is in the log, on time."""
         for sensor in _SENSORS:
             expected = _scan([sent for sent in end.sent if sent.row["sensor"] == sensor])
             journal = [(at, number) for at, number in end.states.get("silences", {}).get(sensor, [])]
@@ -152,9 +135,7 @@ def _waiting(row: RowVersion) -> list[int]:
 
 
 def _scan(signs: Sequence[Sent]) -> list[_Entry]:
-    """
-    What a sensor's journal must be, by a look at each pause between its signs.
-    """
+    """What a sensor's journal must be, by a look at each pause between its signs."""
     times = sorted((sent.row["at"], sent.number) for sent in signs)
     entries: list[_Entry] = []
     for place, (at, number) in enumerate(times):
@@ -165,7 +146,5 @@ def _scan(signs: Sequence[Sent]) -> list[_Entry]:
 
 
 def _by_time(journal: Sequence[_Entry]) -> list[_Entry]:
-    """
-    A journal with signs of one time in the order of their numbers; an alarm is before a sign of its time.
-    """
+    """A journal with signs of one time in the order of their numbers; an alarm is before a sign of its time."""
     return sorted(journal, key=lambda entry: (entry[0], -1 if entry[1] is None else entry[1]))

@@ -1,5 +1,4 @@
-"""
-A simulation: one seed, from an empty disk to a quiescent end.
+"""A simulation: one seed, from an empty disk to a quiescent end.
 
 The safety phase: actors and faults take turns at random. The liveness phase: no more faults, and
 everything must drain (I12). Finally everything is compared with the records that were sent.
@@ -27,8 +26,6 @@ from millpond.testing.simulation.violation import Violation
 from millpond.testing.simulation.workload import Workload
 from millpond.testing.simulation.world import World
 
-__all__ = ["STEPS", "Simulation", "SimulationOutcome", "simulate"]
-
 STEPS: Final = 300
 """Steps of the safety phase, unless said otherwise."""
 
@@ -39,8 +36,7 @@ _TURN_OF_THE_DOOMED: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOutcome:
-    """
-    The outcome of a seed.
+    """The outcome of a seed.
 
     Attributes:
         seed: the seed.
@@ -74,8 +70,7 @@ class SimulationOutcome:
 
 
 class Simulation:
-    """
-    A world with its store and the forks of it.
+    """A world with its store and the forks of it.
 
     Args:
         seed: the source of randomness.
@@ -107,9 +102,7 @@ class Simulation:
         self.world.all_die = self._all_die
 
     def run(self) -> SimulationOutcome:
-        """
-        Run all phases.
-        """
+        """Run all phases."""
         world = self.world
         with listening(world.reached):
             try:
@@ -176,9 +169,7 @@ class Simulation:
     # -- the liveness phase ----------------------------------------------------------------
 
     def _peace(self) -> None:
-        """
-        Faults are over: everything drains, and is compared with what was sent; forks before their original or after.
-        """
+        """Faults are over: everything drains, and is compared with what was sent; forks before their original or after."""
         self._versions.check()
         if self._forks.end_first:
             self._forks.end()
@@ -197,8 +188,7 @@ def simulate(
     kinds: Sequence[str] | None = None,
     deaths: Sequence[str] = (),
 ) -> SimulationOutcome:
-    """
-    Run one seed.
+    """Run one seed.
 
     Args:
         seed: the source of randomness; the same seed gives the same run, event by event.

@@ -1,6 +1,4 @@
-"""
-Sinks into tables, sent to simulated disks.
-"""
+"""Sinks into tables, sent to simulated disks."""
 
 from __future__ import annotations
 
@@ -13,13 +11,10 @@ from millpond.executor.sinks.record import SinkRecord
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.types import Clock, Objects, Rng
 
-__all__ = ["SimulatedSink", "simulate_sinks"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedSink:
-    """
-    A `DeltaSink` whose table is on a simulated disk.
+    """A `DeltaSink` whose table is on a simulated disk.
 
     Attributes:
         sink: whose columns it has.
@@ -35,25 +30,19 @@ class SimulatedSink:
 
     @property
     def identity(self) -> str:
-        """
-        The table, as its sink names it.
-        """
+        """The table, as its sink names it."""
         return self.sink.identity
 
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> DeltaSinkWriter:
-        """
-        Open the table for the first incarnation of a store.
-        """
+        """Open the table for the first incarnation of a store."""
         return self.open_for(SinkRecord.of_store(store_id, pipeline, name), clock=clock, rng=rng)
 
     def open_for(
         self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> DeltaSinkWriter:
-        """
-        Open the table for what is remembered under this record.
-        """
+        """Open the table for what is remembered under this record."""
         return DeltaSinkWriter(
             self.disk(record.name),
             clock or self.clock,
@@ -65,9 +54,7 @@ class SimulatedSink:
 
 
 def simulate_sinks(pipeline: EnginePipeline, disk: Callable[[str], Objects], clock: Clock, rng: Rng) -> None:
-    """
-    Send the pipeline's sinks into tables to simulated disks.
-    """
+    """Send the pipeline's sinks into tables to simulated disks."""
     sinks = pipeline._sinks  # noqa: SLF001 - a declared sink says a path, and a simulated disk has none
     for name, node in sinks.items():
         if isinstance(node.sink, DeltaSink):

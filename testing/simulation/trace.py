@@ -1,6 +1,4 @@
-"""
-The trace of a simulated run: its events in order, and one hash over all of them.
-"""
+"""The trace of a simulated run: its events in order, and one hash over all of them."""
 
 from __future__ import annotations
 
@@ -8,14 +6,11 @@ import hashlib
 from collections import deque
 from typing import Final
 
-__all__ = ["Trace"]
-
 _KEPT: Final = 400
 
 
 class Trace:
-    """
-    Hashes every event and keeps the last ones.
+    """Hashes every event and keeps the last ones.
 
     Args:
         kept: number of events to keep, for the report of a failure.
@@ -27,8 +22,7 @@ class Trace:
         self.events: int = 0
 
     def add(self, at_us: int, who: str, what: str) -> None:
-        """
-        Add an event.
+        """Add an event.
 
         Args:
             at_us: the world's time, in microseconds.
@@ -42,14 +36,10 @@ class Trace:
         self._hash.update(b"\n")
 
     def note(self, data: bytes) -> None:
-        """
-        Hash bytes that were written.
-        """
+        """Hash bytes that were written."""
         self._hash.update(data)
 
     @property
     def digest(self) -> str:
-        """
-        The hash over everything so far, 16 hexadecimal digits.
-        """
+        """The hash over everything so far, 16 hexadecimal digits."""
         return self._hash.hexdigest()[:16]

@@ -1,15 +1,10 @@
-"""
-Violations: promises that did not hold.
-"""
+"""Violations: promises that did not hold."""
 
 from __future__ import annotations
 
-__all__ = ["Violation", "must"]
-
 
 class Violation(AssertionError):  # noqa: N818 - the paper trail says "violation"
-    """
-    A promise of docs/safety.md did not hold.
+    """A promise of docs/safety.md did not hold.
 
     Args:
         promise: its number, such as ``I4``.
@@ -22,9 +17,7 @@ class Violation(AssertionError):  # noqa: N818 - the paper trail says "violation
 
 
 def must(holds: bool, promise: str, message: str, **details: object) -> None:
-    """
-    Raise `Violation` unless the promise holds.
-    """
+    """Raise `Violation` unless the promise holds."""
     if not holds:
         pairs = " ".join(f"{name}=`{value}`" for name, value in details.items())
         raise Violation(promise, f"{message} {pairs}".rstrip())

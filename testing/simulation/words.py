@@ -1,5 +1,4 @@
-"""
-The word count: a workload for delivery alone, without timers, windows and sinks.
+"""The word count: a workload for delivery alone, without timers, windows and sinks.
 
 Lines are split into words, words are counted by word, and counts are summed by initial, so many
 keys converge on few, and one line fans out to many keys. One of the two streams between them is
@@ -23,8 +22,6 @@ from millpond.testing.simulation.chance import Draw
 from millpond.testing.simulation.violation import must
 from millpond.testing.simulation.workload import End, RowVersion, Workload
 
-__all__ = ["Words"]
-
 _VOCABULARY: Final = ("mill", "moss", "pond", "path", "reed", "rain")
 _BOOKS: Final = ("brook", "delta", "weir")
 _WORDS_MAX: Final = 4
@@ -33,9 +30,7 @@ _WAYS: Final = {"words": ("splitter", "counter"), "counts": ("counter", "initial
 
 
 class _Splitter(Computation):
-    """
-    Produces a line's words under their own keys, and records the line.
-    """
+    """Produces a line's words under their own keys, and records the line."""
 
     def process_record(self, context: Context, record: Record) -> None:
         state = context.state.get({"sent": 0, "lines": []})
@@ -46,9 +41,7 @@ class _Splitter(Computation):
 
 
 class _WordCounter(Computation):
-    """
-    Counts a word, and records where it occurred.
-    """
+    """Counts a word, and records where it occurred."""
 
     def process_record(self, context: Context, record: Record) -> None:
         origins = context.state.get({"origins": []})["origins"]
@@ -57,9 +50,7 @@ class _WordCounter(Computation):
 
 
 class _Initials(Computation):
-    """
-    Sums the words of an initial.
-    """
+    """Sums the words of an initial."""
 
     def process_record(self, context: Context, record: Record) -> None:
         counts = context.state.get({})
@@ -67,9 +58,7 @@ class _Initials(Computation):
 
 
 class Words(Workload):
-    """
-    Lines of three books, counted by word and by initial.
-    """
+    """Lines of three books, counted by word and by initial."""
 
     name = "words"
     records_max = 40
@@ -82,15 +71,11 @@ class Words(Workload):
         self._totals: dict[int, tuple[int, ...]] = {}
 
     def begin(self, draw: Draw) -> None:
-        """
-        Draw which of the two streams is weak, that is, delivered before it is durable.
-        """
+        """Draw which of the two streams is weak, that is, delivered before it is durable."""
         self._weak = draw.choice(("splitter", "counter"))
 
     def pipeline(self) -> Pipeline:
-        """
-        Three stages: lines, words, initials.
-        """
+        """Three stages: lines, words, initials."""
         pipeline = Pipeline("words")
         pipeline.inject("lines", key="book", at="at", id="id", watermark=ManualWatermark())
         pipeline.add(
@@ -114,18 +99,14 @@ class Words(Workload):
         return "weak" if computation == self._weak else "strong"
 
     def record(self, draw: Draw, number: int, *, poison: bool = False) -> tuple[str, dict[str, Any]]:  # noqa: ARG002
-        """
-        A line of one to four words; there are no poisonous lines.
-        """
+        """A line of one to four words; there are no poisonous lines."""
         words = [draw.choice(_VOCABULARY) for _ in range(draw.number(1, _WORDS_MAX))]
         return "lines", {"book": draw.choice(_BOOKS), "number": number, "words": words}
 
     # -- at each commit --------------------------------------------------------------------
 
     def check_row(self, computation: str, key: str, before: RowVersion | None, after: RowVersion) -> None:
-        """
-        A row's list only grows, has no duplicates, and matches the row's records and productions.
-        """
+        """A row's list only grows, has no duplicates, and matches the row's records and productions."""
         old, new = _memory(computation, before), _memory(computation, after)
         must(new[: len(old)] == old, "I5", "a memory only grows", key=key, before=old, after=new)
         must(len(set(new)) == len(new), "I2", "each record counts once", key=key, memory=new)
@@ -140,9 +121,7 @@ class Words(Workload):
                 self._received[stream] += _received(consumer, after) - _received(consumer, before)
 
     def check_version(self, version: int, productions: Sequence[tuple[str, str, Any, int]]) -> None:
-        """
-        On each stream, what was sent has been received or is in flight, in every table version.
-        """
+        """On each stream, what was sent has been received or is in flight, in every table version."""
         for stream, (_, consumer) in _WAYS.items():
             # The second stream holds weak productions that were too late for their consumer.
             under_way = sum(name in {stream, f"{stream}@{consumer}"} for name, *_ in productions)
@@ -154,9 +133,7 @@ class Words(Workload):
         return tuple(count for stream in _WAYS for count in (self._sent[stream], self._received[stream]))
 
     def check_cut(self, version: int, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """
-        A reader sees exactly one version.
-        """
+        """A reader sees exactly one version."""
         known = [audited for audited in self._totals if audited <= version]
         expected = self._totals[known[-1]] if known else (0, 0, 0, 0)
         lines, words, initials = (
@@ -174,9 +151,7 @@ class Words(Workload):
     # -- at the end ------------------------------------------------------------------------
 
     def check_end(self, end: End) -> None:
-        """
-        Every word of every line counts once, by word and by initial, and there are no dead letters.
-        """
+        """Every word of every line counts once, by word and by initial, and there are no dead letters."""
         places = [
             (word, sent.number, index) for sent in end.sent for index, word in enumerate(sent.row["words"])
         ]
@@ -197,9 +172,7 @@ class Words(Workload):
 
 
 def _memory(computation: str, row: RowVersion | None) -> list[Any]:
-    """
-    What a row remembers, in comparable form; initials remember only sums.
-    """
+    """What a row remembers, in comparable form; initials remember only sums."""
     if row is None or row.state is None or computation == "initials":
         return []
     return list(row.state["lines"]) if computation == "splitter" else list(map(tuple, row.state["origins"]))

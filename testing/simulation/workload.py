@@ -1,5 +1,4 @@
-"""
-Workloads: a pipeline to simulate, the records that go into it, and the promises about its results.
+"""Workloads: a pipeline to simulate, the records that go into it, and the promises about its results.
 
 Write your own to find out how your computations behave when processes die, messages are
 repeated and clocks jump::
@@ -32,13 +31,10 @@ from typing import Any
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.testing.simulation.chance import Draw
 
-__all__ = ["End", "RowVersion", "Sent", "Workload"]
-
 
 @dataclass(slots=True)
 class Sent:
-    """
-    A record that a publisher has sent.
+    """A record that a publisher has sent.
 
     Attributes:
         number: 0, 1, 2 … in order of creation.
@@ -57,8 +53,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class RowVersion:
-    """
-    A key's row in a table version.
+    """A key's row in a table version.
 
     Attributes:
         sequencer: of the lease under which it was written.
@@ -83,8 +78,7 @@ class RowVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """
-    The final state, after all faults, with everything processed.
+    """The final state, after all faults, with everything processed.
 
     Attributes:
         sent: every record that a publisher sent; all are acknowledged.
@@ -100,8 +94,7 @@ class End:
 
 
 class Workload:
-    """
-    Base class: declare what runs and what goes in, and check its results.
+    """Base class: declare what runs and what goes in, and check its results.
 
     Attributes:
         name: for the report.
@@ -117,13 +110,10 @@ class Workload:
     has_late_records = False
 
     def begin(self, draw: Draw) -> None:
-        """
-        Draw this seed's variant of the pipeline, before it is first declared.
-        """
+        """Draw this seed's variant of the pipeline, before it is first declared."""
 
     def pipeline(self) -> EnginePipeline:
-        """
-        Declare the pipeline; called for each process.
+        """Declare the pipeline; called for each process.
 
         Its injectors need ``id="id"``, ``at="at"`` and ``watermark=ManualWatermark()``: publishers
         repeat records until they are acknowledged, and promise watermarks themselves. Sinks into
@@ -132,8 +122,7 @@ class Workload:
         raise NotImplementedError
 
     def record(self, draw: Draw, number: int, *, poison: bool = False) -> tuple[str, dict[str, Any]]:
-        """
-        Create a record: its stream and its fields; ``id`` and ``at`` are added.
+        """Create a record: its stream and its fields; ``id`` and ``at`` are added.
 
         Args:
             draw: the source of randomness.
@@ -143,21 +132,13 @@ class Workload:
         raise NotImplementedError
 
     def check_row(self, computation: str, key: str, before: RowVersion | None, after: RowVersion) -> None:
-        """
-        Check one row update of a superstep, as soon as it is committed.
-        """
+        """Check one row update of a superstep, as soon as it is committed."""
 
     def check_version(self, version: int, productions: Sequence[tuple[str, str, Any, int]]) -> None:
-        """
-        Check a table version, after its rows; ``productions`` are those that no consumer has consumed yet.
-        """
+        """Check a table version, after its rows; ``productions`` are those that no consumer has consumed yet."""
 
     def check_cut(self, version: int, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """
-        Check a reader's view of a table version: decoded states by computation and key.
-        """
+        """Check a reader's view of a table version: decoded states by computation and key."""
 
     def check_end(self, end: End) -> None:
-        """
-        Check the final state.
-        """
+        """Check the final state."""

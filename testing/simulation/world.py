@@ -1,5 +1,4 @@
-"""
-The world of a simulation: one time, the disks, the lease service, and the scheduled events.
+"""The world of a simulation: one time, the disks, the lease service, and the scheduled events.
 
 Everything happens in one thread. Processes take turns: a turn runs until it is over, but at each
 call to a disk the world may kill the process, fail the call, or let others act first, so that a
@@ -23,8 +22,6 @@ from millpond.testing.simulation.fault import Swarm
 from millpond.testing.simulation.trace import Trace
 from millpond.testing.simulation.violation import Violation
 
-__all__ = ["FILE_CALL", "FOLDER", "ROWS", "START_US", "Crash", "Mortal", "World"]
-
 ROWS: Final = "rows"
 """The disk of the store's table; sinks have disks of their own."""
 
@@ -41,48 +38,34 @@ _PAUSES_DEEP: Final = 2
 
 
 class Crash(BaseException):
-    """
-    A simulated process has died; no code of it runs any more.
-    """
+    """A simulated process has died; no code of it runs any more."""
 
 
 class Mortal(Protocol):
-    """
-    A process as the world sees it: it has a name, and it can die.
-    """
+    """A process as the world sees it: it has a name, and it can die."""
 
     name: str
 
     def die(self, where: str) -> None:
-        """
-        End immediately by raising `Crash`.
-        """
+        """End immediately by raising `Crash`."""
         ...
 
     def maybe_die(self, failpoint: str) -> None:
-        """
-        Die at a failpoint if the seed says so.
-        """
+        """Die at a failpoint if the seed says so."""
         ...
 
     def must_live(self) -> None:
-        """
-        Raise `Crash` if it has died already.
-        """
+        """Raise `Crash` if it has died already."""
         ...
 
     def next_fault(self, operation: str) -> str | None:
-        """
-        The fault of the current call; ``None`` for none.
-        """
+        """The fault of the current call; ``None`` for none."""
         ...
 
 
 @dataclass(slots=True)
 class _Machines:
-    """
-    What the world of a store and the worlds of its forks have in common: time, disks, and who takes a turn.
-    """
+    """What the world of a store and the worlds of its forks have in common: time, disks, and who takes a turn."""
 
     now_us: int = START_US
     power_cuts: int = 0
@@ -96,8 +79,7 @@ class _Machines:
 
 
 class World:
-    """
-    The state that processes and actors share.
+    """The state that processes and actors share.
 
     Args:
         seed: the source of randomness.
@@ -143,39 +125,29 @@ class World:
 
     @property
     def now_us(self) -> int:
-        """
-        The time.
-        """
+        """The time."""
         return self._machines.now_us
 
     @property
     def power_cuts(self) -> int:
-        """
-        How often the power has failed.
-        """
+        """How often the power has failed."""
         return self._machines.power_cuts
 
     def disk(self, name: str) -> LocalObjects:
-        """
-        The disk of that name as it is now; created empty on first use.
-        """
+        """The disk of that name as it is now; created empty on first use."""
         if name not in self.disks:
             self.mount(name)
         return self.disks[name]
 
     def mount(self, name: str) -> LocalObjects:
-        """
-        The disk of that name for a process of its own: the store of production, on the world's file system.
-        """
+        """The disk of that name for a process of its own: the store of production, on the world's file system."""
         mounted = LocalObjects(f"{self._place}/{name}", files=self.files)
         # Operators copy all disks that the world knows.
         self.disks.setdefault(name, mounted)
         return mounted
 
     def cut_power(self) -> None:
-        """
-        End all processes, and let the disks forget what was not synced, or some of it.
-        """
+        """End all processes, and let the disks forget what was not synced, or some of it."""
         self.tell("world", "loses its power")
         self._machines.power_cuts += 1
         self.all_die("as the power fails")
@@ -198,25 +170,19 @@ class World:
         process.must_live()
 
     def break_promise(self, violation: Violation) -> None:
-        """
-        Record a broken promise, even if the running code swallows the error.
-        """
+        """Record a broken promise, even if the running code swallows the error."""
         self.violations.append(violation)
         raise violation
 
     # -- time ------------------------------------------------------------------------------
 
     def later(self, delay_ms: float, action: Callable[[], None]) -> None:
-        """
-        Schedule an action after a delay.
-        """
+        """Schedule an action after a delay."""
         due_us = self.now_us + int(delay_ms * 1_000)
         heapq.heappush(self._machines.agenda, (due_us, next(self._machines.numbers), action))
 
     def pass_time(self, duration_ms: float) -> None:
-        """
-        Advance the time, and run what is due.
-        """
+        """Advance the time, and run what is due."""
         until_us = self.now_us + max(int(duration_ms * 1_000), 1)
         machines = self._machines
         while machines.agenda and machines.agenda[0][0] <= until_us:
@@ -226,18 +192,14 @@ class World:
         machines.now_us = max(machines.now_us, until_us)
 
     def make_peace(self) -> None:
-        """
-        End all faults: scheduled events still happen, but lease sessions of live processes do not end.
-        """
+        """End all faults: scheduled events still happen, but lease sessions of live processes do not end."""
         self.swarm.active = False
         self.tell("world", "is at peace")
 
     # -- processes -------------------------------------------------------------------------
 
     def reached(self, name: str) -> None:
-        """
-        Code has reached a failpoint: the running process may die there.
-        """
+        """Code has reached a failpoint: the running process may die there."""
         self.failpoints[name] += 1
         if not self.turns:
             return
@@ -249,9 +211,7 @@ class World:
         process.must_live()
 
     def pause(self, process: Mortal) -> None:
-        """
-        Pause a process while others act; another may own the pipeline afterwards.
-        """
+        """Pause a process while others act; another may own the pipeline afterwards."""
         if len(self.turns) > _PAUSES_DEEP:
             return
         self.trace.add(self.now_us, process.name, "is paused")
@@ -259,9 +219,7 @@ class World:
         self.trace.add(self.now_us, process.name, "goes on")
 
     def tell(self, who: str, what: str) -> None:
-        """
-        Add an event to the trace.
-        """
+        """Add an event to the trace."""
         self.trace.add(self.now_us, who, what)
 
 

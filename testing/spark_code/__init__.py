@@ -1,3 +1,1 @@
-"""
-Code written for Spark's stateful operators, by which these and Millpond are compared.
-"""
+"""Code written for Spark's stateful operators, by which these and Millpond are compared."""

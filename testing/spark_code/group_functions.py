@@ -1,6 +1,4 @@
-"""
-Functions written for Spark's ``applyInPandasWithState``, and the same in Arrow.
-"""
+"""Functions written for Spark's ``applyInPandasWithState``, and the same in Arrow."""
 
 from __future__ import annotations
 
@@ -11,15 +9,11 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql.streaming.state import GroupState
 
-__all__ = ["expecting", "grouped", "grouped_in_arrow"]
-
 
 def grouped(
     key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
 ) -> Iterator[pd.DataFrame]:
-    """
-    A function for ``applyInPandasWithState``, which does what the column ``do`` of each row says.
-    """
+    """A function for ``applyInPandasWithState``, which does what the column ``do`` of each row says."""
     given = pd.concat(list(frames) or [pd.DataFrame({"do": [], "n": []})])
     told = sorted(zip(given["do"].tolist(), given["n"].tolist(), strict=True))
     yield pd.DataFrame({"seen": [_done(key, told, state)]})
@@ -28,9 +22,7 @@ def grouped(
 def grouped_in_arrow(
     key: tuple[Any, ...], batches: Iterator[pa.RecordBatch], state: GroupState
 ) -> Iterator[pa.RecordBatch]:
-    """
-    The same for ``apply_in_arrow_with_state``.
-    """
+    """The same for ``apply_in_arrow_with_state``."""
     told = sorted((row["do"], row["n"]) for batch in batches for row in batch.to_pylist())
     yield pa.record_batch({"seen": [_done(key, told, state)]})
 
@@ -38,9 +30,7 @@ def grouped_in_arrow(
 def expecting(
     key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
 ) -> Iterator[pd.DataFrame]:
-    """
-    A function for ``applyInPandasWithState`` with timeouts of the processing time, as long as each row says.
-    """
+    """A function for ``applyInPandasWithState`` with timeouts of the processing time, as long as each row says."""
     now_ms, before = state.getCurrentProcessingTimeMs(), state.getOption
     if before is not None and state.hasTimedOut:
         is_past = now_ms > before[0]

@@ -1,6 +1,4 @@
-"""
-Processors written for Spark that count by window, and those that take their output: one operator after the other.
-"""
+"""Processors written for Spark that count by window, and those that take their output: one operator after the other."""
 
 from __future__ import annotations
 
@@ -16,12 +14,9 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import Row
 
-__all__ = ["WindowEchoes", "Windowed"]
-
 
 class Windowed(StatefulProcessor):
-    """
-    Counts the rows of windows of ten seconds, and yields each count once, at the end of its window.
+    """Counts the rows of windows of ten seconds, and yields each count once, at the end of its window.
 
     Args:
         back_s: how many seconds before their windows' ends counts are yielded; 0 unless given.
@@ -31,16 +26,12 @@ class Windowed(StatefulProcessor):
         self._back = timedelta(seconds=back_s)
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """
-        A count for each window.
-        """
+        """A count for each window."""
         self._handle = handle
         self._counts = handle.getMapState("counts", "until long", "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: ARG002
-        """
-        Count, and set the timers.
-        """
+        """Count, and set the timers."""
         for row in rows:
             until_ms = (int(row.t.timestamp()) // 10 + 1) * 10_000
             found = self._counts.getValue((until_ms,))
@@ -54,9 +45,7 @@ class Windowed(StatefulProcessor):
         timerValues: TimerValues,  # noqa: ARG002
         expiredTimerInfo: ExpiredTimerInfo,
     ) -> Iterator[Row]:
-        """
-        Yield the count.
-        """
+        """Yield the count."""
         until_ms = expiredTimerInfo.getExpiryTimeInMs()
         found = self._counts.getValue((until_ms,))
         self._counts.removeKey((until_ms,))
@@ -65,21 +54,15 @@ class Windowed(StatefulProcessor):
 
 
 class WindowEchoes(StatefulProcessor):
-    """
-    Tells what it gets, and once more a second of event time later.
-    """
+    """Tells what it gets, and once more a second of event time later."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """
-        What it got, by the time of the timer.
-        """
+        """What it got, by the time of the timer."""
         self._handle = handle
         self._texts = handle.getMapState("texts", "ms long", "text string")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: ARG002
-        """
-        Keep and tell.
-        """
+        """Keep and tell."""
         for row in rows:
             until_ms = int(_instant(row.t) * 1_000) + 1_000
             self._texts.updateValue((until_ms,), (row.seen,))
@@ -92,9 +75,7 @@ class WindowEchoes(StatefulProcessor):
         timerValues: TimerValues,  # noqa: ARG002
         expiredTimerInfo: ExpiredTimerInfo,
     ) -> Iterator[Row]:
-        """
-        Tell once more.
-        """
+        """Tell once more."""
         until_ms = expiredTimerInfo.getExpiryTimeInMs()
         text = self._texts.getValue((until_ms,))
         self._texts.removeKey((until_ms,))

@@ -1,3 +1,1 @@
-"""
-Time, windows and triggers, tested by transcripts in YAML.
-"""
+"""Time, windows and triggers, tested by transcripts in YAML."""

@@ -1,6 +1,4 @@
-"""
-What ``python -m millpond.testing.transcripts FILE…`` runs.
-"""
+"""What ``python -m millpond.testing.transcripts FILE…`` runs."""
 
 from millpond.testing.transcripts.command import main
 

@@ -1,5 +1,4 @@
-"""
-Runs transcripts: windows, triggers and time described in YAML, on the real runners.
+"""Runs transcripts: windows, triggers and time described in YAML, on the real runners.
 
 ``python -m millpond.testing.transcripts FILE…`` runs every document of each file and prints a line
 for each. The format is that of Apache Beam's trigger transcripts with a few additional steps and
@@ -34,8 +33,6 @@ from millpond.testing.transcripts.transcript import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["TranscriptError", "failure_of", "failures_of", "main", "read_documents"]
-
 Opener: TypeAlias = Callable[..., TranscriptRun]
 """Starts a runner for windowed steps, given the `Stage` of each."""
 
@@ -46,24 +43,18 @@ _LOADER: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLo
 
 
 class TranscriptError(Exception):
-    """
-    The run differs from the transcript.
-    """
+    """The run differs from the transcript."""
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[Any]:
-    """
-    All non-empty documents of YAML files, unparsed.
-    """
+    """All non-empty documents of YAML files, unparsed."""
     for path in paths:
         with path.open(encoding="utf-8") as file:
             yield from (document for document in yaml.load_all(file, _LOADER) if document is not None)
 
 
 class _Part:
-    """
-    One transcript of a play: its position, its panes not yet expected, and its watermarks.
-    """
+    """One transcript of a play: its position, its panes not yet expected, and its watermarks."""
 
     def __init__(self, document: Any) -> None:
         self.document = document
@@ -81,25 +72,19 @@ class _Part:
             self.fail(failure)
 
     def act(self, run: TranscriptRun) -> None:
-        """
-        Check everything expected now, then do the next step; a failure ends the part.
-        """
+        """Check everything expected now, then do the next step; a failure ends the part."""
         try:
             self._act(run)
         except Exception as failure:  # noqa: BLE001 - whatever it was, it is this transcript's failure
             self.fail(failure)
 
     def collect(self, run: TranscriptRun) -> None:
-        """
-        Fetch the panes emitted since the last call.
-        """
+        """Fetch the panes emitted since the last call."""
         if not self.is_over:
             self._panes += run.panes(self.number)
 
     def fail(self, failure: Exception) -> None:
-        """
-        End the part with a failure.
-        """
+        """End the part with a failure."""
         self.is_over, self.failure = True, failure
 
     def _act(self, run: TranscriptRun) -> None:
@@ -159,9 +144,7 @@ class _Part:
 
 
 def _play(parts: Sequence[_Part], opener: Opener, *, restart: bool) -> None:
-    """
-    Play transcripts side by side in one run.
-    """
+    """Play transcripts side by side in one run."""
     if not parts:
         return
     run = opener(*(part.stage for part in parts))
@@ -172,9 +155,7 @@ def _play(parts: Sequence[_Part], opener: Opener, *, restart: bool) -> None:
 
 
 def _play_on(parts: Sequence[_Part], run: TranscriptRun, *, restart: bool) -> None:
-    """
-    Advance each part by one step per round, while the clock shows its time.
-    """
+    """Advance each part by one step per round, while the clock shows its time."""
     now_us = 0
     while active := [part for part in parts if not part.is_over]:
         due_us = min(part.due_us for part in active)
@@ -193,8 +174,7 @@ def _play_on(parts: Sequence[_Part], run: TranscriptRun, *, restart: bool) -> No
 
 
 def failures_of(documents: Sequence[Any], opener: Opener, *, restart: bool = False) -> list[str | None]:
-    """
-    Play documents side by side in one run.
+    """Play documents side by side in one run.
 
     Args:
         documents: as read from YAML.
@@ -222,9 +202,7 @@ def failures_of(documents: Sequence[Any], opener: Opener, *, restart: bool = Fal
 
 
 def failure_of(document: Any, opener: Opener, *, restart: bool = False) -> str | None:
-    """
-    Why a document fails when played alone; ``None`` if it passes, or fails as it says it must.
-    """
+    """Why a document fails when played alone; ``None`` if it passes, or fails as it says it must."""
     return failures_of([document], opener, restart=restart)[0]
 
 
@@ -284,9 +262,7 @@ def _opener(runner: str) -> tuple[Opener, Callable[[], None]]:
     help="How many documents share a run, side by side; 1 on the local runner and 50 on Spark unless given.",
 )
 def main(files: tuple[Path, ...], runner: str, *, restart: bool, together: int | None) -> None:
-    """
-    Run every transcript of FILES; exit with 1 if any fails.
-    """
+    """Run every transcript of FILES; exit with 1 if any fails."""
     try:
         documents = list(read_documents(files))
     except yaml.YAMLError as error:

@@ -1,5 +1,4 @@
-"""
-Constructor text such as ``AfterWatermark(early=AfterCount(2))``, parsed without executing it.
+"""Constructor text such as ``AfterWatermark(early=AfterCount(2))``, parsed without executing it.
 
 Only calls, names and constants are accepted, and only names of the windowing library, so a
 transcript cannot run code. Plain numbers in place of a duration or an instant are seconds, as in
@@ -34,22 +33,11 @@ from millpond.dataflow.windows.window import Window
 from millpond.dataflow.windows.window_fn import WindowFn
 from millpond.statestore.errors import InvalidError
 
-__all__ = [
-    "AskingTo",
-    "CustomTimestampingFixedWindowsWindowFn",
-    "HashJoinTrigger",
-    "ResultIsOdd",
-    "UpTo",
-    "construct",
-    "seconds_us",
-]
-
 SECOND_US: Final = 1_000_000
 
 
 def seconds_us(seconds: float) -> int:
-    """
-    Seconds in microseconds, to the nearest.
+    """Seconds in microseconds, to the nearest.
 
     Example:
         >>> seconds_us(9.999999)
@@ -59,21 +47,15 @@ def seconds_us(seconds: float) -> int:
 
 
 class CustomTimestampingFixedWindowsWindowFn(FixedWindows):
-    """
-    Fixed windows in which an element counts as 100 seconds later (Beam's test window function).
-    """
+    """Fixed windows in which an element counts as 100 seconds later (Beam's test window function)."""
 
     def output_at(self, window: Window, at: int) -> int:  # noqa: ARG002 - wherever it is
-        """
-        The time plus 100 seconds.
-        """
+        """The time plus 100 seconds."""
         return at + 100 * SECOND_US
 
 
 class UpTo(ShouldEmit):
-    """
-    A trigger with user code: emits when the elements add up to a bound.
-    """
+    """A trigger with user code: emits when the elements add up to a bound."""
 
     def __init__(self, total: int) -> None:
         ShouldEmit.__init__(self, _Adder(total), sum_of)
@@ -92,15 +74,12 @@ class _Adder:
 
 
 def sum_of(states: Any) -> Any:
-    """
-    The sum over merged windows.
-    """
+    """The sum over merged windows."""
     return sum(state or 0 for state in states)
 
 
 class HashJoinTrigger(ShouldEmit):
-    """
-    The patent's example of a data-driven trigger: emits when both sides of a join have arrived.
+    """The patent's example of a data-driven trigger: emits when both sides of a join have arrived.
 
     A value's side is its first word.
     """
@@ -122,9 +101,7 @@ def _all_sides(states: Any) -> Any:
 
 
 class ResultIsOdd(ResultIs):
-    """
-    The patent's example of a trigger that looks at the contents: emits when the sum of the values is odd.
-    """
+    """The patent's example of a trigger that looks at the contents: emits when the sum of the values is odd."""
 
     def __init__(self) -> None:
         ResultIs.__init__(self, _is_odd)
@@ -138,9 +115,7 @@ def _is_odd(values: Sequence[int]) -> bool:
 
 
 class AskingTo(Repeatedly):
-    """
-    Repeats a trigger, and asks at each firing to ``keep`` or ``clear`` the contents.
-    """
+    """Repeats a trigger, and asks at each firing to ``keep`` or ``clear`` the contents."""
 
     asked: ClassVar[dict[str, Contents]] = {"keep": Contents.KEEP, "clear": Contents.CLEAR}
 
@@ -149,9 +124,7 @@ class AskingTo(Repeatedly):
         object.__setattr__(self, "contents", self.asked[contents])
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """
-        Ask, then fire.
-        """
+        """Ask, then fire."""
         context.ask(self.contents)  # type: ignore[attr-defined]
         return Repeatedly.on_fire(self, context)
 
@@ -222,8 +195,7 @@ _WORDS: Final = frozenset(
 
 
 def construct(text: str, kind: type[WindowFn | Trigger | CombineFn]) -> Any:
-    """
-    The window function, trigger or combiner that a text describes.
+    """The window function, trigger or combiner that a text describes.
 
     Example:
         >>> construct("AfterEach(AfterCount(2), Default)", Trigger)

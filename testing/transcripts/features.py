@@ -1,5 +1,4 @@
-"""
-The features that a transcript exercises, and a small set of transcripts that covers all of them.
+"""The features that a transcript exercises, and a small set of transcripts that covers all of them.
 
 A run on Spark costs seconds where one in memory costs milliseconds; so each commit runs a sample
 there, chosen by features, and all documents run on both runners periodically.
@@ -10,8 +9,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final
-
-__all__ = ["constructor_names", "cover", "features_of"]
 
 _DEFAULTS: Final = {
     "window_fn": "GlobalWindows",
@@ -28,8 +25,7 @@ _MERGING: Final = "Sessions"
 
 
 def constructor_names(text: str) -> frozenset[str]:
-    """
-    The names of the library in a constructor's text.
+    """The names of the library in a constructor's text.
 
     Example:
         >>> sorted(constructor_names("Repeatedly(AtPeriod(0, 60, event))"))
@@ -39,9 +35,7 @@ def constructor_names(text: str) -> frozenset[str]:
 
 
 def _nested(text: str) -> Iterator[tuple[str, str]]:
-    """
-    Each name with the name of the constructor that contains it.
-    """
+    """Each name with the name of the constructor that contains it."""
     waiting = [(ast.parse(text.strip(), mode="eval").body, "")]
     while waiting:
         node, parent = waiting.pop()
@@ -59,8 +53,7 @@ def _nested(text: str) -> Iterator[tuple[str, str]]:
 
 
 def features_of(document: Mapping[str, Any]) -> frozenset[Hashable]:
-    """
-    The features of a document: constructors, choices and their combinations, steps, fields of panes.
+    """The features of a document: constructors, choices and their combinations, steps, fields of panes.
 
     Args:
         document: as read from YAML, with constructors that can be parsed.
@@ -101,8 +94,7 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> set[Hashable]:
 
 
 def cover(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """
-    A small set of short documents that has every feature of the given ones.
+    """A small set of short documents that has every feature of the given ones.
 
     Returns:
         Some of the documents, in their order; the same for the same documents.
@@ -121,8 +113,6 @@ def cover(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _cost(document: Mapping[str, Any]) -> int:
-    """
-    The number of rounds: one per step, and one per distinct time of the clock.
-    """
+    """The number of rounds: one per step, and one per distinct time of the clock."""
     steps = [next(iter(step)) for step in document["transcript"]]
     return len(steps) + steps.count("clock")

@@ -1,5 +1,4 @@
-"""
-Runs that play transcripts: windowed steps side by side on a real runner, advanced explicitly.
+"""Runs that play transcripts: windowed steps side by side on a real runner, advanced explicitly.
 
 Steps of one run share its clock, its store and its restarts; each has an input and a watermark of
 its own, so its results do not depend on its neighbours.
@@ -43,15 +42,6 @@ from millpond.testing.transcripts.transcript import Arrived, Signalled, pane_fie
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "INPUT",
-    "LocalTranscriptRun",
-    "Shelf",
-    "SparkTranscriptRun",
-    "TranscriptRun",
-    "dropped_in",
-]
-
 _PIPELINE: Final = "transcript"
 _SUPERSTEPS_MAX: Final = 1_000
 
@@ -81,18 +71,14 @@ def _windows(step: int) -> str:
 
 
 class Shelf(OwnWriter):
-    """
-    A sink that keeps its rows in this process, where the next run finds them.
-    """
+    """A sink that keeps its rows in this process, where the next run finds them."""
 
     def __init__(self, identity: str) -> None:
         super().__init__(identity)
         self.panes: list[tuple[str, WindowedValue]] = []
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        """
-        Keep the panes.
-        """
+        """Keep the panes."""
         if superstep <= self.delivered:
             return
         self.delivered = superstep
@@ -100,36 +86,26 @@ class Shelf(OwnWriter):
             self.panes.append((row["key"], WindowedValue.from_json(orjson.loads(row["value"]))))
 
     def take(self) -> list[tuple[str, WindowedValue]]:
-        """
-        The panes since the last call, with their keys.
-        """
+        """The panes since the last call, with their keys."""
         taken, self.panes = self.panes, []
         return taken
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """
-        By identity: rows live in this process, and a copy in another would keep nothing.
-        """
+        """By identity: rows live in this process, and a copy in another would keep nothing."""
         return (Shelf, (self.identity,))
 
 
 def dropped_in(store: Store, step: str) -> int:
-    """
-    Number of elements that were too late for a step.
-    """
+    """Number of elements that were too late for a step."""
     counts = counts_by_computation(store.committer.snapshot.txns, _PIPELINE)
     return counts.get(step, {}).get("dropped", 0)
 
 
 class _Hands(Computation):
-    """
-    Distributes the bundles of one record, whose key is the step and whose value is the rows.
-    """
+    """Distributes the bundles of one record, whose key is the step and whose value is the rows."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Produce the rows on their step's stream.
-        """
+        """Produce the rows on their step's stream."""
         for row in orjson.loads(record.value["rows"]):
             context.produce(_bundle(int(record.key)), row, key=row["key"], at=row["at"])
 
@@ -144,8 +120,7 @@ def _row(element: Arrived) -> dict[str, Any]:
 
 
 class TranscriptRun:
-    """
-    Windowed steps side by side on a runner, over a store that persists through restarts.
+    """Windowed steps side by side on a runner, over a store that persists through restarts.
 
     Every action takes effect before panes are read, before the next action on the same step, before
     the clock moves and before a restart; actions on several steps in between take effect together.
@@ -177,37 +152,27 @@ class TranscriptRun:
         raise NotImplementedError
 
     def _bring(self, bundles: Mapping[int, Sequence[dict[str, Any]]]) -> None:
-        """
-        Inject the bundle of each of these steps.
-        """
+        """Inject the bundle of each of these steps."""
         raise NotImplementedError
 
     def _rest(self) -> None:
-        """
-        Run until no work is left, and everything is delivered and durable.
-        """
+        """Run until no work is left, and everything is delivered and durable."""
         raise NotImplementedError
 
     # -- actions ---------------------------------------------------------------------------
 
     def inject(self, elements: Sequence[Arrived], step: int = 0) -> None:
-        """
-        Inject a bundle into a step.
-        """
+        """Inject a bundle into a step."""
         self._touch(step)
         if elements:
             self._bundles[step] = [_row(element) for element in elements]
 
     def advance_watermark(self, at_us: int | None, step: int = 0) -> None:
-        """
-        Advance the low watermark of a step (``None``: to the end of all input).
-        """
+        """Advance the low watermark of a step (``None``: to the end of all input)."""
         self.advance_watermarks({EXACT: at_us}, step)
 
     def advance_watermarks(self, marks: Mapping[float, int | None], step: int = 0) -> None:
-        """
-        Advance watermarks of a step by percentile (``None``: to the end of all input).
-        """
+        """Advance watermarks of a step by percentile (``None``: to the end of all input)."""
         self._touch(step)
         for percentile, at_us in marks.items():
             if percentile == EXACT and at_us is None:
@@ -217,26 +182,20 @@ class TranscriptRun:
                 self._run.advance_watermark(_input(step), at, percentile=percentile)
 
     def signal(self, signal: Signalled, step: int = 0) -> None:
-        """
-        Give a signal to a step.
-        """
+        """Give a signal to a step."""
         self.settle()
         name = _windows(step)
         self._run.signal(signal.name, signal.key, signal.window, step=name, id=signal.id)
         self._touch(step)
 
     def advance_clock(self, micros: int) -> None:
-        """
-        Advance the wall clock, for all steps.
-        """
+        """Advance the wall clock, for all steps."""
         self.settle()
         self._clock.advance_ms(micros / 1_000)
         self._touched.add(0)
 
     def restart(self) -> None:
-        """
-        Stop, and continue from the store.
-        """
+        """Stop, and continue from the store."""
         self.settle()
         self._run.stop()
         self._store.close()
@@ -244,23 +203,17 @@ class TranscriptRun:
         self._run = self._start(self.pipeline())
 
     def panes(self, step: int = 0) -> list[dict[str, Any]]:
-        """
-        The panes of a step since the last call.
-        """
+        """The panes of a step since the last call."""
         self.settle()
         return [pane_fields(key, shown) for key, shown in self._shelves[step].take()]
 
     def dropped(self, step: int = 0) -> int:
-        """
-        Number of elements of a step that were too late.
-        """
+        """Number of elements of a step that were too late."""
         self.settle()
         return sum(dropped_in(self._store, name) for name in self._stages[step].names(_windows(step)))
 
     def close(self) -> None:
-        """
-        Stop, and delete the store.
-        """
+        """Stop, and delete the store."""
         self._run.abandon()
         self._store.close()
 
@@ -270,9 +223,7 @@ class TranscriptRun:
         self._touched.add(step)
 
     def settle(self) -> None:
-        """
-        Let all actions so far take effect.
-        """
+        """Let all actions so far take effect."""
         if self._touched:
             bundles, self._bundles = self._bundles, {}
             self._touched.clear()
@@ -280,9 +231,7 @@ class TranscriptRun:
             self._rest()
 
     def pipeline(self) -> Pipeline:
-        """
-        The steps side by side, each with an input and a sink of its own.
-        """
+        """The steps side by side, each with an input and a sink of its own."""
         pipeline = Pipeline(_PIPELINE)
         for step, (stage, shelf) in enumerate(zip(self._stages, self._shelves, strict=True)):
             pipeline.inject(_input(step), key="key", id="id", **stage.setting.times())
@@ -291,15 +240,12 @@ class TranscriptRun:
         return pipeline
 
     def _streams(self, step: int) -> tuple[str, ...]:
-        """
-        The streams of a step's elements.
-        """
+        """The streams of a step's elements."""
         return (_input(step),)
 
 
 class LocalTranscriptRun(TranscriptRun):
-    """
-    Steps on the local runner, over a store in memory.
+    """Steps on the local runner, over a store in memory.
 
     Args:
         strategies: one per step.
@@ -336,8 +282,7 @@ class LocalTranscriptRun(TranscriptRun):
 
 
 class SparkTranscriptRun(TranscriptRun):
-    """
-    Steps on the Spark runner, over a store in a folder of its own.
+    """Steps on the Spark runner, over a store in a folder of its own.
 
     A superstep consumes one batch of one input. So bundles of several steps travel in one batch, and a
     computation distributes them; elements with an id, or with ingress time, are injected directly.
@@ -383,9 +328,7 @@ class SparkTranscriptRun(TranscriptRun):
         return run
 
     def pipeline(self) -> Pipeline:
-        """
-        The steps side by side, each with an input and a sink of its own.
-        """
+        """The steps side by side, each with an input and a sink of its own."""
         pipeline = TranscriptRun.pipeline(self)
         if self._has_hands:
             pipeline.inject(_BUNDLES, key="key", at="at", at_unit="us")
@@ -430,8 +373,6 @@ class SparkTranscriptRun(TranscriptRun):
                 return
 
     def close(self) -> None:
-        """
-        Stop, and remove the folder.
-        """
+        """Stop, and remove the folder."""
         TranscriptRun.close(self)
         shutil.rmtree(self._folder, ignore_errors=True)

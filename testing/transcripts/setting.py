@@ -1,6 +1,4 @@
-"""
-The surroundings of a transcript's windowed step: how elements get their times, and the steps that follow.
-"""
+"""The surroundings of a transcript's windowed step: how elements get their times, and the steps that follow."""
 
 from __future__ import annotations
 
@@ -23,16 +21,12 @@ from millpond.executor.injectors.policy import ManualWatermark
 from millpond.statestore.errors import InvalidError
 from millpond.testing.transcripts.constructors import construct, seconds_us
 
-__all__ = ["Stage", "TranscriptSetting", "value_of"]
-
-
 _TO_LIST: Final = ToList()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptSetting:
-    """
-    The pipeline around a windowed step.
+    """The pipeline around a windowed step.
 
     Attributes:
         by_arrival: elements get their time of arrival, and the watermark follows the clock.
@@ -50,8 +44,7 @@ class TranscriptSetting:
 
     @classmethod
     def of(cls, document: Mapping[str, Any], then: tuple[WindowingStrategy, ...]) -> TranscriptSetting:
-        """
-        The setting that a document describes.
+        """The setting that a document describes.
 
         Raises:
             InvalidError: ``shift`` is not a number, or the horizon is invalid.
@@ -70,9 +63,7 @@ class TranscriptSetting:
         )
 
     def times(self) -> dict[str, Any]:
-        """
-        Arguments of ``Pipeline.inject`` that give an injected stream its times.
-        """
+        """Arguments of ``Pipeline.inject`` that give an injected stream its times."""
         if self.by_arrival:
             return {"at": IngressTime()}
         # The times of a transcript are small: many lie in the first weeks of 1970.
@@ -81,16 +72,13 @@ class TranscriptSetting:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """
-    A windowed step with its surroundings, from outside elements to the last step's panes.
-    """
+    """A windowed step with its surroundings, from outside elements to the last step's panes."""
 
     strategy: WindowingStrategy
     setting: TranscriptSetting = TranscriptSetting()
 
     def windowed(self, pipeline: Pipeline, name: str, streams: Sequence[str]) -> DataflowStream:
-        """
-        Add the steps to a pipeline.
+        """Add the steps to a pipeline.
 
         Args:
             pipeline: the pipeline, with the streams of elements.
@@ -118,16 +106,12 @@ class Stage:
         return pipeline.stream(sources[0])
 
     def names(self, name: str) -> list[str]:
-        """
-        The windowed steps' names, given the first one's.
-        """
+        """The windowed steps' names, given the first one's."""
         return [name, *(f"{name}_then_{number}" for number, _ in enumerate(self.setting.then, 1))]
 
 
 def value_of(row: Mapping[str, Any]) -> Any:
-    """
-    The value of an injected row.
-    """
+    """The value of an injected row."""
     return orjson.loads(row["value"])
 
 

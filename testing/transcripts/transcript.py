@@ -1,5 +1,4 @@
-"""
-A transcript: a windowed step described as data, with its input and the expected output.
+"""A transcript: a windowed step described as data, with its input and the expected output.
 
 This module parses documents and compares panes; `millpond.testing.transcripts.command` runs them.
 """
@@ -21,19 +20,6 @@ from millpond.statestore.errors import InvalidError
 from millpond.testing.transcripts.constructors import SECOND_US, construct, seconds_us
 from millpond.testing.transcripts.setting import Stage, TranscriptSetting
 
-__all__ = [
-    "Arrived",
-    "Signalled",
-    "Step",
-    "Transcript",
-    "elements_of",
-    "marks_of",
-    "matches",
-    "pane_fields",
-    "read_transcript",
-    "signal_of",
-]
-
 STEPS: Final = ("input", "watermark", "clock", "signal", "expect", "expect_dropped", "state", "restart")
 """The actions of steps."""
 
@@ -46,9 +32,7 @@ _TIMED: Final = ("value", "at", "key", "id")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """
-    One step: an action and its argument.
-    """
+    """One step: an action and its argument."""
 
     action: str
     argument: Any
@@ -56,8 +40,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """
-    One document.
+    """One document.
 
     Attributes:
         name: its name; need not be unique.
@@ -72,8 +55,7 @@ class Transcript:
     steps: tuple[Step, ...]
 
     def strategy(self) -> WindowingStrategy:
-        """
-        The windowing strategy under test.
+        """The windowing strategy under test.
 
         Raises:
             InvalidError: the document does not describe one.
@@ -81,8 +63,7 @@ class Transcript:
         return _strategy(self.document)
 
     def stage(self) -> Stage:
-        """
-        The step with its surroundings: how elements get their times, and the steps that follow.
+        """The step with its surroundings: how elements get their times, and the steps that follow.
 
         Raises:
             InvalidError: the document describes an invalid setting.
@@ -110,8 +91,7 @@ def _strategy(document: Mapping[str, Any]) -> WindowingStrategy:
 
 
 def read_transcript(document: Any) -> Transcript:
-    """
-    A transcript from a YAML document.
+    """A transcript from a YAML document.
 
     Raises:
         InvalidError: it has no steps, or steps of an unknown kind.
@@ -139,9 +119,7 @@ def _steps(listed: Sequence[Any]) -> Iterator[Step]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """
-    One element of an input.
-    """
+    """One element of an input."""
 
     value: Any
     at_us: int
@@ -150,8 +128,7 @@ class Arrived:
 
 
 def elements_of(argument: Any) -> tuple[Arrived, ...]:
-    """
-    The elements of an ``input`` step.
+    """The elements of an ``input`` step.
 
     Raises:
         InvalidError: an element is neither a number nor a mapping with a time.
@@ -163,9 +140,7 @@ def elements_of(argument: Any) -> tuple[Arrived, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signalled:
-    """
-    A signal from outside: its name, whose window, and its id.
-    """
+    """A signal from outside: its name, whose window, and its id."""
 
     name: str
     key: str = "k"
@@ -174,8 +149,7 @@ class Signalled:
 
 
 def signal_of(argument: Any) -> Signalled:
-    """
-    The signal of a ``signal`` step: a name, or ``{name, key, window, id}`` with the window's start and end in seconds.
+    """The signal of a ``signal`` step: a name, or ``{name, key, window, id}`` with the window's start and end in seconds.
 
     Example:
         >>> signal_of({"name": "go", "window": [0, 10]})
@@ -196,8 +170,7 @@ def signal_of(argument: Any) -> Signalled:
 
 
 def marks_of(argument: Any) -> dict[float, float]:
-    """
-    The watermarks of a ``watermark`` step in seconds, by percentile.
+    """The watermarks of a ``watermark`` step in seconds, by percentile.
 
     Example:
         >>> marks_of(5), marks_of({90: 7, 100: 5})
@@ -231,9 +204,7 @@ def _element(value: Any) -> Arrived:
 
 
 def pane_fields(key: str, shown: WindowedValue) -> dict[str, Any]:
-    """
-    A pane as transcripts write it: whole seconds, sorted values.
-    """
+    """A pane as transcripts write it: whole seconds, sorted values."""
     window, pane = shown.window, shown.pane
     bounds = _GLOBAL if window.is_global else [_cut(window.start), _cut(window.last_at)]
     return {
@@ -264,8 +235,7 @@ def _order(value: Any) -> tuple[bool, Any]:
 
 
 def matches(expected: Mapping[str, Any], pane: Mapping[str, Any]) -> bool:
-    """
-    Whether a pane has every expected field.
+    """Whether a pane has every expected field.
 
     Example:
         >>> matches({"index": 0}, {"index": 0, "values": [1]})

@@ -1,5 +1,4 @@
-"""
-Many windowed steps in one run: generated strategies share a script, and so the cost of a run.
+"""Many windowed steps in one run: generated strategies share a script, and so the cost of a run.
 
 Each step consumes the same injected stream, so all see the same elements, watermarks and clocks;
 each has a sink of its own.
@@ -38,15 +37,11 @@ from millpond.testing.transcripts.window_scripts import SIGNAL
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LocalWindowRun", "SparkWindowRun", "arrived", "pane_of", "phases_of", "strategy_of"]
-
 _PIPELINE = "transcript"
 
 
 def strategy_of(spec: WindowSpec) -> WindowingStrategy:
-    """
-    The engine's strategy for the oracle's description.
-    """
+    """The engine's strategy for the oracle's description."""
     return WindowingStrategy(
         window_fn=construct(trigger_text(spec.window_fn), WindowFn),
         trigger=construct(trigger_text(spec.trigger), Trigger),
@@ -61,9 +56,7 @@ def strategy_of(spec: WindowSpec) -> WindowingStrategy:
 
 
 def phases_of(spec: WindowSpec, keys: Iterable[str]) -> dict[str, int]:
-    """
-    Where the unaligned windows of each key begin, in microseconds: a hash, which the oracle is told.
-    """
+    """Where the unaligned windows of each key begin, in microseconds: a hash, which the oracle is told."""
     window_fn = strategy_of(spec).window_fn
     if not isinstance(window_fn, UnalignedFixedWindows):
         return {}
@@ -71,9 +64,7 @@ def phases_of(spec: WindowSpec, keys: Iterable[str]) -> dict[str, int]:
 
 
 def pane_of(key: str, shown: WindowedValue) -> OraclePane:
-    """
-    The engine's pane as the oracle's.
-    """
+    """The engine's pane as the oracle's."""
     pane = shown.pane
     return OraclePane(
         key=key,
@@ -90,16 +81,12 @@ def pane_of(key: str, shown: WindowedValue) -> OraclePane:
 
 
 def arrived(arrivals: Iterable[Arrival]) -> list[Arrived]:
-    """
-    The elements in the form that runs take.
-    """
+    """The elements in the form that runs take."""
     return [Arrived(value=arrival.value, at_us=arrival.at, key=arrival.key, id=None) for arrival in arrivals]
 
 
 class _Steps:
-    """
-    A pipeline of many steps, and the output of each.
-    """
+    """A pipeline of many steps, and the output of each."""
 
     def __init__(self, specs: Sequence[WindowSpec], *, by_ingress: bool = False) -> None:
         self._setting = TranscriptSetting(by_arrival=by_ingress)
@@ -108,9 +95,7 @@ class _Steps:
         self.shelves = [Shelf(f"memory://step/{number}") for number in range(len(specs))]
 
     def pipeline(self) -> Pipeline:
-        """
-        One injected stream, consumed by every step.
-        """
+        """One injected stream, consumed by every step."""
         pipeline = Pipeline(_PIPELINE)
         injected = pipeline.inject(INPUT, key="key", id="id", **self._setting.times())
         for number, (strategy, shelf) in enumerate(zip(self.strategies, self.shelves, strict=True)):
@@ -127,9 +112,7 @@ class _Steps:
         return pipeline
 
     def take(self) -> list[list[OraclePane]]:
-        """
-        The panes of each step since the last call.
-        """
+        """The panes of each step since the last call."""
         return [sorted(pane_of(key, shown) for key, shown in shelf.take()) for shelf in self.shelves]
 
 
@@ -138,45 +121,34 @@ def _moved(value: Any, at: int, *, micros: int) -> int:  # noqa: ARG001 - any va
 
 
 class _WindowRun(TranscriptRun):
-    """
-    The output of a run of many steps, on either runner.
-    """
+    """The output of a run of many steps, on either runner."""
 
     _steps: _Steps
 
     def pipeline(self) -> Pipeline:
-        """
-        One injected stream, consumed by every step.
-        """
+        """One injected stream, consumed by every step."""
         return self._steps.pipeline()
 
     def shown(self) -> list[list[OraclePane]]:
-        """
-        The panes of each step since the last call, sorted.
-        """
+        """The panes of each step since the last call, sorted."""
         self.settle()
         return self._steps.take()
 
     def give_signal(self, key: str) -> None:
-        """
-        Give the signal that triggers wait for, for all windows of a key, if any step listens.
-        """
+        """Give the signal that triggers wait for, for all windows of a key, if any step listens."""
         if any(strategy.trigger.signals for strategy in self._steps.strategies):
             self.settle()
             self._run.signal(SIGNAL, key)
             self._touch(0)
 
     def drops(self) -> list[int]:
-        """
-        Number of elements that were too late, by step.
-        """
+        """Number of elements that were too late, by step."""
         self.settle()
         return [dropped_in(self._store, f"w{number}") for number in range(len(self._steps.shelves))]
 
 
 class LocalWindowRun(_WindowRun, LocalTranscriptRun):
-    """
-    Many steps on the local runner.
+    """Many steps on the local runner.
 
     Args:
         specs: their strategies.
@@ -196,8 +168,7 @@ class LocalWindowRun(_WindowRun, LocalTranscriptRun):
 
 
 class SparkWindowRun(_WindowRun, SparkTranscriptRun):
-    """
-    Many steps on the Spark runner.
+    """Many steps on the Spark runner.
 
     Args:
         specs: their strategies.

@@ -1,5 +1,4 @@
-"""
-Hypothesis strategies for windowed steps and their scripts.
+"""Hypothesis strategies for windowed steps and their scripts.
 
 A script is a list of moves: a bundle of elements of several keys, a watermark, an advance of the
 wall clock, a restart. Times lie on whole seconds and one microsecond before and after them, where
@@ -21,24 +20,6 @@ from millpond.statestore.rows.row_format import IpcRowFormat, ParquetRowFormat, 
 from millpond.testing.oracles.trigger import TriggerSpec
 from millpond.testing.oracles.window import Arrival, WindowSpec
 
-__all__ = [
-    "MODES",
-    "PERCENTILES",
-    "SIGNAL",
-    "Move",
-    "Scene",
-    "arrivals",
-    "cut",
-    "endless_triggers",
-    "row_formats",
-    "scenes",
-    "scripts",
-    "together",
-    "triggers",
-    "window_fns",
-    "window_specs",
-]
-
 SECOND_US: Final = 1_000_000
 _SPAN_S: Final = 25
 
@@ -57,8 +38,7 @@ MODES: Final = ("discarding", "accumulating", "retracting", "clear_by_default", 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """
-    One move: ``feed`` (arrivals), ``watermark`` (a time), ``mark`` (a percentile and a time), ``wall`` (a duration),
+    """One move: ``feed`` (arrivals), ``watermark`` (a time), ``mark`` (a percentile and a time), ``wall`` (a duration),
     ``signal`` (a key) or ``restart``.
     """
 
@@ -68,8 +48,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """
-    What the moves of a script are about.
+    """What the moves of a script are about.
 
     Attributes:
         base: the event time at which the script begins, in microseconds.
@@ -91,27 +70,21 @@ _MIDNIGHTS: Final = (
 
 
 def _before(year: int, month: int, day: int, zone: str) -> int:
-    """
-    A time from which the script comes by a midnight.
-    """
+    """A time from which the script comes by a midnight."""
     midnight = datetime(year, month, day, tzinfo=ZoneInfo(zone))
     return round(midnight.timestamp() - _SPAN_S // 2) * SECOND_US
 
 
 @_once
 def scenes() -> st.SearchStrategy[Scene]:
-    """
-    The first seconds of 1970, seconds around a midnight, or times of arrival.
-    """
+    """The first seconds of 1970, seconds around a midnight, or times of arrival."""
     midnights = st.sampled_from(_MIDNIGHTS).map(lambda midnight: Scene(base=_before(*midnight)))
     return st.one_of(st.just(Scene()), midnights, st.just(Scene(by_ingress=True)))
 
 
 @_once
 def row_formats() -> st.SearchStrategy[RowFormat]:
-    """
-    How a store encodes row files: one in eight writes Parquet, which takes a third of the time of a run.
-    """
+    """How a store encodes row files: one in eight writes Parquet, which takes a third of the time of a run."""
     return st.sampled_from([*[IpcRowFormat()] * 7, ParquetRowFormat()])
 
 
@@ -122,9 +95,7 @@ _Specs: TypeAlias = st.SearchStrategy[TriggerSpec]
 def window_fns(
     *, with_sessions: bool = True, with_calendar: bool = False
 ) -> st.SearchStrategy[tuple[Any, ...]]:
-    """
-    Window functions as the oracle describes them.
-    """
+    """Window functions as the oracle describes them."""
     few = st.integers(1, 12)
     kinds: list[st.SearchStrategy[tuple[Any, ...]]] = [
         st.tuples(st.just("FixedWindows"), few, st.integers(0, 5)),
@@ -181,18 +152,14 @@ def _compositions(inner: _Specs) -> _Specs:
 
 @_once
 def triggers() -> _Specs:
-    """
-    Every kind of trigger, arbitrarily nested.
-    """
+    """Every kind of trigger, arbitrarily nested."""
     # Half of them repeat for ever; otherwise most scripts would end with the first pane.
     return st.one_of(_nested(), endless_triggers())
 
 
 @_once
 def endless_triggers() -> _Specs:
-    """
-    Triggers that never finish, so no element arrives after the last pane.
-    """
+    """Triggers that never finish, so no element arrives after the last pane."""
     return _nested().map(lambda spec: ("Repeatedly", spec))
 
 
@@ -203,9 +170,7 @@ def _nested() -> _Specs:
 
 @_once
 def instants() -> st.SearchStrategy[int]:
-    """
-    Event times around whole seconds.
-    """
+    """Event times around whole seconds."""
     return st.builds(
         lambda seconds, offset: seconds * SECOND_US + offset,
         st.integers(0, _SPAN_S),
@@ -215,9 +180,7 @@ def instants() -> st.SearchStrategy[int]:
 
 @_once
 def _shifts() -> st.SearchStrategy[tuple[int, int]]:
-    """
-    How far elements are moved, and how far the watermark is held back for it; half of all steps move none.
-    """
+    """How far elements are moved, and how far the watermark is held back for it; half of all steps move none."""
     few = st.integers(1, 9).map(lambda seconds: seconds * SECOND_US)
     forwards, back = st.tuples(few, st.just(0)), few.map(lambda by: (-by, by))
     unbounded = few.map(lambda by: (-by, 0))
@@ -226,9 +189,7 @@ def _shifts() -> st.SearchStrategy[tuple[int, int]]:
 
 @_once
 def window_specs(scene: Scene | None = None) -> st.SearchStrategy[WindowSpec]:
-    """
-    Window function, trigger, mode, lateness, timestamp combiner and closing; with a scene also shifts.
-    """
+    """Window function, trigger, mode, lateness, timestamp combiner and closing; with a scene also shifts."""
     specs = _unmoved_specs(with_calendar=scene is not None and bool(scene.base))
     if scene is None:
         return specs
@@ -255,9 +216,7 @@ def _unmoved_specs(*, with_calendar: bool) -> st.SearchStrategy[WindowSpec]:
 
 @_once
 def arrivals(size_max: int = 30) -> st.SearchStrategy[list[Arrival]]:
-    """
-    Elements of a few keys with unique values, in order of arrival.
-    """
+    """Elements of a few keys with unique values, in order of arrival."""
     times = st.lists(st.tuples(st.sampled_from("ab"), instants()), min_size=1, max_size=size_max)
     return times.map(lambda pairs: [Arrival(key, at, value) for value, (key, at) in enumerate(pairs)])
 
@@ -266,9 +225,7 @@ def arrivals(size_max: int = 30) -> st.SearchStrategy[list[Arrival]]:
 def scripts(
     draw: st.DrawFn, *, moves_max: int = 12, with_restarts: bool = True, scene: Scene | None = None
 ) -> list[Move]:
-    """
-    Moves in any order; watermarks rise, and values are unique.
-    """
+    """Moves in any order; watermarks rise, and values are unique."""
     setting = scene or Scene()
     kinds = ["feed", "feed", "watermark", "wall", "mark", "signal"]
     kinds += ["restart"] if with_restarts else []
@@ -304,9 +261,7 @@ def _cuts(size: int) -> st.SearchStrategy[set[int]]:
 
 
 def cut(draw: st.DrawFn, moves: Sequence[Move]) -> list[Move]:
-    """
-    The same elements in the same order, with cuts between some of them.
-    """
+    """The same elements in the same order, with cuts between some of them."""
     pieces: list[Move] = []
     for move in moves:
         if move.kind != "feed":
@@ -321,9 +276,7 @@ def cut(draw: st.DrawFn, moves: Sequence[Move]) -> list[Move]:
 
 
 def together(moves: Sequence[Move]) -> list[Move]:
-    """
-    The same elements, with no cut between two moves of time.
-    """
+    """The same elements, with no cut between two moves of time."""
     joined: list[Move] = []
     for move in moves:
         if joined and move.kind == joined[-1].kind == "feed":

@@ -1,5 +1,4 @@
-"""
-A computation that joins a pipeline with a backfill has, in the end, what it would have had from the start.
+"""A computation that joins a pipeline with a backfill has, in the end, what it would have had from the start.
 
 On both runners; what has to come of the records is worked out here in plain Python.
 """
@@ -36,47 +35,33 @@ ROWS: Final = [
 
 
 class Count(mp.Computation):
-    """
-    Counts a key's records.
-    """
+    """Counts a key's records."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Add one.
-        """
+        """Add one."""
         context.state.set(context.state.get(0) + 1)
 
 
 class Order(mp.Computation):
-    """
-    Keeps the numbers of a key's records in the order in which they are given, and whether any was late.
-    """
+    """Keeps the numbers of a key's records in the order in which they are given, and whether any was late."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Append the number.
-        """
+        """Append the number."""
         numbers, late = context.state.get([[], False])
         context.state.set([[*numbers, record.value["n"]], late or record.late])
 
 
 class Kept(mp.Computation):
-    """
-    Keeps what each window of a key showed.
-    """
+    """Keeps what each window of a key showed."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Append the start and the count.
-        """
+        """Append the start and the count."""
         pane = record.value
         context.state.set(sorted([*context.state.get([]), [pane["window"][0], pane["value"]]]))
 
 
 def pipeline(joins: bool, backfill: Any = None, *, ids: bool = False) -> mp.Pipeline:
-    """
-    Counts from the start; with ``joins`` also a count, an order and windows that are kept.
-    """
+    """Counts from the start; with ``joins`` also a count, an order and windows that are kept."""
     made = mp.Pipeline("p")
     events = made.inject(
         "events", key="k", at="at", id="id" if ids else None, watermark=mp.BoundedDisorder("2s")
@@ -91,35 +76,27 @@ def pipeline(joins: bool, backfill: Any = None, *, ids: bool = False) -> mp.Pipe
 
 
 def expected_windows(key: str, until: int) -> list[list[int]]:
-    """
-    The windows of a key that end at or before a time, with their counts.
-    """
+    """The windows of a key that end at or before a time, with their counts."""
     counts = Counter(row["at"] // (10 * SECOND) * 10 * SECOND for row in ROWS if row["k"] == key)
     return [[start, count] for start, count in sorted(counts.items()) if start + 10 * SECOND <= until]
 
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def runner_name(request: pytest.FixtureRequest) -> str:
-    """
-    Which runner.
-    """
+    """Which runner."""
     return str(request.param)
 
 
 @pytest.fixture
 def start(request: pytest.FixtureRequest, runner_name: str, tmp_path: Path) -> Iterator[Callable[..., Play]]:
-    """
-    Starts plays on one runner.
-    """
+    """Starts plays on one runner."""
     spark = request.getfixturevalue("spark") if runner_name == "spark" else None
     with plays(tmp_path, ManualClock, spark) as starting:
         yield starting
 
 
 def joined(start: Callable[..., Play], backfill: Any, *, ids: bool = False) -> Play:
-    """
-    A play in which eleven records came before the new computations joined.
-    """
+    """A play in which eleven records came before the new computations joined."""
     play = start(lambda: pipeline(False, ids=ids))
     play.inject("events", ROWS[:HISTORY])
     play.settle()
@@ -130,17 +107,13 @@ def joined(start: Callable[..., Play], backfill: Any, *, ids: bool = False) -> P
 
 
 def go_on(play: Play) -> None:
-    """
-    Start again, and do what is due.
-    """
+    """Start again, and do what is due."""
     play.restart()
     play.settle()
 
 
 def check_whole(play: Play) -> None:
-    """
-    All records count once, in their order, and none was late.
-    """
+    """All records count once, in their order, and none was late."""
     counts = Counter(row["k"] for row in ROWS)
     assert play.states("old") == play.states("new") == {key: str(count) for key, count in counts.items()}
     numbers = {key: [row["n"] for row in ROWS if row["k"] == key] for key in counts}
@@ -157,9 +130,7 @@ def check_whole(play: Play) -> None:
 def test_history_and_then_what_comes_is_what_would_have_come_from_the_start(
     start: Callable[..., Play],
 ) -> None:
-    """
-    Rows in any order are given in that of their times.
-    """
+    """Rows in any order are given in that of their times."""
     play = joined(start, list(reversed(ROWS[:HISTORY])))
     assert sum(map(int, play.states("new").values())) == HISTORY
 
@@ -171,9 +142,7 @@ def test_history_and_then_what_comes_is_what_would_have_come_from_the_start(
 
 
 def test_history_is_not_given_again_by_the_next_run(start: Callable[..., Play]) -> None:
-    """
-    Though the declaration stays in the code.
-    """
+    """Though the declaration stays in the code."""
     play = joined(start, ROWS[:HISTORY])
     for _ in range(2):
         play.restart()
@@ -185,18 +154,14 @@ def test_history_is_not_given_again_by_the_next_run(start: Callable[..., Play]) 
 
 
 class Died(BaseException):
-    """
-    The process died here.
-    """
+    """The process died here."""
 
 
 @pytest.mark.parametrize("place", ["lease.fenced", "superstep.before_commit", "superstep.committed"])
 def test_a_driver_that_dies_while_it_gives_history_gives_it_once(
     start: Callable[..., Play], place: str
 ) -> None:
-    """
-    Before anything of it is committed, and after.
-    """
+    """Before anything of it is committed, and after."""
     play = start(lambda: pipeline(False))
     play.inject("events", ROWS[:HISTORY])
     play.settle()
@@ -219,9 +184,7 @@ def test_a_driver_that_dies_while_it_gives_history_gives_it_once(
 
 
 def test_a_record_that_is_in_history_and_comes_again_counts_once(start: Callable[..., Play]) -> None:
-    """
-    By its id: 22 records of history overlap 11 that come afterwards.
-    """
+    """By its id: 22 records of history overlap 11 that come afterwards."""
     play = joined(start, ROWS, ids=True)
     play.inject("events", ROWS[HISTORY:])
     play.settle()
@@ -230,9 +193,7 @@ def test_a_record_that_is_in_history_and_comes_again_counts_once(start: Callable
 
 
 def test_only_the_computation_that_joins_gets_the_history(start: Callable[..., Play]) -> None:
-    """
-    And the watermark of the stream stays where it was.
-    """
+    """And the watermark of the stream stays where it was."""
     play = joined(start, ROWS)
 
     assert sum(map(int, play.states("old").values())) == HISTORY
@@ -242,9 +203,7 @@ def test_only_the_computation_that_joins_gets_the_history(start: Callable[..., P
 
 
 def test_a_computation_that_has_run_takes_no_backfill(start: Callable[..., Play]) -> None:
-    """
-    It would count twice what it has.
-    """
+    """It would count twice what it has."""
     play = start(lambda: pipeline(True))
     play.inject("events", ROWS[:HISTORY])
     play.settle()
@@ -259,9 +218,7 @@ def test_a_computation_that_has_run_takes_no_backfill(start: Callable[..., Play]
 
 
 def test_the_input_of_start_is_no_history(start: Callable[..., Play]) -> None:
-    """
-    Nothing says what came of it.
-    """
+    """Nothing says what came of it."""
     play = start(lambda: pipeline(False))
     play.inject("events", ROWS[:HISTORY])
     play.make = lambda: pipeline(True, "input")
@@ -275,9 +232,7 @@ def test_the_input_of_start_is_no_history(start: Callable[..., Play]) -> None:
 
 @pytest.mark.spark
 def test_a_bounded_frame_that_was_consumed_is_the_history(spark: SparkSession, tmp_path: Path) -> None:
-    """
-    Without being given twice; and one that was not is none.
-    """
+    """Without being given twice; and one that was not is none."""
     for name, first in (("later", False), ("at once", True)):
         runner = mp.SparkRunner(tmp_path / name, spark=spark, intervals=2, progress=False)
         frame = spark.createDataFrame(ROWS)
@@ -301,9 +256,7 @@ def test_a_bounded_frame_that_was_consumed_is_the_history(spark: SparkSession, t
 
 @pytest.mark.spark
 def test_a_frame_may_be_history(spark: SparkSession, tmp_path: Path) -> None:
-    """
-    Or the path of a Parquet file.
-    """
+    """Or the path of a Parquet file."""
     frame = spark.createDataFrame(ROWS[:HISTORY])
     frame.write.parquet(str(tmp_path / "rows"))
     for number, backfill in enumerate((frame, str(tmp_path / "rows"))):

@@ -1,6 +1,4 @@
-"""
-Code that raises, hangs or is nondeterministic harms its own record only, on both runners.
-"""
+"""Code that raises, hangs or is nondeterministic harms its own record only, on both runners."""
 
 from __future__ import annotations
 
@@ -31,14 +29,10 @@ RETRIES = 2
 
 
 class Bad(Computation):
-    """
-    Keeps and forwards its records, and fails as they say.
-    """
+    """Keeps and forwards its records, and fails as they say."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Half of the effects come before the failure, half after it.
-        """
+        """Half of the effects come before the failure, half after it."""
         n, does, call = record.value["n"], record.value["does"], next(CALLS)
         context.produce("out", {"n": n, "call": call})
         context.state.set([*context.state.get([]), n])
@@ -54,21 +48,15 @@ class Bad(Computation):
 
 
 class Pairs(Computation):
-    """
-    Keeps its records: both halves of a record must come from one call.
-    """
+    """Keeps its records: both halves of a record must come from one call."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Append.
-        """
+        """Append."""
         context.state.set([*context.state.get([]), [record.value["n"], record.value["call"]]])
 
 
 def bad(on_error: OnError = "dead_letter") -> Callable[[], EnginePipeline]:
-    """
-    ``in`` → ``bad`` → ``pairs``.
-    """
+    """``in`` → ``bad`` → ``pairs``."""
 
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("bad")
@@ -82,9 +70,7 @@ def bad(on_error: OnError = "dead_letter") -> Callable[[], EnginePipeline]:
 
 
 def rows(*does: str) -> list[dict[str, Any]]:
-    """
-    Records of a good and a bad key, alternating.
-    """
+    """Records of a good and a bad key, alternating."""
     records = []
     for number, action in enumerate(does):
         records.append({"k": "bad", "n": 2 * number, "does": action})
@@ -94,26 +80,20 @@ def rows(*does: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(params=[LocalPlay, pytest.param(SparkPlay, marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """
-    Opens a pipeline on the current runner.
-    """
+    """Opens a pipeline on the current runner."""
     spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
 
 
 def letters(pond: Play) -> list[dict[str, Any]]:
-    """
-    The dead letters, by time.
-    """
+    """The dead letters, by time."""
     dead = [orjson.loads(state) for state in pond.states("dead_letters").values()]
     return sorted(dead, key=lambda letter: str(letter["at"]))
 
 
 def kept(pond: Play) -> tuple[list[int], list[int]]:
-    """
-    What the bad and the good key have kept, after checking that each record's two halves come from one call.
-    """
+    """What the bad and the good key have kept, after checking that each record's two halves come from one call."""
     states = {key: orjson.loads(state) for key, state in pond.states("bad").items()}
     pairs = [pair for state in pond.states("pairs").values() for pair in orjson.loads(state)]
     assert sorted(pairs) == sorted(2 * [[n, call] for n, call in {(n, call) for n, call in pairs}])
@@ -122,9 +102,7 @@ def kept(pond: Play) -> tuple[list[int], list[int]]:
 
 
 def test_code_that_raises_or_hangs(play: Open) -> None:
-    """
-    Its records become dead letters with the reason; the records before and after them count once.
-    """
+    """Its records become dead letters with the reason; the records before and after them count once."""
     pond = play(bad())
     pond.inject("in", rows("nothing", "raises", "nothing", "spins", "nothing"))
     pond.settle()
@@ -137,9 +115,7 @@ def test_code_that_raises_or_hangs(play: Open) -> None:
 
 
 def test_code_that_never_does_the_same_twice(play: Open) -> None:
-    """
-    After any number of attempts, exactly one call's effects count.
-    """
+    """After any number of attempts, exactly one call's effects count."""
     pond = play(bad())
     pond.inject("in", rows(*["raises now and then"] * 6))
     pond.restart()
@@ -153,9 +129,7 @@ def test_code_that_never_does_the_same_twice(play: Open) -> None:
 
 
 def test_code_that_hangs_may_stop_the_pipeline(play: Open) -> None:
-    """
-    The error names computation and key, and the superstep leaves no effect.
-    """
+    """The error names computation and key, and the superstep leaves no effect."""
     pond = play(bad(on_error="stop"))
     with pytest.raises(InvalidError, match=r"user code failed.*`bad`.*`bad`.*exceeds its time limit"):
         pond.inject("in", rows("nothing", "spins"))
@@ -165,9 +139,7 @@ def test_code_that_hangs_may_stop_the_pipeline(play: Open) -> None:
 
 @pytest.mark.spark
 def test_a_call_that_blocks_in_a_task(tmp_path: Path, spark: SparkSession) -> None:
-    """
-    On Spark, code that sleeps for ever is interrupted as well.
-    """
+    """On Spark, code that sleeps for ever is interrupted as well."""
     pond = SparkPlay(bad(), tmp_path, ManualClock())
     pond.spark = spark
     pond.start()

@@ -1,6 +1,4 @@
-"""
-A pipeline on bounded input: its final panes equal those of the stream, on both runners.
-"""
+"""A pipeline on bounded input: its final panes equal those of the stream, on both runners."""
 
 from __future__ import annotations
 
@@ -40,23 +38,17 @@ _ROWS = [
 
 
 class Even(WindowFn):
-    """
-    A user's window function: windows of ten, of which an odd one merges with its predecessor.
-    """
+    """A user's window function: windows of ten, of which an odd one merges with its predecessor."""
 
     is_merging = True
 
     def assign(self, element: Element) -> Sequence[Window]:
-        """
-        The window of ten that contains the element.
-        """
+        """The window of ten that contains the element."""
         start = element.at // 10 * 10
         return (Window(start, start + 10),)
 
     def merge(self, windows: Sequence[Window]) -> Sequence[Merge]:
-        """
-        Merge two windows of ten into one of twenty.
-        """
+        """Merge two windows of ten into one of twenty."""
         pairs: dict[int, list[Window]] = {}
         for window in windows:
             pairs.setdefault(window.start // 20 * 20, []).append(window)
@@ -66,23 +58,17 @@ class Even(WindowFn):
 
 
 class Final(Computation):
-    """
-    Keeps the last pane of each window.
-    """
+    """Keeps the last pane of each window."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Replace the window's previous pane.
-        """
+        """Replace the window's previous pane."""
         shown, kept = record.value, context.state.get({})
         assert not record.late
         context.state.set({**kept, str(shown["window"]): shown["value"]})
 
 
 def make() -> Pipeline:
-    """
-    Fixed windows, sessions and a user's windows, the first of them windowed again.
-    """
+    """Fixed windows, sessions and a user's windows, the first of them windowed again."""
     pipeline = Pipeline("bounded")
     stream = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(20))
     options: dict[str, Any] = {"accumulation": "accumulating", "allowed_lateness": 100}
@@ -101,9 +87,7 @@ def _value(row: Any) -> int:
 
 
 def finals(store: Store) -> dict[str, dict[str, Any]]:
-    """
-    What each last computation kept, by key, with values in no particular order.
-    """
+    """What each last computation kept, by key, with values in no particular order."""
     values = {}
     for name in ("fixed", "again", "counts", "own"):
         for row in store.rows_view(name).to_arrow().to_pylist():
@@ -115,9 +99,7 @@ def finals(store: Store) -> dict[str, dict[str, Any]]:
 
 
 def streamed() -> dict[str, dict[str, Any]]:
-    """
-    The final panes of the stream, record by record.
-    """
+    """The final panes of the stream, record by record."""
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(make(), stepping=True)
@@ -131,18 +113,14 @@ def streamed() -> dict[str, dict[str, Any]]:
 
 
 def local(folder: Path, _: Callable[[], SparkSession]) -> dict[str, dict[str, Any]]:
-    """
-    The same rows, bounded, on the local runner.
-    """
+    """The same rows, bounded, on the local runner."""
     with Store.open(folder / "pond") as store:
         LocalRunner(store, progress=False).run(make(), {"s": _ROWS})
         return finals(store)
 
 
 def spark(folder: Path, session: Callable[[], SparkSession]) -> dict[str, dict[str, Any]]:
-    """
-    The same rows, bounded, on Spark.
-    """
+    """The same rows, bounded, on Spark."""
     with Store.open(folder / "pond") as store:
         SparkRunner(store, spark=session(), progress=False, intervals=1).run(
             make(), {"s": session().createDataFrame(_ROWS)}
@@ -154,9 +132,7 @@ def spark(folder: Path, session: Callable[[], SparkSession]) -> dict[str, dict[s
 def test_bounded_input_gives_the_final_panes(
     runner: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """
-    Fixed windows, sessions, the user's own windows, and windows of windows.
-    """
+    """Fixed windows, sessions, the user's own windows, and windows of windows."""
     expected = streamed()
 
     assert runner(tmp_path, lambda: request.getfixturevalue("spark")) == expected

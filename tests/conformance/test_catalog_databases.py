@@ -1,6 +1,4 @@
-"""
-One suite for every database that may hold a catalog: SQLite in memory and in files, and a PostgreSQL server.
-"""
+"""One suite for every database that may hold a catalog: SQLite in memory and in files, and a PostgreSQL server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Windows in a cycle with a feedback mean the same on both runners, also after a restart.
-"""
+"""Windows in a cycle with a feedback mean the same on both runners, also after a restart."""
 
 from __future__ import annotations
 
@@ -25,14 +23,10 @@ Open = Callable[[Callable[[], Pipeline]], Any]
 
 
 class Facts:
-    """
-    One test per fact; subclasses provide the runner.
-    """
+    """One test per fact; subclasses provide the runner."""
 
     def test_a_cycle_with_a_feedback_shows_its_windows_day_by_day(self, play: Open) -> None:
-        """
-        What a day shows comes back before the next day ends, so it is counted there and none of it is late.
-        """
+        """What a day shows comes back before the next day ends, so it is counted there and none of it is late."""
         run = play(partial(pages_by_day, feedback=True))
         run.inject("pages", pages(1))
         run.advance("pages", DAY_US)
@@ -45,9 +39,7 @@ class Facts:
         assert run.run.summary().totals.late == 0
 
     def test_what_comes_back_after_the_watermark_is_late_and_counted(self, play: Open) -> None:
-        """
-        A watermark that jumps over the days has passed what comes back, whose windows have expired.
-        """
+        """A watermark that jumps over the days has passed what comes back, whose windows have expired."""
         run = play(partial(pages_by_day, feedback=True))
         run.inject("pages", pages(1))
         run.advance("pages", 3 * DAY_US)
@@ -57,17 +49,13 @@ class Facts:
         assert (counters["late"], counters["dropped"]) == (1, 1)
 
     def test_windows_in_a_cycle_without_a_feedback_do_not_start(self, play: Open) -> None:
-        """
-        The topology is refused before anything runs.
-        """
+        """The topology is refused before anything runs."""
         with pytest.raises(InvalidError, match="cycle"):
             play(partial(pages_by_day, feedback=False))
 
 
 class TestLocal(Facts):
-    """
-    The local runner.
-    """
+    """The local runner."""
 
     @pytest.fixture
     def play(self, tmp_path: Path) -> Iterator[Open]:
@@ -76,9 +64,7 @@ class TestLocal(Facts):
 
 
 class TestSpark(Facts):
-    """
-    The Spark runner.
-    """
+    """The Spark runner."""
 
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:

@@ -1,5 +1,4 @@
-"""
-A job that runs each night over a folder that grows: three days give what one run over all of them gives.
+"""A job that runs each night over a folder that grows: three days give what one run over all of them gives.
 
 What has to come of the records is worked out here in plain Python, from their times alone.
 """
@@ -38,41 +37,29 @@ Day = Callable[[Sequence[Path]], mp.RunSummary]
 
 
 class Alarm(mp.Computation):
-    """
-    Tells at the end of each hour that a key was there.
-    """
+    """Tells at the end of each hour that a key was there."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Set the hour's alarm; setting it again changes nothing.
-        """
+        """Set the hour's alarm; setting it again changes nothing."""
         end = record.at // HOUR * HOUR + HOUR
         context.set_timer(end, tag=str(end))
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """
-        Tell it.
-        """
+        """Tell it."""
         context.produce("alarms", {"key": context.key, "hour": timer.at})
 
 
 class Kept(mp.Computation):
-    """
-    Keeps what each window showed, of a record that must not be late.
-    """
+    """Keeps what each window showed, of a record that must not be late."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Append the count.
-        """
+        """Append the count."""
         assert not record.late
         context.state.set([*context.state.get([]), record.value["value"]])
 
 
 def pipeline(folder: Path) -> mp.Pipeline:
-    """
-    Counts by hour, kept by a second stage, and an alarm for each key and hour.
-    """
+    """Counts by hour, kept by a second stage, and an alarm for each key and hour."""
     made = mp.Pipeline("daily")
     events = made.inject("events", key="k", at="t", id="id", watermark=mp.BoundedDisorder(DISORDER))
     counts = events.window(mp.FixedWindows("1h")).combine(mp.Count(), name="counts")
@@ -84,9 +71,7 @@ def pipeline(folder: Path) -> mp.Pipeline:
 
 
 def day(number: int, count: int = A_DAY, keys: Sequence[str] = KEYS) -> Rows:
-    """
-    The records of a day, up to ten minutes out of order.
-    """
+    """The records of a day, up to ten minutes out of order."""
     rows = [
         {"k": keys[n % len(keys)], "t": START + number * DAY + n * DAY // count, "id": f"{number}-{n}"}
         for n in range(count)
@@ -95,9 +80,7 @@ def day(number: int, count: int = A_DAY, keys: Sequence[str] = KEYS) -> Rows:
 
 
 def write(folder: Path, number: int, rows: Rows) -> Path:
-    """
-    A day's file in the folder that grows.
-    """
+    """A day's file in the folder that grows."""
     folder.mkdir(exist_ok=True)
     file = folder / f"day-{number}.json"
     hidden = folder.parent / f"{file.name}.part"
@@ -106,25 +89,19 @@ def write(folder: Path, number: int, rows: Rows) -> Path:
 
 
 def rows_of(files: Sequence[Path]) -> Rows:
-    """
-    What the files hold.
-    """
+    """What the files hold."""
     return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def due(rows: Rows, *, at_the_end: bool = False) -> dict[tuple[str, int], int]:
-    """
-    How many records each key has in each hour that is over, by key and end of the hour.
-    """
+    """How many records each key has in each hour that is over, by key and end of the hour."""
     mark = TIME_MAX_US if at_the_end else max(row["t"] for row in rows) - DISORDER
     counts = Counter((row["k"], row["t"] // HOUR * HOUR + HOUR) for row in rows)
     return {hour: count for hour, count in counts.items() if hour[1] <= mark}
 
 
 def rows_in(table: Path) -> list[tuple[str, Any]]:
-    """
-    Key and value of each row that a sink has written; none if it has written nothing.
-    """
+    """Key and value of each row that a sink has written; none if it has written nothing."""
     if not table.exists():
         return []
     rows = DeltaTable(table).to_pyarrow_table().to_pylist()
@@ -132,9 +109,7 @@ def rows_in(table: Path) -> list[tuple[str, Any]]:
 
 
 def shown(folder: Path) -> tuple[dict[tuple[str, int], int], list[tuple[str, int]]]:
-    """
-    What the two tables hold: counts by key and end of the hour, and alarms in order.
-    """
+    """What the two tables hold: counts by key and end of the hour, and alarms in order."""
     panes = rows_in(folder / "counts")
     counts = {(key, pane["window"][1]): pane["value"] for key, pane in panes}
     assert len(counts) == len(panes), "an hour was shown twice"
@@ -142,17 +117,13 @@ def shown(folder: Path) -> tuple[dict[tuple[str, int], int], list[tuple[str, int
 
 
 def kept(store: mp.Store) -> dict[str, list[int]]:
-    """
-    What the second stage kept of each key, in no particular order.
-    """
+    """What the second stage kept of each key, in no particular order."""
     rows = store.rows_view("kept").to_arrow().to_pylist()
     return {row["key"]: sorted(json.loads(row["state"])) for row in rows}
 
 
 class Job:
-    """
-    A job in a folder of its own, run once a day.
-    """
+    """A job in a folder of its own, run once a day."""
 
     def __init__(self, folder: Path, spark: SparkSession | None = None) -> None:
         folder.mkdir()
@@ -167,33 +138,25 @@ class Job:
 
     @property
     def runner(self) -> mp.LocalRunner | mp.SparkRunner:
-        """
-        A runner on the store, as a new process makes it.
-        """
+        """A runner on the store, as a new process makes it."""
         if self._spark is None:
             return mp.LocalRunner(self.store, intervals=2, progress=False)
         return mp.SparkRunner(self.store, spark=self._spark, intervals=2, progress=False)
 
     def frame(self) -> DataFrame:
-        """
-        The folder as a stream.
-        """
+        """The folder as a stream."""
         assert self._spark is not None
         return self._spark.readStream.schema(SCHEMA).json(str(self.input))
 
     def run(self, *, finish: bool) -> mp.RunSummary:
-        """
-        One night.
-        """
+        """One night."""
         if isinstance(runner := self.runner, mp.SparkRunner):
             return runner.run(pipeline(self.folder), {"events": self.frame()}, finish=finish)
         files = sorted(self.input.iterdir())
         return runner.run(pipeline(self.folder), {"events": rows_of(files)}, finish=finish)
 
     def run_available_now(self) -> mp.RunSummary:
-        """
-        One night, started, waited for and stopped.
-        """
+        """One night, started, waited for and stopped."""
         runner = self.runner
         assert isinstance(runner, mp.SparkRunner)
         run = runner.start(pipeline(self.folder), {"events": self.frame()}, trigger={"availableNow": True})
@@ -204,9 +167,7 @@ class Job:
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Job]]:
-    """
-    Makes jobs of a runner, by the name of their folder.
-    """
+    """Makes jobs of a runner, by the name of their folder."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None
     made: list[Job] = []
 
@@ -220,9 +181,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[st
 
 
 def assert_all_due_is_done(job: Job, rows: Rows, *, at_the_end: bool = False) -> None:
-    """
-    The tables hold each hour that is over, once, and nothing else.
-    """
+    """The tables hold each hour that is over, once, and nothing else."""
     expected = due(rows, at_the_end=at_the_end)
     counts, alarms = shown(job.folder)
     assert counts == expected
@@ -237,9 +196,7 @@ def assert_all_due_is_done(job: Job, rows: Rows, *, at_the_end: bool = False) ->
 def test_three_days_of_a_growing_folder_equal_one_run_over_all(
     job: Callable[[str], Job], last_day_ends: bool
 ) -> None:
-    """
-    Each night shows all hours that are over, none of 13,120 records a day is late, and the whole is one run's.
-    """
+    """Each night shows all hours that are over, none of 13,120 records a day is late, and the whole is one run's."""
     nightly, once = job("nightly"), job("once")
     for number in range(3):
         write(nightly.input, number, day(number))
@@ -261,9 +218,7 @@ def test_three_days_of_a_growing_folder_equal_one_run_over_all(
 
 
 def test_input_after_the_end_is_refused(job: Callable[[str], Job]) -> None:
-    """
-    A second day after a run to the end is refused with the ways out, where all its 13,120 records would be late.
-    """
+    """A second day after a run to the end is refused with the ways out, where all its 13,120 records would be late."""
     daily = job("daily")
     write(daily.input, 0, day(0))
     assert daily.run(finish=True).ended == ("events",)
@@ -280,9 +235,7 @@ def test_input_after_the_end_is_refused(job: Callable[[str], Job]) -> None:
 def test_a_run_that_finds_nothing_new_says_why(
     job: Callable[[str], Job], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    "0 processed" comes with its reason, in a warning and in the summary.
-    """
+    """A run that processed nothing logs its reason, in a warning and in the summary."""
     daily = job("daily")
     write(daily.input, 0, day(0, 50))
     daily.run(finish=False)
@@ -298,9 +251,7 @@ def test_a_run_that_finds_nothing_new_says_why(
 def test_the_run_to_the_end_says_that_it_is(
     job: Callable[[str], Job], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    The log names the streams that take nothing more; a run that does not end them says nothing of the kind.
-    """
+    """The log names the streams that take nothing more; a run that does not end them says nothing of the kind."""
     daily = job("daily")
     write(daily.input, 0, day(0, 50))
     with caplog.at_level(logging.INFO, "millpond"):
@@ -313,9 +264,7 @@ def test_the_run_to_the_end_says_that_it_is(
 
 @pytest.mark.spark
 def test_available_now_does_all_that_is_due(spark: SparkSession, tmp_path: Path) -> None:
-    """
-    When ``await_termination`` returns, 22 of 22 hours that are over have been shown, and no work is left.
-    """
+    """When ``await_termination`` returns, 22 of 22 hours that are over have been shown, and no work is left."""
     job = Job(tmp_path / "job", spark)
     rows = day(0, 480, keys=("a",))
     write(job.input, 0, rows)
@@ -330,9 +279,7 @@ def test_available_now_does_all_that_is_due(spark: SparkSession, tmp_path: Path)
 
 @pytest.mark.spark
 def test_closing_an_embedded_computation_does_all_that_is_due(spark: SparkSession, tmp_path: Path) -> None:
-    """
-    Each night all alarms that are due have been told when ``close`` returns; after three nights 210 of 216.
-    """
+    """Each night all alarms that are due have been told when ``close`` returns; after three nights 210 of 216."""
     job = Job(tmp_path / "job", spark)
     with job.store:
         for number in range(3):
@@ -362,9 +309,7 @@ def test_closing_an_embedded_computation_does_all_that_is_due(spark: SparkSessio
 
 @pytest.mark.spark
 def test_a_bounded_frame_that_has_grown_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """
-    A bounded DataFrame is read once: the same one again is skipped with its reason, a greater one is refused.
-    """
+    """A bounded DataFrame is read once: the same one again is skipped with its reason, a greater one is refused."""
     job = Job(tmp_path / "job", spark)
     rows = day(0, 50)
     write(job.input, 0, [*rows, {"k": None, "t": rows[0]["t"], "id": "unreadable"}])

@@ -1,6 +1,4 @@
-"""
-Event times that user code moves, or that arrival gives, are the same on both runners.
-"""
+"""Event times that user code moves, or that arrival gives, are the same on both runners."""
 
 from __future__ import annotations
 
@@ -31,37 +29,27 @@ Open = Callable[[Callable[[], Pipeline]], Any]
 
 
 class Panes(Computation):
-    """
-    Keeps each pane's window start, values, and whether the record was late.
-    """
+    """Keeps each pane's window start, values, and whether the record was late."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Append the pane.
-        """
+        """Append the pane."""
         shown = record.value
         entry = [shown["window"][0] - START_US, sorted(shown["value"]), record.late]
         context.state.set([*context.state.get([]), entry])
 
 
 def rows(*at: int, move: int = 0) -> list[dict[str, Any]]:
-    """
-    Rows at these times, with a requested shift.
-    """
+    """Rows at these times, with a requested shift."""
     return [{"k": "k", "t": START_US + seconds, "move": move} for seconds in at]
 
 
 def moved(value: Any, at: int) -> int:
-    """
-    The time that a row requests.
-    """
+    """The time that a row requests."""
     return at + int(value["move"])
 
 
 def shifting(horizon: Any) -> Callable[[], Pipeline]:
-    """
-    Rows shift their times, and are collected in windows of ten microseconds.
-    """
+    """Rows shift their times, and are collected in windows of ten microseconds."""
 
     def make() -> Pipeline:
         pipeline = Pipeline("times")
@@ -75,9 +63,7 @@ def shifting(horizon: Any) -> Callable[[], Pipeline]:
 
 
 def arriving() -> Pipeline:
-    """
-    Rows with ingress time, in windows of ten seconds.
-    """
+    """Rows with ingress time, in windows of ten seconds."""
     pipeline = Pipeline("times")
     stream = pipeline.inject("s", key="k", at=IngressTime())
     stream.window(FixedWindows("10s")).combine(ToList("move"), name="lists").apply(Panes(), name="panes")
@@ -85,22 +71,16 @@ def arriving() -> Pipeline:
 
 
 def panes(run: Play) -> list[list[Any]]:
-    """
-    The panes that the last computation has seen.
-    """
+    """The panes that the last computation has seen."""
     state = run.states("panes").get("k", "[]")
     return list(orjson.loads(state))
 
 
 class Facts:
-    """
-    One test per fact; subclasses provide the runner.
-    """
+    """One test per fact; subclasses provide the runner."""
 
     def test_a_horizon_holds_the_watermark_back(self, play: Open) -> None:
-        """
-        The watermark is held back by the horizon, also after a restart, so moved values are not late.
-        """
+        """The watermark is held back by the horizon, also after a restart, so moved values are not late."""
         run = play(shifting("10us"))
         run.inject("s", rows(25))
         run.advance("s", START_US + 22)
@@ -118,9 +98,7 @@ class Facts:
         assert run.run.summary().totals.late == 0
 
     def test_a_window_by_arrival_is_complete_when_the_clock_has_passed_it(self, play: Open) -> None:
-        """
-        A window of ingress time closes with the clock, without input, after a restart, and whatever times rows have.
-        """
+        """A window of ingress time closes with the clock, without input, after a restart, and whatever times rows have."""
         run = play(arriving)
         run.inject("s", rows(500, move=1))
         run.clock.advance_ms(9_999)
@@ -141,9 +119,7 @@ class Facts:
         assert run.run.summary().totals.late == 0
 
     def test_without_bound_it_is_openly_late(self, play: Open) -> None:
-        """
-        With an unbounded horizon the watermark advances, and values moved behind it are counted as late and dropped.
-        """
+        """With an unbounded horizon the watermark advances, and values moved behind it are counted as late and dropped."""
         run = play(shifting("unbounded"))
         run.inject("s", rows(25))
         run.advance("s", START_US + 22)
@@ -158,22 +134,16 @@ class Facts:
 
 
 class TestLocalRunner(Facts):
-    """
-    The facts on the local runner, and those that need only one runner.
-    """
+    """The facts on the local runner, and those that need only one runner."""
 
     @pytest.fixture
     def play(self, tmp_path: Path) -> Iterator[Open]:
-        """
-        Plays a pipeline; it is stopped when the test ends.
-        """
+        """Plays a pipeline; it is stopped when the test ends."""
         with plays(tmp_path, lambda: ManualClock(START_US)) as start:
             yield start
 
     def test_time_of_arrival_stands_while_a_clock_that_was_set_back_catches_up(self, play: Open) -> None:
-        """
-        After the clock was set back, records get the time already reached, and are not late.
-        """
+        """After the clock was set back, records get the time already reached, and are not late."""
         run = play(arriving)
         run.clock.advance_ms(12_000)
         run.inject("s", rows(0, move=1))
@@ -189,9 +159,7 @@ class TestLocalRunner(Facts):
         assert run.run.summary().totals.late == 0
 
     def test_beyond_the_horizon_is_refused(self, play: Open) -> None:
-        """
-        A value that is moved beyond the horizon becomes a dead letter; other values continue.
-        """
+        """A value that is moved beyond the horizon becomes a dead letter; other values continue."""
         run = play(shifting("10us"))
         run.inject("s", [*rows(25, move=-11), *rows(25, move=-1)])
         run.settle()
@@ -201,9 +169,7 @@ class TestLocalRunner(Facts):
         assert run.run.summary().totals.dead_letters == 1
 
     def test_forwards_is_free(self, play: Open) -> None:
-        """
-        Without a horizon nothing is held back, and values moved forwards are not late.
-        """
+        """Without a horizon nothing is held back, and values moved forwards are not late."""
         run = play(shifting(0))
         run.inject("s", rows(5, move=20))
         run.settle()
@@ -216,14 +182,10 @@ class TestLocalRunner(Facts):
 
 
 class TestSpark(Facts):
-    """
-    The facts on Spark.
-    """
+    """The facts on Spark."""
 
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
-        """
-        Plays a pipeline; it is stopped when the test ends.
-        """
+        """Plays a pipeline; it is stopped when the test ends."""
         with plays(tmp_path, lambda: ManualClock(START_US), spark) as start:
             yield start

@@ -1,6 +1,4 @@
-"""
-A pipeline whose code has changed: rows follow a rename, leave when they are dropped, and are never orphaned in silence.
-"""
+"""A pipeline whose code has changed: rows follow a rename, leave when they are dropped, and are never orphaned in silence."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ Open = Callable[[Make], Any]
 
 
 class Tally(Computation):
-    """
-    Counts its records and forwards them; a timer ten seconds after each adds a hundred.
+    """Counts its records and forwards them; a timer ten seconds after each adds a hundred.
 
     Args:
         codec: the codec of its states.
@@ -48,40 +45,30 @@ class Tally(Computation):
         self.output = output
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Count, set the timer, forward.
-        """
+        """Count, set the timer, forward."""
         context.state.set(context.state.get(0) + 1)
         context.set_timer(record.at + 10 * SECOND_US, tag="end")
         if self.output:
             context.produce(self.output, record.value)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Add a hundred.
-        """
+        """Add a hundred."""
         context.state.set(context.state.get(0) + 100)
 
 
 class Latin1(JsonCodec):
-    """
-    Another codec of text.
-    """
+    """Another codec of text."""
 
     name = "latin1"  # type: ignore[misc]  # this is what the test is about
 
 
 def rows(*at: int, key: str = "k") -> list[dict[str, Any]]:
-    """
-    Rows at these seconds.
-    """
+    """Rows at these seconds."""
     return [{"k": key, "t": START_US + second * SECOND_US, "id": f"{key}{second}"} for second in at]
 
 
 def tally(name: str, codec: Codec | None = None, drop: tuple[str, ...] = (), **options: Any) -> Make:
-    """
-    A pipeline with one computation of this name.
-    """
+    """A pipeline with one computation of this name."""
 
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("p", drop=drop)
@@ -95,9 +82,7 @@ def tally(name: str, codec: Codec | None = None, drop: tuple[str, ...] = (), **o
 def chain(
     first: str, last: str, drop: tuple[str, ...] = (), *, with_first: bool = True, **former: str
 ) -> Make:
-    """
-    Two computations in a row, each on the stream that is named after the one before it.
-    """
+    """Two computations in a row, each on the stream that is named after the one before it."""
 
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("p", drop=drop)
@@ -114,14 +99,10 @@ def chain(
 
 
 class Facts:
-    """
-    One test per fact; subclasses provide the runner.
-    """
+    """One test per fact; subclasses provide the runner."""
 
     def test_a_vanished_computation_is_refused_with_both_ways_out(self, play: Open) -> None:
-        """
-        A renamed computation does not start empty: the pipeline is refused when it opens, in one sentence.
-        """
+        """A renamed computation does not start empty: the pipeline is refused when it opens, in one sentence."""
         run = play(tally("old"))
         run.inject("s", rows(1, 2))
 
@@ -134,8 +115,7 @@ class Facts:
         assert run.states("old") == {"k": "2"}
 
     def test_a_renamed_computation_keeps_rows_ids_timers_and_watermark(self, play: Open) -> None:
-        """
-        State, record ids, pending timers and the journaled watermark are those of the former name; the rename may
+        """State, record ids, pending timers and the journaled watermark are those of the former name; the rename may
         stay in the code or leave it, and the way back is open.
         """
         run = play(tally("old"))
@@ -160,9 +140,7 @@ class Facts:
         assert run.run.summary().totals.timers == 2
 
     def test_productions_on_their_way_follow_the_rename(self, play: Open) -> None:
-        """
-        What the former computation had produced to the stream of its name reaches the consumers of the new one.
-        """
+        """What the former computation had produced to the stream of its name reaches the consumers of the new one."""
         run = play(chain("old", "sum"))
         run.inject("s", rows(1, 2))
         assert run.states("sum") == {}
@@ -175,9 +153,7 @@ class Facts:
         assert run.states("total") == {"k": "2"}
 
     def test_a_dropped_computation_leaves_nothing_but_what_it_produced(self, play: Open) -> None:
-        """
-        Its rows are gone and hold nothing back, its productions on their way are delivered, and its name is free.
-        """
+        """Its rows are gone and hold nothing back, its productions on their way are delivered, and its name is free."""
         run = play(chain("first", "last"))
         run.inject("s", rows(1, 2))
 
@@ -207,9 +183,7 @@ class Facts:
         assert run.states("first") == {"k": "1"}
 
     def test_another_codec_is_refused(self, play: Open) -> None:
-        """
-        States of one codec are not read with another, be both of text, nor under a new name.
-        """
+        """States of one codec are not read with another, be both of text, nor under a new name."""
         run = play(tally("c"))
         run.inject("s", rows(1))
 
@@ -229,9 +203,7 @@ class Facts:
         run.restart()
 
     def test_another_number_of_intervals_is_refused(self, play: Open) -> None:
-        """
-        Keys are cut once: a later run declares the same number, the number of intervals that were cut, or none.
-        """
+        """Keys are cut once: a later run declares the same number, the number of intervals that were cut, or none."""
         keyed = [row for key in "abcdefghij" for row in rows(1, key=key)]
         run = play(tally("c", intervals=3))
         run.inject("s", keyed)
@@ -246,9 +218,7 @@ class Facts:
         run.reopen()
 
     def test_fewer_keys_than_declared_intervals_are_no_change(self, play: Open) -> None:
-        """
-        A computation that had one key at its first input opens again with the number that it declares.
-        """
+        """A computation that had one key at its first input opens again with the number that it declares."""
         run = play(tally("c", intervals=8))
         run.inject("s", rows(1))
 
@@ -261,9 +231,7 @@ class Facts:
 
 
 class _Opened:
-    """
-    A play that can be opened again after it was refused.
-    """
+    """A play that can be opened again after it was refused."""
 
     def __init__(self, play: Any) -> None:
         self.play = play
@@ -278,9 +246,7 @@ class _Opened:
             setattr(self.play, name, value)
 
     def reopen(self) -> None:
-        """
-        Start on a fresh handle of the store; the refused start left no run.
-        """
+        """Start on a fresh handle of the store; the refused start left no run."""
         self.play.store.close()
         self.play.store = self.play._open_store()
         self.play.start()
@@ -288,29 +254,21 @@ class _Opened:
 
 @pytest.fixture
 def local_play(tmp_path: Path) -> Iterator[Open]:
-    """
-    Plays on the local runner.
-    """
+    """Plays on the local runner."""
     with plays(tmp_path, ManualClock) as start:
         yield lambda make: _Opened(start(make))
 
 
 class TestLocally(Facts):
-    """
-    On the local runner.
-    """
+    """On the local runner."""
 
     @pytest.fixture
     def play(self, local_play: Open) -> Open:
-        """
-        The local runner.
-        """
+        """The local runner."""
         return local_play
 
     def test_a_rename_that_dies_at_any_step_is_done_by_the_next_start(self, play: Open) -> None:
-        """
-        Whether the process dies before or after the commit of a rename, the next start finds all rows under one name.
-        """
+        """Whether the process dies before or after the commit of a rename, the next start finds all rows under one name."""
 
         class Died(BaseException):
             pass
@@ -343,22 +301,16 @@ class TestLocally(Facts):
 
 @pytest.mark.spark
 class TestOnSpark(Facts):
-    """
-    On Spark.
-    """
+    """On Spark."""
 
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
-        """
-        The Spark runner.
-        """
+        """The Spark runner."""
         with plays(tmp_path, ManualClock, spark) as start:
             yield lambda make: _Opened(start(make))
 
     def test_sparks_reader_finds_renamed_rows(self, play: Open, spark: SparkSession) -> None:
-        """
-        Delta's reader in Spark takes the partition from the log and not from the files' paths.
-        """
+        """Delta's reader in Spark takes the partition from the log and not from the files' paths."""
         run = play(tally("old"))
         run.inject("s", rows(1, 2))
         run.make = tally("new", renamed_from="old")

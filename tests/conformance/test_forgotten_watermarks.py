@@ -1,6 +1,4 @@
-"""
-A stream out of order without a watermark says so, with the delay that would have kept what it drops: both runners.
-"""
+"""A stream out of order without a watermark says so, with the delay that would have kept what it drops: both runners."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ Open = Callable[..., Any]
 
 
 def counting(watermark: WatermarkPolicy | None = None, through: bool = False) -> Pipeline:
-    """
-    Records are counted by minute, perhaps after a map.
-    """
+    """Records are counted by minute, perhaps after a map."""
     pipeline = Pipeline("p")
     stream = pipeline.inject("s", key="k", at="t", watermark=watermark)
     pipeline.inject("other", key="k", at="t", watermark=watermark).map(dict, name="others")
@@ -42,9 +38,7 @@ def counting(watermark: WatermarkPolicy | None = None, through: bool = False) ->
 
 
 def dropping(watermark: WatermarkPolicy | None = None) -> Pipeline:
-    """
-    A computation that is not given late records.
-    """
+    """A computation that is not given late records."""
     pipeline = Pipeline("p")
     stream = pipeline.inject("s", key="k", at="t", watermark=watermark)
     stream.map(dict, name="minutes", on_late="drop")
@@ -52,24 +46,18 @@ def dropping(watermark: WatermarkPolicy | None = None) -> Pipeline:
 
 
 def rows(*seconds: float) -> list[dict[str, Any]]:
-    """
-    Rows at these seconds.
-    """
+    """Rows at these seconds."""
     return [{"k": "k", "t": START_US + int(second * SECOND_US)} for second in seconds]
 
 
 class Facts:
-    """
-    One test per fact; subclasses provide the runner.
-    """
+    """One test per fact; subclasses provide the runner."""
 
     @pytest.mark.parametrize("make", [counting, partial(counting, through=True), dropping])
     def test_the_first_dropped_record_warns_with_the_delay_that_would_have_kept_it(
         self, play: Open, make: Callable[..., Pipeline], caplog: pytest.LogCaptureFixture, tmp_path: Path
     ) -> None:
-        """
-        It is said once, with stream, computation and figure; declared as such, the same input drops nothing.
-        """
+        """It is said once, with stream, computation and figure; declared as such, the same input drops nothing."""
         caplog.set_level(logging.WARNING, "millpond")
         pieces = [rows(20), rows(600), rows(590, 23, 601), rows(10)]
         run = play(make)
@@ -96,9 +84,7 @@ class Facts:
     def test_a_stream_whose_watermark_was_declared_warns_of_nothing(
         self, play: Open, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """
-        What a declared bound leaves out is late by intent, and only counted.
-        """
+        """What a declared bound leaves out is late by intent, and only counted."""
         caplog.set_level(logging.WARNING, "millpond")
         run = play(partial(counting, watermark=BoundedDisorder("0s")))
         for piece in (rows(600), rows(23)):
@@ -109,9 +95,7 @@ class Facts:
 
 
 class TestLocal(Facts):
-    """
-    The local runner.
-    """
+    """The local runner."""
 
     @pytest.fixture
     def play(self, tmp_path: Path) -> Iterator[Open]:
@@ -120,9 +104,7 @@ class TestLocal(Facts):
 
 
 class TestSpark(Facts):
-    """
-    The Spark runner.
-    """
+    """The Spark runner."""
 
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:

@@ -1,6 +1,4 @@
-"""
-Queries that are stopped and moved: what Millpond yields from there on is what Spark yields from there on.
-"""
+"""Queries that are stopped and moved: what Millpond yields from there on is what Spark yields from there on."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 @pytest.fixture
 def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
-    """
-    The session with the state store that Spark's operator needs.
-    """
+    """The session with the state store that Spark's operator needs."""
     spark.conf.set(_STATE_STORE, _ROCKSDB)
     yield spark
     spark.conf.unset(_STATE_STORE)
@@ -51,9 +47,7 @@ def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
 
 @dataclass(frozen=True)
 class Move:
-    """
-    A user's query that is stopped after some files and moved: each file is a micro-batch.
-    """
+    """A user's query that is stopped after some files and moved: each file is a micro-batch."""
 
     spark: SparkSession
     folder: Path
@@ -61,9 +55,7 @@ class Move:
     delay: str | None = None
 
     def put(self, batches: Sequence[Sequence[Row]]) -> None:
-        """
-        Write more files.
-        """
+        """Write more files."""
         source = self.folder / "in"
         source.mkdir(exist_ok=True)
         first = len(list(source.iterdir()))
@@ -73,24 +65,18 @@ class Move:
             os.utime(file, (1e9 + number, 1e9 + number))
 
     def frame(self) -> DataFrame:
-        """
-        The frame of the files.
-        """
+        """The frame of the files."""
         reader = self.spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1)
         frame = reader.json(str(self.folder / "in"))
         return frame if self.delay is None else frame.withWatermark("t", self.delay)
 
     @property
     def checkpoint(self) -> Path:
-        """
-        The query's checkpoint.
-        """
+        """The query's checkpoint."""
         return self.folder / "checkpoint"
 
     def in_spark(self, output: DataFrame, mode: str = "update") -> list[str]:
-        """
-        What the query yields in this start of it.
-        """
+        """What the query yields in this start of it."""
         table = str(self.folder / "spark")
         before = _seen(table)
         query = (
@@ -102,18 +88,14 @@ class Move:
         return _without(_seen(table), before)
 
     def move(self, computation: str, **options: Any) -> ImportedCheckpoint:
-        """
-        Import what the query has now into a store of its own.
-        """
+        """Import what the query has now into a store of its own."""
         return import_checkpoint(
             self.checkpoint, computation=computation, into=self.folder / "pond", spark=self.spark, **options
         )
 
     @property
     def place(self) -> dict[str, Any]:
-        """
-        Where Millpond goes on.
-        """
+        """Where Millpond goes on."""
         return {
             "store": self.folder / "pond",
             "sink": self.folder / "millpond",
@@ -123,9 +105,7 @@ class Move:
         }
 
     def in_millpond(self, run: SparkRun) -> list[str]:
-        """
-        What a run yields.
-        """
+        """What a run yields."""
         try:
             run.await_termination()
         finally:
@@ -151,9 +131,7 @@ def _timed(key: str, second: float, set_: Sequence[int] = (), unset: Sequence[in
 
 
 def test_timers_and_the_watermark_move(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    Timers that are pending, those that fall due, and rows that are late go on as in Spark, with the source.
-    """
+    """Timers that are pending, those that fall due, and rows that are late go on as in Spark, with the source."""
     move = Move(rocksdb, tmp_path, "k string, t timestamp, set array<long>, unset array<long>", "1 second")
 
     def theirs() -> list[str]:
@@ -194,9 +172,7 @@ def test_timers_and_the_watermark_move(rocksdb: SparkSession, tmp_path: Path) ->
 @pytest.mark.spark_all
 @pytest.mark.parametrize("keys", [("k",), ("k", "n")])
 def test_variables_move(rocksdb: SparkSession, tmp_path: Path, keys: tuple[str, ...]) -> None:
-    """
-    Values, lists and maps of one key column and of several.
-    """
+    """Values, lists and maps of one key column and of several."""
     words = ("update", "append", "map", "put", "append", "map")
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
 
@@ -224,9 +200,7 @@ def test_variables_move(rocksdb: SparkSession, tmp_path: Path, keys: tuple[str, 
 
 
 def test_values_of_all_types_move(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    What the code reads from the state that moved has the values and the types that it has in Spark.
-    """
+    """What the code reads from the state that moved has the values and the types that it has in Spark."""
     move = Move(rocksdb, tmp_path, "k string, n long")
 
     def theirs() -> list[str]:
@@ -242,9 +216,7 @@ def test_values_of_all_types_move(rocksdb: SparkSession, tmp_path: Path) -> None
 
 
 def test_the_state_of_groups_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    State and timeouts of ``applyInPandasWithState``; which time they are of has to be said.
-    """
+    """State and timeouts of ``applyInPandasWithState``; which time they are of has to be said."""
     timeout = GroupStateTimeout.EventTimeTimeout
     move = Move(rocksdb, tmp_path, "k string, t timestamp, do string, n long", "1 second")
 
@@ -302,9 +274,7 @@ _CLICKS = "k string, t timestamp, seen string"
     ids=["key with the event time", "for ever", "within the watermark"],
 )
 def test_seen_keys_move(rocksdb: SparkSession, tmp_path: Path, keys: list[str], within: bool) -> None:
-    """
-    What was seen is a duplicate afterwards too, until it expires.
-    """
+    """What was seen is a duplicate afterwards too, until it expires."""
     move = Move(rocksdb, tmp_path, _CLICKS, "2 seconds")
 
     def theirs() -> list[str]:
@@ -348,9 +318,7 @@ def _sums_of(key: dict[str, Any], buffers: dict[str, Any]) -> dict[str, Any] | N
 
 
 def test_an_aggregation_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    Its buffers become the state that the user's function makes of them; without one, the state is the buffers.
-    """
+    """Its buffers become the state that the user's function makes of them; without one, the state is the buffers."""
     move = Move(rocksdb, tmp_path, "k string, n long")
 
     def theirs() -> list[str]:
@@ -372,9 +340,7 @@ def test_an_aggregation_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.spark_all
 def test_a_query_that_was_killed_moves(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    The records of the batch that it had begun are read again, each once; what the source had listed comes too.
-    """
+    """The records of the batch that it had begun are read again, each once; what the source had listed comes too."""
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
 
     def theirs() -> list[str]:
@@ -407,9 +373,7 @@ def test_a_query_that_was_killed_moves(rocksdb: SparkSession, tmp_path: Path) ->
 
 
 def test_a_second_import_is_refused(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    Into the same computation, and with the same input; what is no checkpoint, no operator, and no state to move, too.
-    """
+    """Into the same computation, and with the same input; what is no checkpoint, no operator, and no state to move, too."""
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
     move.put([[{"k": "a", "do": "append", "n": 1}]])
     frame = move.frame()
@@ -436,16 +400,12 @@ def test_a_second_import_is_refused(rocksdb: SparkSession, tmp_path: Path) -> No
 
 
 class Died(BaseException):
-    """
-    The process died here.
-    """
+    """The process died here."""
 
 
 @pytest.mark.spark_all
 def test_an_import_that_died_has_no_effect(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    Wherever it dies before its commit; the next one moves everything.
-    """
+    """Wherever it dies before its commit; the next one moves everything."""
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
     move.put([[{"k": "a", "do": "append", "n": 1}]])
     move.in_spark(move.frame().groupBy("k").transformWithState(Remembering(), SEEN, "Update", "None"))
@@ -471,9 +431,7 @@ def test_an_import_that_died_has_no_effect(rocksdb: SparkSession, tmp_path: Path
 
 
 def test_a_query_without_state_moves_its_place(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    Files that it has read are not read again, although no key has anything left.
-    """
+    """Files that it has read are not read again, although no key has anything left."""
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
 
     def theirs() -> list[str]:
@@ -494,9 +452,7 @@ def test_a_query_without_state_moves_its_place(rocksdb: SparkSession, tmp_path: 
 
 
 def test_the_command_moves_a_query(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    A dry run shows what it would do and writes nothing; then it does it.
-    """
+    """A dry run shows what it would do and writes nothing; then it does it."""
     move = Move(rocksdb, tmp_path, "k string, do string, n long")
     move.put([[{"k": "a", "do": "append", "n": 1}, {"k": "b", "do": "update", "n": 2}]])
     move.in_spark(move.frame().groupBy("k").transformWithState(Remembering(), SEEN, "Update", "None"))

@@ -1,5 +1,4 @@
-"""
-What every kind of `Leases` promises: one suite for memory and for ZooKeeper.
+"""What every kind of `Leases` promises: one suite for memory and for ZooKeeper.
 
 ZooKeeper takes part three times: open, secured by TLS, SASL and access lists, and in a container. These are the only tests that need a Docker engine, and each has a twin that needs none:
 
@@ -39,9 +38,7 @@ SHORT_SESSION_MS = 1_000
 
 
 class World(Protocol):
-    """
-    A lease service for one store, and operations on its writers' connections.
-    """
+    """A lease service for one store, and operations on its writers' connections."""
 
     def open(self, writer_id: str, session_timeout_ms: int = 10_000) -> Leases: ...
 
@@ -50,9 +47,7 @@ class World(Protocol):
     def resume(self, leases: Leases) -> None: ...
 
     def expire_session(self, leases: Leases) -> None:
-        """
-        Expire the session; the writer is notified, perhaps later.
-        """
+        """Expire the session; the writer is notified, perhaps later."""
         ...
 
     def close(self) -> None: ...
@@ -128,9 +123,7 @@ class ZooKeeperWorld:
 
 @pytest.fixture(scope="session")
 def zookeeper_in_container() -> Iterator[str]:
-    """
-    A server of the official image, where a Docker engine answers.
-    """
+    """A server of the official image, where a Docker engine answers."""
     if not docker_answers():
         pytest.skip("no Docker engine answers")
     with container_hosts() as hosts:
@@ -139,9 +132,7 @@ def zookeeper_in_container() -> Iterator[str]:
 
 @pytest.fixture(params=["memory", "zookeeper", "secured", "container"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """
-    Each kind of lease service in turn.
-    """
+    """Each kind of lease service in turn."""
     if request.param == "memory":
         yield MemoryWorld()
     elif request.param == "zookeeper":
@@ -169,9 +160,7 @@ def in_background(wait: threading.Thread) -> threading.Thread:
 
 
 def test_sequencers_rise_and_exceed_the_table(world: World) -> None:
-    """
-    Each acquired lease has a higher sequencer than the previous one and than the table.
-    """
+    """Each acquired lease has a higher sequencer than the previous one and than the table."""
     leases = world.open("w1")
 
     first = leases.take(INTERVAL, above=NOTHING)
@@ -183,9 +172,7 @@ def test_sequencers_rise_and_exceed_the_table(world: World) -> None:
 
 
 def test_newest_taker_wins(world: World) -> None:
-    """
-    Taking replaces a live holder, which is notified that its lease has ended and who holds it.
-    """
+    """Taking replaces a live holder, which is notified that its lease has ended and who holds it."""
     old = world.open("w1").take(INTERVAL, above=NOTHING)
     new = world.open("w2").take(INTERVAL, above=NOTHING)
 
@@ -197,9 +184,7 @@ def test_newest_taker_wins(world: World) -> None:
 
 
 def test_refused_taking_names_the_holder(world: World) -> None:
-    """
-    With ``refuse``, a held lease stays with its holder, whom the error names.
-    """
+    """With ``refuse``, a held lease stays with its holder, whom the error names."""
     lease = world.open("w1").take(INTERVAL, above=NOTHING)
 
     with pytest.raises(ConflictError, match=r"holder=`w1"):
@@ -208,9 +193,7 @@ def test_refused_taking_names_the_holder(world: World) -> None:
 
 
 def test_refuse_takes_a_free_lease(world: World) -> None:
-    """
-    With ``refuse``, a free lease is taken.
-    """
+    """With ``refuse``, a free lease is taken."""
     first = world.open("w1")
     first.release(first.take(INTERVAL, above=NOTHING))
 
@@ -218,9 +201,7 @@ def test_refuse_takes_a_free_lease(world: World) -> None:
 
 
 def test_standby_gives_up_after_its_time(world: World) -> None:
-    """
-    With ``wait``, a lease that stays held ends in an error that names the holder.
-    """
+    """With ``wait``, a lease that stays held ends in an error that names the holder."""
     lease = world.open("w1").take(INTERVAL, above=NOTHING)
 
     with pytest.raises(ConflictError, match=r"holder=`w1"):
@@ -230,9 +211,7 @@ def test_standby_gives_up_after_its_time(world: World) -> None:
 
 @pytest.mark.parametrize("way", ["release", "close"])
 def test_standby_follows_a_holder_that_goes(world: World, way: str) -> None:
-    """
-    With ``wait``, the lease is taken once its holder releases it or closes.
-    """
+    """With ``wait``, the lease is taken once its holder releases it or closes."""
     first, standby = world.open("w1"), world.open("w2")
     lease = first.take(INTERVAL, above=NOTHING)
     taken: list[Lease] = []
@@ -252,9 +231,7 @@ def test_standby_follows_a_holder_that_goes(world: World, way: str) -> None:
 
 
 def test_released_lease_has_ended(world: World) -> None:
-    """
-    A released lease fails its check, and releasing it again changes nothing.
-    """
+    """A released lease fails its check, and releasing it again changes nothing."""
     leases = world.open("w1")
     lease = leases.take(INTERVAL, above=NOTHING)
     leases.release(lease)
@@ -265,9 +242,7 @@ def test_released_lease_has_ended(world: World) -> None:
 
 
 def test_releasing_an_ended_lease_leaves_the_new_one_alone(world: World) -> None:
-    """
-    Releasing a lease that another writer, or this one again, has taken frees nothing.
-    """
+    """Releasing a lease that another writer, or this one again, has taken frees nothing."""
     first, second = world.open("w1"), world.open("w2")
     old = first.take(INTERVAL, above=NOTHING)
     second.take(INTERVAL, above=NOTHING)
@@ -280,9 +255,7 @@ def test_releasing_an_ended_lease_leaves_the_new_one_alone(world: World) -> None
 
 
 def test_writer_may_take_its_own_lease_again(world: World) -> None:
-    """
-    Taking a lease that the writer has ends the old one, whatever it does about others.
-    """
+    """Taking a lease that the writer has ends the old one, whatever it does about others."""
     leases = world.open("w1")
     old = leases.take(INTERVAL, above=NOTHING)
     new = leases.take(INTERVAL, above=NOTHING, on_held="refuse")
@@ -293,9 +266,7 @@ def test_writer_may_take_its_own_lease_again(world: World) -> None:
 
 
 def test_all_are_taken_in_order(world: World) -> None:
-    """
-    Taking many gives a lease per interval, in the order asked for, each above its own number.
-    """
+    """Taking many gives a lease per interval, in the order asked for, each above its own number."""
     leases = world.open("w1")
     intervals = intervals_from_boundaries("many", [f"{number:03d}" for number in range(149)])
     wanted = {interval: Sequencer(number) for number, interval in enumerate(intervals)}
@@ -309,9 +280,7 @@ def test_all_are_taken_in_order(world: World) -> None:
 
 
 def test_all_or_none_are_taken(world: World) -> None:
-    """
-    If one of several is refused, its holder keeps it, the others stay free, and own ones stay held.
-    """
+    """If one of several is refused, its holder keeps it, the others stay free, and own ones stay held."""
     first, second = world.open("w1"), world.open("w2")
     lease = second.take(OTHER, above=NOTHING)
     third = Interval("counter", "", "a")
@@ -326,9 +295,7 @@ def test_all_or_none_are_taken(world: World) -> None:
 
 @pytest.mark.parametrize("low", ["", "/", ".", "..", "%2F", "ünï", "a\x00b", "=" * 500])
 def test_any_key_may_bound_an_interval(world: World, low: str) -> None:
-    """
-    Keys with every kind of character bound intervals that are leased separately.
-    """
+    """Keys with every kind of character bound intervals that are leased separately."""
     first, second = world.open("w1"), world.open("w2")
     lease = first.take(Interval("odd", low, None), above=NOTHING)
 
@@ -338,9 +305,7 @@ def test_any_key_may_bound_an_interval(world: World, low: str) -> None:
 
 
 def test_lost_connection_suspends(world: World) -> None:
-    """
-    While the service is away leases are suspended, not lost, and taking is unavailable.
-    """
+    """While the service is away leases are suspended, not lost, and taking is unavailable."""
     leases = world.open("w1")
     lease = leases.take(INTERVAL, above=NOTHING)
     world.suspend(leases)
@@ -359,9 +324,7 @@ def test_lost_connection_suspends(world: World) -> None:
 
 
 def test_lease_taken_while_away_is_lost_on_return(world: World) -> None:
-    """
-    A writer whose lease was taken while it was disconnected learns so when it reconnects.
-    """
+    """A writer whose lease was taken while it was disconnected learns so when it reconnects."""
     leases, other = world.open("w1"), world.open("w2")
     lease, kept = leases.take_all({INTERVAL: NOTHING, OTHER: NOTHING})
     world.suspend(leases)
@@ -375,9 +338,7 @@ def test_lease_taken_while_away_is_lost_on_return(world: World) -> None:
 
 
 def test_release_while_away_frees_the_lease_on_return(world: World) -> None:
-    """
-    A lease released while the service is away is free soon after it is back.
-    """
+    """A lease released while the service is away is free soon after it is back."""
     leases, other = world.open("w1"), world.open("w2")
     lease = leases.take(INTERVAL, above=NOTHING)
     world.suspend(leases)
@@ -390,9 +351,7 @@ def test_release_while_away_frees_the_lease_on_return(world: World) -> None:
 
 
 def test_expired_session_loses_every_lease(world: World) -> None:
-    """
-    When its session has ended a writer has lost every lease, and may take them again.
-    """
+    """When its session has ended a writer has lost every lease, and may take them again."""
     leases = world.open("w1", SHORT_SESSION_MS)
     lease = leases.take(INTERVAL, above=NOTHING)
     world.expire_session(leases)
@@ -406,9 +365,7 @@ def test_expired_session_loses_every_lease(world: World) -> None:
 
 
 def test_high_water_starts_empty_and_rises(world: World) -> None:
-    """
-    The mark is unknown at first, is the highest value advanced to, and never falls.
-    """
+    """The mark is unknown at first, is the highest value advanced to, and never falls."""
     high_water = world.open("w1").high_water
 
     assert high_water.read() is None
@@ -419,9 +376,7 @@ def test_high_water_starts_empty_and_rises(world: World) -> None:
 
 
 def test_writers_share_the_high_water_mark(world: World) -> None:
-    """
-    Writers of a store see each other's marks, and a late lower mark does not lower it.
-    """
+    """Writers of a store see each other's marks, and a late lower mark does not lower it."""
     first, second = world.open("w1").high_water, world.open("w2").high_water
     second.advance(TableVersion(4), "four")
     second.flush()
@@ -434,9 +389,7 @@ def test_writers_share_the_high_water_mark(world: World) -> None:
 
 
 def test_closing_twice_is_harmless(world: World) -> None:
-    """
-    Closing ends every lease, and closing again changes nothing.
-    """
+    """Closing ends every lease, and closing again changes nothing."""
     leases = world.open("w1")
     lease = leases.take(INTERVAL, above=NOTHING)
     leases.close()

@@ -1,5 +1,4 @@
-"""
-The promises of every object store: one suite for memory, disk, S3, and the disk tier before a store.
+"""The promises of every object store: one suite for memory, disk, S3, and the disk tier before a store.
 
 S3 is moto on the loopback interface, accessed through the production client.
 """
@@ -44,9 +43,7 @@ CALLS = st.lists(
 
 @pytest.fixture(params=["memory", "local", "unsynced", "s3", "disk tier", "disk tier of s3"])
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
-    """
-    An empty store of each kind.
-    """
+    """An empty store of each kind."""
     if request.param == "memory":
         return MemoryObjects()
     if request.param == "local":
@@ -65,9 +62,7 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
 class TestRules:
     @pytest.mark.parametrize("path", ["a/b", f"a/{ROW_FILE}"])
     def test_parts_are_cut_out_of_the_whole(self, objects: Objects, path: str) -> None:
-        """
-        Parts of an object and its end are what the whole has there, and nothing where it ends before.
-        """
+        """Parts of an object and its end are what the whole has there, and nothing where it ends before."""
         data = bytes(range(200))
         objects.put_if_absent(path, data)
 
@@ -81,17 +76,13 @@ class TestRules:
             read_tail(objects, f"b/{path}", 1)
 
     def test_what_was_put_is_got(self, objects: Objects) -> None:
-        """
-        An object has the bytes that it was created with.
-        """
+        """An object has the bytes that it was created with."""
         objects.put_if_absent("a/b", b"bytes")
 
         assert objects.get("a/b") == b"bytes"
 
     def test_put_if_absent_happens_once(self, objects: Objects) -> None:
-        """
-        Of two creations of one object the second fails and changes nothing.
-        """
+        """Of two creations of one object the second fails and changes nothing."""
         objects.put_if_absent("a", b"first")
 
         with pytest.raises(ObjectExistsError):
@@ -99,9 +90,7 @@ class TestRules:
         assert objects.get("a") == b"first"
 
     def test_an_unsynced_put_is_a_put(self, objects: Objects) -> None:
-        """
-        An object that is not synced yet is read, listed, and created once; syncing it, or nothing, changes nothing.
-        """
+        """An object that is not synced yet is read, listed, and created once; syncing it, or nothing, changes nothing."""
         objects.put_unsynced("a/b", b"first")
 
         with pytest.raises(ObjectExistsError):
@@ -112,25 +101,19 @@ class TestRules:
         assert objects.get("a/b") == b"first"
 
     def test_put_replaces(self, objects: Objects) -> None:
-        """
-        A plain put replaces existing bytes.
-        """
+        """A plain put replaces existing bytes."""
         objects.put("a", b"first")
         objects.put("a", b"second")
 
         assert objects.get("a") == b"second"
 
     def test_a_missing_object_is_named(self, objects: Objects) -> None:
-        """
-        Getting a missing object raises an error that names it.
-        """
+        """Getting a missing object raises an error that names it."""
         with pytest.raises(ObjectMissingError, match="nowhere"):
             objects.get("nowhere")
 
     def test_a_listing_is_sorted_and_keeps_to_whole_path_parts(self, objects: Objects) -> None:
-        """
-        Listing a folder returns its objects in order, and none of a folder whose name it prefixes.
-        """
+        """Listing a folder returns its objects in order, and none of a folder whose name it prefixes."""
         for path in ("log/2", "log/10", "log/1", "logs/1", "log/sub/3"):
             objects.put_if_absent(path, b"")
 
@@ -139,9 +122,7 @@ class TestRules:
         assert list(objects.list("nowhere")) == []
 
     def test_deleting_twice_is_no_error(self, objects: Objects) -> None:
-        """
-        A missing object among those to delete does not prevent the other deletions.
-        """
+        """A missing object among those to delete does not prevent the other deletions."""
         objects.put("a", b"")
         objects.put("b", b"")
 
@@ -158,9 +139,7 @@ class TestRules:
         assert list(objects.list("")) == [path]
 
     def test_of_many_creators_at_once_one_succeeds(self, objects: Objects) -> None:
-        """
-        Put-if-absent is atomic: of concurrent writers one wins, and its bytes are read.
-        """
+        """Put-if-absent is atomic: of concurrent writers one wins, and its bytes are read."""
         for number in range(20):
             winners = _create_at_once(objects, f"log/{number}")
 
@@ -170,9 +149,7 @@ class TestRules:
     @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(calls=CALLS)
     def test_it_is_a_dictionary(self, objects: Objects, calls: list[tuple[str, str, str, bytes]]) -> None:
-        """
-        Any sequence of calls gives the answers of a dictionary of paths.
-        """
+        """Any sequence of calls gives the answers of a dictionary of paths."""
         root = SystemRng().token()
         model: dict[str, bytes] = {}
         for operation, name, file, data in calls:

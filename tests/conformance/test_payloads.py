@@ -1,6 +1,4 @@
-"""
-Payloads on both runners: the same values, keys, times and dead letters, and letters that are decoded once more.
-"""
+"""Payloads on both runners: the same values, keys, times and dead letters, and letters that are decoded once more."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ _OLD_AVRO = {**PAYMENT_AVRO, "fields": [field for field in PAYMENT_AVRO["fields"
 
 
 class Keep(mp.Computation):
-    """
-    Keeps what it gets, and fails at what is refunded.
-    """
+    """Keeps what it gets, and fails at what is refunded."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         if record.value.get("kind") == "REFUND":
@@ -50,9 +46,7 @@ class Keep(mp.Computation):
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Play]]:
-    """
-    Starts pipelines on one runner.
-    """
+    """Starts pipelines on one runner."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start

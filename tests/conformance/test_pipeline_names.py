@@ -1,6 +1,4 @@
-"""
-A pipeline with another name continues where it was: rows, timers, ids, inputs, watermarks, totals and sinks.
-"""
+"""A pipeline with another name continues where it was: rows, timers, ids, inputs, watermarks, totals and sinks."""
 
 from __future__ import annotations
 
@@ -29,14 +27,10 @@ SECOND_US = 1_000_000
 
 
 class Count(mp.Computation):
-    """
-    Counts, tells each count, and adds a hundred ten seconds later; what is bad it refuses.
-    """
+    """Counts, tells each count, and adds a hundred ten seconds later; what is bad it refuses."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Count and tell.
-        """
+        """Count and tell."""
         if record.value["bad"]:
             raise ValueError("bad")
         context.state.set(context.state.get(0) + 1)
@@ -44,28 +38,20 @@ class Count(mp.Computation):
         context.set_timer(record.at + 10 * SECOND_US, tag="end")
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """
-        Add a hundred.
-        """
+        """Add a hundred."""
         context.state.set(context.state.get(0) + 100)
 
 
 class Last(mp.Computation):
-    """
-    Keeps the last count that it is told.
-    """
+    """Keeps the last count that it is told."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Keep it.
-        """
+        """Keep it."""
         context.state.set(record.value)
 
 
 def pipeline(name: str, sink: Path, **options: Any) -> Callable[[], mp.Pipeline]:
-    """
-    ``in`` → ``count`` → ``last``, and a sink.
-    """
+    """``in`` → ``count`` → ``last``, and a sink."""
 
     def make() -> mp.Pipeline:
         pipeline = mp.Pipeline(name, **options)
@@ -79,40 +65,30 @@ def pipeline(name: str, sink: Path, **options: Any) -> Callable[[], mp.Pipeline]
 
 
 def rows(*at: int, key: str = "k", bad: bool = False) -> list[dict[str, Any]]:
-    """
-    Records at these seconds.
-    """
+    """Records at these seconds."""
     return [{"k": key, "t": second * SECOND_US, "id": f"{key}{second}", "bad": bad} for second in at]
 
 
 def delivered(sink: Path) -> list[int]:
-    """
-    What the sink has, in order.
-    """
+    """What the sink has, in order."""
     return sorted(orjson.loads(row["value"]) for row in DeltaTable(sink).to_pyarrow_table().to_pylist())
 
 
 def reopen(play: Play) -> None:
-    """
-    Open the store again after a start was refused.
-    """
+    """Open the store again after a start was refused."""
     play.store = play._open_store()
     play.start()
 
 
 @pytest.fixture
 def sink(tmp_path: Path) -> Path:
-    """
-    The sink's table.
-    """
+    """The sink's table."""
     return tmp_path / "out"
 
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """
-    Starts a pipeline on either runner.
-    """
+    """Starts a pipeline on either runner."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start

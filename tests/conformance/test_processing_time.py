@@ -1,5 +1,4 @@
-"""
-Processing time on both sides: Spark's own operators and Millpond over the same micro-batches, whenever these run.
+"""Processing time on both sides: Spark's own operators and Millpond over the same micro-batches, whenever these run.
 
 Spark ends no query of this time mode, so each side runs until it has told as much as there is to tell.
 """
@@ -37,17 +36,14 @@ _WAIT_S = 120
 
 @pytest.fixture
 def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
-    """
-    The session with the state store that Spark's operator needs.
-    """
+    """The session with the state store that Spark's operator needs."""
     spark.conf.set(STATE_STORE, ROCKSDB)
     yield spark
     spark.conf.unset(STATE_STORE)
 
 
 class Seen(OwnWriter):
-    """
-    What was told so far, by either side.
+    """What was told so far, by either side.
 
     Args:
         count: how much there is to tell.
@@ -60,25 +56,19 @@ class Seen(OwnWriter):
         self._is_all = Event()
 
     def add(self, texts: Sequence[str]) -> None:
-        """
-        Take in some of it.
-        """
+        """Take in some of it."""
         self._texts += texts
         if len(self._texts) >= self._count:
             self._is_all.set()
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        """
-        Take in what a superstep has produced.
-        """
+        """Take in what a superstep has produced."""
         if superstep > self.delivered:
             self.delivered = superstep
             self.add([orjson.loads(text)["seen"] for text in productions.column("value").to_pylist()])
 
     def all(self) -> list[str]:
-        """
-        All that there is to tell.
-        """
+        """All that there is to tell."""
         assert self._is_all.wait(_WAIT_S), self._texts
         return sorted(self._texts)
 
@@ -133,8 +123,7 @@ def _both(
 
 
 def test_timers_of_processing_time_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    Timers that are past fire with the rows, others in a batch of their own; one is deleted, one is years away, and
+    """Timers that are past fire with the rows, others in a batch of their own; one is deleted, one is years away, and
     those that are set by timers fire in turn.
     """
     batches = [
@@ -154,9 +143,7 @@ def test_timers_of_processing_time_are_those_of_spark(rocksdb: SparkSession, tmp
 
 
 def test_times_to_live_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    What lives for a millisecond is there to the end of the micro-batch and never after it; the rest stays.
-    """
+    """What lives for a millisecond is there to the end of the micro-batch and never after it; the rest stays."""
     batches = [[{"k": key, "n": number} for key in keys] for number, keys in enumerate(["ab", "a", "aab"])]
 
     def frame() -> DataFrame:
@@ -168,9 +155,7 @@ def test_times_to_live_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path)
 
 
 def test_timeouts_of_processing_time_are_those_of_spark(rocksdb: SparkSession, tmp_path: Path) -> None:
-    """
-    A group without rows times out after its duration, again if it asks for that, and never before.
-    """
+    """A group without rows times out after its duration, again if it asks for that, and never before."""
     batches = [
         [{"k": "soon", "n": 1}, {"k": "long", "n": _LONG_MS}],
         [{"k": "again", "n": 2}, {"k": "long", "n": _LONG_MS}],

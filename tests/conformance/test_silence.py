@@ -1,6 +1,4 @@
-"""
-Alarm after an hour of silence, over ten real series: the same 428 alarms on both runners, whole and in any pieces.
-"""
+"""Alarm after an hour of silence, over ten real series: the same 428 alarms on both runners, whole and in any pieces."""
 
 from __future__ import annotations
 
@@ -32,24 +30,19 @@ PIECES = int(os.environ.get("MILLPOND_SILENCE_PIECES", "60"))
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    """
-    All mentions, in the order of time.
-    """
+    """All mentions, in the order of time."""
     return rows_of(load_mentions())
 
 
 @pytest.fixture(scope="module")
 def expected() -> Alarms:
-    """
-    The alarms, by a sort and a scan of each series.
-    """
+    """The alarms, by a sort and a scan of each series."""
     return silences(load_mentions())
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_there_are_428_silences(source: str) -> None:
-    """
-    In 127,959 five minutes with mentions there are 418 pauses of an hour or more, and each company ends in silence;
+    """In 127,959 five minutes with mentions there are 418 pauses of an hour or more, and each company ends in silence;
     the numbers in the repository are those of the published files, if these are next to the checkout.
     """
     mentions = SOURCES[source]()
@@ -62,9 +55,7 @@ def test_there_are_428_silences(source: str) -> None:
 def test_the_local_runner_finds_them(
     rows: list[dict[str, Any]], expected: Alarms, tmp_path: Path, pieces: int | None
 ) -> None:
-    """
-    Bounded and in pieces, each alarm comes once.
-    """
+    """Bounded and in pieces, each alarm comes once."""
     with Store.in_memory() as store:
         summary = run_local(rows, store, tmp_path / "alarms", pieces)
 
@@ -75,9 +66,7 @@ def test_the_local_runner_finds_them(
 def test_disorder_within_the_bound_changes_nothing(
     rows: list[dict[str, Any]], expected: Alarms, tmp_path: Path
 ) -> None:
-    """
-    Mentions that come up to half an hour late, in an order of their own, wait for their turn.
-    """
+    """Mentions that come up to half an hour late, in an order of their own, wait for their turn."""
     delays = np.random.default_rng(1).integers(0, 1_800, len(rows)).tolist()
     arrives_at = [row["at"] + timedelta(seconds=delay) for row, delay in zip(rows, delays, strict=True)]
     disordered = [rows[index] for index in np.argsort(arrives_at).tolist()]
@@ -91,9 +80,7 @@ def test_disorder_within_the_bound_changes_nothing(
 
 
 def test_without_it_most_are_missed(rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    """
-    A bundle's records run before the timers that they overtake, so a bounded run finds only the silences at the end.
-    """
+    """A bundle's records run before the timers that they overtake, so a bounded run finds only the silences at the end."""
     with Store.in_memory() as store:
         run_local(rows, store, tmp_path / "alarms", time_sorted=False)
 
@@ -104,9 +91,7 @@ def test_without_it_most_are_missed(rows: list[dict[str, Any]], tmp_path: Path) 
 def test_spark_finds_them(
     rows: list[dict[str, Any]], expected: Alarms, tmp_path: Path, spark: SparkSession, pieces: int | None
 ) -> None:
-    """
-    Over a bounded frame, whose records wait for no others, and over a stream, each alarm comes once.
-    """
+    """Over a bounded frame, whose records wait for no others, and over a stream, each alarm comes once."""
     run_spark(rows, tmp_path / "pond", tmp_path / "alarms", spark, pieces)
 
     assert read_alarms(tmp_path / "alarms") == expected
@@ -117,9 +102,7 @@ def test_spark_finds_them(
 def test_spark_finds_them_in_many_pieces(
     rows: list[dict[str, Any]], expected: Alarms, tmp_path: Path, spark: SparkSession, pieces: int
 ) -> None:
-    """
-    However finely the stream is cut, each alarm comes once.
-    """
+    """However finely the stream is cut, each alarm comes once."""
     run_spark(rows, tmp_path / "pond", tmp_path / "alarms", spark, pieces)
 
     assert read_alarms(tmp_path / "alarms") == expected

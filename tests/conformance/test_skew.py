@@ -1,6 +1,4 @@
-"""
-The skew limit: a stream that is too far ahead waits for the slowest, on both runners.
-"""
+"""The skew limit: a stream that is too far ahead waits for the slowest, on both runners."""
 
 from __future__ import annotations
 
@@ -35,29 +33,21 @@ WAIT_MS = 60_000
 
 
 class Join(Computation):
-    """
-    Keeps every fast record until event time has passed it, as a join with a slow stream does.
-    """
+    """Keeps every fast record until event time has passed it, as a join with a slow stream does."""
 
     def process_record(self, context: Any, record: Any) -> None:
-        """
-        Keep the record, and set a timer at its time.
-        """
+        """Keep the record, and set a timer at its time."""
         if record.stream == "fast":
             context.state.set([*context.state.get([]), record.at])
             context.set_timer(record.at, tag=str(record.at))
 
     def process_timer(self, context: Any, timer: Any) -> None:
-        """
-        Drop the record.
-        """
+        """Drop the record."""
         context.state.set([at for at in context.state.get([]) if at != timer.at])
 
 
 def joined(limit: str | None, **options: Any) -> EnginePipeline:
-    """
-    A fast stream with a limit and a slow one without.
-    """
+    """A fast stream with a limit and a slow one without."""
     pipeline = EnginePipeline("skew")
     pipeline.inject("fast", key="k", at="t", watermark=Monotone(), skew_limit=limit)
     pipeline.inject("slow", key="k", at="t", watermark=Monotone(), **options)
@@ -66,16 +56,12 @@ def joined(limit: str | None, **options: Any) -> EnginePipeline:
 
 
 def row(at: int) -> dict[str, Any]:
-    """
-    One row.
-    """
+    """One row."""
     return {"k": "k", "t": START_US + at}
 
 
 def stepping(pipeline: EnginePipeline, clock: ManualClock | None = None) -> tuple[Store, LocalRun]:
-    """
-    A stepping run.
-    """
+    """A stepping run."""
     used = clock or ManualClock(START_US)
     store = Store.in_memory(clock=used, rng=SeededRng(1))
     runner = LocalRunner(store, clock=used, rng=SeededRng(2), progress=False, intake_records_max=50)
@@ -83,9 +69,7 @@ def stepping(pipeline: EnginePipeline, clock: ManualClock | None = None) -> tupl
 
 
 def inject_as_far_as_allowed(run: LocalRun, minutes: range) -> int:
-    """
-    Inject a fast row per minute, one per superstep, until the run refuses; returns the next minute.
-    """
+    """Inject a fast row per minute, one per superstep, until the run refuses; returns the next minute."""
     for minute in minutes:
         try:
             run.inject("fast", row(minute * MINUTE_US))
@@ -96,17 +80,13 @@ def inject_as_far_as_allowed(run: LocalRun, minutes: range) -> int:
 
 
 def kept(store: Store) -> int:
-    """
-    How many records the join keeps.
-    """
+    """How many records the join keeps."""
     rows = store.rows_view("join").to_arrow().to_pylist()
     return sum(len(json.loads(row["state"])) for row in rows)
 
 
 def test_memory_is_bounded_with_one_source_an_hour_behind() -> None:
-    """
-    The fast source waits at its limit; state never holds more than the limit's worth of it.
-    """
+    """The fast source waits at its limit; state never holds more than the limit's worth of it."""
     store, run = stepping(joined("10m"))
     run.inject("slow", row(0))
     run.run_until_quiet()
@@ -125,9 +105,7 @@ def test_memory_is_bounded_with_one_source_an_hour_behind() -> None:
 
 
 def test_without_a_limit_everything_is_kept() -> None:
-    """
-    The same input fills the state with all of the fast source's hour.
-    """
+    """The same input fills the state with all of the fast source's hour."""
     store, run = stepping(joined(None))
     run.inject("slow", row(0))
 
@@ -136,9 +114,7 @@ def test_without_a_limit_everything_is_kept() -> None:
 
 
 def test_who_waits_is_told_why() -> None:
-    """
-    The refusal names the stream; the slow stream continues, and injected records stay in order.
-    """
+    """The refusal names the stream; the slow stream continues, and injected records stay in order."""
     _, run = stepping(joined("1m"))
     run.inject("slow", row(0))
     run.inject("fast", row(0))
@@ -157,9 +133,7 @@ def test_who_waits_is_told_why() -> None:
 
 
 def test_an_idle_source_is_not_waited_for() -> None:
-    """
-    Once the slow stream is idle, the fast one is no longer limited.
-    """
+    """Once the slow stream is idle, the fast one is no longer limited."""
     clock = ManualClock(START_US)
     _, run = stepping(joined("1m", idle_after="5s"), clock)
     run.inject("slow", row(0))
@@ -183,9 +157,7 @@ def test_an_idle_source_is_not_waited_for() -> None:
 
 
 def test_a_thread_that_injects_waits_and_loses_nothing() -> None:
-    """
-    With a worker thread, the fast source's calls block, and all its records arrive.
-    """
+    """With a worker thread, the fast source's calls block, and all its records arrive."""
     store = Store.in_memory(clock=SystemClock(), rng=SystemRng())
     runner = LocalRunner(store, progress=False, intake_records_max=50)
     with runner.start(joined("10m")) as run:
@@ -206,17 +178,13 @@ def test_a_thread_that_injects_waits_and_loses_nothing() -> None:
 
 @pytest.mark.parametrize("limit", [0, "-1s", "far"])
 def test_a_limit_that_cannot_work_is_refused(limit: Any) -> None:
-    """
-    An invalid limit is an error when it is declared.
-    """
+    """An invalid limit is an error when it is declared."""
     with pytest.raises(InvalidError):
         joined(limit)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """
-    Poll, for a minute at most.
-    """
+    """Poll, for a minute at most."""
     pause = threading.Event()
     for _ in range(600):
         if condition():
@@ -228,8 +196,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_state_is_bounded_on_spark_with_one_source_an_hour_behind(
     tmp_path: Path, spark: SparkSession
 ) -> None:
-    """
-    All of the fast stream's hour lies there to be read: it takes what its limit allows and the batch that
+    """All of the fast stream's hour lies there to be read: it takes what its limit allows and the batch that
     goes beyond it, waits for as long as the other stream stands still, and comes after it when that moves on.
     """
     registry, clock = MemoryRegistry(), SystemClock()

@@ -1,6 +1,4 @@
-"""
-Code that keeps its state in another form than the code before: rows are upgraded one by one, when they are asked for.
-"""
+"""Code that keeps its state in another form than the code before: rows are upgraded one by one, when they are asked for."""
 
 from __future__ import annotations
 
@@ -23,63 +21,47 @@ Open = Callable[[Callable[[], Any]], Play]
 
 
 class Count(mp.Computation):
-    """
-    The first code: a number.
-    """
+    """The first code: a number."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Count, or only look.
-        """
+        """Count, or only look."""
         count = context.state.get(0)
         if record.value["does"] == "count":
             context.state.set(count + 1)
 
 
 class Named(Count):
-    """
-    The second code: a number by its name.
-    """
+    """The second code: a number by its name."""
 
     state_version = 1
 
     def upgrade_state(self, state: Any, version: int) -> Any:
-        """
-        From the number alone.
-        """
+        """From the number alone."""
         if state == 13:
             raise ArithmeticError("thirteen")
         return {"count": state}
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Count, or only look; a look does not fail where there is a state of the new form.
-        """
+        """Count, or only look; a look does not fail where there is a state of the new form."""
         count = context.state.get({"count": 0})["count"]
         if record.value["does"] == "count":
             context.state.set({"count": count + 1})
 
 
 class Packed(Named):
-    """
-    The third code: the same in MessagePack.
-    """
+    """The third code: the same in MessagePack."""
 
     state_version = 2
     codec = mp.MsgpackCodec()
     codecs = {0: mp.JsonCodec(), 1: mp.JsonCodec()}  # noqa: RUF012 - as users write it
 
     def upgrade_state(self, state: Any, version: int) -> Any:
-        """
-        From either of the earlier ones.
-        """
+        """From either of the earlier ones."""
         return super().upgrade_state(state, version) if version == 0 else state
 
 
 def pipeline(code: mp.Computation, name: str = "counts", **options: Any) -> Callable[[], mp.Pipeline]:
-    """
-    ``in`` → ``counts``; records have no ids, so that a look changes nothing of a row.
-    """
+    """``in`` → ``counts``; records have no ids, so that a look changes nothing of a row."""
 
     def make() -> mp.Pipeline:
         pipeline = mp.Pipeline("p")
@@ -90,16 +72,12 @@ def pipeline(code: mp.Computation, name: str = "counts", **options: Any) -> Call
 
 
 def rows(*keys: str, does: str = "count", at: int = 1) -> list[dict[str, Any]]:
-    """
-    A record of each key.
-    """
+    """A record of each key."""
     return [{"k": key, "t": at, "does": does} for key in keys]
 
 
 def stored(play: Play, name: str = "counts") -> dict[str, tuple[Any, int]]:
-    """
-    The state and the version of each row.
-    """
+    """The state and the version of each row."""
     table = play.store.rows_view(name).to_arrow().to_pylist()
     return {
         row["key"]: (
@@ -114,9 +92,7 @@ def stored(play: Play, name: str = "counts") -> dict[str, tuple[Any, int]]:
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """
-    Starts a pipeline on either runner.
-    """
+    """Starts a pipeline on either runner."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start

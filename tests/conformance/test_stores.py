@@ -1,5 +1,4 @@
-"""
-The promises of every store, wherever it is: one suite for memory, disk and S3.
+"""The promises of every store, wherever it is: one suite for memory, disk and S3.
 
 A pipeline runs, is restarted, taken over and read; only the store's location differs.
 """
@@ -31,9 +30,7 @@ CLOCK: Final = SystemClock()
 
 
 class Place:
-    """
-    The location of a store, which can be opened any number of times.
-    """
+    """The location of a store, which can be opened any number of times."""
 
     def open(self) -> Store:
         raise NotImplementedError
@@ -68,17 +65,13 @@ def address(request: pytest.FixtureRequest, kind: str) -> Address:
 
 @pytest.fixture(params=["memory", "local", "s3"])
 def place(request: pytest.FixtureRequest) -> Place:
-    """
-    An empty location of each kind.
-    """
+    """An empty location of each kind."""
     return Memory() if request.param == "memory" else address(request, request.param)
 
 
 @pytest.fixture(params=["local", "s3"])
 def addressed(request: pytest.FixtureRequest) -> Address:
-    """
-    A location that other engines can open too.
-    """
+    """A location that other engines can open too."""
     return address(request, request.param)
 
 
@@ -92,9 +85,7 @@ def write(run: LocalRun, *numbers: int) -> None:
 
 
 def test_what_was_committed_is_there_after_a_restart(place: Place) -> None:
-    """
-    A run that continues after another has stopped finds rows, ids and positions.
-    """
+    """A run that continues after another has stopped finds rows, ids and positions."""
     with place.open() as store:
         run = start(store)
         write(run, 0, 1, 2)
@@ -107,9 +98,7 @@ def test_what_was_committed_is_there_after_a_restart(place: Place) -> None:
 
 
 def test_a_former_owner_is_fenced(place: Place) -> None:
-    """
-    After a takeover the former owner's commit is refused and leaves no trace.
-    """
+    """After a takeover the former owner's commit is refused and leaves no trace."""
     with place.open() as former_store, place.open() as other:
         former, owner = start(former_store), start(other)
         write(owner, 0)
@@ -121,9 +110,7 @@ def test_a_former_owner_is_fenced(place: Place) -> None:
 
 
 def test_every_version_can_be_read(place: Place) -> None:
-    """
-    Each superstep is a version, and older versions stay readable.
-    """
+    """Each superstep is a version, and older versions stay readable."""
     with place.open() as store:
         run = start(store)
         versions = {}
@@ -138,9 +125,7 @@ def test_every_version_can_be_read(place: Place) -> None:
 
 
 def test_of_two_writers_at_one_version_one_wins(place: Place) -> None:
-    """
-    The next version of the log is created once, and the loser reads the winner's bytes.
-    """
+    """The next version of the log is created once, and the loser reads the winner's bytes."""
     with place.open() as first, place.open() as other:
         former, owner = start(first), start(other)
         write(owner, 0)
@@ -154,9 +139,7 @@ def test_of_two_writers_at_one_version_one_wins(place: Place) -> None:
 
 
 def test_compactions_and_garbage(place: Place) -> None:
-    """
-    Compactions and an offline collection keep the answer, and the store verifies as sound.
-    """
+    """Compactions and an offline collection keep the answer, and the store verifies as sound."""
     upkeep = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), background=False)
     with place.open() as store:
         run = start(store, upkeep=upkeep)
@@ -173,9 +156,7 @@ def test_compactions_and_garbage(place: Place) -> None:
 
 
 def test_a_missing_last_commit_is_refused(place: Place) -> None:
-    """
-    A log without its newest commit is refused, not opened as an older table.
-    """
+    """A log without its newest commit is refused, not opened as an older table."""
     with place.open() as store:
         run = start(store)
         write(run, 0)
@@ -186,9 +167,7 @@ def test_a_missing_last_commit_is_refused(place: Place) -> None:
 
 
 def test_other_readers_take_the_same_options(addressed: Address) -> None:
-    """
-    Sinks and delta-rs open the store with the same options, and read what was produced and stored.
-    """
+    """Sinks and delta-rs open the store with the same options, and read what was produced and stored."""
     sink = DeltaSink(f"{addressed.url}/numbers", storage_options=addressed.options)
     with addressed.open() as store:
         run = LocalRunner(store, progress=False).start(ledger_pipeline(sink), stepping=True)
@@ -203,18 +182,14 @@ def test_other_readers_take_the_same_options(addressed: Address) -> None:
 
 
 def test_a_store_that_is_not_there_is_not_made_by_reading(addressed: Address) -> None:
-    """
-    Reading a missing store raises, and creates nothing.
-    """
+    """Reading a missing store raises, and creates nothing."""
     with pytest.raises(InvalidError, match="no store at this path"):
         Store.open(f"{addressed.url}/pond", storage_options=addressed.options, read_only=True)
 
 
 @pytest.mark.zookeeper
 def test_a_runner_opens_a_url(s3_bucket: str, s3_server: Any, zookeeper_hosts: str) -> None:
-    """
-    A runner needs only a URL, an ensemble and storage options.
-    """
+    """A runner needs only a URL, an ensemble and storage options."""
     url, options = f"{s3_bucket}/pond", s3_server.options
     runner = LocalRunner(url, zookeeper=zookeeper_hosts, storage_options=options, progress=False)
     with runner.start(ledger_pipeline()) as run:

@@ -1,5 +1,4 @@
-"""
-Every version of a busy table reads alike in Millpond, delta-rs, DuckDB and delta-spark.
+"""Every version of a busy table reads alike in Millpond, delta-rs, DuckDB and delta-spark.
 
 The table is committed to by Millpond (fences, supersteps, a compaction), by delta-rs (OPTIMIZE with an
 application transaction, checkpoint) and by delta-spark (OPTIMIZE), in turns. DuckDB's own
@@ -73,9 +72,7 @@ def _updates(keys: str, number: int) -> list[Row]:
 
 
 class BusyTable:
-    """
-    A table, and its expected contents at each version.
-    """
+    """A table, and its expected contents at each version."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,9 +86,7 @@ class BusyTable:
         self.number = 0
 
     def note(self, computation: str = "", added: pa.Table | None = None) -> None:
-        """
-        Record a new version; ``added`` are its new rows.
-        """
+        """Record a new version; ``added`` are its new rows."""
         if added is not None:
             self.rows = [
                 *self.rows,
@@ -100,16 +95,12 @@ class BusyTable:
         self.history.append(self.rows)
 
     def fence(self) -> None:
-        """
-        Take over all intervals.
-        """
+        """Take over all intervals."""
         self.committer.commit(fence_request(1, *INTERVALS))
         self.note()
 
     def superstep(self) -> None:
-        """
-        Two updates in each interval.
-        """
+        """Two updates in each interval."""
         self.number += 1
         fence = Fence(Sequencer(1), CommitNumber(self.number))
         writes = []
@@ -140,9 +131,7 @@ class BusyTable:
         self.note()
 
     def compaction(self) -> None:
-        """
-        Rewrite the files of one interval as one.
-        """
+        """Rewrite the files of one interval as one."""
         self.number += 1
         interval = INTERVALS[0]
         fence = Fence(Sequencer(1), CommitNumber(self.number))
@@ -167,9 +156,7 @@ class BusyTable:
         self.note()
 
     def compact_with_delta_rs(self) -> None:
-        """
-        OPTIMIZE by delta-rs, and a commit of it with no more than an application transaction of its own.
-        """
+        """OPTIMIZE by delta-rs, and a commit of it with no more than an application transaction of its own."""
         table = DeltaTable(str(self.folder))
         table.optimize.compact()
         self.note()
@@ -253,9 +240,7 @@ def _check_newest(busy: BusyTable) -> Snapshot:
 
 def _ageless(snapshot: Snapshot) -> list[LiveFile]:
     # A checkpoint does not record the version of another engine's file.
-    """
-    The live files without the versions that added them.
-    """
+    """The live files without the versions that added them."""
     files = [replace(file, added_version=TableVersion(0)) for file in snapshot.files]
     return sorted(files, key=lambda file: file.path)
 
@@ -270,9 +255,7 @@ def _readers(busy: BusyTable) -> dict[str, Reader]:
 
 
 def test_without_spark(tmp_path: Path) -> None:
-    """
-    Millpond's commits and delta-rs's OPTIMIZE and checkpoint read alike at every version.
-    """
+    """Millpond's commits and delta-rs's OPTIMIZE and checkpoint read alike at every version."""
     busy = BusyTable(tmp_path)
     busy.fence()
     busy.superstep()
@@ -295,9 +278,7 @@ def test_without_spark(tmp_path: Path) -> None:
 
 
 def test_delta_rs_shows_the_history(tmp_path: Path) -> None:
-    """
-    The history in another engine has operation, superstep and metrics.
-    """
+    """The history in another engine has operation, superstep and metrics."""
     busy = BusyTable(tmp_path)
     busy.fence()
     busy.superstep()
@@ -341,9 +322,7 @@ def test_with_spark(spark_as_reader: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_spark_reads_a_fork(spark_as_reader: SparkSession, tmp_path: Path) -> None:
-    """
-    Whose log begins with a checkpoint, and whose files its parent has lost since.
-    """
+    """Whose log begins with a checkpoint, and whose files its parent has lost since."""
     busy, fork = BusyTable(tmp_path / "rows"), tmp_path / "fork"
     busy.fence()
     busy.superstep()
@@ -361,9 +340,7 @@ def test_spark_reads_a_fork(spark_as_reader: SparkSession, tmp_path: Path) -> No
 
 @pytest.mark.spark
 def test_a_restore_and_a_write_by_spark_are_refused(spark_as_reader: SparkSession, tmp_path: Path) -> None:
-    """
-    RESTORE and an append by delta-spark are refused by name; what stood before them stays readable.
-    """
+    """RESTORE and an append by delta-spark are refused by name; what stood before them stays readable."""
     for name, act in (
         ("RESTORE", "RESTORE TABLE delta.`{}` TO VERSION AS OF 2"),
         ("DELETE", "DELETE FROM delta.`{}` WHERE key < 'b'"),

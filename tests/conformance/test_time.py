@@ -1,6 +1,4 @@
-"""
-Time has the same semantics on both runners: policies, silence, members, late records, restarts.
-"""
+"""Time has the same semantics on both runners: policies, silence, members, late records, restarts."""
 
 from __future__ import annotations
 
@@ -34,28 +32,20 @@ Open = Callable[[Callable[[], EnginePipeline]], Any]
 
 
 class Times(Computation):
-    """
-    Keeps the times of its records.
-    """
+    """Keeps the times of its records."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Append the record's time.
-        """
+        """Append the record's time."""
         context.state.set([*context.state.get([]), record.at])
 
 
 def rows(*at: int, host: str = "a", key: str = "k") -> list[dict[str, Any]]:
-    """
-    Rows at these times.
-    """
+    """Rows at these times."""
     return [{"k": key, "t": START_US + seconds, "host": host, "id": f"{host}{seconds}"} for seconds in at]
 
 
 def one_stream(**options: Any) -> Callable[[], EnginePipeline]:
-    """
-    A stream s and a computation c that keeps its records' times.
-    """
+    """A stream s and a computation c that keeps its records' times."""
     late = options.pop("on_late", "process")
 
     def make() -> EnginePipeline:
@@ -67,9 +57,7 @@ def one_stream(**options: Any) -> Callable[[], EnginePipeline]:
 
 
 def two_streams() -> EnginePipeline:
-    """
-    Two streams, each idle after a second, into one computation.
-    """
+    """Two streams, each idle after a second, into one computation."""
     pipeline = EnginePipeline("time")
     for name in ("s", "other"):
         pipeline.inject(name, key="k", at="t", watermark=Monotone(), idle_after="1s")
@@ -78,14 +66,10 @@ def two_streams() -> EnginePipeline:
 
 
 class Keeper(Computation):
-    """
-    Holds the watermark at its first record until a row releases it; forwards every record.
-    """
+    """Holds the watermark at its first record until a row releases it; forwards every record."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Hold, forward, release.
-        """
+        """Hold, forward, release."""
         if record.value["host"] == "release":
             context.produce("kept", {"held": context.state.held_at}, at=context.state.held_at)
             context.state.release()
@@ -95,31 +79,24 @@ class Keeper(Computation):
 
 
 class Tiers(Computation):
-    """
-    Waits for its records' times at two percentiles and at the low watermark.
-    """
+    """Waits for its records' times at two percentiles and at the low watermark."""
 
     percentiles = (80, 99)
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Set a timer at the time of a marked record, on each watermark.
-        """
+        """Set a timer at the time of a marked record, on each watermark."""
         if record.value["host"] == "wait":
             for percentile in (80, 99, 100):
                 context.set_timer(record.at, tag=f"{percentile}", percentile=percentile)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Record the percentile and its watermark.
-        """
+        """Record the percentile and its watermark."""
         seen = [int(timer.percentile), context.watermark_at(timer.percentile) >= timer.at]
         context.state.set([*context.state.get([]), seen])
 
 
 class Patience(Computation):
-    """
-    Forwards every record, and says an hour of wall time later that the key was seen.
+    """Forwards every record, and says an hour of wall time later that the key was seen.
 
     Args:
         holds: what its timers are told.
@@ -129,23 +106,17 @@ class Patience(Computation):
         self.holds = holds
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Forward, and set the timer again.
-        """
+        """Forward, and set the timer again."""
         context.produce("seen", record.value, at=record.at)
         context.set_timer(context.wall_time + HOUR_US, domain="wall", holds=self.holds)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Say that the key was seen, at the timer's time.
-        """
+        """Say that the key was seen, at the timer's time."""
         context.produce("seen", {"host": "timer"}, at=timer.output_at)
 
 
 def patient(holds: bool | None) -> Callable[[], EnginePipeline]:
-    """
-    A computation with wall timers, and another that drops what comes late from it.
-    """
+    """A computation with wall timers, and another that drops what comes late from it."""
 
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("time")
@@ -158,18 +129,14 @@ def patient(holds: bool | None) -> Callable[[], EnginePipeline]:
 
 
 def tiers() -> EnginePipeline:
-    """
-    A stream with an hour of disorder, and a computation that uses lower percentiles.
-    """
+    """A stream with an hour of disorder, and a computation that uses lower percentiles."""
     pipeline = EnginePipeline("time")
     pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder("1h")).apply(Tiers(), name="c")
     return pipeline
 
 
 def keepers() -> EnginePipeline:
-    """
-    A keeper, and a computation that keeps the times of the forwarded records.
-    """
+    """A keeper, and a computation that keeps the times of the forwarded records."""
     pipeline = EnginePipeline("time")
     stream = pipeline.inject("s", key="k", at="t", watermark=Monotone())
     stream.apply(Keeper(), name="keeper", produces="kept").apply(Times(), name="c")
@@ -177,14 +144,10 @@ def keepers() -> EnginePipeline:
 
 
 class Facts:
-    """
-    One test per fact; subclasses provide the runner.
-    """
+    """One test per fact; subclasses provide the runner."""
 
     def test_an_observed_percentile_is_learnt_and_kept(self, play: Open) -> None:
-        """
-        The watermark trails by the observed disorder; a restart neither loses nor lowers it.
-        """
+        """The watermark trails by the observed disorder; a restart neither loses nor lowers it."""
         run = play(one_stream(watermark=ObservedPercentile(100, records_min=3)))
         run.inject("s", rows(1_000))
         assert run.watermark("c") == TIME_MIN_US
@@ -198,9 +161,7 @@ class Facts:
         assert run.watermark("c") == START_US + 1_050
 
     def test_the_users_function_moves_the_watermark(self, play: Open) -> None:
-        """
-        A user's policy gets the oldest and newest observed times.
-        """
+        """A user's policy gets the oldest and newest observed times."""
         run = play(one_stream(watermark=UserWatermark(lambda seen: seen.oldest_at)))
 
         run.inject("s", rows(30, 10, 20))
@@ -208,9 +169,7 @@ class Facts:
         assert run.watermark("c") == START_US + 10
 
     def test_the_sources_own_marks_move_the_watermark(self, play: Open) -> None:
-        """
-        The greatest mark counts, whatever the records' times; rows without a mark have no effect.
-        """
+        """The greatest mark counts, whatever the records' times; rows without a mark have no effect."""
         run = play(one_stream(watermark=MarkColumn("created")))
         batch = [{**row, "created": START_US + mark} for row, mark in zip(rows(30, 10), (5, 8), strict=True)]
 
@@ -221,8 +180,7 @@ class Facts:
         assert run.watermark("c") == START_US + 8
 
     def test_late_records_are_dropped_where_that_is_wanted(self, play: Open) -> None:
-        """
-        With ``drop`` late records are counted but not processed, once however often they come; one at the watermark is
+        """With ``drop`` late records are counted but not processed, once however often they come; one at the watermark is
         not late.
         """
         run = play(one_stream(watermark=BoundedDisorder(0), on_late="drop"))
@@ -236,9 +194,7 @@ class Facts:
         assert run.states("c") == {"k": f"[{START_US + 100},{START_US + 101},{START_US + 101}]"}
 
     def test_late_records_are_processed_by_default(self, play: Open) -> None:
-        """
-        By default late records are counted and processed.
-        """
+        """By default late records are counted and processed."""
         run = play(one_stream(watermark=BoundedDisorder(0)))
         run.inject("s", rows(100))
 
@@ -251,9 +207,7 @@ class Facts:
     def test_late_records_of_one_stream_may_be_dropped_and_those_of_another_processed(
         self, play: Open
     ) -> None:
-        """
-        A computation chooses per stream, and late records are counted by computation.
-        """
+        """A computation chooses per stream, and late records are counted by computation."""
 
         def make() -> EnginePipeline:
             pipeline = EnginePipeline("time")
@@ -277,9 +231,7 @@ class Facts:
         assert run.states("c") == {"k": f"[{START_US + 100},{START_US + 100},{START_US + 99}]"}
 
     def test_a_window_counts_what_is_too_late_for_it_and_its_key_forgets(self, play: Open) -> None:
-        """
-        Elements beyond the allowed lateness are counted by computation, across restarts, and not in the key's state.
-        """
+        """Elements beyond the allowed lateness are counted by computation, across restarts, and not in the key's state."""
 
         def make() -> WindowedPipeline:
             pipeline = WindowedPipeline("time")
@@ -299,9 +251,7 @@ class Facts:
         assert "other" not in run.states("counts")
 
     def test_a_missing_member_holds_the_watermark(self, play: Open) -> None:
-        """
-        The watermark waits for each expected member until the missing one is declared gone.
-        """
+        """The watermark waits for each expected member until the missing one is declared gone."""
         run = play(one_stream(watermark=Monotone(), members=("a", "b", "c"), member="host"))
         run.inject("s", [*rows(100), *rows(40, host="b")])
         assert run.watermark("c") == TIME_MIN_US
@@ -316,9 +266,7 @@ class Facts:
         assert run.watermark("c") == START_US + 200
 
     def test_what_was_declared_of_members_outlives_restarts(self, play: Open) -> None:
-        """
-        After a restart a gone member stays gone, an idle one ends with its next record, and a silent one holds again.
-        """
+        """After a restart a gone member stays gone, an idle one ends with its next record, and a silent one holds again."""
         run = play(one_stream(watermark=Monotone(), members=("a", "b", "c"), member="host"))
         run.inject("s", [*rows(100), *rows(40, host="b")])
         run.declare("s", "gone", "c")
@@ -340,9 +288,7 @@ class Facts:
         assert run.watermark("c") == START_US + 200
 
     def test_an_idle_stream_stops_holding(self, play: Open) -> None:
-        """
-        After its idle timeout only the other stream's watermark counts, and its own late record is late.
-        """
+        """After its idle timeout only the other stream's watermark counts, and its own late record is late."""
         run = play(two_streams)
         run.inject("other", rows(10))
         run.inject("s", rows(100))
@@ -366,8 +312,7 @@ class Facts:
     def test_a_wall_timer_holds_the_watermark_only_where_that_is_said(
         self, play: Open, holds: bool | None, reached: int
     ) -> None:
-        """
-        A wall timer an hour ahead leaves downstream at minute 64 of its input, and at minute 4 only if it
+        """A wall timer an hour ahead leaves downstream at minute 64 of its input, and at minute 4 only if it
         holds; it survives a restart, and what it produces is on time either way.
         """
         run = play(patient(holds))
@@ -388,9 +333,7 @@ class Facts:
         ).replace(" ", "")
 
     def test_a_state_holds_the_watermark_of_who_comes_after(self, play: Open) -> None:
-        """
-        A hold keeps downstream watermarks across restarts until its release; what it produces there is not late.
-        """
+        """A hold keeps downstream watermarks across restarts until its release; what it produces there is not late."""
         run = play(keepers)
         run.inject("s", rows(100))
         run.inject("s", rows(500))
@@ -407,9 +350,7 @@ class Facts:
         assert run.run.summary().totals.late == 0
 
     def test_timers_may_wait_for_a_percentile(self, play: Open) -> None:
-        """
-        Each timer fires at its own watermark, also after a restart, the low watermark last.
-        """
+        """Each timer fires at its own watermark, also after a restart, the low watermark last."""
         second = 1_000_000
         run = play(tiers)
         run.inject("s", rows(0))
@@ -432,28 +373,20 @@ class Facts:
 
 
 class TestLocalRunner(Facts):
-    """
-    The facts on the local runner.
-    """
+    """The facts on the local runner."""
 
     @pytest.fixture
     def play(self, tmp_path: Path) -> Iterator[Open]:
-        """
-        Plays a pipeline; it is stopped when the test ends.
-        """
+        """Plays a pipeline; it is stopped when the test ends."""
         with plays(tmp_path, lambda: ManualClock(START_US)) as start:
             yield start
 
 
 class TestSpark(Facts):
-    """
-    The facts on Spark.
-    """
+    """The facts on Spark."""
 
     @pytest.fixture
     def play(self, tmp_path: Path, spark: SparkSession) -> Iterator[Open]:
-        """
-        Plays a pipeline; it is stopped when the test ends.
-        """
+        """Plays a pipeline; it is stopped when the test ends."""
         with plays(tmp_path, lambda: ManualClock(START_US), spark) as start:
             yield start

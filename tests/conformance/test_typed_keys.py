@@ -1,6 +1,4 @@
-"""
-Keys of any type and number on both runners: the same rows, views, dead letters and refusals.
-"""
+"""Keys of any type and number on both runners: the same rows, views, dead letters and refusals."""
 
 from __future__ import annotations
 
@@ -39,18 +37,14 @@ _DAY = dt.date(2026, 11, 23)
 
 
 class Tally(mp.Computation):
-    """
-    Counts the records of a key.
-    """
+    """Counts the records of a key."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set((context.state.get() or 0) + 1)
 
 
 class Count(Tally):
-    """
-    Counts the records of a key, and tells another key of each: that of the last value alone.
-    """
+    """Counts the records of a key, and tells another key of each: that of the last value alone."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         super().process_record(context, record)
@@ -58,9 +52,7 @@ class Count(Tally):
 
 
 class Listen(mp.Computation):
-    """
-    Keeps what its key was told last.
-    """
+    """Keeps what its key was told last."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(record.value["of"])
@@ -68,9 +60,7 @@ class Listen(mp.Computation):
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Play]]:
-    """
-    Starts pipelines on one runner.
-    """
+    """Starts pipelines on one runner."""
     spark = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start

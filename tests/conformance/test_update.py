@@ -1,6 +1,4 @@
-"""
-A pipeline that is changed while it runs: on both runners an update is a restart with the changed pipeline, without it.
-"""
+"""A pipeline that is changed while it runs: on both runners an update is a restart with the changed pipeline, without it."""
 
 from __future__ import annotations
 
@@ -28,8 +26,7 @@ Make = Callable[[], EnginePipeline]
 
 
 class Tally(Computation):
-    """
-    Adds a number for each record, forwards it, and adds a hundred ten seconds later.
+    """Adds a number for each record, forwards it, and adds a hundred ten seconds later.
 
     Args:
         by: the number.
@@ -41,24 +38,19 @@ class Tally(Computation):
         self.output = output
 
     def process_record(self, context: Any, record: Any) -> None:
-        """
-        Add, set the timer, forward.
-        """
+        """Add, set the timer, forward."""
         context.state.set(context.state.get(0) + self.by)
         context.set_timer(record.at + 10 * SECOND, tag=str(record.at))
         if self.output:
             context.produce(self.output, {"n": context.state.get(0)})
 
     def process_timer(self, context: Any, timer: Any) -> None:
-        """
-        Add a hundred.
-        """
+        """Add a hundred."""
         context.state.set(context.state.get(0) + 100)
 
 
 def tallies(*names: str, sinks: dict[str, Path] | None = None, **options: Any) -> Make:
-    """
-    A pipeline of computations that all read one stream; ``second`` reads what ``first`` produces.
+    """A pipeline of computations that all read one stream; ``second`` reads what ``first`` produces.
 
     Args:
         names: the computations.
@@ -83,41 +75,31 @@ def tallies(*names: str, sinks: dict[str, Path] | None = None, **options: Any) -
 
 
 def rows(*at: int, key: str = "k") -> list[dict[str, Any]]:
-    """
-    Rows at these seconds.
-    """
+    """Rows at these seconds."""
     return [{"k": key, "t": second * SECOND, "id": f"{key}{second}"} for second in at]
 
 
 def counts(play: Play, computation: str) -> dict[str, int]:
-    """
-    The numbers of a computation, by key.
-    """
+    """The numbers of a computation, by key."""
     return {key: json.loads(state) for key, state in play.states(computation).items()}
 
 
 def written(folder: Path) -> list[int]:
-    """
-    What a sink has got, in order.
-    """
+    """What a sink has got, in order."""
     values = DeltaTable(str(folder)).to_pyarrow_table().column("value").to_pylist()
     return sorted(json.loads(value)["n"] for value in values)
 
 
 @pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Play]]:
-    """
-    Starts a pipeline on a runner.
-    """
+    """Starts a pipeline on a runner."""
     spark: SparkSession | None = request.getfixturevalue("spark") if request.param == "spark" else None
     with plays(tmp_path, ManualClock, spark) as starting:
         yield starting
 
 
 def test_a_computation_that_is_added_gets_the_records_from_then_on(start: Callable[..., Play]) -> None:
-    """
-    What was there goes on from its rows, and what is new begins with the next record.
-    """
+    """What was there goes on from its rows, and what is new begins with the next record."""
     play = start(tallies("first"))
     play.inject("s", rows(1, 2))
 
@@ -130,9 +112,7 @@ def test_a_computation_that_is_added_gets_the_records_from_then_on(start: Callab
 
 
 def test_what_waits_is_delivered_to_a_new_consumer(start: Callable[..., Play]) -> None:
-    """
-    A consumer that is added gets the productions of the last superstep, as after a restart, and none twice.
-    """
+    """A consumer that is added gets the productions of the last superstep, as after a restart, and none twice."""
     play = start(tallies("first", "other"))
     play.inject("s", rows(1, 2))
     play.update(tallies("first", "other", "second"))
@@ -148,9 +128,7 @@ def test_what_waits_is_delivered_to_a_new_consumer(start: Callable[..., Play]) -
 def test_a_computation_that_is_replaced_goes_on_from_its_rows_with_its_new_code(
     start: Callable[..., Play],
 ) -> None:
-    """
-    State, timers and record ids stay, and the next record runs the new code.
-    """
+    """State, timers and record ids stay, and the next record runs the new code."""
     play = start(tallies("first"))
     play.inject("s", rows(1))
 
@@ -166,8 +144,7 @@ def test_a_computation_that_is_replaced_goes_on_from_its_rows_with_its_new_code(
 def test_what_is_retired_stays_readable_and_goes_on_once_it_is_brought_back(
     start: Callable[..., Play],
 ) -> None:
-    """
-    Its rows are those of its last superstep; it has not seen the records in between, and its timers fire when it
+    """Its rows are those of its last superstep; it has not seen the records in between, and its timers fire when it
     is back.
     """
     play = start(tallies("first", "other"))
@@ -187,9 +164,7 @@ def test_what_is_retired_stays_readable_and_goes_on_once_it_is_brought_back(
 
 
 def test_what_is_retired_may_stay_away_over_restarts(start: Callable[..., Play]) -> None:
-    """
-    A restart opens with it retired, and one without a word about it is refused.
-    """
+    """A restart opens with it retired, and one without a word about it is refused."""
     play = start(tallies("first", "other"))
     play.inject("s", rows(1))
     play.update(tallies("first", retire=("other",)))
@@ -205,9 +180,7 @@ def test_what_is_retired_may_stay_away_over_restarts(start: Callable[..., Play])
 
 
 def test_a_computation_is_renamed_or_dropped(start: Callable[..., Play]) -> None:
-    """
-    Rows follow a new name, and leave with a computation that is dropped.
-    """
+    """Rows follow a new name, and leave with a computation that is dropped."""
     play = start(tallies("first", "other", "more"))
     play.inject("s", rows(1))
 
@@ -241,9 +214,7 @@ def test_a_computation_is_renamed_or_dropped(start: Callable[..., Play]) -> None
 def test_an_update_that_is_refused_leaves_the_run_as_it_was(
     start: Callable[..., Play], changed: Make, why: str
 ) -> None:
-    """
-    The caller gets the error of a start, and the old pipeline goes on under the same leases.
-    """
+    """The caller gets the error of a start, and the old pipeline goes on under the same leases."""
     play = start(tallies("first", "other"))
     play.inject("s", rows(1))
     version = play.store.committer.snapshot.version
@@ -259,9 +230,7 @@ def test_an_update_that_is_refused_leaves_the_run_as_it_was(
 def test_sinks_come_and_go_and_each_production_is_written_once(
     start: Callable[..., Play], tmp_path: Path
 ) -> None:
-    """
-    A sink that is added, or comes back, begins with the last superstep, and one that stays misses nothing.
-    """
+    """A sink that is added, or comes back, begins with the last superstep, and one that stays misses nothing."""
     first, second = tmp_path / "first", tmp_path / "second"
     play = start(tallies("first", sinks={"a": first}))
     play.inject("s", rows(1))
@@ -284,9 +253,7 @@ def test_sinks_come_and_go_and_each_production_is_written_once(
 
 
 def test_the_watermark_and_what_a_stream_was_told_stay(start: Callable[..., Play]) -> None:
-    """
-    An update moves no time: what was promised is kept, and an earlier record is late after it, too.
-    """
+    """An update moves no time: what was promised is kept, and an earlier record is late after it, too."""
     play = start(tallies("first"))
     play.inject("s", rows(1))
     play.advance("s", 5 * SECOND)

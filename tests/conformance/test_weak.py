@@ -1,6 +1,4 @@
-"""
-Weak productions have the same effect on both runners, mixed with strong ones and across restarts.
-"""
+"""Weak productions have the same effect on both runners, mixed with strong ones and across restarts."""
 
 from __future__ import annotations
 
@@ -26,39 +24,29 @@ Open = Callable[[Callable[[], EnginePipeline]], Play]
 
 
 class Pass(Computation):
-    """
-    Forwards its records; has no state.
-    """
+    """Forwards its records; has no state."""
 
     def __init__(self, output: str) -> None:
         self.output = output
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Produce the record.
-        """
+        """Produce the record."""
         context.produce(self.output, {"n": record.value["n"]}, key=f"k{record.value['n'] % 2}")
 
 
 class Sum(Computation):
-    """
-    Sums its records, and produces the sum when the watermark has passed the first hundred microseconds.
-    """
+    """Sums its records, and produces the sum when the watermark has passed the first hundred microseconds."""
 
     def __init__(self, output: str) -> None:
         self.output = output
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Add, and set the timer.
-        """
+        """Add, and set the timer."""
         context.state.set(context.state.get(0) + record.value["n"])
         context.set_timer(100)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Produce the sum.
-        """
+        """Produce the sum."""
         context.produce(self.output, {"n": context.state.get()})
 
 
@@ -69,9 +57,7 @@ class Sum(Computation):
     ]
 )
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """
-    Opens a pipeline on the current runner.
-    """
+    """Opens a pipeline on the current runner."""
     spark = request.getfixturevalue("spark") if request.param is SparkPlay else None
     with plays(tmp_path, ManualClock, spark) as start:
         yield start
@@ -80,9 +66,7 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
 def mixed(
     folder: Path, modes: tuple[ProductionMode, ProductionMode, ProductionMode]
 ) -> Callable[[], EnginePipeline]:
-    """
-    ``in`` → ``a`` → ``b`` → ``sum`` → ``last``, and ``a`` into ``total`` as well; ``b`` flows into a sink too.
-    """
+    """``in`` → ``a`` → ``b`` → ``sum`` → ``last``, and ``a`` into ``total`` as well; ``b`` flows into a sink too."""
 
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("mixed")
@@ -100,9 +84,7 @@ def mixed(
 
 
 def rows(*numbers: int) -> list[dict[str, object]]:
-    """
-    One row per number, which is also its time.
-    """
+    """One row per number, which is also its time."""
     return [{"k": f"k{n}", "t": n, "n": n} for n in numbers]
 
 
@@ -112,9 +94,7 @@ def rows(*numbers: int) -> list[dict[str, object]]:
 def test_any_mix_gives_the_same(
     play: Open, tmp_path: Path, modes: tuple[ProductionMode, ProductionMode, ProductionMode]
 ) -> None:
-    """
-    Sums, timers and the sink equal those of a strong pipeline, with a restart after every step.
-    """
+    """Sums, timers and the sink equal those of a strong pipeline, with a restart after every step."""
     pond = play(mixed(tmp_path, modes))
     pond.inject("in", rows(1, 2, 3))
     pond.restart()
@@ -132,9 +112,7 @@ def test_any_mix_gives_the_same(
 
 
 def test_weak_productions_take_one_superstep(play: Open, tmp_path: Path) -> None:
-    """
-    Two stages later, the records are summed in the commit that consumed them, and nothing is left to deliver.
-    """
+    """Two stages later, the records are summed in the commit that consumed them, and nothing is left to deliver."""
     pond = play(mixed(tmp_path, ("weak", "weak", "strong")))
     pond.inject("in", rows(1, 2, 3))
     stored = pond.store.snapshot()

@@ -1,5 +1,4 @@
-"""
-A command of ``millpond`` that ends, as by ``kill -9``, right before one of its changes of files.
+"""A command of ``millpond`` that ends, as by ``kill -9``, right before one of its changes of files.
 
 ``python -m tests.fault.killed_command FOLDER NUMBER ARGUMENT …`` runs ``millpond ARGUMENT …`` and ends
 before change number ``NUMBER``, from 0, of a file below ``FOLDER``: before it is opened to be written, or gets another
@@ -14,8 +13,6 @@ from typing import Any, Final
 
 from millpond.tools.command_line import main as millpond
 
-__all__ = ["KILLED", "main"]
-
 KILLED: Final = 137
 """The exit code of a command that has been ended."""
 
@@ -23,9 +20,7 @@ _CHANGES: Final = ("os.remove", "os.rename", "os.link", "os.mkdir")
 
 
 def main(arguments: list[str]) -> None:
-    """
-    Run the command.
-    """
+    """Run the command."""
     folder, number, *rest = arguments
     seen = [0]
 

@@ -1,5 +1,4 @@
-"""
-The demo is killed, its workers are killed and its tasks fail; the answer stays the same.
+"""The demo is killed, its workers are killed and its tasks fail; the answer stays the same.
 
 The demo runs as a user runs it, in processes of its own, on the weeks of the blizzard.
 """
@@ -42,51 +41,37 @@ Moment = Callable[[Path, int], bool]
 
 
 def _planned(output: Path, number: int) -> bool:
-    """
-    Spark has recorded the batch's files, and has read none.
-    """
+    """Spark has recorded the batch's files, and has read none."""
     return (output / "pond/checkpoints/flights/offsets" / str(number)).exists()
 
 
 def _written(output: Path, number: int) -> bool:
-    """
-    A task has written row files of an uncommitted superstep.
-    """
+    """A task has written row files of an uncommitted superstep."""
     return any((output / "pond/rows").glob(f"computation=*/{number:010d}-*.parquet"))
 
 
 def _committed(output: Path, number: int) -> bool:
-    """
-    The superstep is committed, but not in sinks and in Spark's checkpoint.
-    """
+    """The superstep is committed, but not in sinks and in Spark's checkpoint."""
     return (output / "pond/rows/_delta_log" / f"{number:020d}.json").exists()
 
 
 def _delivered(output: Path, number: int) -> bool:
-    """
-    A sink has the superstep's productions.
-    """
+    """A sink has the superstep's productions."""
     return (output / "tables/counts/_delta_log" / f"{number:020d}.json").exists()
 
 
 def _done(output: Path, number: int) -> bool:
-    """
-    Spark's checkpoint has the batch.
-    """
+    """Spark's checkpoint has the batch."""
     return (output / "pond/checkpoints/flights/commits" / str(number)).exists()
 
 
 def _forked(output: Path, _number: int) -> bool:
-    """
-    The replay has its store, with none of the run's later flights.
-    """
+    """The replay has its store, with none of the run's later flights."""
     return (output / "what_if/replay.json").exists()
 
 
 def _replaying(output: Path, number: int) -> bool:
-    """
-    The replay's store has so many commits: the first is that of the fork, the second takes the leases.
-    """
+    """The replay's store has so many commits: the first is that of the fork, the second takes the leases."""
     return len(list((output / "what_if/rows/_delta_log").glob("*.json"))) >= number
 
 
@@ -104,9 +89,7 @@ KILLS: Final[tuple[tuple[Moment, int], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """
-    The results of a run, and of its replay with a more sensitive alarm.
-    """
+    """The results of a run, and of its replay with a more sensitive alarm."""
 
     results: Results
     sensitive: Results
@@ -115,9 +98,7 @@ class Outcome:
 
     @classmethod
     def of(cls, output: Path) -> Outcome:
-        """
-        The results of the finished run in this folder.
-        """
+        """The results of the finished run in this folder."""
         with mp.Store.open(output / "pond", read_only=True) as store:
             views = {name: store.rows_view(name).to_arrow() for name in COMPUTATIONS}
         rows = {name: view.select(["key", "state", "timers"]) for name, view in views.items()}
@@ -130,9 +111,7 @@ class Outcome:
         )
 
     def assert_same(self, other: Outcome) -> None:
-        """
-        Tables, rows and numbers are equal, with nothing lost and nothing twice.
-        """
+        """Tables, rows and numbers are equal, with nothing lost and nothing twice."""
         for name in ("counts", "expectations", "alerts"):
             ours, theirs = (_sorted(getattr(outcome.results, name)) for outcome in (self, other))
             assert ours == theirs, name
@@ -150,9 +129,7 @@ def _sorted(table: Any) -> list[str]:
 
 
 class Demo:
-    """
-    The demo as a process, with its standard output in a file.
-    """
+    """The demo as a process, with its standard output in a file."""
 
     def __init__(self, output: Path, *arguments: str, module: str = "examples.zeitgeist") -> None:
         self.output = output
@@ -165,15 +142,11 @@ class Demo:
             )
 
     def finish(self) -> None:
-        """
-        Wait for a successful end.
-        """
+        """Wait for a successful end."""
         assert self.process.wait(_PATIENCE_MS / 1_000) == 0, self._log.read_text(encoding="utf-8")[-4_000:]
 
     def wait_for(self, moment: Moment, number: int) -> None:
-        """
-        Poll the run's files until it has reached this point.
-        """
+        """Poll the run's files until it has reached this point."""
         clock = SystemClock()
         until_us = clock.monotonic_us() + _PATIENCE_MS * 1_000
         while clock.monotonic_us() < until_us:
@@ -185,16 +158,12 @@ class Demo:
         pytest.fail(f"the run did not reach {moment.__name__} {number}")
 
     def kill(self) -> None:
-        """
-        ``kill -9`` of the driver; its JVM notices by itself. One that has ended is left alone.
-        """
+        """``kill -9`` of the driver; its JVM notices by itself. One that has ended is left alone."""
         self.process.kill()
         self.process.wait()
 
     def workers(self) -> list[int]:
-        """
-        Spark's Python workers: children of the daemon that the JVM has started.
-        """
+        """Spark's Python workers: children of the daemon that the JVM has started."""
         return [
             child
             for child, parent in descendants_of(self.process.pid).items()
@@ -204,9 +173,7 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """
-    The results of a run without faults.
-    """
+    """The results of a run without faults."""
     output = tmp_path_factory.mktemp("undisturbed")
     demo = Demo(output)
     try:
@@ -222,9 +189,7 @@ Start = Callable[..., Demo]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """
-    Demos that do not outlive the test.
-    """
+    """Demos that do not outlive the test."""
     with ExitStack() as kills:
 
         def started(*arguments: str, module: str = "examples.zeitgeist") -> Demo:
@@ -239,9 +204,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_a_driver_killed_at_seven_points_comes_to_the_same_answer(
     undisturbed: Outcome, start: Start, tmp_path: Path
 ) -> None:
-    """
-    After kill -9 of the driver between any two steps of a superstep, the next start continues with the same answer.
-    """
+    """After kill -9 of the driver between any two steps of a superstep, the next start continues with the same answer."""
     for moment, number in KILLS:
         demo = start()
         demo.wait_for(moment, number)
@@ -253,8 +216,7 @@ def test_a_driver_killed_at_seven_points_comes_to_the_same_answer(
 def test_killed_workers_and_failed_tasks_change_nothing(
     undisturbed: Outcome, start: Start, tmp_path: Path
 ) -> None:
-    """
-    Spark retries the task of a killed Python worker, whose partial work does not count; of a task that fails after
+    """Spark retries the task of a killed Python worker, whose partial work does not count; of a task that fails after
     writing its files, only the second attempt's files count.
     """
     demo = start("--master", "local[2,4]", module="tests.fault.failing_demo")

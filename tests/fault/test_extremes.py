@@ -1,6 +1,4 @@
-"""
-A hot key, a million keys, a row of 64 MiB, and a pipeline that changes hands under load (R23).
-"""
+"""A hot key, a million keys, a row of 64 MiB, and a pipeline that changes hands under load (R23)."""
 
 from __future__ import annotations
 
@@ -25,21 +23,15 @@ MIB: Final = 1 << 20
 
 
 class Wide(Computation):
-    """
-    Keeps 64 MiB of text per key, and the record it came from.
-    """
+    """Keeps 64 MiB of text per key, and the record it came from."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Replace the text.
-        """
+        """Replace the text."""
         context.state.set({"n": record.value["n"], "text": "x" * (64 * MIB)})
 
 
 def test_one_hot_key(tmp_path: Path, fault_report: FaultReport) -> None:
-    """
-    With all of 10,000 records on one key, its list has each once, in order.
-    """
+    """With all of 10,000 records on one key, its list has each once, in order."""
     LocalRunner(tmp_path / "pond", progress=False).run(
         ledger_pipeline(), {ROWS: numbered(range(10_000), keys=1)}
     )
@@ -50,9 +42,7 @@ def test_one_hot_key(tmp_path: Path, fault_report: FaultReport) -> None:
 
 
 def test_a_million_keys(tmp_path: Path, fault_report: FaultReport) -> None:
-    """
-    A million keys have a row each, with the one record sent to it.
-    """
+    """A million keys have a row each, with the one record sent to it."""
     keys = 1_000_000
     LocalRunner(tmp_path / "pond", progress=False).run(
         ledger_pipeline(), {ROWS: numbered(range(keys), keys=keys)}
@@ -79,9 +69,7 @@ def test_a_row_of_64_mib(tmp_path: Path, fault_report: FaultReport) -> None:
 
 
 def test_a_pipeline_that_changes_hands_under_load(tmp_path: Path, fault_report: FaultReport) -> None:
-    """
-    Five owners take over the pipeline from each other under load, and each record has one effect.
-    """
+    """Five owners take over the pipeline from each other under load, and each record has one effect."""
     records = numbered(range(1_000), keys=50)
     with ExitStack() as opened:
         for owner in range(5):

@@ -1,6 +1,4 @@
-"""
-Every kind of file of a store is damaged a thousand times: readers get the right answer, or an error that names the file.
-"""
+"""Every kind of file of a store is damaged a thousand times: readers get the right answer, or an error that names the file."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ Answer = tuple[object, ...]
 
 @dataclass
 class Pond:
-    """
-    A store on disk with all kinds of files, and the mark of its last commit.
-    """
+    """A store on disk with all kinds of files, and the mark of its last commit."""
 
     path: Path
     registry: MemoryRegistry
@@ -67,15 +63,11 @@ class Pond:
 
     @property
     def rows(self) -> Path:
-        """
-        The table's root.
-        """
+        """The table's root."""
         return self.path / "rows"
 
     def open(self) -> Store:
-        """
-        Open it for writing, which checks it against the mark.
-        """
+        """Open it for writing, which checks it against the mark."""
         return Store.open(
             self.path,
             leases=lambda _, writer_id: MemoryLeases(self.registry, self.clock, writer_id=writer_id),
@@ -83,9 +75,7 @@ class Pond:
         )
 
     def kinds(self) -> dict[str, list[str]]:
-        """
-        Its files by kind; row files only if they are live in a version that is read.
-        """
+        """Its files by kind; row files only if they are live in a version that is read."""
         live = {file.path for version in self.versions for file in load(self.log, version).files}
         kinds = file_kinds(self.rows)
         used = {
@@ -96,15 +86,11 @@ class Pond:
 
     @property
     def log(self) -> Log:
-        """
-        Its log.
-        """
+        """Its log."""
         return Log(open_objects(str(self.rows)))
 
     def older(self) -> list[tuple[Answer, ...]]:
-        """
-        The answers it would give if its newest version were an earlier one.
-        """
+        """The answers it would give if its newest version were an earlier one."""
         with self.open() as store:
             newest, older = self.versions
             views = {
@@ -115,9 +101,7 @@ class Pond:
             return [(value, answer(store, older)) for value in answers.values()]
 
     def read(self) -> tuple[Answer, ...]:
-        """
-        Its newest version, through a view and in detail, and an older version.
-        """
+        """Its newest version, through a view and in detail, and an older version."""
         with self.open() as store:
             newest, older = (answer(store, version) for version in self.versions)
             return (Table(store.rows_view(LEDGER).to_arrow()), *newest), older
@@ -130,9 +114,7 @@ def answer(store: Store, version: int) -> Answer:
 
 
 class Table:
-    """
-    An Arrow table that compares by its rows.
-    """
+    """An Arrow table that compares by its rows."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -144,9 +126,7 @@ class Table:
 
 
 def make_pond(path: Path, *, cleaned: bool) -> Pond:
-    """
-    Run a pipeline with compactions, dead letters, takeovers and checkpoints, with or without old commits deleted.
-    """
+    """Run a pipeline with compactions, dead letters, takeovers and checkpoints, with or without old commits deleted."""
     registry, clock = MemoryRegistry(), ManualClock()
     pond = Pond(path, registry, clock, ())
     for run_number in range(2):
@@ -181,16 +161,12 @@ def can_load(log: Log, version: int) -> bool:
 
 @pytest.fixture(scope="module", params=["whole log", "cleaned log"])
 def pond(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pond:
-    """
-    A store whose log is whole, and one whose log begins with a checkpoint.
-    """
+    """A store whose log is whole, and one whose log begins with a checkpoint."""
     return make_pond(tmp_path_factory.mktemp("pond") / "pond", cleaned=request.param == "cleaned log")
 
 
 def test_flipped_bits_are_found(pond: Pond, fault_report: FaultReport) -> None:
-    """
-    After a flip of any bit of any file, a reader gets the right answer or an error that names the file.
-    """
+    """After a flip of any bit of any file, a reader gets the right answer or an error that names the file."""
     kinds, rng = pond.kinds(), SeededRng(FLIPS)
     right, older = pond.read(), pond.older()
     outcomes: Counter[DamageOutcome] = Counter()
@@ -209,9 +185,7 @@ def test_flipped_bits_are_found(pond: Pond, fault_report: FaultReport) -> None:
 def test_flipped_bits_of_files_that_are_read_in_parts_are_found(
     tmp_path: Path, fault_report: FaultReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    A reader of one key, which reads only the pages that may hold it, gets the right answer or an error as well.
-    """
+    """A reader of one key, which reads only the pages that may hold it, gets the right answer or an error as well."""
     monkeypatch.setattr(row_format, "PAGED_BYTES_MIN", 0)
     monkeypatch.setattr(row_stream, "COMPACTED_PAGED_BYTES_MIN", 0)
     monkeypatch.setattr(compaction, "_COMPACTED", row_format.ParquetRowFormat(0))
@@ -242,9 +216,7 @@ def test_flipped_bits_of_files_that_are_read_in_parts_are_found(
 
 
 def test_cut_files_are_found(pond: Pond, fault_report: FaultReport) -> None:
-    """
-    After damage to a file as a whole, a reader gets the right answer or an error that names the file.
-    """
+    """After damage to a file as a whole, a reader gets the right answer or an error that names the file."""
     rng, right, older = SeededRng(2), pond.read(), pond.older()
     outcomes: Counter[DamageOutcome] = Counter()
     broken = []
@@ -258,9 +230,7 @@ def test_cut_files_are_found(pond: Pond, fault_report: FaultReport) -> None:
 
 
 def test_a_pipeline_on_damaged_files_goes_on_or_stops(pond: Pond, tmp_path: Path) -> None:
-    """
-    A run on a damaged store is refused, or its answer is right.
-    """
+    """A run on a damaged store is refused, or its answer is right."""
     with pond.open() as store:
         numbers = sorted(number for value in ledger_of(store).values() for number in value)
     kinds, whole, rng = pond.kinds(), tmp_path / "whole", SeededRng(3)
@@ -297,9 +267,7 @@ def test_a_pipeline_on_damaged_files_goes_on_or_stops(pond: Pond, tmp_path: Path
 def test_a_flipped_bit_of_the_mark_is_no_older_table(
     tmp_path: Path, zookeeper_hosts: str, fault_report: FaultReport
 ) -> None:
-    """
-    With a changed high-water mark the store is refused or opens with the right table, never an older one.
-    """
+    """With a changed high-water mark the store is refused or opens with the right table, never an older one."""
     client, rng = KazooClient(hosts=zookeeper_hosts), SeededRng(4)
     client.start()
     with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
@@ -324,9 +292,7 @@ def test_a_flipped_bit_of_the_mark_is_no_older_table(
 
 
 def test_canary_a_reader_without_checks_is_seen_to_read_wrong(tmp_path: Path) -> None:
-    """
-    The same trials with a reader that verifies nothing find silent wrong and older answers.
-    """
+    """The same trials with a reader that verifies nothing find silent wrong and older answers."""
     pond = make_pond(tmp_path / "pond", cleaned=False)
 
     def read() -> object:
@@ -348,9 +314,7 @@ def test_canary_a_reader_without_checks_is_seen_to_read_wrong(tmp_path: Path) ->
 
 
 def go_on(pond: Pond, numbers: list[int]) -> DataError | None:
-    """
-    Write more; returns the error if that is refused.
-    """
+    """Write more; returns the error if that is refused."""
     try:
         with pond.open() as store:
             run = LocalRunner(store, upkeep=COMPACTIONS, progress=False).start(
@@ -365,9 +329,7 @@ def go_on(pond: Pond, numbers: list[int]) -> DataError | None:
 
 
 def registry_of(pond: Pond) -> MemoryRegistry:
-    """
-    A copy of the lease service's state.
-    """
+    """A copy of the lease service's state."""
     copy = MemoryRegistry(sequencers=dict(pond.registry.sequencers))
     mark = pond.registry.high_water.read()
     assert mark is not None
@@ -376,9 +338,7 @@ def registry_of(pond: Pond) -> MemoryRegistry:
 
 
 def cuts(pond: Pond, rng: SeededRng) -> Iterator[Damage]:
-    """
-    Every kind of cut of some files of every kind, including the newest.
-    """
+    """Every kind of cut of some files of every kind, including the newest."""
     for files in pond.kinds().values():
         chosen = {files[-1], *(files[int(rng.random() * len(files))] for _ in range(CUTS_OF_A_KIND - 1))}
         for path in sorted(chosen):

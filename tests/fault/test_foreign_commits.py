@@ -1,6 +1,4 @@
-"""
-Commits of other engines on the store's rows: what moves data is refused, what only tidies up is not.
-"""
+"""Commits of other engines on the store's rows: what moves data is refused, what only tidies up is not."""
 
 from __future__ import annotations
 
@@ -35,21 +33,15 @@ ACCOUNTS: Final = 17
 
 
 class Count(Computation):
-    """
-    Counts the payments of an account.
-    """
+    """Counts the payments of an account."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        One more.
-        """
+        """One more."""
         context.state.set((context.state.get() or 0) + 1)
 
 
 class Payments:
-    """
-    A store that counts payments, with its rows as other engines see them.
-    """
+    """A store that counts payments, with its rows as other engines see them."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "pond"
@@ -57,9 +49,7 @@ class Payments:
         self._registry = MemoryRegistry()
 
     def open(self, *, read_only: bool = False) -> Store:
-        """
-        The store, with leases in memory.
-        """
+        """The store, with leases in memory."""
         clock = SystemClock()
         return Store.open(
             self.path,
@@ -68,32 +58,24 @@ class Payments:
         )
 
     def pay(self, first: int, last: int) -> None:
-        """
-        Run the pipeline over payments number ``first`` to ``last - 1``.
-        """
+        """Run the pipeline over payments number ``first`` to ``last - 1``."""
         with self.open() as store:
             pay(store, first, last)
 
     def version(self) -> int:
-        """
-        The newest version, by delta-rs.
-        """
+        """The newest version, by delta-rs."""
         return DeltaTable(self.rows).version()
 
 
 def pipeline_of() -> EnginePipeline:
-    """
-    Payments, counted by account.
-    """
+    """Payments, counted by account."""
     pipeline = EnginePipeline("bank")
     pipeline.inject("payments", key="account", at="at", id="number").apply(Count(), name="count")
     return pipeline
 
 
 def pay(store: Store, first: int, last: int) -> None:
-    """
-    Inject payments and process them.
-    """
+    """Inject payments and process them."""
     rows = [{"account": f"a{n % ACCOUNTS}", "at": n, "number": f"p{n}"} for n in range(first, last)]
     with LocalRunner(store, progress=False).start(pipeline_of(), stepping=True) as run:
         run.inject("payments", rows)
@@ -101,27 +83,21 @@ def pay(store: Store, first: int, last: int) -> None:
 
 
 def counted(store: Store) -> int:
-    """
-    How many payments all accounts have counted.
-    """
+    """How many payments all accounts have counted."""
     states = store.rows_view("count").to_arrow().column("state").to_pylist()
     return sum(int(state) for state in states if state is not None)
 
 
 @pytest.fixture
 def payments(tmp_path: Path) -> Payments:
-    """
-    A store with 2,988 payments of one day and 5,006 of two, and what it was between them.
-    """
+    """A store with 2,988 payments of one day and 5,006 of two, and what it was between them."""
     made = Payments(tmp_path)
     made.pay(0, FIRST_DAY)
     return made
 
 
 def test_a_restore_by_delta_rs_is_refused_by_all_and_repaired(payments: Payments) -> None:
-    """
-    RESTORE takes 5,006 counted payments back to 2,988; all refuse it by name, and repair brings all back.
-    """
+    """RESTORE takes 5,006 counted payments back to 2,988; all refuse it by name, and repair brings all back."""
     before = payments.version()
     payments.pay(FIRST_DAY, BOTH_DAYS)
     DeltaTable(payments.rows).restore(before)
@@ -146,9 +122,7 @@ def test_a_restore_by_delta_rs_is_refused_by_all_and_repaired(payments: Payments
 
 
 def test_a_writer_that_follows_the_log_is_stopped_by_a_restore(payments: Payments) -> None:
-    """
-    A pipeline that is running when another engine restores commits nothing more.
-    """
+    """A pipeline that is running when another engine restores commits nothing more."""
     with payments.open() as store:
         before = payments.version()
         pay(store, FIRST_DAY, FIRST_DAY + 40)
@@ -192,9 +166,7 @@ def _merge(rows: str) -> None:
 def test_what_else_moves_data_is_refused_too(
     payments: Payments, operation: str, act: Callable[[str], Any]
 ) -> None:
-    """
-    DELETE, UPDATE, MERGE, appends and overwrites by delta-rs are refused with version and operation.
-    """
+    """DELETE, UPDATE, MERGE, appends and overwrites by delta-rs are refused with version and operation."""
     act(payments.rows)
 
     with pytest.raises(DataError, match=rf"version=`{payments.version()}` operation=`{operation}`"):
@@ -202,9 +174,7 @@ def test_what_else_moves_data_is_refused_too(
 
 
 def test_compactions_and_checkpoints_of_others_are_welcome(payments: Payments) -> None:
-    """
-    OPTIMIZE, VACUUM and a checkpoint by delta-rs change no data: the pipeline goes on and counts right.
-    """
+    """OPTIMIZE, VACUUM and a checkpoint by delta-rs change no data: the pipeline goes on and counts right."""
     payments.pay(FIRST_DAY, FIRST_DAY + 10)
     table = DeltaTable(payments.rows)
     table.optimize.compact()
@@ -217,9 +187,7 @@ def test_compactions_and_checkpoints_of_others_are_welcome(payments: Payments) -
 
 
 def test_a_checkpoint_of_another_engine_does_not_hide_its_restore(payments: Payments) -> None:
-    """
-    Where the log was cleaned up, a checkpoint that another engine wrote after its RESTORE is not believed.
-    """
+    """Where the log was cleaned up, a checkpoint that another engine wrote after its RESTORE is not believed."""
     table = DeltaTable(payments.rows)
     first = payments.version()
     with payments.open() as store:
@@ -240,9 +208,7 @@ def test_a_checkpoint_of_another_engine_does_not_hide_its_restore(payments: Paym
 
 
 def test_versions_before_the_restore_stay_readable(payments: Payments) -> None:
-    """
-    What stood before another engine's commit is read as it was: only what rests on it is refused.
-    """
+    """What stood before another engine's commit is read as it was: only what rests on it is refused."""
     before = payments.version()
     _delete(payments.rows)
 

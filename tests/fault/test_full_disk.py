@@ -1,5 +1,4 @@
-"""
-A full disk: the run waits, fails with the reason when it may not wait longer, and continues with the same answer.
+"""A full disk: the run waits, fails with the reason when it may not wait longer, and continues with the same answer.
 
 A small tmpfs stands for the disk where mounting is allowed, with everything of the store on it,
 ZooKeeper and catalog included; an object store that has no room stands for it everywhere. Where mounting
@@ -53,9 +52,7 @@ BLOCK = bytes(4_096)
 
 
 class Disk(Protocol):
-    """
-    A location for a store that can be filled up.
-    """
+    """A location for a store that can be filled up."""
 
     def open(self) -> Store: ...
 
@@ -65,9 +62,7 @@ class Disk(Protocol):
 
 
 class Tmpfs:
-    """
-    A file system in memory of a few megabytes.
-    """
+    """A file system in memory of a few megabytes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,9 +85,7 @@ class Tmpfs:
 
 
 class NoFolder:
-    """
-    A folder that takes nothing while it is "full", because a file lies in its place: for every user, root included.
-    """
+    """A folder that takes nothing while it is "full", because a file lies in its place: for every user, root included."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -108,9 +101,7 @@ class NoFolder:
 
 
 class NoRoom:
-    """
-    An object store that refuses writes to matching paths while it is full.
-    """
+    """An object store that refuses writes to matching paths while it is full."""
 
     def __init__(self, within: str = "") -> None:
         self.objects = FaultyObjects(MemoryObjects())
@@ -129,9 +120,7 @@ class NoRoom:
 
 @pytest.fixture
 def tmpfs(tmp_path: Path) -> Iterator[Tmpfs]:
-    """
-    A mounted tmpfs; skips the test where mounting is not allowed.
-    """
+    """A mounted tmpfs; skips the test where mounting is not allowed."""
     folder = tmp_path / "small"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
@@ -143,9 +132,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Tmpfs]:
 
 @pytest.fixture(params=["tmpfs", "no folder"])
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Tmpfs | NoFolder:
-    """
-    A place for a sink that can be filled up.
-    """
+    """A place for a sink that can be filled up."""
     if request.param == "tmpfs":
         mounted: Tmpfs = request.getfixturevalue("tmpfs")
         return mounted
@@ -155,9 +142,7 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Tmpfs | NoFolder:
 
 @pytest.fixture(params=["tmpfs", "everything", "the log", "row files", "dead letters"])
 def disk(request: pytest.FixtureRequest) -> Disk:
-    """
-    A disk of each kind; some object stores lack room only for certain paths.
-    """
+    """A disk of each kind; some object stores lack room only for certain paths."""
     parts = {
         "everything": "",
         "the log": "_delta_log",
@@ -171,9 +156,7 @@ def disk(request: pytest.FixtureRequest) -> Disk:
 
 
 def write(run: LocalRun, *numbers: int) -> Receipt:
-    """
-    Inject good rows, and one without a key.
-    """
+    """Inject good rows, and one without a key."""
     unreadable = {"k": None, "t": 1, "id": f"none {numbers}", "n": -1}
     return run.inject(ROWS, [*numbered(numbers), unreadable])
 
@@ -183,9 +166,7 @@ def letters(store: Store) -> int:
 
 
 def test_a_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
-    """
-    While the disk is full nothing is acknowledged; once there is room everything is, once.
-    """
+    """While the disk is full nothing is acknowledged; once there is room everything is, once."""
     with disk.open() as store, LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
         write(run, 0, 1).wait(PATIENCE_MS)
         version = store.snapshot().version
@@ -202,9 +183,7 @@ def test_a_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
 
 
 def test_a_run_that_may_not_wait_says_why(disk: Disk, fault_report: FaultReport) -> None:
-    """
-    After its timeout the run ends in an error about the store, nothing is half written, and a restart continues.
-    """
+    """After its timeout the run ends in an error about the store, nothing is half written, and a restart continues."""
     with disk.open() as store:
         run = LocalRunner(store, progress=False, pause_timeout_ms=200).start(ledger_pipeline())
         write(run, 0, 1).wait(PATIENCE_MS)
@@ -226,9 +205,7 @@ def test_a_run_that_may_not_wait_says_why(disk: Disk, fault_report: FaultReport)
 def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
     small: Tmpfs | NoFolder, tmp_path: Path, fault_report: FaultReport
 ) -> None:
-    """
-    A full sink stops the store's progress, and gets the missing rows once, at the next start.
-    """
+    """A full sink stops the store's progress, and gets the missing rows once, at the next start."""
     sink = small.folder / "sink"
     registry = MemoryRegistry()
     with Store.open(
@@ -258,9 +235,7 @@ def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
 
 @pytest.mark.spark
 def test_a_full_disk_under_spark(tmpfs: Tmpfs, spark: SparkSession, fault_report: FaultReport) -> None:
-    """
-    Tasks without room end the run with the reason in the error; the next run gives the same answer.
-    """
+    """Tasks without room end the run with the reason in the error; the next run gives the same answer."""
     registry = MemoryRegistry()
 
     def batch(number: int) -> tuple[DataFrame, InputPosition]:

@@ -1,6 +1,4 @@
-"""
-Slots stay on their executors; those of a lost executor move once, and the one that takes its place gets its share.
-"""
+"""Slots stay on their executors; those of a lost executor move once, and the one that takes its place gets its share."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ ROUNDS: Final = 12
 
 
 class Cluster:
-    """
-    The program, which runs a superstep when it is asked to.
-    """
+    """The program, which runs a superstep when it is asked to."""
 
     def __init__(self, folder: Path) -> None:
         self._log = (folder / "log").open("wb")
@@ -41,38 +37,28 @@ class Cluster:
         )
 
     def superstep(self) -> dict[str, int]:
-        """
-        What one more superstep reports.
-        """
+        """What one more superstep reports."""
         stdin = self._pipe(self.process.stdin)
         stdin.write(b"\n")
         stdin.flush()
         return self.line()
 
     def line(self) -> dict[str, int]:
-        """
-        The next line that it writes.
-        """
+        """The next line that it writes."""
         told: dict[str, int] = orjson.loads(self._pipe(self.process.stdout).readline())
         return told
 
     def end(self) -> None:
-        """
-        End its input.
-        """
+        """End its input."""
         self._pipe(self.process.stdin).close()
 
     def kill_an_executor(self) -> None:
-        """
-        ``kill -9`` one of them.
-        """
+        """``kill -9`` one of them."""
         executors = [pid for pid in descendants_of(self.process.pid) if EXECUTOR in command_of(pid)]
         os.kill(executors[0], signal.SIGKILL)
 
     def close(self) -> None:
-        """
-        End all that is left of it.
-        """
+        """End all that is left of it."""
         left = [*descendants_of(self.process.pid), self.process.pid]
         for pid in left:
             try:
@@ -92,9 +78,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """
-    Three executors of one core.
-    """
+    """Three executors of one core."""
     cluster = Cluster(tmp_path)
     yield cluster
     cluster.close()
@@ -102,9 +86,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.mark.timeout(600)
 def test_slots_move_when_executors_are_lost_and_join_and_never_else(cluster: Cluster) -> None:
-    """
-    Before a loss all are at home, and after it all but those of the lost one and of the one in its place.
-    """
+    """Before a loss all are at home, and after it all but those of the lost one and of the one in its place."""
     before = [cluster.superstep() for _ in range(4)]
     assert all(report["at_home"] == report["slots"] == INTERVALS for report in before)
 

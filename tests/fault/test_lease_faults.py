@@ -1,6 +1,4 @@
-"""
-Leases when processes are stopped and killed, replies are lost, and ZooKeeper loses members or everything.
-"""
+"""Leases when processes are stopped and killed, replies are lost, and ZooKeeper loses members or everything."""
 
 from __future__ import annotations
 
@@ -38,17 +36,13 @@ Open = Callable[..., ZooKeeperLeases]
 
 @pytest.fixture
 def store_id() -> str:
-    """
-    A store of the test's own.
-    """
+    """A store of the test's own."""
     return SystemRng().token()
 
 
 @pytest.fixture
 def open_leases(store_id: str) -> Iterator[Open]:
-    """
-    Makes writers of the store, and closes them.
-    """
+    """Makes writers of the store, and closes them."""
     opened: list[ZooKeeperLeases] = []
 
     def make(hosts: str, writer_id: str, session_timeout_ms: int = 10_000) -> ZooKeeperLeases:
@@ -63,27 +57,21 @@ def open_leases(store_id: str) -> Iterator[Open]:
 
 @pytest.fixture(scope="module")
 def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    """
-    Three real servers.
-    """
+    """Three real servers."""
     with Ensemble(tmp_path_factory.mktemp("ensemble") / "data", CLOCK) as members:
         yield members
 
 
 @pytest.fixture
 def ensemble(members: Ensemble) -> Ensemble:
-    """
-    The three servers, all running and with a leader, whatever the test before has done to them.
-    """
+    """The three servers, all running and with a leader, whatever the test before has done to them."""
     members.start()
     return members
 
 
 @pytest.fixture
 def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
-    """
-    A network to the run's server that can be spoilt.
-    """
+    """A network to the run's server that can be spoilt."""
     between = TcpProxy(int(zookeeper_hosts.rpartition(":")[2]))
     yield between
     between.mend()
@@ -92,9 +80,7 @@ def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
 
 @pytest.fixture
 def holder(zookeeper_hosts: str, store_id: str) -> Iterator[subprocess.Popen[str]]:
-    """
-    Another process that holds the lease on `INTERVAL`, in a short session.
-    """
+    """Another process that holds the lease on `INTERVAL`, in a short session."""
     command = [sys.executable, "-m", "millpond.testing.processes.lease_holder"]
     process = subprocess.Popen(
         [*command, zookeeper_hosts, store_id, str(SHORT_SESSION_MS)],
@@ -120,9 +106,7 @@ def reaches(lease: Lease, state: LeaseState) -> bool:
 def test_stopped_holder_finds_its_lease_lost(
     holder: subprocess.Popen[str], open_leases: Open, zookeeper_hosts: str
 ) -> None:
-    """
-    A holder stopped for longer than its session is followed by a standby, and hears of it when it goes on.
-    """
+    """A holder stopped for longer than its session is followed by a standby, and hears of it when it goes on."""
     standby = open_leases(zookeeper_hosts, "standby")
     holder.send_signal(signal.SIGSTOP)
     lease = standby.take(INTERVAL, above=NOTHING, on_held="wait", timeout_ms=30_000)
@@ -137,9 +121,7 @@ def test_stopped_holder_finds_its_lease_lost(
 def test_stopped_holder_is_replaced_at_once_by_a_taker(
     holder: subprocess.Popen[str], open_leases: Open, zookeeper_hosts: str
 ) -> None:
-    """
-    Taking over needs neither the holder's consent nor the end of its session.
-    """
+    """Taking over needs neither the holder's consent nor the end of its session."""
     taker = open_leases(zookeeper_hosts, "taker")
     holder.send_signal(signal.SIGSTOP)
     lease = taker.take(INTERVAL, above=NOTHING)
@@ -153,9 +135,7 @@ def test_stopped_holder_is_replaced_at_once_by_a_taker(
 def test_killed_holder_is_followed_by_a_standby(
     holder: subprocess.Popen[str], open_leases: Open, zookeeper_hosts: str
 ) -> None:
-    """
-    A killed holder's lease is refused while its session lasts and free when it has ended.
-    """
+    """A killed holder's lease is refused while its session lasts and free when it has ended."""
     standby = open_leases(zookeeper_hosts, "standby")
     holder.kill()
 
@@ -165,9 +145,7 @@ def test_killed_holder_is_followed_by_a_standby(
 
 
 def test_taking_whose_answer_is_lost_is_settled(open_leases: Open, proxy: TcpProxy) -> None:
-    """
-    A taking that landed unheard is found by reading back, and one held lease comes of it.
-    """
+    """A taking that landed unheard is found by reading back, and one held lease comes of it."""
     leases = open_leases(proxy.address, "w1")
     first = leases.take(INTERVAL, above=NOTHING)
     taken: list[Lease] = []
@@ -188,9 +166,7 @@ def test_taking_whose_answer_is_lost_is_settled(open_leases: Open, proxy: TcpPro
 def test_taking_given_up_leaves_nothing_behind(
     open_leases: Open, proxy: TcpProxy, zookeeper_hosts: str
 ) -> None:
-    """
-    A taking that landed after its caller had given up is undone, so that a standby gets the lease.
-    """
+    """A taking that landed after its caller had given up is undone, so that a standby gets the lease."""
     leases, standby = open_leases(proxy.address, "w1"), open_leases(zookeeper_hosts, "w2")
     proxy.lose_replies(to=REQUEST_OF_A_TAKING)
 
@@ -203,9 +179,7 @@ def test_taking_given_up_leaves_nothing_behind(
 
 
 def test_mark_whose_answer_is_lost_is_kept(open_leases: Open, proxy: TcpProxy) -> None:
-    """
-    The high-water mark reaches ZooKeeper although replies were lost and the network was away.
-    """
+    """The high-water mark reaches ZooKeeper although replies were lost and the network was away."""
     high_water = open_leases(proxy.address, "w1").high_water
     proxy.lose_replies(to=b"digest")
     high_water.advance(TableVersion(1), "one")
@@ -218,9 +192,7 @@ def test_mark_whose_answer_is_lost_is_kept(open_leases: Open, proxy: TcpProxy) -
 
 
 def test_leader_kill_ends_no_lease(ensemble: Ensemble, open_leases: Open) -> None:
-    """
-    When the leader is killed, leases live on and more can be taken as soon as there is a new one.
-    """
+    """When the leader is killed, leases live on and more can be taken as soon as there is a new one."""
     leases = open_leases(ensemble.hosts, "w1")
     lease = leases.take(INTERVAL, above=NOTHING)
     leader = ensemble.leader()
@@ -237,9 +209,7 @@ def test_leader_kill_ends_no_lease(ensemble: Ensemble, open_leases: Open) -> Non
 
 
 def test_lost_quorum_suspends_until_it_is_back(ensemble: Ensemble, open_leases: Open) -> None:
-    """
-    Without a quorum leases are suspended and none can be taken; with it they are held again.
-    """
+    """Without a quorum leases are suspended and none can be taken; with it they are held again."""
     leases = open_leases(ensemble.hosts, "w1")
     lease = leases.take(INTERVAL, above=NOTHING)
     ensemble.kill(0)
@@ -255,9 +225,7 @@ def test_lost_quorum_suspends_until_it_is_back(ensemble: Ensemble, open_leases: 
 
 
 def test_wiped_zookeeper_brings_no_sequencer_back(ensemble: Ensemble, open_leases: Open) -> None:
-    """
-    When ZooKeeper comes back empty, leases are lost, and new sequencers still exceed the table's.
-    """
+    """When ZooKeeper comes back empty, leases are lost, and new sequencers still exceed the table's."""
     leases = open_leases(ensemble.hosts, "w1", SHORT_SESSION_MS)
     lease = leases.take(INTERVAL, above=leases.take(INTERVAL, above=NOTHING).sequencer)
     leases.high_water.advance(TableVersion(7), "seven")
@@ -274,9 +242,7 @@ def test_wiped_zookeeper_brings_no_sequencer_back(ensemble: Ensemble, open_lease
 
 
 def test_restarted_embedded_server_keeps_leases(tmp_path: Path, open_leases: Open) -> None:
-    """
-    Killing the embedded server suspends its leases; started again, it still knows whose they are.
-    """
+    """Killing the embedded server suspends its leases; started again, it still knows whose they are."""
     server = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng())
     leases = open_leases(server.start_or_join(), "w1")
     lease = leases.take(INTERVAL, above=NOTHING)
@@ -295,9 +261,7 @@ def test_restarted_embedded_server_keeps_leases(tmp_path: Path, open_leases: Ope
 
 
 def test_no_server_is_an_error_in_time(open_leases: Open) -> None:
-    """
-    Where no server answers, opening fails within the session's time-out and names the hosts.
-    """
+    """Where no server answers, opening fails within the session's time-out and names the hosts."""
     hosts = f"127.0.0.1:{free_port()}"
 
     with pytest.raises(UnavailableError, match=hosts):

@@ -1,5 +1,4 @@
-"""
-Power cuts on a real file system: an ext4 in a file, which is copied at some instant; the run continues on the copy.
+"""Power cuts on a real file system: an ext4 in a file, which is copied at some instant; the run continues on the copy.
 
 What the operating system still holds in its cache is not in the copy, as it would not be on a disk that lost its
 power. So the copy shows whether the store's syncs are enough, for a journaling file system at least; the simulation
@@ -41,9 +40,7 @@ FAILPOINTS_A_LIFE = 40
 
 
 class Disk:
-    """
-    A small ext4 in a file, mounted at `folder`.
-    """
+    """A small ext4 in a file, mounted at `folder`."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "disk"
@@ -57,40 +54,30 @@ class Disk:
         subprocess.run(make, check=True, capture_output=True)
 
     def mount(self) -> bool:
-        """
-        Mount it; returns whether that is allowed here.
-        """
+        """Mount it; returns whether that is allowed here."""
         command = ["mount", "-o", "loop", str(self._image), str(self.folder)]
         return not subprocess.run(command, check=False, capture_output=True).returncode
 
     def copy(self) -> Path:
-        """
-        A copy of what is on the disk now; what is only in the operating system's cache is not.
-        """
+        """A copy of what is on the disk now; what is only in the operating system's cache is not."""
         self._number += 1
         return Path(shutil.copyfile(self._image, self._root / f"image-{self._number}"))
 
     def go_on_with(self, copy: Path) -> None:
-        """
-        Mount the copy in the place of the disk.
-        """
+        """Mount the copy in the place of the disk."""
         self.unmount()
         self._image.unlink()
         self._image = copy
         assert self.mount()
 
     def unmount(self) -> None:
-        """
-        Take the disk away.
-        """
+        """Take the disk away."""
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    """
-    A mounted disk; skips the test where mounting is not allowed.
-    """
+    """A mounted disk; skips the test where mounting is not allowed."""
     made = Disk(tmp_path)
     if os.geteuid() != 0 or not made.mount():
         pytest.skip("mounting is not allowed here")
@@ -99,9 +86,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def opened(disk: Disk, registry: MemoryRegistry, durability: Durability) -> Store:
-    """
-    The store on the disk; its leases and its high-water mark are elsewhere, and stay.
-    """
+    """The store on the disk; its leases and its high-water mark are elsewhere, and stay."""
     return Store.open(
         disk.folder / "pond",
         durability=durability,
@@ -110,15 +95,11 @@ def opened(disk: Disk, registry: MemoryRegistry, durability: Durability) -> Stor
 
 
 class PowerCutError(BaseException):
-    """
-    The power is cut: no code of the run goes on.
-    """
+    """The power is cut: no code of the run goes on."""
 
 
 def cutting(disk: Disk, failpoint: int, copies: list[Path]) -> Callable[[str], None]:
-    """
-    A listener that cuts the power at the n-th failpoint that is reached.
-    """
+    """A listener that cuts the power at the n-th failpoint that is reached."""
     left = [failpoint]
 
     def listen(_name: str) -> None:
@@ -135,8 +116,7 @@ def pipeline_of(disk: Disk, durability: Durability) -> EnginePipeline:
 
 
 def live(disk: Disk, registry: MemoryRegistry, acknowledged: int, failpoint: int) -> tuple[Path, int]:
-    """
-    One life of the run: it checks what is there, and takes in records until the power is cut.
+    """One life of the run: it checks what is there, and takes in records until the power is cut.
 
     Returns:
         The disk as it was then, and how many records were acknowledged.
@@ -160,8 +140,7 @@ def live(disk: Disk, registry: MemoryRegistry, acknowledged: int, failpoint: int
 
 
 def test_what_was_acknowledged_is_there_after_each_power_cut(disk: Disk, fault_report: FaultReport) -> None:
-    """
-    Wherever the power is cut, the store opens, it has every record that was acknowledged by then, and what was not
+    """Wherever the power is cut, the store opens, it has every record that was acknowledged by then, and what was not
     is sent again and counts once, in the store and in a sink on the same disk.
     """
     rng, registry, acknowledged = SeededRng("power cuts"), MemoryRegistry(), 0
@@ -180,8 +159,7 @@ def test_what_was_acknowledged_is_there_after_each_power_cut(disk: Disk, fault_r
 
 
 def test_without_syncs_the_loss_is_refused_and_not_read_over(disk: Disk) -> None:
-    """
-    With os_cache the same power cut takes acknowledged commits back (so the copies do show what is not synced), and
+    """With os_cache the same power cut takes acknowledged commits back (so the copies do show what is not synced), and
     the store is refused or gone, and not read as if nothing had been.
     """
     registry = MemoryRegistry()

@@ -1,6 +1,4 @@
-"""
-Real processes that are killed and stopped, on three ZooKeepers, checked against a history.
-"""
+"""Real processes that are killed and stopped, on three ZooKeepers, checked against a history."""
 
 from __future__ import annotations
 
@@ -42,27 +40,21 @@ QUORUM_AWAY_MS: Final = 3_000
 
 @pytest.fixture(scope="module")
 def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    """
-    Three real servers.
-    """
+    """Three real servers."""
     with Ensemble(tmp_path_factory.mktemp("ensemble") / "data", CLOCK) as members:
         yield members
 
 
 @pytest.fixture(scope="module")
 def nest() -> Iterator[Nest]:
-    """
-    Forks the workers.
-    """
+    """Forks the workers."""
     with Nest() as nest:
         yield nest
 
 
 @pytest.fixture
 def ground(tmp_path: Path, members: Ensemble, nest: Nest, fault_report: FaultReport) -> Iterator[Ground]:
-    """
-    A store for this test; a violation fails the test.
-    """
+    """A store for this test; a violation fails the test."""
     members.start()
     ground = new_ground(tmp_path, members, nest)
     yield ground
@@ -82,9 +74,7 @@ def new_ground(folder: Path, members: Ensemble, nest: Nest, **options: object) -
 
 
 def in_lanes(ground: Ground, run: Callable[[Ground, int], object]) -> list[Checked]:
-    """
-    Run a share of the work on each of several stores in parallel, settle them, and add up the results.
-    """
+    """Run a share of the work on each of several stores in parallel, settle them, and add up the results."""
     grounds = [new_ground(ground.folder / str(lane), ground.ensemble, ground.nest) for lane in range(LANES)]
 
     def one(lane: int) -> Checked:
@@ -101,9 +91,7 @@ def in_lanes(ground: Ground, run: Callable[[Ground, int], object]) -> list[Check
 def test_processes_killed_at_random_lose_and_repeat_nothing(
     ground: Ground, s3_bucket: str, s3_server: S3Server
 ) -> None:
-    """
-    After any number of kills, acknowledged records are in the store, once and in order; also on S3.
-    """
+    """After any number of kills, acknowledged records are in the store, once and in order; also on S3."""
 
     def kill(lane_ground: Ground, lane: int) -> None:
         if lane == 0:
@@ -118,9 +106,7 @@ def test_processes_killed_at_random_lose_and_repeat_nothing(
 
 
 def test_processes_that_end_at_failpoints_lose_and_repeat_nothing(ground: Ground) -> None:
-    """
-    A process that ends between any two durable steps leaves a store from which the next one continues.
-    """
+    """A process that ends between any two durable steps leaves a store from which the next one continues."""
     in_lanes(ground, lambda lane_ground, lane: exits_at_failpoints(lane_ground, IN_A_LEDGER[lane::LANES]))
 
     assert ground.report.violations == ()
@@ -128,9 +114,7 @@ def test_processes_that_end_at_failpoints_lose_and_repeat_nothing(ground: Ground
 
 
 def test_former_owners_that_go_on_are_fenced(ground: Ground) -> None:
-    """
-    An owner that was stopped past its session, at rest or within a commit, commits nothing afterwards.
-    """
+    """An owner that was stopped past its session, at rest or within a commit, commits nothing afterwards."""
     in_lanes(ground, lambda lane_ground, _: stopped_owners(lane_ground, TAKEOVERS // LANES))
 
     assert ground.report.violations == ()
@@ -139,9 +123,7 @@ def test_former_owners_that_go_on_are_fenced(ground: Ground) -> None:
 
 
 def test_a_worker_outlives_members_of_the_ensemble(ground: Ground) -> None:
-    """
-    When leaders and followers die, the worker continues and loses nothing.
-    """
+    """When leaders and followers die, the worker continues and loses nothing."""
     lost_members(ground, MEMBERS_LOST)
     settle(ground)
 
@@ -149,9 +131,7 @@ def test_a_worker_outlives_members_of_the_ensemble(ground: Ground) -> None:
 
 
 def test_without_a_quorum_nothing_is_acknowledged(ground: Ground) -> None:
-    """
-    Without a quorum a process that knows it commits nothing, and afterwards continues by itself.
-    """
+    """Without a quorum a process that knows it commits nothing, and afterwards continues by itself."""
     lost_quorum(ground, times=QUORUMS_LOST, away_ms=QUORUM_AWAY_MS)
     settle(ground)
 
@@ -159,9 +139,7 @@ def test_without_a_quorum_nothing_is_acknowledged(ground: Ground) -> None:
 
 
 def test_canary_without_the_fence_former_owners_are_seen_to_write(ground: Ground) -> None:
-    """
-    With the fence disabled the same trial finds commits of former owners.
-    """
+    """With the fence disabled the same trial finds commits of former owners."""
     unfenced = new_ground(ground.folder / "unfenced", ground.ensemble, ground.nest, fenced=False)
     unfenced.patience_ms = 5_000
     stopped_owners(unfenced, 1)

@@ -1,6 +1,4 @@
-"""
-A rewind of a store that a query of Spark feeds, killed between any two of its changes of files.
-"""
+"""A rewind of a store that a query of Spark feeds, killed between any two of its changes of files."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ COUNTED = (TOTAL_PREFIX, COUNT_PREFIX, INPUT_ROWS_PREFIX)
 
 
 class Job:
-    """
-    A query over a folder of files, one a batch, with a store and a sink; and the command that rewinds the store.
-    """
+    """A query over a folder of files, one a batch, with a store and a sink; and the command that rewinds the store."""
 
     def __init__(self, spark: SparkSession, folder: Path, hosts: str) -> None:
         self._spark, self._hosts = spark, hosts
@@ -56,9 +52,7 @@ class Job:
             os.utime(file, (START_US / 1e6 + number, START_US / 1e6 + number))
 
     def query(self) -> None:
-        """
-        Consume what there is, from where the query was.
-        """
+        """Consume what there is, from where the query was."""
         with Store.open(self.pond, zookeeper=self._hosts) as store:
             function = foreach_batch(
                 store,
@@ -80,9 +74,7 @@ class Job:
                 function.close()
 
     def rewind(self, version: int, killed_at: int = NEVER) -> int | None:
-        """
-        Rewind; returns the number of its changes, or ``None`` if it was killed.
-        """
+        """Rewind; returns the number of its changes, or ``None`` if it was killed."""
         command = [sys.executable, "-m", "tests.fault.killed_command"]
         command += [str(self.folder), str(killed_at), "rewind", str(self.pond), "--zookeeper", self._hosts]
         command += ["--version", str(version), "--take-back", str(self.sink), "--yes"]
@@ -108,17 +100,13 @@ class Job:
             )
 
     def counts(self) -> dict[str, int]:
-        """
-        What the store has counted; not its batches, of which Spark makes one where it has listed their files before.
-        """
+        """What the store has counted; not its batches, of which Spark makes one where it has listed their files before."""
         with Store.open(self.pond, read_only=True) as store:
             txns = store.snapshot().txns
         return {app_id: at for app_id, at in txns.items() if app_id.startswith(COUNTED)}
 
     def check(self, files: Sequence[range]) -> None:
-        """
-        Each record of these files counts once, and no other does.
-        """
+        """Each record of these files counts once, and no other does."""
         numbers = [number for part in files for number in part]
         with Store.open(self.pond, read_only=True) as store:
             assert ledger_of(store) == written(numbered(numbers))
@@ -134,8 +122,7 @@ def positions(txns: dict[str, int], prefix: str) -> list[int]:
 
 
 def check_kills(job: Job, chosen: Callable[[int], Sequence[int]]) -> None:
-    """
-    Check that a query whose store was rewound, by a command that was killed before, goes on as if nothing had been.
+    """Check that a query whose store was rewound, by a command that was killed before, goes on as if nothing had been.
 
     Args:
         job: the query.
@@ -178,16 +165,12 @@ def job(spark: SparkSession, tmp_path: Path, zookeeper_hosts: str) -> Job:
 @pytest.mark.timeout(900)
 @pytest.mark.spark_all
 def test_a_query_goes_on_after_a_rewind_that_was_killed(job: Job) -> None:
-    """
-    Nothing is lost and nothing counts twice, in rows, counts and sink.
-    """
+    """Nothing is lost and nothing counts twice, in rows, counts and sink."""
     check_kills(job, lambda changes: [changes // 3, changes * 2 // 3])
 
 
 @pytest.mark.spark_all
 @pytest.mark.timeout(3_600)
 def test_a_query_goes_on_after_a_rewind_that_was_killed_anywhere(job: Job) -> None:
-    """
-    The same before each change of a file.
-    """
+    """The same before each change of a file."""
     check_kills(job, range)

@@ -1,5 +1,4 @@
-"""
-An S3 server that loses replies, fails before or after the work is done, and lets failed puts land later.
+"""An S3 server that loses replies, fails before or after the work is done, and lets failed puts land later.
 
 The store under test speaks HTTP to a proxy; every record is acknowledged, and is in the table once.
 """
@@ -51,9 +50,7 @@ SCENARIOS: Final = {
 
 
 class Pond:
-    """
-    A store behind the proxy, and the same store accessed directly.
-    """
+    """A store behind the proxy, and the same store accessed directly."""
 
     def __init__(self, bucket: str, server: S3Server, proxy: S3Proxy) -> None:
         self._url, self._server, self._proxy = f"{bucket}/pond", server, proxy
@@ -68,17 +65,13 @@ class Pond:
         )
 
     def assert_holds(self, numbers: range | list[int]) -> None:
-        """
-        Each of the numbers is in the ledger once, in order, and the store is sound.
-        """
+        """Each of the numbers is in the ledger once, in order, and the store is sound."""
         with self.open(direct=True) as store:
             assert ledger_of(store) == written(numbered(numbers))
             assert verify_store(store.objects, store.leases.high_water.read()).findings == ()
 
     def commits(self) -> Counter[str]:
-        """
-        Number of commits of each kind in the log.
-        """
+        """Number of commits of each kind in the log."""
         kinds: Counter[str] = Counter()
         with self.open(direct=True) as store:
             newest = store.snapshot().version
@@ -91,18 +84,14 @@ class Pond:
 
 @pytest.fixture
 def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
-    """
-    A proxy before the run's server.
-    """
+    """A proxy before the run's server."""
     with S3Proxy(s3_server.port, CLOCK) as between:
         yield between
 
 
 @pytest.fixture
 def pond(s3_bucket: str, s3_server: S3Server, proxy: S3Proxy) -> Pond:
-    """
-    An empty store.
-    """
+    """An empty store."""
     return Pond(s3_bucket, s3_server, proxy)
 
 
@@ -118,9 +107,7 @@ def write(run: LocalRun, number: int) -> None:
 def test_lost_replies_of_commits_are_settled_by_reading_back(
     pond: Pond, proxy: S3Proxy, fault_report: FaultReport
 ) -> None:
-    """
-    A commit whose reply was lost counts once, without an error to the caller.
-    """
+    """A commit whose reply was lost counts once, without an error to the caller."""
     with pond.open() as store:
         run = start(store)
         before = pond.commits()["superstep"]
@@ -138,9 +125,7 @@ def test_lost_replies_of_commits_are_settled_by_reading_back(
 def test_puts_that_land_late_land_once_or_never(
     pond: Pond, proxy: S3Proxy, fault_report: FaultReport
 ) -> None:
-    """
-    A failed put that lands after its writer has put the same bytes again finds the object in place.
-    """
+    """A failed put that lands after its writer has put the same bytes again finds the object in place."""
     statuses: list[int] = []
     with pond.open() as store:
         run = start(store)
@@ -159,9 +144,7 @@ def test_puts_that_land_late_land_once_or_never(
 def test_a_put_that_lands_after_a_take_over_is_no_commit(
     pond: Pond, proxy: S3Proxy, fault_report: FaultReport
 ) -> None:
-    """
-    A delayed commit that lands after the successor's fence finds its version taken.
-    """
+    """A delayed commit that lands after the successor's fence finds its version taken."""
     with pond.open() as store, pond.open(direct=True) as other:
         former = start(store)
         write(former, 0)
@@ -205,9 +188,7 @@ def take_over_and_mend(former: LocalRun, other: Store, proxy: S3Proxy) -> None:
 def test_requests_that_fail_are_tried_again(
     pond: Pond, proxy: S3Proxy, scenario: str, fault_report: FaultReport
 ) -> None:
-    """
-    When a third of the requests fail, before or after taking effect, all input is committed once.
-    """
+    """When a third of the requests fail, before or after taking effect, all input is committed once."""
     fault, _, within = SCENARIOS[scenario]
     with pond.open() as store:
         run = start(store)
@@ -222,9 +203,7 @@ def test_requests_that_fail_are_tried_again(
 
 
 def test_a_store_that_is_cut_off_is_waited_for(pond: Pond, proxy: S3Proxy, fault_report: FaultReport) -> None:
-    """
-    While no request passes nothing is acknowledged; once the network is back everything is, once.
-    """
+    """While no request passes nothing is acknowledged; once the network is back everything is, once."""
     with pond.open() as store:
         run = LocalRunner(store, progress=False).start(ledger_pipeline())
         run.inject(ROWS, numbered([0])).wait(PATIENCE_MS)
@@ -240,9 +219,7 @@ def test_a_store_that_is_cut_off_is_waited_for(pond: Pond, proxy: S3Proxy, fault
 
 
 def test_canary_a_writer_that_tries_again_blindly_is_seen_to_write_twice(pond: Pond, proxy: S3Proxy) -> None:
-    """
-    The same trial finds the duplicate of a caller that treats a lost reply as a failure.
-    """
+    """The same trial finds the duplicate of a caller that treats a lost reply as a failure."""
     with pond.open() as store:
         run = start(store)
         proxy.plan(S3Fault.REPLY_LOST, within=LOG)

@@ -1,5 +1,4 @@
-"""
-Secrets stay where they were given: runs that succeed and runs that fail, with every logger at its loudest.
+"""Secrets stay where they were given: runs that succeed and runs that fail, with every logger at its loudest.
 
 Each program runs in a process of its own, so that all of its output is seen: what it prints, what it logs at
 any level, its trace. Afterwards every file that it left is searched as well: the table, the catalog, notes.
@@ -137,9 +136,7 @@ for call in json.loads(sys.argv[1]):
 
 @dataclass(frozen=True)
 class Ground:
-    """
-    A secured server, and a folder for a store.
-    """
+    """A secured server, and a folder for a store."""
 
     server: SecuredZooKeeper
     folder: Path
@@ -163,9 +160,7 @@ class Ground:
     def commands(
         self, calls: Iterable[list[str]]
     ) -> tuple[subprocess.CompletedProcess[str], list[tuple[str, str]]]:
-        """
-        Call commands one after another in one process; what it did, and how each command ended with what it said.
-        """
+        """Call commands one after another in one process; what it did, and how each command ended with what it said."""
         done = self.run("-c", COMMANDS, json.dumps(list(calls)))
         said, *ends = done.stderr.split(ENDED)
         found = []
@@ -201,9 +196,7 @@ def lines_with_secrets(texts: Mapping[str, str]) -> list[str]:
 
 
 def leaked(ground: Ground, *runs: subprocess.CompletedProcess[str]) -> list[str]:
-    """
-    Lines with a secret in what was printed, logged and left in files.
-    """
+    """Lines with a secret in what was printed, logged and left in files."""
     texts = {
         f"{name} {number}": text
         for number, run in enumerate(runs)
@@ -218,9 +211,7 @@ def leaked(ground: Ground, *runs: subprocess.CompletedProcess[str]) -> list[str]
 
 
 def test_runs_show_no_secret(ground: Ground) -> None:
-    """
-    A run that succeeds, and one whose records fail, leave no secret in output, logs, ``repr``, table or catalog.
-    """
+    """A run that succeeds, and one whose records fail, leave no secret in output, logs, ``repr``, table or catalog."""
     done = ground.program(SUCCESS)
 
     assert done.returncode == 0, done.stderr[-3_000:]
@@ -232,9 +223,7 @@ def test_runs_show_no_secret(ground: Ground) -> None:
 
 
 def test_failures_show_no_secret(ground: Ground) -> None:
-    """
-    Whatever is wrong, from a password to a database's URL, the error and its whole trace hold no secret.
-    """
+    """Whatever is wrong, from a password to a database's URL, the error and its whole trace hold no secret."""
     attempts = [ATTEMPT.format(failure=failure, name=name) for name, failure in FAILURES.items()]
     done = ground.program("".join(attempts))
 
@@ -244,9 +233,7 @@ def test_failures_show_no_secret(ground: Ground) -> None:
 
 
 def test_commands_show_no_secret(ground: Ground) -> None:
-    """
-    Every command that takes an ensemble takes its security from a file or the environment, and shows none of it.
-    """
+    """Every command that takes an ensemble takes its security from a file or the environment, and shows none of it."""
     assert ground.program("runner(upkeep=None).run(pipeline(Count()), rows)").returncode == 0
     good, bad = ground.server.authority.ca_file.parent / "good.toml", ground.folder.parent / "bad.toml"
     lines = f'user = "shop"\nca_file = "{ground.server.authority.ca_file}"\n'
@@ -273,9 +260,7 @@ def test_commands_show_no_secret(ground: Ground) -> None:
 
 
 def test_the_search_finds_a_secret(ground: Ground) -> None:
-    """
-    A program that prints a secret, logs one and writes one is found out three times.
-    """
+    """A program that prints a secret, logs one and writes one is found out three times."""
     done = ground.program(
         "print(secret['USER_S']); logging.info(secret['KEY_S']); open('note', 'w').write(secret['CATALOG_S'])"
     )

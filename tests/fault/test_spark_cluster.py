@@ -1,5 +1,4 @@
-"""
-A copy of 100,000 records on a Spark cluster whose executors, workers and driver are killed: none is lost or repeated.
+"""A copy of 100,000 records on a Spark cluster whose executors, workers and driver are killed: none is lost or repeated.
 
 The cluster is Spark's own of several processes on one machine. ``make test`` copies a part of the records with a
 kill of each kind; ``MILLPOND_CLUSTER=full`` copies all, with three executors killed.
@@ -39,9 +38,7 @@ WORKER: Final = "pyspark.daemon"
 
 
 class Driver:
-    """
-    The copy as a process, and the processes that it has started.
-    """
+    """The copy as a process, and the processes that it has started."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,9 +51,7 @@ class Driver:
             )
 
     def wait_for_copies(self, commits: int) -> None:
-        """
-        Wait until the copy has this many commits.
-        """
+        """Wait until the copy has this many commits."""
         log = self.folder / COPY / "_delta_log"
         has_come = wait_until(
             lambda: len(list(log.glob("*.json"))) > commits or self.process.poll() is not None,
@@ -67,9 +62,7 @@ class Driver:
         assert self.process.poll() is None, self.tail()
 
     def kill_one(self, what: str) -> None:
-        """
-        ``kill -9`` one of its processes with this text in its command.
-        """
+        """``kill -9`` one of its processes with this text in its command."""
         children: list[int] = []
 
         def find() -> bool:
@@ -81,9 +74,7 @@ class Driver:
         os.kill(children[-1], signal.SIGKILL)
 
     def kill(self) -> None:
-        """
-        ``kill -9`` the driver, then all processes that it leaves.
-        """
+        """``kill -9`` the driver, then all processes that it leaves."""
         left = [*self.processes(""), self.process.pid]
         self.process.kill()
         self.process.wait()
@@ -94,29 +85,21 @@ class Driver:
                 continue
 
     def finish(self) -> None:
-        """
-        Wait for a successful end.
-        """
+        """Wait for a successful end."""
         assert self.process.wait(PATIENCE_MS / 1_000) == 0, self.tail()
 
     def tail(self) -> str:
-        """
-        The end of its output.
-        """
+        """The end of its output."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-4_000:]
 
     def processes(self, what: str) -> list[int]:
-        """
-        Its descendants with this text in their command, oldest first.
-        """
+        """Its descendants with this text in their command, oldest first."""
         return sorted(child for child in descendants_of(self.process.pid) if what in command_of(child))
 
 
 @pytest.fixture
 def drivers(tmp_path: Path) -> Iterator[list[Driver]]:
-    """
-    The drivers that the test starts; all are killed at its end.
-    """
+    """The drivers that the test starts; all are killed at its end."""
     started: list[Driver] = []
     yield started
     for driver in started:
@@ -131,9 +114,7 @@ def copied(folder: Path) -> list[int]:
 def test_a_copy_on_a_cluster_that_is_killed_is_complete_and_single(
     tmp_path: Path, drivers: list[Driver], fault_report: FaultReport
 ) -> None:
-    """
-    With executors, a Python worker and the driver killed, tasks failing and speculation on, the copy equals the input.
-    """
+    """With executors, a Python worker and the driver killed, tasks failing and speculation on, the copy equals the input."""
     drivers.append(Driver(tmp_path))
     commits = 1
     for _ in range(EXECUTORS):

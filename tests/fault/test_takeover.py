@@ -1,6 +1,4 @@
-"""
-Standby processes take over from owners that are killed or stopped, one after another.
-"""
+"""Standby processes take over from owners that are killed or stopped, one after another."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ pytestmark = pytest.mark.fault
 
 
 def test_standbys_follow_owners_that_are_killed_or_stopped(tmp_path: Path, zookeeper_hosts: str) -> None:
-    """
-    Each standby takes over by itself, a resumed owner is fenced, and every acknowledged record is present once.
-    """
+    """Each standby takes over by itself, a resumed owner is fenced, and every acknowledged record is present once."""
     path = tmp_path / "pond"
     Store.open(path, zookeeper=zookeeper_hosts).close()
     with Relay(path, zookeeper_hosts, 1_000, SystemClock()) as relay:

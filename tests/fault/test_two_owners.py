@@ -1,5 +1,4 @@
-"""
-Two processes on one store: the second takes over, and no later commit of the first lands.
+"""Two processes on one store: the second takes over, and no later commit of the first lands.
 
 Both are real processes, with a real ZooKeeper and short sessions. The former owner is alive, stopped
 for longer than its session, or stopped in the middle of its commit.
@@ -43,9 +42,7 @@ Takeover = Callable[..., Store]
 
 @pytest.fixture
 def first(tmp_path: Path, zookeeper_hosts: str) -> Iterator[StartOwner]:
-    """
-    Starts the first owner.
-    """
+    """Starts the first owner."""
     Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts).close()
     started: list[Owner] = []
 
@@ -62,26 +59,20 @@ def first(tmp_path: Path, zookeeper_hosts: str) -> Iterator[StartOwner]:
 
 @pytest.fixture
 def second(tmp_path: Path, zookeeper_hosts: str) -> Iterator[Store]:
-    """
-    The store as opened by this process.
-    """
+    """The store as opened by this process."""
     with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
         yield store
 
 
 def take_over(store: Store, on_held: OnHeld, *numbers: int) -> None:
-    """
-    Take over the ledger's intervals, write, and keep holding them.
-    """
+    """Take over the ledger's intervals, write, and keep holding them."""
     run = LocalRunner(store, on_held=on_held, progress=False).start(ledger_pipeline(), stepping=True)
     run.inject(ROWS, numbered(numbers))
     run.run_until_quiet()
 
 
 def writers_after(store: Store, version: int) -> set[object]:
-    """
-    The writers of the commits after a version.
-    """
+    """The writers of the commits after a version."""
     writers = set()
     for number in range(version + 1, store.snapshot().version + 1):
         actions = decode(store.log.require(TableVersion(number)), str(number))
@@ -103,9 +94,7 @@ def assert_only_the_second_wrote(store: Store, since: int, ledger: dict[str, lis
 def test_the_next_commit_of_a_former_owner_is_refused(
     first: StartOwner, second: Store, engine: str, reads_again: bool
 ) -> None:
-    """
-    After a takeover the former owner is fenced and changes nothing, even if it refreshes first.
-    """
+    """After a takeover the former owner is fenced and changes nothing, even if it refreshes first."""
     former = first(engine)
     assert former.ask("write 0").startswith("version ")
     since = second.snapshot().version
@@ -125,9 +114,7 @@ def test_the_next_commit_of_a_former_owner_is_refused(
 def test_an_owner_stopped_for_longer_than_its_session_is_refused(
     first: StartOwner, second: Store, reads_again: bool
 ) -> None:
-    """
-    A standby takes over from a stopped owner, which changes nothing when it resumes.
-    """
+    """A standby takes over from a stopped owner, which changes nothing when it resumes."""
     former = first()
     former.ask("write 0")
     since = second.snapshot().version
@@ -146,9 +133,7 @@ def test_an_owner_stopped_for_longer_than_its_session_is_refused(
 
 
 def test_an_owner_stopped_within_its_commit_is_refused(first: StartOwner, second: Store) -> None:
-    """
-    A commit whose owner was stopped between check and put does not land after a takeover.
-    """
+    """A commit whose owner was stopped between check and put does not land after a takeover."""
     former = first()
     former.ask("write 0")
     since = second.snapshot().version
@@ -163,9 +148,7 @@ def test_an_owner_stopped_within_its_commit_is_refused(first: StartOwner, second
 
 
 def test_an_owner_stopped_within_its_commit_may_finish_it(first: StartOwner, second: Store) -> None:
-    """
-    Without a takeover the stopped commit lands, once.
-    """
+    """Without a takeover the stopped commit lands, once."""
     former = first()
     former.ask("stop_at_put")
     former.tell("write 10")
@@ -177,9 +160,7 @@ def test_an_owner_stopped_within_its_commit_may_finish_it(first: StartOwner, sec
 
 
 def test_a_standby_waits_for_a_live_owner_and_follows_a_dead_one(first: StartOwner, second: Store) -> None:
-    """
-    ``refuse`` leaves a live owner alone; after a kill, ``wait`` continues from its last commit.
-    """
+    """``refuse`` leaves a live owner alone; after a kill, ``wait`` continues from its last commit."""
     former = first()
     former.ask("write 0")
     version = second.snapshot().version
@@ -194,9 +175,7 @@ def test_a_standby_waits_for_a_live_owner_and_follows_a_dead_one(first: StartOwn
 
 
 def test_owners_take_turns(tmp_path: Path, zookeeper_hosts: str) -> None:
-    """
-    When two processes repeatedly take the store from each other, each commit is present once.
-    """
+    """When two processes repeatedly take the store from each other, each commit is present once."""
     path = tmp_path / "pond"
     with (
         Store.open(path, zookeeper=zookeeper_hosts) as first,
@@ -210,9 +189,7 @@ def test_owners_take_turns(tmp_path: Path, zookeeper_hosts: str) -> None:
 
 
 def test_a_pipeline_on_spark_is_fenced(tmp_path: Path, zookeeper_hosts: str, spark: SparkSession) -> None:
-    """
-    On Spark the next batch after a takeover raises FencedError, and changes nothing.
-    """
+    """On Spark the next batch after a takeover raises FencedError, and changes nothing."""
     path = tmp_path / "pond"
 
     def batch(number: int) -> tuple[object, InputPosition]:

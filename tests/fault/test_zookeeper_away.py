@@ -1,6 +1,4 @@
-"""
-ZooKeeper goes away under a running pipeline: for a while, for longer than a session, for good.
-"""
+"""ZooKeeper goes away under a running pipeline: for a while, for longer than a session, for good."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ SHORT_SESSION_MS = 3_000
 
 
 def server_of(path: Path) -> ServerProcess:
-    """
-    The server that runs in the folder ``zookeeper`` below ``path``.
-    """
+    """The server that runs in the folder ``zookeeper`` below ``path``."""
     server = noted(path / "zookeeper")
     assert server is not None
     return server
@@ -47,16 +43,12 @@ def start(store: Store, **options: float) -> LocalRun:
 
 
 def probe_of(store: Store) -> Lease:
-    """
-    A lease of the store's session, whose state tells what the process knows of ZooKeeper.
-    """
+    """A lease of the store's session, whose state tells what the process knows of ZooKeeper."""
     return store.leases.take(Interval("probe"), above=Sequencer(0))
 
 
 def notices(probe: Lease) -> bool:
-    """
-    Wait until the process knows that ZooKeeper is away.
-    """
+    """Wait until the process knows that ZooKeeper is away."""
     return wait_until(lambda: probe.state is LeaseState.SUSPENDED, CLOCK)
 
 
@@ -66,9 +58,7 @@ def write(run: LocalRun, numbers: Sequence[int]) -> Receipt:
 
 @pytest.fixture
 def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
-    """
-    A network to the run's server that can be spoilt.
-    """
+    """A network to the run's server that can be spoilt."""
     between = TcpProxy(int(zookeeper_hosts.rpartition(":")[2]))
     yield between
     between.mend()
@@ -76,9 +66,7 @@ def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
 
 
 def stop(path: Path) -> Callable[[], object]:
-    """
-    Stop the store's server in its tracks; the way back is to let it go on.
-    """
+    """Stop the store's server in its tracks; the way back is to let it go on."""
     server = server_of(path)
     server.signal(signal.SIGSTOP)
     return lambda: server.signal(signal.SIGCONT)
@@ -86,9 +74,7 @@ def stop(path: Path) -> Callable[[], object]:
 
 @pytest.mark.slow
 def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
-    """
-    Within its session a run pauses while ZooKeeper is away, killed or hanging, and goes on by itself.
-    """
+    """Within its session a run pauses while ZooKeeper is away, killed or hanging, and goes on by itself."""
     server = EmbeddedZooKeeper(tmp_path / "zookeeper", CLOCK, SystemRng())
     with (
         Store.open(tmp_path / "one", zookeeper=server.start_or_join(), session_timeout_ms=30_000) as killed,
@@ -122,9 +108,7 @@ def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_store_starts_its_own_server_again(tmp_path: Path) -> None:
-    """
-    When the store's own server is killed, the waiting run starts it again and continues.
-    """
+    """When the store's own server is killed, the waiting run starts it again and continues."""
     path = tmp_path / "pond"
     with Store.open(path) as store, start(store) as run:
         write(run, range(10)).wait(PATIENCE_MS)
@@ -141,9 +125,7 @@ def test_a_store_starts_its_own_server_again(tmp_path: Path) -> None:
 def test_away_for_longer_than_the_session_ends_the_run(
     tmp_path: Path, proxy: TcpProxy, zookeeper_hosts: str
 ) -> None:
-    """
-    When the servers have given the session up the run is fenced, and its successor goes on where it was.
-    """
+    """When the servers have given the session up the run is fenced, and its successor goes on where it was."""
     path = tmp_path / "pond"
     with Store.open(path, zookeeper=proxy.address, session_timeout_ms=SHORT_SESSION_MS) as store:
         run = start(store)
@@ -173,9 +155,7 @@ def test_away_for_longer_than_the_session_ends_the_run(
 def test_a_successor_may_come_while_zookeeper_is_out_of_reach(
     tmp_path: Path, proxy: TcpProxy, zookeeper_hosts: str
 ) -> None:
-    """
-    A standby follows an owner that is cut off, and the owner is fenced when it is back.
-    """
+    """A standby follows an owner that is cut off, and the owner is fenced when it is back."""
     path = tmp_path / "pond"
     with (
         Store.open(path, zookeeper=proxy.address, session_timeout_ms=SHORT_SESSION_MS) as store,
@@ -195,9 +175,7 @@ def test_a_successor_may_come_while_zookeeper_is_out_of_reach(
 
 
 def test_a_run_waits_no_longer_than_it_was_told(tmp_path: Path, proxy: TcpProxy) -> None:
-    """
-    A pause that lasts too long ends the run with a clear error, and nothing is half written.
-    """
+    """A pause that lasts too long ends the run with a clear error, and nothing is half written."""
     with Store.open(tmp_path / "pond", zookeeper=proxy.address) as store:
         run = start(store, pause_timeout_ms=300)
         write(run, range(10)).wait(PATIENCE_MS)
@@ -218,9 +196,7 @@ def test_a_run_waits_no_longer_than_it_was_told(tmp_path: Path, proxy: TcpProxy)
 
 
 def test_a_server_that_hangs_for_longer_than_the_session(tmp_path: Path) -> None:
-    """
-    A hanging server gives a session up or takes it back; either way nothing is lost and a restart goes on.
-    """
+    """A hanging server gives a session up or takes it back; either way nothing is lost and a restart goes on."""
     path = tmp_path / "pond"
     with Store.open(path, session_timeout_ms=SHORT_SESSION_MS) as store:
         run = start(store)

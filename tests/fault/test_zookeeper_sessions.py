@@ -1,6 +1,4 @@
-"""
-Sessions that expire, connections that are lost, and takings of unknown outcome, fifty times.
-"""
+"""Sessions that expire, connections that are lost, and takings of unknown outcome, fifty times."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ REQUEST_OF_A_TAKING: Final = b"writer_id"
 
 @pytest.fixture
 def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
-    """
-    A network to the run's server that can be spoilt.
-    """
+    """A network to the run's server that can be spoilt."""
     between = TcpProxy(int(zookeeper_hosts.rpartition(":")[2]))
     yield between
     between.mend()
@@ -49,9 +45,7 @@ def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
 
 
 def expire(store: Store, hosts: str) -> None:
-    """
-    End the store's session on the server, as if it had been silent for too long.
-    """
+    """End the store's session on the server, as if it had been silent for too long."""
     leases = store.leases
     assert isinstance(leases, ZooKeeperLeases)
     # A client that knows a session's id and password may attach to the session, and close it for both.
@@ -64,9 +58,7 @@ def expire(store: Store, hosts: str) -> None:
 def test_runs_whose_sessions_expire_are_fenced_and_followed(
     tmp_path: Path, zookeeper_hosts: str, fault_report: FaultReport
 ) -> None:
-    """
-    A run whose session has ended commits nothing any more, and its successor goes on where it was.
-    """
+    """A run whose session has ended commits nothing any more, and its successor goes on where it was."""
     path = tmp_path / "pond"
     durable = 0
     for _ in range(EXPIRIES):
@@ -89,17 +81,13 @@ def test_runs_whose_sessions_expire_are_fenced_and_followed(
 
 
 def write_on(run: LocalRun, number: int) -> None:
-    """
-    Write numbers until it fails.
-    """
+    """Write numbers until it fails."""
     for at_most in range(number, number + 10_000):
         run.inject(ROWS, numbered([at_most])).wait(PATIENCE_MS)
 
 
 def test_a_run_outlives_lost_connections(tmp_path: Path, proxy: TcpProxy, fault_report: FaultReport) -> None:
-    """
-    Within its session a run goes on after every lost connection, and repeats nothing.
-    """
+    """Within its session a run goes on after every lost connection, and repeats nothing."""
     with Store.open(tmp_path / "pond", zookeeper=proxy.address, session_timeout_ms=60_000) as store:
         with LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
             for number in range(LOSSES):
@@ -115,9 +103,7 @@ def test_a_run_outlives_lost_connections(tmp_path: Path, proxy: TcpProxy, fault_
 def test_takings_of_unknown_outcome_end_in_one_lease(
     zookeeper_hosts: str, proxy: TcpProxy, fault_report: FaultReport
 ) -> None:
-    """
-    However often the answer to a taking is lost, its writer holds one lease in the end, above all before.
-    """
+    """However often the answer to a taking is lost, its writer holds one lease in the end, above all before."""
     leases = ZooKeeperLeases(proxy.address, SystemRng().token(), "w1", CLOCK, session_timeout_ms=60_000)
     before = Sequencer(0)
     for number in range(UNKNOWN):

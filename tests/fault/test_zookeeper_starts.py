@@ -1,5 +1,4 @@
-"""
-The embedded ZooKeeper starts again and again while every processor is busy, and leaves nothing behind.
+"""The embedded ZooKeeper starts again and again while every processor is busy, and leaves nothing behind.
 
 ``MILLPOND_ZOOKEEPER_STARTS=300 pytest tests/fault/test_zookeeper_starts.py`` starts it as often as that; the figures are in
 ``build/fault/zookeeper_starts.json``.
@@ -39,9 +38,7 @@ while True:
 
 
 class User:
-    """
-    Another process that uses servers of folders.
-    """
+    """Another process that uses servers of folders."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "millpond.testing.processes.server_user"]
@@ -51,32 +48,24 @@ class User:
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes)
 
     def tell(self, command: str) -> None:
-        """
-        Give a command without waiting for the answer.
-        """
+        """Give a command without waiting for the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
 
     def hear(self) -> str:
-        """
-        The next answer.
-        """
+        """The next answer."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
     def end(self) -> None:
-        """
-        End its input, and wait for it.
-        """
+        """End its input, and wait for it."""
         self._process.communicate()
 
 
 @dataclass(slots=True)
 class Figures:
-    """
-    What the starts have come to.
-    """
+    """What the starts have come to."""
 
     starts: int = 0
     failures: list[str] = field(default_factory=list)
@@ -87,9 +76,7 @@ class Figures:
 
 @contextmanager
 def busy_processors() -> Iterator[None]:
-    """
-    As many endless loops as there are processors.
-    """
+    """As many endless loops as there are processors."""
     burners = [
         subprocess.Popen([sys.executable, "-c", BURNER], stdin=subprocess.PIPE)
         for _ in range(os.cpu_count() or 1)
@@ -103,9 +90,7 @@ def busy_processors() -> Iterator[None]:
 
 
 def servers_below(folder: Path) -> list[str]:
-    """
-    The configurations of the servers that run with data below a folder, with their process ids.
-    """
+    """The configurations of the servers that run with data below a folder, with their process ids."""
     entries = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
@@ -122,9 +107,7 @@ def servers_below(folder: Path) -> list[str]:
 
 
 def use_at_once(users: list[User], folder: Path, figures: Figures) -> None:
-    """
-    Have all users open a folder's server at the same time, look how many there are, and close it.
-    """
+    """Have all users open a folder's server at the same time, look how many there are, and close it."""
     began_us = CLOCK.monotonic_us()
     for user in users:
         user.tell(f"open {folder}")
@@ -144,8 +127,7 @@ def use_at_once(users: list[User], folder: Path, figures: Figures) -> None:
 
 @pytest.mark.timeout(120 + 20 * STARTS)
 def test_it_starts_once_for_two_users_on_busy_processors(tmp_path: Path) -> None:
-    """
-    Two processes that come at once get the same server, in a new folder, in a used one, and in one with the note
+    """Two processes that come at once get the same server, in a new folder, in a used one, and in one with the note
     of a server that died; none is left when both have closed.
     """
     figures, began_us = Figures(), CLOCK.monotonic_us()

@@ -1,5 +1,4 @@
-"""
-The pipeline of the checked-in stores: it uses all that a store can hold.
+"""The pipeline of the checked-in stores: it uses all that a store can hold.
 
 Later versions continue stores that earlier versions have written, so the meaning of this pipeline never changes. What a
 new version adds to stores goes into a separate pipeline, next to this one.
@@ -25,14 +24,12 @@ from millpond.executor.computation.timer import Timer
 from millpond.executor.injectors.policy import ManualWatermark
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.rows.codec import BytesCodec, MsgpackCodec
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-
-__all__ = ["START_US", "STORE", "Harbour", "minute"]
 
 MINUTE_US: Final = 60_000_000
 HOUR_US: Final = 60 * MINUTE_US
@@ -50,16 +47,12 @@ _INSPECTED_AFTER_US: Final = 72 * HOUR_US
 
 
 def minute(number: int) -> int:
-    """
-    A time so many minutes after the first, in microseconds.
-    """
+    """A time so many minutes after the first, in microseconds."""
     return START_US + number * MINUTE_US
 
 
 class Visits(Computation):
-    """
-    JSON state; a timer in event time that each record sets again, one in wall time; no negative loads.
-    """
+    """JSON state; a timer in event time that each record sets again, one in wall time; no negative loads."""
 
     def process_record(self, context: Context, record: Record) -> None:
         state = context.state.get({"visits": 0, "tons": 0, "left": 0, "inspected": 0})
@@ -79,18 +72,14 @@ class Visits(Computation):
 
 
 class Tally(Computation):
-    """
-    JSON state; counts what another computation produces.
-    """
+    """JSON state; counts what another computation produces."""
 
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set(context.state.get(0) + 1)
 
 
 class Manifest(Computation):
-    """
-    MessagePack state, with keys that are numbers and values that are bytes.
-    """
+    """MessagePack state, with keys that are numbers and values that are bytes."""
 
     codec = MsgpackCodec()
 
@@ -100,9 +89,7 @@ class Manifest(Computation):
 
 
 class Seals(Computation):
-    """
-    Bytes as state: one for each record.
-    """
+    """Bytes as state: one for each record."""
 
     codec = BytesCodec()
 
@@ -111,9 +98,7 @@ class Seals(Computation):
 
 
 class Customs(Computation):
-    """
-    Holds the time of its first record until the ship is cleared; then its row is deleted.
-    """
+    """Holds the time of its first record until the ship is cleared; then its row is deleted."""
 
     def process_record(self, context: Context, record: Record) -> None:
         if record.value["cleared"]:
@@ -124,8 +109,7 @@ class Customs(Computation):
 
 
 class Harbour:
-    """
-    A store, its two sinks, and the clock, leases and names of those who work on it.
+    """A store, its two sinks, and the clock, leases and names of those who work on it.
 
     Args:
         folder: holds the store, in `STORE`, and next to it the sinks.
@@ -140,33 +124,25 @@ class Harbour:
         self._registry = MemoryRegistry()
 
     def open(self) -> Store:
-        """
-        The store, opened to be written; made when it is not there.
-        """
+        """The store, opened to be written; made when it is not there."""
         return Store.open(self.folder / STORE, leases=self.leases, clock=self.clock, rng=self.rng)
 
     def start(self, store: Store, upkeep: UpkeepPolicy | None = None) -> LocalRun:
-        """
-        The pipeline on the store; it moves when it is told to.
-        """
+        """The pipeline on the store; it moves when it is told to."""
         runner = LocalRunner(
             store, upkeep=upkeep, progress=False, clock=self.clock, rng=self.rng, dead_letter_limit=None
         )
         return runner.start(self.pipeline(), stepping=True)
 
     def pack_catalog(self) -> None:
-        """
-        Put the catalog's text in its place: SQLite's file is five times as large, and not to be read in a review.
-        """
+        """Put the catalog's text in its place: SQLite's file is five times as large, and not to be read in a review."""
         with closing(sqlite3.connect(self._catalog)) as database:
             text = "\n".join(database.iterdump())
         self._catalog.with_suffix(".sql").write_text(f"{text}\n", encoding="utf-8")
         self._catalog.unlink()
 
     def unpack_catalog(self) -> None:
-        """
-        Make the catalog of its text.
-        """
+        """Make the catalog of its text."""
         text = self._catalog.with_suffix(".sql").read_text(encoding="utf-8")
         with closing(sqlite3.connect(self._catalog)) as database:
             database.executescript(text)
@@ -176,9 +152,7 @@ class Harbour:
         return self.folder / STORE / "catalog.sqlite"
 
     def pipeline(self) -> Pipeline:
-        """
-        Six computations, two of them windowed, and three sinks.
-        """
+        """Six computations, two of them windowed, and three sinks."""
         pipeline = Pipeline("harbour")
         arrivals = pipeline.inject("arrivals", key="ship", at="at", id="id", watermark=ManualWatermark())
         departures = arrivals.apply(Visits(), name="visits", produces="departures", retries=0)
@@ -201,7 +175,5 @@ class Harbour:
         return DeltaSink(str(self.folder / name), **options)
 
     def leases(self, _store_id: str, writer_id: str) -> MemoryLeases:
-        """
-        The leases of one writer.
-        """
+        """The leases of one writer."""
         return MemoryLeases(self._registry, self.clock, writer_id=writer_id)

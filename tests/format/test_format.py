@@ -1,5 +1,4 @@
-"""
-Stores of every released version are read for ever, and a newer one is refused.
+"""Stores of every released version are read for ever, and a newer one is refused.
 
 Each folder ``v…`` was written by that version with `tests.format.write`, and is never rewritten. Its contents
 are next to it as plain JSON. Today's version is held to the same, so that the script works when it is needed.
@@ -18,10 +17,10 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
-from millpond.executor.dead_letters.dead_letter import DEAD_LETTERS
 from millpond.executor.maintenance.offline_gc import collect_by_hand
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.evolution import Evolution, check_codecs, plan_evolution
+from millpond.executor.pipeline.names import DEAD_LETTERS
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.integrity.verification import verify_store
 from millpond.statestore.log.log import Log
@@ -50,9 +49,7 @@ NOW: Final = UpkeepPolicy(retention=0, collect_every=1)
 
 
 class Old:
-    """
-    A copy of an old store with its sinks, and what must be in it.
-    """
+    """A copy of an old store with its sinks, and what must be in it."""
 
     def __init__(self, folder: Path) -> None:
         self.contents = orjson.loads((folder / write.CONTENTS).read_bytes())
@@ -61,22 +58,16 @@ class Old:
         self.path = folder / STORE
 
     def open(self) -> Store:
-        """
-        The store, opened to be read.
-        """
+        """The store, opened to be read."""
         return Store.open(self.path, read_only=True, clock=self.harbour.clock)
 
     def states(self, version: int | None = None) -> dict[str, Any]:
-        """
-        What the computations remember, as JSON has it.
-        """
+        """What the computations remember, as JSON has it."""
         with self.open() as store:
             return {name: states(store, name, version) for name in CODECS}
 
     def go_on(self) -> None:
-        """
-        Run the pipeline to the end of its input, with rows that it knows and one that it does not.
-        """
+        """Run the pipeline to the end of its input, with rows that it knows and one that it does not."""
         with self.harbour.open() as store, self.harbour.start(store) as run:
             run.run_until_quiet()
             run.inject("arrivals", [*write.REPEATED, *write.LATER])
@@ -86,9 +77,7 @@ class Old:
             run.run_until_quiet()
 
     def sinks(self) -> dict[str, Any]:
-        """
-        What the sinks hold, read by Delta's own reader.
-        """
+        """What the sinks hold, read by Delta's own reader."""
         readers = {"departures": departure, "berths": berth, "tiers": tier}
         return {
             name: sorted(map(read, rows_of(self.harbour.folder / name))) for name, read in readers.items()
@@ -132,9 +121,7 @@ def micros(at: datetime) -> int:
 
 @pytest.fixture(scope="module", params=[*RELEASED, "today"])
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    Each released version's store, and one that this version writes.
-    """
+    """Each released version's store, and one that this version writes."""
     if request.param != "today":
         return HERE / str(request.param)
     folder = tmp_path_factory.mktemp("format") / "today"
@@ -144,9 +131,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def old(written: Path, tmp_path: Path) -> Old:
-    """
-    A copy of it, moved there with its sinks; stores before 0.2 do not know where they lie.
-    """
+    """A copy of it, moved there with its sinks; stores before 0.2 do not know where they lie."""
     copied = Old(shutil.copytree(written, tmp_path / "old"))
     if written.parent != HERE:
         harbour = copied.harbour
@@ -157,9 +142,7 @@ def old(written: Path, tmp_path: Path) -> Old:
 
 
 def test_an_old_store_learns_where_it_lies(tmp_path: Path) -> None:
-    """
-    A store of a version without incarnations goes on without a word, and is from then on known by its place.
-    """
+    """A store of a version without incarnations goes on without a word, and is from then on known by its place."""
     for version in RELEASED:
         folder = tmp_path / version
         old = Old(shutil.copytree(HERE / version, folder))
@@ -172,17 +155,13 @@ def test_an_old_store_learns_where_it_lies(tmp_path: Path) -> None:
 
 
 def test_a_version_is_released_with_its_store() -> None:
-    """
-    There is a store of the first version, and none has lost what says what is in it.
-    """
+    """There is a store of the first version, and none has lost what says what is in it."""
     assert "v0.1" in RELEASED
     assert all((HERE / name / write.CONTENTS).exists() for name in RELEASED)
 
 
 def test_the_store_is_small_and_of_no_machine() -> None:
-    """
-    A checked-in store is a quarter of a megabyte at most, and names no folder of who wrote it.
-    """
+    """A checked-in store is a quarter of a megabyte at most, and names no folder of who wrote it."""
     for name in RELEASED:
         files = [path.read_bytes() for path in (HERE / name).rglob("*") if path.is_file()]
         assert sum(map(len, files)) < 250_000
@@ -365,8 +344,6 @@ def id_of(letter: dict[str, Any]) -> str:
 
 
 def flat(sinks: dict[str, Any]) -> dict[str, Any]:
-    """
-    Rows as the readers of this file give them: sorted, a departure's fields in a row.
-    """
+    """Rows as the readers of this file give them: sorted, a departure's fields in a row."""
     departures = [[key, at, *value.values()] for key, at, value in sinks["departures"]]
     return {name: sorted(rows) for name, rows in {**sinks, "departures": departures}.items()}

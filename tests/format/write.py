@@ -1,5 +1,4 @@
-"""
-Writes the store that `tests/format/test_format.py` reads for ever: ``python -m tests.format.write``.
+"""Writes the store that `tests/format/test_format.py` reads for ever: ``python -m tests.format.write``.
 
 Run it once for each release, and check in what it writes: ``v0.1`` and so on, a store and its sinks, and what must be in
 them as plain JSON. That is stated here by hand, not read back from the store. A folder that is there is never written again.
@@ -16,11 +15,9 @@ import orjson
 
 from millpond.executor.local.run import LocalRun
 from millpond.executor.maintenance.offline_gc import collect_by_hand
-from millpond.executor.maintenance.scheduler import UpkeepPolicy
+from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc.compaction_plan import CompactionPolicy
 from tests.format.harbour import START_US, Harbour, minute
-
-__all__ = ["CONTENTS", "LATER", "REPEATED", "contents", "write"]
 
 CONTENTS: Final = "contents.json"
 """Name of the file that says what is in a store."""
@@ -61,8 +58,7 @@ LATER: Final = [_row("a4", 30, 9, 11, "ada")]
 
 
 def write(folder: Path) -> None:
-    """
-    Write a store, its sinks, and what must be in them.
+    """Write a store, its sinks, and what must be in them.
 
     Args:
         folder: where; it is made.
@@ -106,9 +102,7 @@ def _handle(harbour: Harbour, run: LocalRun, rows: list[Any]) -> None:
 
 
 def contents() -> dict[str, Any]:
-    """
-    What must be in the store, by the meaning of its pipeline alone; bytes are hexadecimal, times microseconds.
-    """
+    """What must be in the store, by the meaning of its pipeline alone; bytes are hexadecimal, times microseconds."""
     return {
         "older": {
             "visits": _visits(ada=(2, 8, 1, 0), bob=(2, 9, 0, 0), emile=(2, 12, 0, 0)),
@@ -164,9 +158,7 @@ def contents() -> dict[str, Any]:
 
 
 def _continued() -> dict[str, Any]:
-    """
-    What must be there once `REPEATED` and `LATER` have come, three days are over and the input has ended.
-    """
+    """What must be there once `REPEATED` and `LATER` have come, three days are over and the input has ended."""
     return {
         "newest": {
             "visits": _visits(ada=(4, 21, 1, 1), bob=(3, 15, 1, 1), emile=(3, 112, 1, 1)),
@@ -224,9 +216,7 @@ def _tiers(timing: str, *counts: tuple[int, str, int]) -> list[Any]:
 
 @click.command()
 def main() -> None:
-    """
-    Write the store of this version.
-    """
+    """Write the store of this version."""
     release = ".".join(version("millpond").split(".")[:2])
     folder = _HERE / f"v{release}"
     if folder.exists():

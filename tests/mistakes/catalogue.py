@@ -1,5 +1,4 @@
-"""
-The table of mistakes in ``docs/errors.md``, and how a test shows that a row of it is what users read.
+"""The table of mistakes in ``docs/errors.md``, and how a test shows that a row of it is what users read.
 
 Each row has a name. The test of that name is marked with it, makes the mistake, and hands what it is told to `Told`,
 which compares it with the row: so the page cannot say what the code does not.
@@ -22,8 +21,6 @@ from millpond.statestore.errors import MillpondError
 from millpond.tools.command_line import main
 from tests.tidy import ROOT
 
-__all__ = ["PAGE", "Mistake", "Told", "documented", "names_of_tests"]
-
 PAGE: Final = ROOT / "docs/errors.md"
 FOLDER: Final = ROOT / "tests/mistakes"
 
@@ -37,8 +34,7 @@ _MARK: Final = "mistake"
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """
-    A row of the table.
+    """A row of the table.
 
     Attributes:
         name: its name.
@@ -55,9 +51,7 @@ class Mistake:
     mended: str
 
     def check(self, kind: str, text: str, names: Sequence[str]) -> None:
-        """
-        Hold what a user reads to the row: its kind, its words in their order, and the names of what is wrong and where.
-        """
+        """Hold what a user reads to the row: its kind, its words in their order, and the names of what is wrong and where."""
         assert kind == self.kind, f"{self.name}: {kind}: {text}"
         place = 0
         for words in self.words:
@@ -70,9 +64,7 @@ class Mistake:
 
 
 def documented() -> list[Mistake]:
-    """
-    The rows of the page, in order.
-    """
+    """The rows of the page, in order."""
     return [_mistake(row["name"], row["cells"]) for row in _ROW.finditer(PAGE.read_text(encoding="utf-8"))]
 
 
@@ -89,9 +81,7 @@ def _mistake(name: str, cells: str) -> Mistake:
 
 
 def names_of_tests() -> list[str]:
-    """
-    The names that tests are marked with; only those that ask for ``told``, without which they compare nothing.
-    """
+    """The names that tests are marked with; only those that ask for ``told``, without which they compare nothing."""
     return [
         name
         for path in sorted(FOLDER.glob("test_*.py"))
@@ -108,8 +98,7 @@ def _marks(test: ast.FunctionDef) -> Iterator[str]:
 
 
 class Told:
-    """
-    What the user of one test is told.
+    """What the user of one test is told.
 
     Args:
         mistake: the row that the test is about.
@@ -123,8 +112,7 @@ class Told:
 
     @contextmanager
     def by_error(self, *names: object) -> Iterator[None]:
-        """
-        Expect the error of the row.
+        """Expect the error of the row.
 
         Args:
             names: what it must name: what is wrong, and where.
@@ -137,9 +125,7 @@ class Told:
 
     @contextmanager
     def by_warning(self, *names: object) -> Iterator[None]:
-        """
-        Expect the warning of the row, and no error.
-        """
+        """Expect the warning of the row, and no error."""
         with self._log.at_level(logging.WARNING, logger="millpond"):
             yield
         said = [record.getMessage() for record in self._log.records if record.levelno == logging.WARNING]
@@ -147,16 +133,13 @@ class Told:
         self._check("warning", meant, names)
 
     def by_command(self, *arguments: object, names: Sequence[object]) -> None:
-        """
-        Expect a command to end with the exit code of the row, and its words on standard error.
-        """
+        """Expect a command to end with the exit code of the row, and its words on standard error."""
         result = CliRunner().invoke(main, list(map(str, arguments)))
         assert "Traceback" not in result.output, result.output
         self._check(str(result.exit_code), " ".join(result.stderr.split()), names)
 
     def by_text(self, kind: str, text: str, *names: object) -> None:
-        """
-        Take what another process was told.
+        """Take what another process was told.
 
         Args:
             kind: the class of its error.

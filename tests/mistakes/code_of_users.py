@@ -1,6 +1,4 @@
-"""
-Code as users write it, which the tests of mistakes give something wrong to do.
-"""
+"""Code as users write it, which the tests of mistakes give something wrong to do."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from typing import Any, Final
 
 import millpond as mp
 from millpond.statestore.system import SystemClock
-
-__all__ = ["ROWS", "Does", "counting", "held_in_memory", "run", "run_code"]
 
 DAY_US: Final = 1_714_521_600_000_000
 """The first of May 2024, in microseconds."""
@@ -23,8 +19,7 @@ ROWS: Final[list[dict[str, Any]]] = [
 
 
 class Does(mp.Computation):
-    """
-    Does what a function says, for each record.
+    """Does what a function says, for each record.
 
     Args:
         what: is given the context and the record; ``None`` counts.
@@ -34,9 +29,7 @@ class Does(mp.Computation):
         self.what = what
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Do it.
-        """
+        """Do it."""
         if self.what is None:
             context.state.set(context.state.get(0) + 1)
         else:
@@ -44,9 +37,7 @@ class Does(mp.Computation):
 
 
 def counting(name: str = "counter", pipeline: str = "searches", **options: Any) -> mp.Pipeline:
-    """
-    A pipeline with one stream, ``queries``, and one computation.
-    """
+    """A pipeline with one stream, ``queries``, and one computation."""
     made = mp.Pipeline(pipeline)
     made.inject("queries", key="query", at="at").apply(Does(), name=name, **options)
     return made
@@ -55,9 +46,7 @@ def counting(name: str = "counter", pipeline: str = "searches", **options: Any) 
 def run_code(
     what: Callable[[mp.Context, mp.Record], object], rows: Any = None, **options: Any
 ) -> mp.RunSummary:
-    """
-    Run a function as the code of ``counter``, in memory.
-    """
+    """Run a function as the code of ``counter``, in memory."""
     pipeline = mp.Pipeline("searches")
     pipeline.inject("queries", key="query", at="at").apply(Does(what), name="counter", **options)
     return run(pipeline, ROWS if rows is None else rows)
@@ -66,9 +55,7 @@ def run_code(
 def run(
     pipeline: mp.Pipeline, rows: Any, store: mp.Store | Path | None = None, **options: Any
 ) -> mp.RunSummary:
-    """
-    Run a pipeline over the rows of its stream ``queries``; in memory unless there is a store.
-    """
+    """Run a pipeline over the rows of its stream ``queries``; in memory unless there is a store."""
     if store is None:
         with mp.Store.in_memory() as made:
             return run(pipeline, rows, made, **options)
@@ -78,8 +65,6 @@ def run(
 
 
 def held_in_memory(registry: mp.MemoryRegistry | None = None) -> mp.LeaseFactory:
-    """
-    Leases without a ZooKeeper, so that a store in a folder opens at once.
-    """
+    """Leases without a ZooKeeper, so that a store in a folder opens at once."""
     shared = mp.MemoryRegistry() if registry is None else registry
     return lambda _, writer_id: mp.MemoryLeases(shared, SystemClock(), writer_id=writer_id)

@@ -1,5 +1,4 @@
-"""
-Plants each bug of this folder in a copy of the tree and runs what is there to find it.
+"""Plants each bug of this folder in a copy of the tree and runs what is there to find it.
 
     python tests/planted/find.py all            # every planted bug
     python tests/planted/find.py quick          # those that `make test` looks for
@@ -57,8 +56,7 @@ _TIMEOUT_S: Final = 900
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plant:
-    """
-    A planted bug.
+    """A planted bug.
 
     Attributes:
         name: of its patch.
@@ -74,15 +72,11 @@ class Plant:
 
     @property
     def path(self) -> Path:
-        """
-        The patch.
-        """
+        """The patch."""
         return FOLDER / f"{self.name}.patch"
 
     def command(self) -> list[str]:
-        """
-        What is run in the copy.
-        """
+        """What is run in the copy."""
         tool, *arguments = shlex.split(self.found_by)
         if tool == "simulate":
             words = ["-m", "millpond.testing.simulate", "--fail-fast", "--workers", "1", *arguments]
@@ -103,8 +97,7 @@ class Plant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """
-    What came of looking for a planted bug.
+    """What came of looking for a planted bug.
 
     Attributes:
         plant: which.
@@ -117,16 +110,12 @@ class Finding:
     output: str
 
     def __str__(self) -> str:
-        """
-        One line.
-        """
+        """One line."""
         return f"{self.plant.name}: {self.found or 'NOT FOUND'}"
 
 
 def plants() -> list[Plant]:
-    """
-    Every planted bug, by name.
-    """
+    """Every planted bug, by name."""
     parsed = []
     for path in sorted(FOLDER.glob("*.patch")):
         fields = dict(_HEADER.findall(path.read_text(encoding="utf-8").partition("\ndiff ")[0]))
@@ -142,16 +131,12 @@ def plants() -> list[Plant]:
 
 
 def applies(plant: Plant, tree: Path = ROOT) -> str:
-    """
-    Why the patch does not apply to a tree; "" if it does.
-    """
+    """Why the patch does not apply to a tree; "" if it does."""
     return _git_apply(plant, tree, "--check")
 
 
 def find(plant: Plant) -> Finding:
-    """
-    Plant it in a copy of the tree, and look for it.
-    """
+    """Plant it in a copy of the tree, and look for it."""
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(ROOT, tree, symlinks=True, ignore=_LEFT_OUT)
@@ -197,18 +182,14 @@ def _git_apply(plant: Plant, tree: Path, *options: str) -> str:
 
 
 def find_all(wanted: Iterable[Plant], workers: int = 1) -> Iterator[Finding]:
-    """
-    Look for several, so many at once; each is a process of its own, and comes when it is over.
-    """
+    """Look for several, so many at once; each is a process of its own, and comes when it is over."""
     with ThreadPoolExecutor(workers) as pool:
         for search in as_completed([pool.submit(find, plant) for plant in wanted]):
             yield search.result()
 
 
 def main(names: Iterable[str], workers: int = 1) -> int:
-    """
-    Search for the named bugs, several at once; the exit code is 0 if all were found.
-    """
+    """Search for the named bugs, several at once; the exit code is 0 if all were found."""
     known = {plant.name: plant for plant in plants()}
     wanted: list[Plant] = []
     for name in names:

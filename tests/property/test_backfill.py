@@ -1,6 +1,4 @@
-"""
-Whatever the records and wherever the cut: a computation that joins ends as one that was there from the start.
-"""
+"""Whatever the records and wherever the cut: a computation that joins ends as one that was there from the start."""
 
 from __future__ import annotations
 
@@ -21,23 +19,17 @@ JOINING = {"count": Count, "window": Window}
 
 
 class Kept(mp.Computation):
-    """
-    Keeps all that it is given, in no order, without what came at the same time being told apart.
-    """
+    """Keeps all that it is given, in no order, without what came at the same time being told apart."""
 
     def process_record(self, context, record):
-        """
-        Insert the record.
-        """
+        """Insert the record."""
         value = record.value
         shown = [value["window"], value["value"]] if "pane" in value else [record.at, value]
         context.state.set(sorted([*context.state.get([]), json.dumps(shown, sort_keys=True)]))
 
 
 def pipeline(*, joins: bool, ids: bool, backfill: Any = None) -> mp.Pipeline:
-    """
-    One computation from the start, and with ``joins`` others, each with one behind it that keeps what it produces.
-    """
+    """One computation from the start, and with ``joins`` others, each with one behind it that keeps what it produces."""
     made = mp.Pipeline("p")
     stream = made.inject("in", key="k", at="at", id="id" if ids else None, watermark=mp.BoundedDisorder("5s"))
     stream.apply(Count(("old",)), name="old")
@@ -50,9 +42,7 @@ def pipeline(*, joins: bool, ids: bool, backfill: Any = None) -> mp.Pipeline:
 
 
 def ends(runs: list[tuple[mp.Pipeline, list[dict[str, Any]]]]) -> dict[str, Any]:
-    """
-    The rows of what joins, after these runs of one store, the last of which ends the input.
-    """
+    """The rows of what joins, after these runs of one store, the last of which ends the input."""
     with (
         mp.Store.in_memory(clock=ManualClock(), rng=SeededRng(1)) as store,
         pytest.MonkeyPatch.context() as patch,
@@ -74,9 +64,7 @@ def ends(runs: list[tuple[mp.Pipeline, list[dict[str, Any]]]]) -> dict[str, Any]
 
 @st.composite
 def inputs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
-    """
-    Records, each of a time of its own and in order but for five seconds, and how many of them came before the cut.
-    """
+    """Records, each of a time of its own and in order but for five seconds, and how many of them came before the cut."""
     times = sorted(draw(st.lists(st.integers(0, 120_000), min_size=1, max_size=40, unique=True)))
     rows = [
         {
@@ -96,9 +84,7 @@ def inputs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
 def test_one_that_joins_ends_as_one_from_the_start(
     case: tuple[list[dict[str, Any]], int], how: str, random: Any
 ) -> None:
-    """
-    With the input as its history, with rows in any order, and with rows that come again, told by their ids.
-    """
+    """With the input as its history, with rows in any order, and with rows that come again, told by their ids."""
     rows, cut = case
     ids = how == "ids"
     whole = pipeline(joins=True, ids=ids)

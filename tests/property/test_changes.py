@@ -1,6 +1,4 @@
-"""
-Changes of a table as input: what the windows hold is what the table holds, in each form and however it is cut.
-"""
+"""Changes of a table as input: what the windows hold is what the table holds, in each form and however it is cut."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ SIZE_US = 10
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Step]:
-    """
-    Rows come, change (their team and time too) and go.
-    """
+    """Rows come, change (their team and time too) and go."""
     table: dict[str, dict[str, Any]] = {}
     steps: list[Step] = []
     for number in range(draw(st.integers(1, 25))):
@@ -50,9 +46,7 @@ def histories(draw: st.DrawFn) -> list[Step]:
     data=st.data(),
 )
 def test_windows_hold_what_the_table_holds(steps, form, windowed, as_table, data) -> None:
-    """
-    Inserts, updates that move a row to another key or window, and deletes leave the sums of what is there.
-    """
+    """Inserts, updates that move a row to another key or window, and deletes leave the sums of what is there."""
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     pipeline = scores_of_teams(form, window_fn=FixedWindows(SIZE_US) if windowed else None)

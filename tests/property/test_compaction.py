@@ -1,6 +1,4 @@
-"""
-Compactions, restarts and collections change no answer, and remove no file that is still needed (I8, I10).
-"""
+"""Compactions, restarts and collections change no answer, and remove no file that is still needed (I8, I10)."""
 
 from __future__ import annotations
 
@@ -28,8 +26,7 @@ _PLAIN = UpkeepPolicy(compaction=CompactionPolicy(fan_in=10**6, files_max=10**6)
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """
-    The maintenance and restarts of a run.
+    """The maintenance and restarts of a run.
 
     Attributes:
         policy: how eagerly it compacts and collects.
@@ -44,9 +41,7 @@ class Fate:
 
 @st.composite
 def fates(draw: st.DrawFn) -> Fate:
-    """
-    Policies from lazy to eager.
-    """
+    """Policies from lazy to eager."""
     compactions = CompactionPolicy(
         fan_in=draw(st.integers(2, 4)),
         files_max=draw(st.integers(2, 6)),
@@ -65,9 +60,7 @@ def fates(draw: st.DrawFn) -> Fate:
 
 
 class Player(CasePlayer):
-    """
-    Plays a case under a policy.
-    """
+    """Plays a case under a policy."""
 
     def __init__(self, case: Case, fate: Fate, policy: UpkeepPolicy) -> None:
         super().__init__(case, policy)
@@ -92,9 +85,7 @@ class Player(CasePlayer):
         self.saved = version, self.rows(version)
 
     def rows(self, version: TableVersion | None = None) -> Rows:
-        """
-        The rows that readers see, without sequencers and commit numbers, which legitimately differ.
-        """
+        """The rows that readers see, without sequencers and commit numbers, which legitimately differ."""
         rows: Rows = {}
         for name in [*(f"c{number}" for number in range(len(self.case.nodes))), "dead_letters"]:
             table = self.store.rows_view(name, version).to_arrow()
@@ -119,9 +110,7 @@ class Player(CasePlayer):
 )
 @given(case=cases(), fate=fates())
 def test_compactions_restarts_and_collections_change_no_answer(case: Case, fate: Fate) -> None:
-    """
-    Rows, counts and duplicates equal those of a store without compactions, and a savepoint stays readable.
-    """
+    """Rows, counts and duplicates equal those of a store without compactions, and a savepoint stays readable."""
     compacted, plain = Player(case, fate, fate.policy), Player(case, fate, _PLAIN)
     compacted.play()
     plain.play()

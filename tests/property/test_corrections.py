@@ -1,6 +1,4 @@
-"""
-Figures over corrected figures: a retracting step, and one behind it in any mode, over any scores.
-"""
+"""Figures over corrected figures: a retracting step, and one behind it in any mode, over any scores."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ _EACH = mp.Repeatedly(mp.AfterCount(1))
 
 
 def _shown(mode: mp.Accumulation, bundles: list[list[tuple[str, Any]]]) -> tuple[list[dict[str, Any]], int]:
-    """
-    What a step over the players' last scores shows, and how many dead letters there are.
-    """
+    """What a step over the players' last scores shows, and how many dead letters there are."""
     pipeline, shelf, clock = mp.Pipeline("p"), ShownPanes(), ManualClock()
     scores = pipeline.inject("scores", key="player", at="at", at_unit="us", watermark=mp.ManualWatermark())
     last = scores.window(mp.GlobalWindows(), trigger=_EACH, accumulation="retracting").process_windows(
@@ -54,9 +50,7 @@ def _shown(mode: mp.Accumulation, bundles: list[list[tuple[str, Any]]]) -> tuple
 def test_corrected_figures_are_as_if_they_had_been_right_at_once(
     mode: mp.Accumulation, bundles: list[list[tuple[str, Any]]]
 ) -> None:
-    """
-    Where contents are kept, the last pane is of the last scores alone; where they are cleared, panes add up to it.
-    """
+    """Where contents are kept, the last pane is of the last scores alone; where they are cleared, panes add up to it."""
     envelopes, letters = _shown(mode, bundles)
     shown = [one["value"] for one in envelopes if not one["pane"]["is_retraction"]]
     last = {player: score for bundle in bundles for player, score in bundle}.values()

@@ -1,5 +1,4 @@
-"""
-Publishers repeat records: a record delivered again under its id changes nothing (I2).
+"""Publishers repeat records: a record delivered again under its id changes nothing (I2).
 
 Clocks run fast, records are late, compactions forget, and hours pass on the wall. The oracle never forgets: it
 knows the records without their repetitions, and which repetitions senders are allowed.
@@ -85,9 +84,7 @@ pytestmark = [pytest.mark.timeout(0)] if _EXAMPLES else []
 
 
 class Collected(OwnWriter):
-    """
-    A sink that keeps its input in memory across restarts of the pipeline.
-    """
+    """A sink that keeps its input in memory across restarts of the pipeline."""
 
     def __init__(self) -> None:
         super().__init__("collected")
@@ -102,9 +99,7 @@ class Collected(OwnWriter):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """
-    What happens in turn: time passes, rows arrive in one superstep, the pipeline is restarted.
-    """
+    """What happens in turn: time passes, rows arrive in one superstep, the pipeline is restarted."""
 
     minutes: int
     rows: tuple[Row, ...]
@@ -113,18 +108,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """
-    A run of the pipeline, and how long a sender may repeat a record.
-    """
+    """A run of the pipeline, and how long a sender may repeat a record."""
 
     steps: tuple[Step, ...]
     intervals: int
     slack_hours: int
 
     def once(self) -> Script:
-        """
-        The same script without repetitions: the first delivery of each key and id.
-        """
+        """The same script without repetitions: the first delivery of each key and id."""
         seen: set[tuple[str, str]] = set()
         steps = []
         for step in self.steps:
@@ -142,9 +133,7 @@ class Script:
 
 
 class Senders:
-    """
-    Who may repeat what: the rule as a sender knows it, who knows its own clock and what else has been sent.
-    """
+    """Who may repeat what: the rule as a sender knows it, who knows its own clock and what else has been sent."""
 
     def __init__(self, slack_hours: int) -> None:
         self._slack_us = slack_hours * HOUR_US
@@ -152,17 +141,13 @@ class Senders:
         self._newest_at = 0
 
     def send(self, now: int, row: Row) -> Row:
-        """
-        Note a delivery.
-        """
+        """Note a delivery."""
         self._sent.append((now, row))
         self._newest_at = max(self._newest_at, row["t"])
         return row
 
     def repeatable(self, now: int) -> list[Row]:
-        """
-        What came first a slack ago at most, or when nothing has been sent that is a slack newer.
-        """
+        """What came first a slack ago at most, or when nothing has been sent that is a slack newer."""
         return [
             row
             for sent, row in self._sent
@@ -171,9 +156,7 @@ class Senders:
 
 
 def fresh_row(draw: st.DrawFn, number: int, now: int) -> Row:
-    """
-    A record that is about as old as the clock of its sender says, which may be hours fast or slow.
-    """
+    """A record that is about as old as the clock of its sender says, which may be hours fast or slow."""
     skew_hours = draw(st.sampled_from([0, 0, 0, 0, 9, -9, 2]))
     return {
         "k": draw(st.sampled_from(["a", "b", "c", ""])),
@@ -187,9 +170,7 @@ def fresh_row(draw: st.DrawFn, number: int, now: int) -> Row:
 
 @st.composite
 def scripts(draw: st.DrawFn) -> Script:
-    """
-    Up to a dozen records over several steps, and repetitions of those that may be repeated, in any order.
-    """
+    """Up to a dozen records over several steps, and repetitions of those that may be repeated, in any order."""
     slack_hours = draw(st.sampled_from([1, 3]))
     senders = Senders(slack_hours)
     now, number, steps = START_US, 0, []
@@ -211,9 +192,7 @@ def scripts(draw: st.DrawFn) -> Script:
 
 
 def pipeline(sinks: dict[str, Collected], slack_hours: int) -> EnginePipeline:
-    """
-    A ledger whose code sometimes fails, a counter of its productions, a window with timers, and a count without late ones.
-    """
+    """A ledger whose code sometimes fails, a counter of its productions, a window with timers, and a count without late ones."""
     made = EnginePipeline("p")
     rows = made.inject(
         ROWS, key="k", at="t", id="id", watermark=BoundedDisorder("1m"), id_slack=f"{slack_hours}h"
@@ -229,9 +208,7 @@ def pipeline(sinks: dict[str, Collected], slack_hours: int) -> EnginePipeline:
 
 
 def played(script: Script, compaction: CompactionPolicy | None) -> tuple[dict[str, Any], RunSummary]:
-    """
-    The results of a script: rows, sink contents, dead letters, watermark.
-    """
+    """The results of a script: rows, sink contents, dead letters, watermark."""
     clock, disk, registry = ManualClock(START_US), MemoryObjects(), MemoryRegistry()
     sinks = {name: Collected() for name in ("numbers", "counts", "windows")}
     for number, sink in enumerate(sinks.values()):
@@ -278,9 +255,7 @@ def played(script: Script, compaction: CompactionPolicy | None) -> tuple[dict[st
 
 
 def _state(name: str, state: str | None) -> str | None:
-    """
-    A state; of a dead letter only the record it is about.
-    """
+    """A state; of a dead letter only the record it is about."""
     if name != "dead_letters" or state is None:
         return state
     letter = orjson.loads(state)
@@ -290,9 +265,7 @@ def _state(name: str, state: str | None) -> str | None:
 def forgetful(
     capacity_max: int, budget_bytes: int
 ) -> Callable[[Interval, RowReader, Callable[[], int]], KnownIds]:
-    """
-    A factory of known ids with another capacity than requested.
-    """
+    """A factory of known ids with another capacity than requested."""
 
     def make(interval: Interval, reader: RowReader, _: Callable[[], int]) -> KnownIds:
         return KnownIds(interval, reader, lambda: budget_bytes, capacity_max=capacity_max)
@@ -310,8 +283,7 @@ def forgetful(
 def test_what_comes_again_changes_nothing(
     script: Script, compaction: CompactionPolicy, capacity_max: int, budget_bytes: int
 ) -> None:
-    """
-    Records that come again for as long as their senders may repeat them count once, in any order, across batches,
+    """Records that come again for as long as their senders may repeat them count once, in any order, across batches,
     restarts, compactions and hours, whether ids are looked up in memory, in files, or through a filter that is rebuilt
     every few records.
     """
@@ -330,9 +302,7 @@ def test_what_comes_again_changes_nothing(
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """
-    A bundle of one interval, at a time and a watermark, and what happens afterwards.
-    """
+    """A bundle of one interval, at a time and a watermark, and what happens afterwards."""
 
     now: int
     watermark: int
@@ -343,9 +313,7 @@ class Turn:
 
 
 class Chooser(Protocol):
-    """
-    Decides what a history is like: Hypothesis, or a seed, which costs a fiftieth.
-    """
+    """Decides what a history is like: Hypothesis, or a seed, which costs a fiftieth."""
 
     def number(self, low: int, high: int) -> int:
         """An integer from ``low`` to ``high``, both included."""
@@ -357,9 +325,7 @@ class Chooser(Protocol):
 
 
 class Drawn:
-    """
-    Has Hypothesis decide.
-    """
+    """Has Hypothesis decide."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self._draw = draw
@@ -373,8 +339,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """
-    How long a sender may repeat a record, and bundles whose rows come again for as long as they may.
+    """How long a sender may repeat a record, and bundles whose rows come again for as long as they may.
 
     Any part of a history is a history: a repetition whose first delivery is left out is one.
     """
@@ -384,9 +349,7 @@ class History:
     turns: tuple[Turn, ...]
 
     def parts(self) -> Iterator[History]:
-        """
-        The history without one turn, or without one row.
-        """
+        """The history without one turn, or without one row."""
         for index, turn in enumerate(self.turns):
             before, after = self.turns[:index], self.turns[index + 1 :]
             yield replace(self, turns=(*before, *after))
@@ -396,8 +359,7 @@ class History:
 
 
 def history(choose: Chooser) -> History:
-    """
-    A history of a few bundles.
+    """A history of a few bundles.
 
     A sender may repeat a row for a slack after it first came, and until the watermark is a slack past it.
     """
@@ -436,9 +398,7 @@ def history(choose: Chooser) -> History:
 
 
 def bundles_of(run: IntervalRun, history: History) -> Iterator[BundleStatistics]:
-    """
-    Run the bundles, each with its fate.
-    """
+    """Run the bundles, each with its fate."""
     for turn in history.turns:
         delivered = Deliveries(
             stream=ROWS,
@@ -468,8 +428,7 @@ def bundles_of(run: IntervalRun, history: History) -> Iterator[BundleStatistics]
 
 
 def check(history: History) -> None:
-    """
-    Compare each bundle's statistics, and the states at the end, with what was delivered first.
+    """Compare each bundle's statistics, and the states at the end, with what was delivered first.
 
     The filters are made for a thousand ids, of which no history has a hundred: larger ones cost their memory only.
     """
@@ -503,17 +462,13 @@ def _check(history: History) -> None:
 
 
 def least(history: History, is_bad: Callable[[History], bool]) -> History:
-    """
-    A bad history of which no smaller part is bad.
-    """
+    """A bad history of which no smaller part is bad."""
     smaller = next(filter(is_bad, history.parts()), None)
     return history if smaller is None else least(smaller, is_bad)
 
 
 def fails(history: History, kind: type[Exception]) -> bool:
-    """
-    Whether a history fails in this way.
-    """
+    """Whether a history fails in this way."""
     try:
         check(history)
     except kind:
@@ -522,9 +477,7 @@ def fails(history: History, kind: type[Exception]) -> bool:
 
 
 def check_seeds(seeds: range) -> None:
-    """
-    Check the histories of these seeds; the error of the first that fails names the least part of it that does.
-    """
+    """Check the histories of these seeds; the error of the first that fails names the least part of it that does."""
     for seed in seeds:
         made = history(Draw(seed))
         try:
@@ -538,17 +491,14 @@ def check_seeds(seeds: range) -> None:
 @given(made=st.composite(lambda draw: history(Drawn(draw)))())
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_an_interval_counts_each_record_once(made: History) -> None:
-    """
-    Of all deliveries that senders are allowed, the first of a key and id has its effect or is dropped as late, and each
+    """Of all deliveries that senders are allowed, the first of a key and id has its effect or is dropped as late, and each
     other is a duplicate, whatever is compacted, rewritten by another engine, retried or restarted in between.
     """
     check(made)
 
 
 def test_an_interval_counts_each_record_once_in_many_histories() -> None:
-    """
-    The same holds for histories that follow from seeds, of which there may be 100,000, on all processors.
-    """
+    """The same holds for histories that follow from seeds, of which there may be 100,000, on all processors."""
     if not _EXAMPLES:
         check_seeds(range(_SEEDS))
         return
@@ -564,9 +514,7 @@ def test_an_interval_counts_each_record_once_in_many_histories() -> None:
 
 
 def test_a_history_that_fails_is_cut_down() -> None:
-    """
-    Of a history that is bad for one row that comes twice, nothing is left but its deliveries.
-    """
+    """Of a history that is bad for one row that comes twice, nothing is left but its deliveries."""
 
     def is_bad(made: History) -> bool:
         return [row["n"] for turn in made.turns for row in turn.rows].count(3) > 1

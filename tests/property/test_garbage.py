@@ -1,5 +1,4 @@
-"""
-Garbage collection removes no file that is still needed, under any interleaving (I10; races of R17).
+"""Garbage collection removes no file that is still needed, under any interleaving (I10; races of R17).
 
 A pipeline, slow readers, savepoints, a slow writer, two collectors and compactions act at random, collectors die
 at any of their calls, others act between any two, and wall clocks jump. An oracle remembers the files of
@@ -50,9 +49,7 @@ LETTERS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4)
 
 
 class First(Computation):
-    """
-    Counts a key's records and produces each; deletes the key's state at every fifth.
-    """
+    """Counts a key's records and produces each; deletes the key's state at every fifth."""
 
     def process_record(self, context, record):
         count = (context.state.get() or 0) + 1
@@ -66,15 +63,11 @@ class Second(Computation):
 
 
 class KilledError(Exception):
-    """
-    The process has died.
-    """
+    """The process has died."""
 
 
 class Between:
-    """
-    `Objects` that run an action, perhaps a death, before one of the calls that reach it.
-    """
+    """`Objects` that run an action, perhaps a death, before one of the calls that reach it."""
 
     def __init__(self, inner: Objects, at: int, action: Callable[[], object]) -> None:
         self._inner, self._left, self._action = inner, at, action
@@ -114,16 +107,12 @@ class Between:
 
 
 def own_files(snapshot: Snapshot) -> frozenset[str]:
-    """
-    The live files, except those that only the slow writer names.
-    """
+    """The live files, except those that only the slow writer names."""
     return frozenset(file.path for file in snapshot.files if file.computation != ALIEN.computation)
 
 
 class Garbage(RuleBasedStateMachine):
-    """
-    All readers and writers of a store.
-    """
+    """All readers and writers of a store."""
 
     @initialize(keep=st.sampled_from([0, 3 * MINUTE_MS]))
     def open(self, keep: int) -> None:
@@ -154,9 +143,7 @@ class Garbage(RuleBasedStateMachine):
         self.run = runner.start(pipeline, stepping=True)
 
     def note(self) -> None:
-        """
-        The oracle reads the new commits: their files, and when each version was replaced.
-        """
+        """The oracle reads the new commits: their files, and when each version was replaced."""
         history = load(Log(self.disk))
         for version in range(max(self.files, default=history.version - 1) + 1, history.version + 1):
             snapshot = load(Log(self.disk), TableVersion(version))
@@ -214,9 +201,7 @@ class Garbage(RuleBasedStateMachine):
     @precondition(lambda self: self.readers)
     @rule(index=st.integers(0, 99), ends=st.booleans())
     def read(self, index: int, ends: bool) -> None:
-        """
-        A slow reader sees an unchanged answer; after its lease on the version has expired, files may be gone.
-        """
+        """A slow reader sees an unchanged answer; after its lease on the version has expired, files may be gone."""
         holder, _, view, expected, expires_us = self.readers[index % len(self.readers)]
         try:
             assert self.rows(view) == expected
@@ -300,9 +285,7 @@ class Garbage(RuleBasedStateMachine):
 
     @rule(at=st.integers(1, 8), steps=st.integers(1, 6), hours=st.sampled_from([0, 24]))
     def commit_slowly(self, at: int, steps: int, hours: int) -> None:
-        """
-        A writer is paused at any call of its commit while the table advances and its log is truncated.
-        """
+        """A writer is paused at any call of its commit while the table advances and its log is truncated."""
 
         def go_on() -> None:
             for _ in range(steps):
@@ -335,9 +318,7 @@ class Garbage(RuleBasedStateMachine):
     # -- what must hold --------------------------------------------------------------------
 
     def needed(self) -> set[int]:
-        """
-        The versions that the newest state, a savepoint, a reader or the retention needs.
-        """
+        """The versions that the newest state, a savepoint, a reader or the retention needs."""
         newest = load(Log(self.disk))
         needed = {int(newest.version), *(version for version, _ in self.savepoints.values())}
         now_us = self.clock.now_us()

@@ -1,6 +1,4 @@
-"""
-Two and three owners of one interval, in every order of their calls to shared state (R7).
-"""
+"""Two and three owners of one interval, in every order of their calls to shared state (R7)."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ INTERVAL = Interval("counter")
 
 @dataclass
 class Duel:
-    """
-    Owners of one interval, the reply each got, and the final table.
-    """
+    """Owners of one interval, the reply each got, and the final table."""
 
     stage: Stage
     bench: Bench
@@ -61,9 +57,7 @@ class Duel:
     landed: dict[str, list[int]] = field(default_factory=dict)
 
     def enter(self, name: str, *requests: CommitRequest, committer: Committer | None = None) -> None:
-        """
-        Add an owner that makes these commits until one is refused.
-        """
+        """Add an owner that makes these commits until one is refused."""
         self.told[name], self.landed[name] = [], []
 
         def play() -> None:
@@ -78,9 +72,7 @@ class Duel:
         self.stage.enter(name, play)
 
     def committer(self, name: str) -> Committer:
-        """
-        A committer over the shared table.
-        """
+        """A committer over the shared table."""
         log = Log(self.stage.objects(self.bench.memory))
         mark = self.stage.high_water(self.bench.high_water)
         return Committer(log, self.bench.clock, self.bench.rng, mark, writer_id=name, retry=self.bench.retry)
@@ -101,9 +93,7 @@ class Duel:
         return self._commit(committer, request) if settled is None else settled.version
 
     def check(self) -> None:
-        """
-        Check I1, I2, I4 and I5 from the log alone, against the replies.
-        """
+        """Check I1, I2, I4 and I5 from the log alone, against the replies."""
         fences, versions = [], {name: [] for name in self.landed}
         for version, actions in commits(self.bench.log):
             fences += [unpack_fence(action.version) for action in actions if _is_fence(action)]
@@ -121,9 +111,7 @@ class Duel:
 
 
 def commits(log: Log) -> Iterator[tuple[int, Sequence[Action]]]:
-    """
-    The actions of each version, except the one that created the table.
-    """
+    """The actions of each version, except the one that created the table."""
     for version in range(1, load(log).version + 1):
         yield version, decode(log.require(TableVersion(version)))
 
@@ -133,9 +121,7 @@ def _is_fence(action: Action, interval: Interval = INTERVAL) -> bool:
 
 
 def owner_and_rival(stage: Stage, memory: MemoryObjects | None = None, supersteps: int = 2) -> Duel:
-    """
-    An owner with some supersteps to commit, and another that takes over.
-    """
+    """An owner with some supersteps to commit, and another that takes over."""
     bench = Bench(memory=memory or MemoryObjects(), retry=RetryPolicy(tries=2)).create()
     duel = Duel(stage, bench)
     owner = duel.committer("owner")
@@ -153,9 +139,7 @@ def owner_and_rival(stage: Stage, memory: MemoryObjects | None = None, superstep
 def endings_of(
     scenario: Callable[[Stage], Duel], *, preemptions_max: int | None = None, faults_max: int = 0
 ) -> tuple[Explored, set[tuple[str, ...]]]:
-    """
-    The replies of the owners over all orders, each of which is checked.
-    """
+    """The replies of the owners over all orders, each of which is checked."""
     endings: set[tuple[str, ...]] = set()
 
     def play(stage: Stage) -> Callable[[], None]:
@@ -172,9 +156,7 @@ def endings_of(
 
 class TestOwnersByForce:
     def test_two_in_every_order(self, fault_report: FaultReport) -> None:
-        """
-        For an owner and its successor, fences rise and replies are true in every order, and all three endings occur.
-        """
+        """For an owner and its successor, fences rise and replies are true in every order, and all three endings occur."""
         explored, endings = endings_of(owner_and_rival)
 
         fault_report.fault("R7", explored.orders)
@@ -186,9 +168,7 @@ class TestOwnersByForce:
         }
 
     def test_two_with_a_lost_reply_anywhere(self, fault_report: FaultReport) -> None:
-        """
-        With any one write failing, with or without effect, the commit is settled by reading back and never repeated.
-        """
+        """With any one write failing, with or without effect, the commit is settled by reading back and never repeated."""
         explored, endings = endings_of(partial(owner_and_rival, supersteps=1), faults_max=1)
 
         fault_report.fault("R7", explored.orders)
@@ -196,9 +176,7 @@ class TestOwnersByForce:
         assert {told.split()[-1] for ending in endings for told in ending} == {"landed", "FencedError"}
 
     def test_three_with_two_interruptions(self, fault_report: FaultReport) -> None:
-        """
-        The same holds for three owners with two preemptions anywhere.
-        """
+        """The same holds for three owners with two preemptions anywhere."""
 
         def scenario(stage: Stage) -> Duel:
             duel = owner_and_rival(stage, supersteps=1)
@@ -212,9 +190,7 @@ class TestOwnersByForce:
         assert ("landed", "landed FencedError", "landed") in endings
 
     def test_the_canary_dies(self) -> None:
-        """
-        A store whose put-if-absent overwrites is detected.
-        """
+        """A store whose put-if-absent overwrites is detected."""
 
         def scenario(stage: Stage) -> Duel:
             return owner_and_rival(stage, Overwriting())
@@ -224,21 +200,15 @@ class TestOwnersByForce:
 
 
 class Overwriting(MemoryObjects):
-    """
-    A store whose put-if-absent overwrites.
-    """
+    """A store whose put-if-absent overwrites."""
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """
-        Put the object, even if it exists.
-        """
+        """Put the object, even if it exists."""
         self.put(path, data)
 
 
 class SharedLeases(MemoryLeases):
-    """
-    Leases that are taken when the explorer schedules their actor.
-    """
+    """Leases that are taken when the explorer schedules their actor."""
 
     def __init__(self, stage: Stage, registry: MemoryRegistry, clock: ManualClock, writer_id: str) -> None:
         super().__init__(registry, clock, writer_id=writer_id)
@@ -251,18 +221,14 @@ class SharedLeases(MemoryLeases):
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> tuple[Lease, ...]:
-        """
-        Take them when this actor is scheduled.
-        """
+        """Take them when this actor is scheduled."""
         self._stage.before("leases", writes=True)
         return super().take_all(intervals, on_held=on_held, timeout_ms=timeout_ms)
 
 
 @dataclass
 class Processes:
-    """
-    Processes that open one store, take over its pipeline, and commit an empty superstep.
-    """
+    """Processes that open one store, take over its pipeline, and commit an empty superstep."""
 
     stage: Stage
     hear_late: bool
@@ -271,9 +237,7 @@ class Processes:
     told: dict[str, str] = field(default_factory=dict)
 
     def enter(self, name: str) -> None:
-        """
-        Add a process.
-        """
+        """Add a process."""
         self.stage.enter(name, lambda: self._live(name))
 
     def _live(self, name: str) -> None:
@@ -312,9 +276,7 @@ class Processes:
             self.told[name] = "landed"
 
     def check(self) -> None:
-        """
-        Check I4, and that no process is fenced without another owner.
-        """
+        """Check I4, and that no process is fenced without another owner."""
         control = control_interval(ledger_pipeline().name)
         fences = [
             unpack_fence(action.version)
@@ -330,9 +292,7 @@ class Processes:
 
 @pytest.mark.parametrize("hear_late", [False, True])
 def test_processes_that_open_an_empty_store(hear_late: bool, fault_report: FaultReport) -> None:
-    """
-    Two processes create the table, take leases and commit, with two preemptions anywhere: the last owner's commit lands.
-    """
+    """Two processes create the table, take leases and commit, with two preemptions anywhere: the last owner's commit lands."""
     endings = set()
 
     def play(stage: Stage) -> Callable[[], None]:

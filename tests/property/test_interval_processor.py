@@ -1,6 +1,4 @@
-"""
-The interval processor against the model: any bundles, any failures, any outcome of a task.
-"""
+"""The interval processor against the model: any bundles, any failures, any outcome of a task."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ from millpond.executor.pipeline.nodes import ComputationNode, OnLate
 from millpond.executor.soft_state.row_reader import load_rows
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.codec import MsgpackCodec
-from millpond.statestore.rows.files import IpcRowFormat
 from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.rows.row_format import IpcRowFormat
 from millpond.testing.fixtures.interval_run import Attempt, IntervalRun
 from millpond.testing.oracles.model import ModelBundle, ModelInterval, ModelRecord
 
@@ -39,24 +37,18 @@ TAGS = ["", "echo", "again", "fail"]
 
 
 class Script(Computation):
-    """
-    Executes the operations in its records and timer tags, and logs them in its state.
-    """
+    """Executes the operations in its records and timer tags, and logs them in its state."""
 
     percentiles = (50,)
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Log the record, then execute its operations.
-        """
+        """Log the record, then execute its operations."""
         self._log(context, ["record", record.stream, record.at, record.late, context.watermark_at(50)])
         for operation in record.value:
             self._carry_out(context, record.at, *operation)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Log the timer, then execute its tag.
-        """
+        """Log the timer, then execute its tag."""
         self._log(context, ["timer", timer.tag, timer.domain.value, timer.at, timer.output_at])
         if timer.tag == "echo":
             context.produce("out", context.state.get(), at=timer.output_at + 1)
@@ -110,17 +102,13 @@ class Script(Computation):
 
 
 class BatchScript(Script):
-    """
-    A script that processes a key's records together.
-    """
+    """A script that processes a key's records together."""
 
     codec = MsgpackCodec()
     late_data_horizon = 2
 
     def process_records(self, context: Context, records: Records) -> None:
-        """
-        Execute all records, then log their number.
-        """
+        """Execute all records, then log their number."""
         for record in records:
             self.process_record(context, record)
         context.produce("out", [len(records), records[-1].at, context.oldest_at], at=context.oldest_at)
@@ -168,9 +156,7 @@ bundles = st.tuples(
 
 
 def deliveries_of(arrived: Sequence[ModelRecord]) -> list[Deliveries]:
-    """
-    Consecutive records of one stream as one delivery.
-    """
+    """Consecutive records of one stream as one delivery."""
     runs: list[list[ModelRecord]] = []
     for record in arrived:
         if not runs or runs[-1][0].stream != record.stream:
@@ -189,9 +175,7 @@ def deliveries_of(arrived: Sequence[ModelRecord]) -> list[Deliveries]:
 
 
 def run_with_fate(run: IntervalRun, bundle: Any, worker: int, fate: str) -> tuple[Attempt, int]:
-    """
-    Process and commit a bundle; returns the committed attempt and the worker of the next bundle.
-    """
+    """Process and commit a bundle; returns the committed attempt and the worker of the next bundle."""
     other = 1 - worker
     if fate == "unadopted":
         run.soft_state(worker).synchronise(run.files)
@@ -210,16 +194,12 @@ def run_with_fate(run: IntervalRun, bundle: Any, worker: int, fate: str) -> tupl
 
 
 def decoded(codec: Any, encoded: Any) -> Any:
-    """
-    A decoded state, which may be missing.
-    """
+    """A decoded state, which may be missing."""
     return None if encoded is None else codec.decode(encoded)
 
 
 def productions_of(result: BundleResult) -> list[tuple[Any, ...]]:
-    """
-    The productions of the updates, in the order of keys and of emission.
-    """
+    """The productions of the updates, in the order of keys and of emission."""
     if result.updates is None:
         return []
     return [
@@ -235,9 +215,7 @@ def productions_of(result: BundleResult) -> list[tuple[Any, ...]]:
 
 
 def assert_same_bundle(result: BundleResult, expected: ModelBundle, model: ModelInterval) -> None:
-    """
-    Processor and model report the same bundle and the same pending work.
-    """
+    """Processor and model report the same bundle and the same pending work."""
     statistics = result.statistics
     assert [(p.stream, p.key, p.value, p.at) for p in expected.productions] == productions_of(result)
     assert [(d.stream, d.key, d.at) for d in expected.dead_letters] == [
@@ -261,9 +239,7 @@ def assert_same_bundle(result: BundleResult, expected: ModelBundle, model: Model
 
 
 def assert_same_rows(run: IntervalRun, model: ModelInterval) -> None:
-    """
-    The committed files contain the model's rows and ids.
-    """
+    """The committed files contain the model's rows and ids."""
     merged = run.rows()
     loaded = load_rows(merged)
     expected = model.rows()
@@ -286,9 +262,7 @@ def check_against_model(
     budget_bytes: int,
     on_late: OnLate = "process",
 ) -> None:
-    """
-    Run the bundles on two workers and on the model.
-    """
+    """Run the bundles on two workers and on the model."""
     node = ComputationNode(
         name="script",
         computation=computation,
@@ -317,34 +291,26 @@ def check_against_model(
 @settings(max_examples=150, deadline=None)
 @given(script=st.lists(bundles, max_size=6))
 def test_bundles_mean_what_the_model_says(script: list[Any]) -> None:
-    """
-    Order, timers, failures, duplicates and every outcome of a task agree with the model.
-    """
+    """Order, timers, failures, duplicates and every outcome of a task agree with the model."""
     check_against_model(Script(), script, budget_bytes=1 << 20)
 
 
 @settings(max_examples=100, deadline=None)
 @given(script=st.lists(bundles, max_size=6))
 def test_taking_records_together_changes_nothing(script: list[Any]) -> None:
-    """
-    A computation that overrides process_records, with another codec, agrees with the model.
-    """
+    """A computation that overrides process_records, with another codec, agrees with the model."""
     check_against_model(BatchScript(), script, budget_bytes=1 << 20)
 
 
 @settings(max_examples=100, deadline=None)
 @given(script=st.lists(bundles, max_size=6))
 def test_of_late_records_that_are_dropped_only_ids_stay(script: list[Any]) -> None:
-    """
-    With ``on_late="drop"`` a late record is counted once, however often it comes, and changes nothing but ids.
-    """
+    """With ``on_late="drop"`` a late record is counted once, however often it comes, and changes nothing but ids."""
     check_against_model(Script(), script, budget_bytes=1 << 20, on_late="drop")
 
 
 @settings(max_examples=100, deadline=None)
 @given(script=st.lists(bundles, max_size=6), budget_bytes=st.sampled_from([0, 600, 1_500]))
 def test_a_small_cache_changes_nothing(script: list[Any], budget_bytes: int) -> None:
-    """
-    Evicted rows are read back, with the same results.
-    """
+    """Evicted rows are read back, with the same results."""
     check_against_model(Script(), script, budget_bytes)

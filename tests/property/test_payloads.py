@@ -1,6 +1,4 @@
-"""
-Values of generated schemas, written by the libraries' own writers: decoded they are what was written, or nothing.
-"""
+"""Values of generated schemas, written by the libraries' own writers: decoded they are what was written, or nothing."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ _SIMPLE: Final[list[tuple[Any, st.SearchStrategy[Any]]]] = [
 
 
 class _Names:
-    """
-    Names that no other type of the schema has.
-    """
+    """Names that no other type of the schema has."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -69,9 +65,7 @@ class _Names:
 
 @st.composite
 def _avro(draw: st.DrawFn, names: _Names, depth: int) -> tuple[Any, Any]:
-    """
-    A type, and a value of it.
-    """
+    """A type, and a value of it."""
     kind = draw(st.integers(0, 9 if depth else 5))
     if kind < 5:
         schema, values = draw(st.sampled_from(_SIMPLE))
@@ -210,9 +204,7 @@ _DESCRIPTORS: Final = descriptor_set(_all_kinds())
 
 @st.composite
 def _messages(draw: st.DrawFn, depth: int = 1) -> dict[str, Any]:
-    """
-    The fields of a message that are set.
-    """
+    """The fields of a message that are set."""
     value: dict[str, Any] = {}
     for kind, (values, _) in _PROTO_KINDS.items():
         for name, strategy in (("one", values), ("many", st.lists(values, max_size=3)), ("maybe", values)):

@@ -1,6 +1,4 @@
-"""
-A replay with the same code comes to what the original came to, from any version and whatever had moved its clocks.
-"""
+"""A replay with the same code comes to what the original came to, from any version and whatever had moved its clocks."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 
 def contents(store: Store, case: Case) -> Rows:
-    """
-    The rows that readers see, without sequencers and commit numbers: dead letters too.
-    """
+    """The rows that readers see, without sequencers and commit numbers: dead letters too."""
     names = [*(f"c{number}" for number in range(len(case.nodes))), "dead_letters"]
     return {
         name: [
@@ -49,9 +45,7 @@ def contents(store: Store, case: Case) -> Rows:
 )
 @given(case=cases(), from_step=st.integers(0, 10**6), restarts=st.sets(st.integers(0, 12)))
 def test_the_same_code_comes_to_the_same(case: Case, from_step: int, restarts: set[int]) -> None:
-    """
-    Rows, timers, holds, dead letters and counts; the original may have been stopped and started.
-    """
+    """Rows, timers, holds, dead letters and counts; the original may have been stopped and started."""
     upkeep = UpkeepPolicy(compaction=CompactionPolicy(fan_in=3, files_max=5), retention="1d")
     player = CasePlayer(case, upkeep)
     versions = [player.store.snapshot().version]

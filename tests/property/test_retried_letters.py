@@ -1,5 +1,4 @@
-"""
-Retried letters against code that never failed: whatever fails, however it is asked for, cut and restarted, the states
+"""Retried letters against code that never failed: whatever fails, however it is asked for, cut and restarted, the states
 are the same in the end.
 """
 
@@ -29,23 +28,17 @@ KEYS = "abcd"
 
 
 class Crash(BaseException):
-    """
-    The end of a process.
-    """
+    """The end of a process."""
 
 
 class Fragile(mp.Computation):
-    """
-    Keeps numbers and forwards them, and so do its timers; both fail as the record says, until the code is mended.
-    """
+    """Keeps numbers and forwards them, and so do its timers; both fail as the record says, until the code is mended."""
 
     def __init__(self, *, mended: bool) -> None:
         self.mended = mended
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Half of the effects come before the failure, half after it.
-        """
+        """Half of the effects come before the failure, half after it."""
         n, fails = record.value["n"], record.value["fails"]
         context.produce("out", [n, "first"])
         context.set_timer(record.at + 3, tag=f"{n} {fails}")
@@ -55,9 +48,7 @@ class Fragile(mp.Computation):
         context.produce("out", [n, "second"])
 
     def process_timer(self, context: mp.Context, timer: mp.Timer) -> None:
-        """
-        As above.
-        """
+        """As above."""
         context.produce("out", [timer.tag, "first"])
         if timer.tag.endswith("timer") and not self.mended:
             raise ValueError("a timer fails")
@@ -65,21 +56,16 @@ class Fragile(mp.Computation):
 
 
 class Kept(mp.Computation):
-    """
-    Keeps what it gets, with its time.
-    """
+    """Keeps what it gets, with its time."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Append.
-        """
+        """Append."""
         kept = [*context.state.get([]), [orjson.dumps(record.value).decode(), record.at]]
         context.state.set(sorted(kept))
 
 
 class Pond:
-    """
-    A store in memory, and the run that owns it.
+    """A store in memory, and the run that owns it.
 
     Args:
         productions: whether the second stage waits for commits.
@@ -123,9 +109,7 @@ class Pond:
         }
 
     def end(self) -> None:
-        """
-        End the input, with code that is right.
-        """
+        """End the input, with code that is right."""
         run = self.start(mended=True)
         run.finish("in")
         run.run_until_quiet()
@@ -151,9 +135,7 @@ steps = st.lists(
 
 
 def play(pond: Pond, script: list[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """
-    Play a script; return all rows that were injected.
-    """
+    """Play a script; return all rows that were injected."""
     injected: list[dict[str, Any]] = []
     run = pond.start(mended=False)
     for kind, argument in script:
@@ -197,9 +179,7 @@ def cut(run: LocalRun, key: str) -> None:
 
 
 def crash(number: int, work: Callable[[], object]) -> None:
-    """
-    Work until the failpoint of this number ends the process, or there is no work left.
-    """
+    """Work until the failpoint of this number ends the process, or there is no work left."""
     reached: list[str] = []
 
     def listen(name: str) -> None:
@@ -219,9 +199,7 @@ def crash(number: int, work: Callable[[], object]) -> None:
 def test_the_states_are_those_of_code_that_never_failed(
     script: list[tuple[str, Any]], productions: str
 ) -> None:
-    """
-    Once all letters were retried by code that is right; and no letter and no request is left.
-    """
+    """Once all letters were retried by code that is right; and no letter and no request is left."""
     pond, right = Pond(productions), Pond(productions)
     injected = play(pond, script)
     pond.end()

@@ -1,6 +1,4 @@
-"""
-A store that was rewound, or forked, goes on as if what came after that version had never been.
-"""
+"""A store that was rewound, or forked, goes on as if what came after that version had never been."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ Rows = dict[str, dict[str, tuple[Any, ...]]]
 
 
 class Player(CasePlayer):
-    """
-    Compacts on the way, and can go back to where it was after any step.
-    """
+    """Compacts on the way, and can go back to where it was after any step."""
 
     def __init__(self, case: Case, fan_in: int) -> None:
         compaction = CompactionPolicy(fan_in=fan_in, files_max=fan_in + 2)
@@ -41,9 +37,7 @@ class Player(CasePlayer):
         self.note()
 
     def note(self) -> None:
-        """
-        Remember the version and the wall time after a step.
-        """
+        """Remember the version and the wall time after a step."""
         self.after.append((self.store.snapshot().version, self.clock.now_us()))
 
     def play(self, first: int = 0) -> None:
@@ -62,9 +56,7 @@ class Player(CasePlayer):
         self.open()
 
     def fork(self, version: TableVersion, wall_us: int) -> None:
-        """
-        Go on with a fork; the original runs on, and collects what it can.
-        """
+        """Go on with a fork; the original runs on, and collects what it can."""
         original = self.disk
         self.disk, self.registry = MemoryObjects("fork"), MemoryRegistry()
         fork_table(original, self.disk, self.disk.url, version, self.clock, SeededRng("fork"))
@@ -74,9 +66,7 @@ class Player(CasePlayer):
         self.open()
 
     def rows(self) -> Rows:
-        """
-        The rows that readers see, without sequencers, commit numbers and supersteps, which rise.
-        """
+        """The rows that readers see, without sequencers, commit numbers and supersteps, which rise."""
         return {f"c{number}": self._rows_of(f"c{number}") for number in range(len(self.case.nodes))}
 
     def _rows_of(self, computation: str) -> dict[str, tuple[Any, ...]]:
@@ -86,9 +76,7 @@ class Player(CasePlayer):
         }
 
     def letters(self) -> list[str]:
-        """
-        The dead letters, without their keys, which have the superstep's number.
-        """
+        """The dead letters, without their keys, which have the superstep's number."""
         return sorted(str(state) for state, *_ in self._rows_of("dead_letters").values())
 
     def totals(self) -> Totals:
@@ -96,9 +84,7 @@ class Player(CasePlayer):
 
 
 def check_goes_on(player: Player, back_to: int, go_back: Callable[[Player, TableVersion, int], None]) -> None:
-    """
-    Check that what went back and got the rest of the input again is what it was at the end.
-    """
+    """Check that what went back and got the rest of the input again is what it was at the end."""
     player.play()
     after = list(player.after)
     player.finish()
@@ -121,9 +107,7 @@ def check_goes_on(player: Player, back_to: int, go_back: Callable[[Player, Table
 )
 @given(case=cases(), back_to=st.integers(0, 10**6), fan_in=st.integers(2, 6))
 def test_a_rewound_store_goes_on_as_it_went(case: Case, back_to: int, fan_in: int) -> None:
-    """
-    With the input after that version again, states, timers, holds, dead letters and counts are what they were.
-    """
+    """With the input after that version again, states, timers, holds, dead letters and counts are what they were."""
     check_goes_on(Player(case, fan_in), back_to, Player.rewind)
 
 
@@ -132,9 +116,7 @@ def test_a_rewound_store_goes_on_as_it_went(case: Case, back_to: int, fan_in: in
 )
 @given(case=cases(), back_to=st.integers(0, 10**6), fan_in=st.integers(2, 6))
 def test_a_fork_goes_on_as_its_parent_went(case: Case, back_to: int, fan_in: int) -> None:
-    """
-    With the input after that version, whatever the parent's collectors have deleted since.
-    """
+    """With the input after that version, whatever the parent's collectors have deleted since."""
     check_goes_on(Player(case, fan_in), back_to, Player.fork)
 
 
@@ -143,9 +125,7 @@ def test_a_fork_goes_on_as_its_parent_went(case: Case, back_to: int, fan_in: int
 )
 @given(case=cases(), back_to=st.integers(0, 10**6))
 def test_a_rewind_can_be_rewound(case: Case, back_to: int) -> None:
-    """
-    The versions that it undid stay readable, and are what they were.
-    """
+    """The versions that it undid stay readable, and are what they were."""
     player = Player(case, fan_in=3)
     player.play()
     last, wall_us = player.after[-1]

@@ -1,6 +1,4 @@
-"""
-The reader's rule against a model, and round trips of row files.
-"""
+"""The reader's rule against a model, and round trips of row files."""
 
 from __future__ import annotations
 
@@ -12,17 +10,10 @@ from hypothesis import strategies as st
 
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.rows.files import (
-    MERGE_COLUMNS,
-    IpcRowFormat,
-    ParquetRowFormat,
-    RowFormat,
-    combine_updates,
-    merge_updates,
-    read_row_files,
-    write_row_file,
-)
+from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
+from millpond.statestore.rows.row_format import IpcRowFormat, ParquetRowFormat, RowFormat
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
 from millpond.testing.fixtures.row_updates import merged_rows, row_histories, row_updates
 
@@ -30,9 +21,7 @@ _TIME_COLUMNS = {"hold", "at", "output_at"}
 
 
 def micros(table: pa.Table) -> list[dict[str, Any]]:
-    """
-    The rows as dicts with times as integers, in the columns' common order.
-    """
+    """The rows as dicts with times as integers, in the columns' common order."""
     schema = pa.schema([(field.name, _with_int_times(field.type)) for field in table.schema])
     names = sorted(table.column_names)
     return list(table.cast(schema).select(names).to_pylist())
@@ -54,9 +43,7 @@ def sorted_items(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @given(row_histories())
 def test_merge_is_the_rule(updates: list[dict[str, Any]]) -> None:
-    """
-    Merged rows equal the model's, in any order of the updates, sorted by key.
-    """
+    """Merged rows equal the model's, in any order of the updates, sorted by key."""
     merged = merge_updates(row_updates(updates))
 
     assert sorted_items(merged_rows(updates)) == micros(merged)
@@ -64,9 +51,7 @@ def test_merge_is_the_rule(updates: list[dict[str, Any]]) -> None:
 
 @given(row_histories(), st.integers(1, 5))
 def test_combining_in_parts_is_combining_at_once(updates: list[dict[str, Any]], cut: int) -> None:
-    """
-    Compacting the older part and then everything equals compacting everything at once.
-    """
+    """Compacting the older part and then everything equals compacting everything at once."""
     names = [*MERGE_COLUMNS, "record_ids", "productions"]
     older = row_updates([update for update in updates if update["sequencer"] < cut]).select(names)
     newer = row_updates([update for update in updates if update["sequencer"] >= cut]).select(names)
@@ -78,9 +63,7 @@ def test_combining_in_parts_is_combining_at_once(updates: list[dict[str, Any]], 
 
 @given(row_histories(), st.sampled_from([ParquetRowFormat(), IpcRowFormat()]), st.booleans())
 def test_files_give_back_rows(updates: list[dict[str, Any]], row_format: RowFormat, chunked: bool) -> None:
-    """
-    Reading a file returns the rows as written, with every column and in order.
-    """
+    """Reading a file returns the rows as written, with every column and in order."""
     latest = {update["key"]: update for update in updates} or {"k": {"key": "k"}}
     table = row_updates(latest[key] for key in sorted(latest))
     if chunked:
@@ -109,9 +92,7 @@ def test_files_give_back_rows(updates: list[dict[str, Any]], row_format: RowForm
 def test_selection_is_a_filter(
     updates: list[dict[str, Any]], keys: set[str] | None, bounds: tuple[str, str | None] | None
 ) -> None:
-    """
-    Reading by keys and interval returns exactly the updates that a filter selects.
-    """
+    """Reading by keys and interval returns exactly the updates that a filter selects."""
     objects = MemoryObjects()
     interval = None if bounds is None else Interval("c", *bounds)
     paths = []

@@ -1,6 +1,4 @@
-"""
-The snapshot against a model of plain dictionaries, applied incrementally and loaded.
-"""
+"""The snapshot against a model of plain dictionaries, applied incrementally and loaded."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ _commits = st.lists(
 
 
 def _write(commits: list[tuple[bool, list[Action]]]) -> tuple[Log, list[bytes]]:
-    """
-    A log of Millpond's sealed and chained commits, and of other engines' commits.
-    """
+    """A log of Millpond's sealed and chained commits, and of other engines' commits."""
     log, previous, files = Log(MemoryObjects()), "", []
     for version, (ours, actions) in enumerate(commits):
         info = CommitInfo(operation="x", timestamp_ms=0, millpond={"previous": previous} if ours else None)
@@ -61,9 +57,7 @@ def _facts(snapshot: Snapshot) -> tuple[object, ...]:
 
 @given(_commits)
 def test_applying_equals_the_model_and_loading(commits: list[tuple[bool, list[Action]]]) -> None:
-    """
-    At every version the applied snapshot, the loaded one and the model are equal.
-    """
+    """At every version the applied snapshot, the loaded one and the model are equal."""
     log, files = _write(commits)
     applied = Snapshot()
     live: dict[str, Add] = {}
@@ -90,9 +84,7 @@ def test_applying_equals_the_model_and_loading(commits: list[tuple[bool, list[Ac
 def test_every_file_of_a_computation_is_in_some_interval(
     commits: list[tuple[bool, list[Action]]], cut: str
 ) -> None:
-    """
-    Intervals that cover all keys cover all files, whichever engine wrote them.
-    """
+    """Intervals that cover all keys cover all files, whichever engine wrote them."""
     log, _files = _write(commits)
     snapshot = load(log)
     for computation in snapshot.computations:
@@ -103,9 +95,7 @@ def test_every_file_of_a_computation_is_in_some_interval(
 
 @given(st.text(max_size=20), st.text(max_size=20), st.dictionaries(st.text(max_size=5), st.text(max_size=5)))
 def test_any_text_survives_the_commit_file(path: str, value: str, tags: dict[str, str]) -> None:
-    """
-    Paths, values and tags round-trip through a commit file.
-    """
+    """Paths, values and tags round-trip through a commit file."""
     add = Add(
         path=path, size_bytes=1, partition_values={"computation": value}, modification_time_ms=0, tags=tags
     )
@@ -115,9 +105,7 @@ def test_any_text_survives_the_commit_file(path: str, value: str, tags: dict[str
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_actions_or_a_data_error(data: bytes) -> None:
-    """
-    On arbitrary bytes the decoder returns actions or raises DataError.
-    """
+    """On arbitrary bytes the decoder returns actions or raises DataError."""
     try:
         actions = decode(data, "f")
     except DataError:
@@ -127,9 +115,7 @@ def test_arbitrary_bytes_are_actions_or_a_data_error(data: bytes) -> None:
 
 @given(st.data())
 def test_damage_of_a_chained_log_is_never_silent(data: st.DataObject) -> None:
-    """
-    After a change of any byte of any commit but the last, loading raises or returns the same.
-    """
+    """After a change of any byte of any commit but the last, loading raises or returns the same."""
     commits = data.draw(st.lists(st.lists(_adds(), min_size=1, max_size=3), min_size=2, max_size=5))
     log, files = _write([(True, list(adds)) for adds in commits])
     before = _facts(load(log))

@@ -1,6 +1,4 @@
-"""
-Splits and merges while a pipeline runs change no answer, whatever it computes and wherever it restarts.
-"""
+"""Splits and merges while a pipeline runs change no answer, whatever it computes and wherever it restarts."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ from millpond.testing.fixtures.pipelines import Case, cases
 
 
 class Player(CasePlayer):
-    """
-    Plays a case twice over, so that every record comes again; cuts keys after the steps that it is told.
-    """
+    """Plays a case twice over, so that every record comes again; cuts keys after the steps that it is told."""
 
     def __init__(self, case: Case, fan_in: int) -> None:
         compaction = CompactionPolicy(fan_in=fan_in, files_max=fan_in + 2)
@@ -53,9 +49,7 @@ class Player(CasePlayer):
             coordinator.recut(cut)
 
     def rows(self) -> dict[str, dict[str, tuple[Any, ...]]]:
-        """
-        The rows that readers see, without sequencers and commit numbers, which legitimately differ.
-        """
+        """The rows that readers see, without sequencers and commit numbers, which legitimately differ."""
         return {
             name: {
                 row["key"]: (
@@ -87,9 +81,7 @@ class Player(CasePlayer):
     fan_in=st.integers(2, 6),
 )
 def test_cuts_change_no_answer(case: Case, cuts: list[int], restarts: frozenset[int], fan_in: int) -> None:
-    """
-    States, timers, holds, dead letters and counts are those of a run whose keys are never cut; the store is sound.
-    """
+    """States, timers, holds, dead letters and counts are those of a run whose keys are never cut; the store is sound."""
     whole, cut = Player(case, fan_in), Player(case, fan_in)
 
     whole.play()
@@ -105,9 +97,7 @@ def test_cuts_change_no_answer(case: Case, cuts: list[int], restarts: frozenset[
 )
 @given(case=cases(), cuts=st.lists(st.integers(0, 10**6), min_size=4, max_size=12))
 def test_each_key_lies_in_one_interval(case: Case, cuts: list[int]) -> None:
-    """
-    After any sequence of cuts the live intervals of a computation follow each other, from the first key to the last.
-    """
+    """After any sequence of cuts the live intervals of a computation follow each other, from the first key to the last."""
     player = Player(case, 3)
 
     player.play(cuts)

@@ -1,6 +1,4 @@
-"""
-Records in the order of time: the answer is that of a plain sort and scan, however the input is cut and disordered.
-"""
+"""Records in the order of time: the answer is that of a plain sort and scan, however the input is cut and disordered."""
 
 from __future__ import annotations
 
@@ -33,14 +31,10 @@ TAGS = ("", "x")
 
 
 class Journal(Computation):
-    """
-    Does what its records say, and keeps everything in the order in which it saw it.
-    """
+    """Does what its records say, and keeps everything in the order in which it saw it."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Note the record, then set a timer, delete one, or fail.
-        """
+        """Note the record, then set a timer, delete one, or fail."""
         action, tag, delay = record.value["action"]
         if action == "fail":
             raise ValueError(record.at)
@@ -53,30 +47,23 @@ class Journal(Computation):
             context.delete_timer(tag)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Note the timer; one called x starts another.
-        """
+        """Note the timer; one called x starts another."""
         context.state.set([*context.state.get([]), ["timer", timer.tag, timer.at, context.watermark]])
         if timer.tag == "x":
             context.set_timer(timer.at + 5, "")
 
 
 class BatchJournal(Journal):
-    """
-    The same by a hook that takes several records at once.
-    """
+    """The same by a hook that takes several records at once."""
 
     def process_records(self, context: Context, records: Records) -> None:
-        """
-        Take the records one after the other.
-        """
+        """Take the records one after the other."""
         for record in records:
             self.process_record(context, record)
 
 
 def scan(rows: Sequence[Row]) -> Journals:
-    """
-    The oracle: all rows sorted by time, and timers looked for before each of them.
+    """The oracle: all rows sorted by time, and timers looked for before each of them.
 
     It knows neither bundles nor watermarks nor stores. Of rows of one time the left come first, then those that
     came first.
@@ -114,9 +101,7 @@ def _fire(timers: dict[str, int], until: int | None, seen: list[list[Any]]) -> N
 
 
 def pipeline_of(computation: Computation, streams: Sequence[str]) -> EnginePipeline:
-    """
-    The computation on these streams, out of order by `BOUND`.
-    """
+    """The computation on these streams, out of order by `BOUND`."""
     pipeline = EnginePipeline("sorted")
     for stream in streams:
         pipeline.inject(stream, key="k", at="t", id="id", watermark=BoundedDisorder(BOUND))
@@ -126,9 +111,7 @@ def pipeline_of(computation: Computation, streams: Sequence[str]) -> EnginePipel
 
 
 def journals_of(store: Store) -> Journals:
-    """
-    What each key saw.
-    """
+    """What each key saw."""
     rows = store.rows_view("journal").to_arrow().to_pylist()
     return {row["key"]: orjson.loads(row["state"]) for row in rows if row["state"] is not None}
 
@@ -148,9 +131,7 @@ arrivals = st.lists(
 
 
 def arrived(drawn: Sequence[tuple[str, str, int, int, Any]], streams: Sequence[str]) -> list[Row]:
-    """
-    Rows in an order of arrival in which none comes more than `BOUND` after its time; those of one time keep theirs.
-    """
+    """Rows in an order of arrival in which none comes more than `BOUND` after its time; those of one time keep theirs."""
     late_by = {(stream, at): delay for stream, _, at, delay, _ in drawn}
     ordered = sorted(drawn, key=lambda one: one[2] + late_by[one[0], one[2]])
     return [
@@ -161,9 +142,7 @@ def arrived(drawn: Sequence[tuple[str, str, int, int, Any]], streams: Sequence[s
 
 
 def cut(rows: Sequence[Row], sizes: Sequence[int]) -> list[list[Row]]:
-    """
-    Rows in pieces of these sizes, again and again.
-    """
+    """Rows in pieces of these sizes, again and again."""
     pieces, rest = list[list[Row]](), list(rows)
     while rest:
         size = sizes[len(pieces) % len(sizes)]
@@ -179,9 +158,7 @@ def streamed(
     restarts: set[int],
     streams: Sequence[str],
 ) -> Journals:
-    """
-    The journals after the rows came in pieces, with a restart after some of them, and some pieces coming twice.
-    """
+    """The journals after the rows came in pieces, with a restart after some of them, and some pieces coming twice."""
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     runner = LocalRunner(store, clock=clock, progress=False, intervals=2, dead_letter_limit=None)
@@ -215,9 +192,7 @@ sizes = st.lists(st.integers(1, 12), min_size=1, max_size=3)
 def test_a_stream_in_any_pieces_is_sorted_and_scanned(
     drawn: list[Any], pieces: list[int], restarts: set[int], is_batch: bool
 ) -> None:
-    """
-    Records, timers and failures come as in a sort and scan of the whole, whatever the pieces, restarts and repetitions.
-    """
+    """Records, timers and failures come as in a sort and scan of the whole, whatever the pieces, restarts and repetitions."""
     rows = arrived(drawn, STREAMS[:1])
 
     journal = streamed(BatchJournal() if is_batch else Journal(), rows, pieces, restarts, STREAMS[:1])
@@ -228,9 +203,7 @@ def test_a_stream_in_any_pieces_is_sorted_and_scanned(
 @settings(max_examples=60, deadline=None)
 @given(arrivals, sizes, st.sets(st.integers(1, 12), max_size=2))
 def test_two_streams_are_one_order(drawn: list[Any], pieces: list[int], restarts: set[int]) -> None:
-    """
-    Records of two streams come in one order, and of one time first those of the stream that is named first.
-    """
+    """Records of two streams come in one order, and of one time first those of the stream that is named first."""
     rows = arrived(drawn, STREAMS)
 
     assert streamed(Journal(), rows, pieces, restarts, STREAMS) == scan(rows)
@@ -239,9 +212,7 @@ def test_two_streams_are_one_order(drawn: list[Any], pieces: list[int], restarts
 @settings(max_examples=60, deadline=None)
 @given(arrivals, st.integers(1, 9))
 def test_a_bounded_run_gives_the_same(drawn: list[Any], piece: int) -> None:
-    """
-    Bounded input gives what the stream gives, in pieces of any size, in whatever order it lies there.
-    """
+    """Bounded input gives what the stream gives, in pieces of any size, in whatever order it lies there."""
     rows = arrived(drawn, STREAMS)
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
@@ -255,9 +226,7 @@ def test_a_bounded_run_gives_the_same(drawn: list[Any], piece: int) -> None:
 
 
 def test_the_streams_have_their_order() -> None:
-    """
-    The oracle's order of streams is that in which the computation subscribes to them.
-    """
+    """The oracle's order of streams is that in which the computation subscribes to them."""
     topology = pipeline_of(Journal(), STREAMS).check()
 
     assert [topology.computations["journal"].rank(stream) for stream in STREAMS] == [0, 1]

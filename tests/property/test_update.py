@@ -1,6 +1,4 @@
-"""
-Updates of a running pipeline change nothing that stopping and starting with the same pipelines would not.
-"""
+"""Updates of a running pipeline change nothing that stopping and starting with the same pipelines would not."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ _NAMES = tuple(f"c{number}" for number in range(4))
 
 
 class Player(CasePlayer):
-    """
-    Plays a case twice over, and changes its computations after the steps that it is told.
+    """Plays a case twice over, and changes its computations after the steps that it is told.
 
     Args:
         case: the first pipeline, and its input.
@@ -71,9 +68,7 @@ class Player(CasePlayer):
                 self.open()
 
     def rows(self) -> dict[str, dict[str, tuple[Any, ...]]]:
-        """
-        The rows that readers see, without sequencers and commit numbers, which legitimately differ.
-        """
+        """The rows that readers see, without sequencers and commit numbers, which legitimately differ."""
         return {
             name: {
                 row["key"]: (
@@ -97,8 +92,7 @@ class Player(CasePlayer):
 )
 @given(case=cases(), changes=st.dictionaries(st.integers(0, 7), graphs(), min_size=1, max_size=4))
 def test_an_update_is_a_restart_without_the_restart(case: Case, changes: dict[int, Graph]) -> None:
-    """
-    States, timers, holds, dead letters, counts and watermarks are those of a run that is stopped and started with
+    """States, timers, holds, dead letters, counts and watermarks are those of a run that is stopped and started with
     each of the pipelines; both refuse the same ones; the store is sound.
     """
     updated, restarted = Player(case, has_updates=True), Player(case, has_updates=False)

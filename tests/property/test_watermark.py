@@ -1,6 +1,4 @@
-"""
-Low watermarks over generated topologies, cycles included, against a slow oracle and a slow pipeline.
-"""
+"""Low watermarks over generated topologies, cycles included, against a slow oracle and a slow pipeline."""
 
 from __future__ import annotations
 
@@ -29,8 +27,7 @@ TIMES = st.integers(min_value=0, max_value=60)
 
 @st.composite
 def topologies(draw, *, with_feedback: bool = False) -> Topology:
-    """
-    Up to five computations; each consumes an injected stream and any productions, its own too.
+    """Up to five computations; each consumes an injected stream and any productions, its own too.
 
     Those outside cycles may have horizons: they produce below their input, and lag behind it.
 
@@ -66,9 +63,7 @@ def topologies(draw, *, with_feedback: bool = False) -> Topology:
 
 
 def _declare_feedback(draw: st.DrawFn, topology: Topology) -> Topology:
-    """
-    The same pipeline, some of whose streams are declared a feedback where they may be.
-    """
+    """The same pipeline, some of whose streams are declared a feedback where they may be."""
     pipeline = EnginePipeline("p")
     for stream in topology.injectors:
         pipeline.inject(stream, key="k", at="t")
@@ -90,9 +85,7 @@ def _declare_feedback(draw: st.DrawFn, topology: Topology) -> Topology:
 
 
 def after(topology: Topology, name: str) -> set[str]:
-    """
-    The computations into which the productions of ``name`` flow, and ``name``: each produces to its own name.
-    """
+    """The computations into which the productions of ``name`` flow, and ``name``: each produces to its own name."""
     known = {name}
     while True:
         more = {
@@ -106,9 +99,7 @@ def after(topology: Topology, name: str) -> set[str]:
 
 
 class Oracle:
-    """
-    The same equations, solved by descending from the top to a fixpoint.
-    """
+    """The same equations, solved by descending from the top to a fixpoint."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -149,9 +140,7 @@ class Oracle:
 
 @given(st.data(), topologies(with_feedback=True))
 def test_it_equals_a_slow_fixpoint_and_never_falls(data, topology):
-    """
-    After any events, lawful or not, each watermark is the highest fixpoint so far.
-    """
+    """After any events, lawful or not, each watermark is the highest fixpoint so far."""
     authority, oracle = WatermarkAuthority(topology), Oracle(topology)
     assert TIME_MAX_US not in oracle.raw().values(), "nothing would hold a watermark before the first record"
     names = list(topology.computations)
@@ -180,9 +169,7 @@ def test_it_equals_a_slow_fixpoint_and_never_falls(data, topology):
 
 
 class SlowPipeline:
-    """
-    A pipeline of records without code: what each record produces is drawn.
-    """
+    """A pipeline of records without code: what each record produces is drawn."""
 
     def __init__(self, data: st.DataObject, topology: Topology) -> None:
         self.data = data
@@ -194,9 +181,7 @@ class SlowPipeline:
         self.budget = 60
 
     def superstep(self, injected: list[tuple[str, int]]) -> None:
-        """
-        Deliver everything, fire due timers, then report to the authority, as a commit does.
-        """
+        """Deliver everything, fire due timers, then report to the authority, as a commit does."""
         delivered, self.undelivered = [*injected, *self.undelivered], []
         watermarks = self.authority.input_watermarks()
         self.owed = {name: list(timers) for name, timers in self.timers.items()}
@@ -236,9 +221,7 @@ class SlowPipeline:
 
 @given(st.data(), topologies())
 def test_no_record_is_late_unless_its_source_was(data, topology):
-    """
-    While injectors keep their promises, no watermark passes a production, hold or future record.
-    """
+    """While injectors keep their promises, no watermark passes a production, hold or future record."""
     pipeline = SlowPipeline(data, topology)
     watermarks = dict.fromkeys(topology.injectors, 0)
     for _ in range(data.draw(st.integers(1, 8))):
@@ -254,9 +237,7 @@ def test_no_record_is_late_unless_its_source_was(data, topology):
 
 @given(st.data(), topologies(with_feedback=True))
 def test_everything_drains_where_no_cycle_holds_itself(data, topology):
-    """
-    Once the inputs have ended, every timer fires that holds its own time, or an earlier one and is in no cycle.
-    """
+    """Once the inputs have ended, every timer fires that holds its own time, or an earlier one and is in no cycle."""
     pipeline = SlowPipeline(data, topology)
     for name, node in topology.computations.items():
         at = data.draw(st.none() | TIMES)
@@ -275,9 +256,7 @@ def test_everything_drains_where_no_cycle_holds_itself(data, topology):
 
 
 class Asking(Computation):
-    """
-    Requests percentile watermarks.
-    """
+    """Requests percentile watermarks."""
 
     percentiles = (50, 90, 99)
 
@@ -286,26 +265,20 @@ PERCENTILES = (100.0, 99.0, 90.0, 50.0)
 
 
 def asking(topology: Topology) -> Topology:
-    """
-    The same topology, with computations that request percentiles.
-    """
+    """The same topology, with computations that request percentiles."""
     nodes = {name: replace(node, computation=Asking()) for name, node in topology.computations.items()}
     return replace(topology, computations=nodes)
 
 
 def some_marks(data: st.DataObject, oldest: int) -> dict[float, int]:
-    """
-    The oldest times without a share of the keys, as tasks report them: never below the oldest.
-    """
+    """The oldest times without a share of the keys, as tasks report them: never below the oldest."""
     ahead = sorted(data.draw(st.lists(st.integers(0, 30), min_size=3, max_size=3)))
     return {percentile: oldest + step for percentile, step in zip(PERCENTILES[1:], ahead, strict=True)}
 
 
 @given(st.data(), topologies())
 def test_percentiles_are_ordered_never_fall_and_survive_a_restart(data, topology):
-    """
-    After any events, a lower percentile's watermark is not behind a higher one's, and 100 is the low watermark.
-    """
+    """After any events, a lower percentile's watermark is not behind a higher one's, and 100 is the low watermark."""
     topology = asking(topology)
     clock = ManualClock(0)
     time, exact = PipelineWatermarks(topology, clock), WatermarkAuthority(topology)

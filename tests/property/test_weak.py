@@ -1,6 +1,4 @@
-"""
-Weak productions under every timing: whatever is late and wherever it restarts, each record counts once.
-"""
+"""Weak productions under every timing: whatever is late and wherever it restarts, each record counts once."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ ENDS = st.sampled_from(["goes on", "stops", "is killed", "is killed before the c
 
 
 class JumpingClock(ManualClock):
-    """
-    A clock of which two consecutive reads may be up to two seconds apart.
-    """
+    """A clock of which two consecutive reads may be up to two seconds apart."""
 
     def __init__(self, jumps_ms: list[int]) -> None:
         super().__init__()
@@ -38,26 +34,20 @@ class JumpingClock(ManualClock):
         self._looks = 0
 
     def monotonic_us(self) -> int:
-        """
-        The last time plus the next jump of the list.
-        """
+        """The last time plus the next jump of the list."""
         self._looks += 1
         self.advance_ms(self._jumps_ms[self._looks % len(self._jumps_ms)])
         return super().monotonic_us()
 
 
 class Spread(Computation):
-    """
-    Produces each record twice, under other keys.
-    """
+    """Produces each record twice, under other keys."""
 
     def __init__(self, output: str) -> None:
         self.output = output
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Produce the record twice.
-        """
+        """Produce the record twice."""
         n = record.value["n"]
         for part in ("x", "y"):
             context.produce(
@@ -66,21 +56,15 @@ class Spread(Computation):
 
 
 class Keep(Computation):
-    """
-    Keeps every record that reaches it, so that loss and repetition show.
-    """
+    """Keeps every record that reaches it, so that loss and repetition show."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Append the record.
-        """
+        """Append the record."""
         context.state.set([*context.state.get([]), f"{record.value['n']}{record.value['path']}"])
 
 
 def pipeline(modes: tuple[str, str, str]) -> EnginePipeline:
-    """
-    ``in`` → ``a`` → ``b`` → ``c``, and ``d`` that takes from both ``a`` and ``b``.
-    """
+    """``in`` → ``a`` → ``b`` → ``c``, and ``d`` that takes from both ``a`` and ``b``."""
     made = EnginePipeline("p")
     made.inject("in", key="k", at="t", id="n")
     for name, source, mode in zip("abc", ("in", "a", "b"), modes, strict=True):
@@ -91,9 +75,7 @@ def pipeline(modes: tuple[str, str, str]) -> EnginePipeline:
 
 
 def expected(count: int, *depths: int) -> Counter[str]:
-    """
-    What must be kept of ``count`` records after the given numbers of spreads.
-    """
+    """What must be kept of ``count`` records after the given numbers of spreads."""
     counts: Counter[str] = Counter()
     for depth in depths:
         paths = [""]
@@ -104,9 +86,7 @@ def expected(count: int, *depths: int) -> Counter[str]:
 
 
 class Pond:
-    """
-    A store in memory, and consecutive runs on it.
-    """
+    """A store in memory, and consecutive runs on it."""
 
     def __init__(self, made: EnginePipeline, jumps_ms: list[int], intervals: int) -> None:
         self.made = made
@@ -117,15 +97,11 @@ class Pond:
         self.intervals = intervals
 
     def store(self) -> Store:
-        """
-        The store, reopened.
-        """
+        """The store, reopened."""
         return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
 
     def start(self) -> LocalRun:
-        """
-        A stepping run.
-        """
+        """A stepping run."""
         runner = LocalRunner(
             self.store(),
             clock=self.clock,
@@ -139,9 +115,7 @@ class Pond:
         return runner.start(self.made, stepping=True)
 
     def kept(self, computation: str) -> Counter[str]:
-        """
-        All records that any key has kept.
-        """
+        """All records that any key has kept."""
         with self.store() as store:
             return Counter(
                 load
@@ -160,9 +134,7 @@ class Pond:
 def test_each_record_counts_once_whatever_is_late(
     modes: tuple[str, str, str], jumps_ms: list[int], ends: list[str], intervals: int
 ) -> None:
-    """
-    With any mix of modes, any late production, and restarts and kills after any step, no record is lost or repeated.
-    """
+    """With any mix of modes, any late production, and restarts and kills after any step, no record is lost or repeated."""
     pond = Pond(pipeline(modes), jumps_ms, intervals)
     run = pond.start()
     run.inject_durably("in", row(0))
@@ -180,16 +152,12 @@ def test_each_record_counts_once_whatever_is_late(
 
 
 def row(number: int) -> list[dict[str, object]]:
-    """
-    The record with this number.
-    """
+    """The record with this number."""
     return [{"k": f"k{number}", "t": number, "n": number}]
 
 
 def step(pond: Pond, run: LocalRun, number: int, end: str) -> LocalRun:
-    """
-    Inject a record, run one superstep, and end the process as asked; its publisher repeats unacknowledged records.
-    """
+    """Inject a record, run one superstep, and end the process as asked; its publisher repeats unacknowledged records."""
     run.inject("in", row(number))
     try:
         run.step()

@@ -1,5 +1,4 @@
-"""
-Windows against an oracle without an engine: the same panes everywhere (I6 to I8; R20 to R22).
+"""Windows against an oracle without an engine: the same panes everywhere (I6 to I8; R20 to R22).
 
 ``MILLPOND_ORACLE_EXAMPLES=20000`` sets the number of examples of each test; a plain run of the tests has few.
 """
@@ -60,18 +59,14 @@ Shown = tuple[list[list[OraclePane]], int]
 
 
 def kept_by(specs: Iterable[WindowSpec]) -> set[int]:
-    """
-    The percentiles that a pipeline of these steps maintains.
-    """
+    """The percentiles that a pipeline of these steps maintains."""
     return set[int]().union(*(percentiles_of(spec.trigger) for spec in specs))
 
 
 def by_oracle(
     spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int] | None = None, *, by_ingress: bool = False
 ) -> Shown:
-    """
-    The oracle's output.
-    """
+    """The oracle's output."""
     phases = phases_of(spec, {arrival.key for arrival in fed(moves)})
     oracle, shown = WindowOracle(spec, kept=kept, phases=phases, by_ingress=by_ingress), []
     for move in [*moves, Move("watermark", TIME_MAX_US)]:
@@ -94,9 +89,7 @@ def by_oracle(
 def by_run(
     run: LocalWindowRun | SparkWindowRun, specs: Sequence[WindowSpec], moves: Sequence[Move]
 ) -> list[Shown]:
-    """
-    A runner's output, step by step.
-    """
+    """A runner's output, step by step."""
     shown: list[list[list[OraclePane]]] = [[] for _ in specs]
     kept = kept_by(specs)
     for move in [*moves, Move("watermark", None)]:
@@ -126,9 +119,7 @@ Standing = Counter[tuple[str, tuple[int, int], tuple[int, ...]]]
 
 
 def net(panes: Iterable[OraclePane]) -> Standing:
-    """
-    The panes that stand after all retractions; only an emitted pane may be retracted.
-    """
+    """The panes that stand after all retractions; only an emitted pane may be retracted."""
     standing: Standing = Counter()
     for pane in panes:
         standing[(pane.key, pane.window, pane.values)] += -1 if pane.is_retraction else 1
@@ -137,9 +128,7 @@ def net(panes: Iterable[OraclePane]) -> Standing:
 
 
 def last(panes: Iterable[OraclePane]) -> Standing:
-    """
-    The last pane of each window.
-    """
+    """The last pane of each window."""
     newest: dict[tuple[str, tuple[int, int]], OraclePane] = {}
     for pane in panes:
         identity = (pane.key, pane.window)
@@ -149,44 +138,34 @@ def last(panes: Iterable[OraclePane]) -> Standing:
 
 
 def grouped(window_fn: tuple[Any, ...], arrivals: Sequence[Arrival]) -> Standing:
-    """
-    All elements in their final windows, as a batch would compute them.
-    """
+    """All elements in their final windows, as a batch would compute them."""
     spec = WindowSpec(window_fn=window_fn, trigger=("Default",))
     shown, _ = by_oracle(spec, [Move("feed", arrivals)])
     return last(shown[-1])
 
 
 def played(spec: WindowSpec, moves: Sequence[Move], row_format: RowFormat) -> list[OraclePane]:
-    """
-    All panes of the local runner.
-    """
+    """All panes of the local runner."""
     [(shown, dropped)] = by_run(LocalWindowRun([spec], row_format=row_format), [spec], moves)
     assert dropped == 0
     return [pane for panes in shown for pane in panes]
 
 
 def fed(moves: Sequence[Move]) -> list[Arrival]:
-    """
-    All elements of a script.
-    """
+    """All elements of a script."""
     return [arrival for move in moves if move.kind == "feed" for arrival in move.argument]
 
 
 @st.composite
 def cases(draw: st.DrawFn, *, steps: int, moves_max: int) -> tuple[Scene, list[WindowSpec], list[Move]]:
-    """
-    A scene, steps, and a script whose input is cut into random pieces.
-    """
+    """A scene, steps, and a script whose input is cut into random pieces."""
     scene = draw(scenes())
     specs = draw(st.lists(window_specs(scene), min_size=1 if steps < _SPARK_STEPS else steps, max_size=steps))
     return scene, specs, cut(draw, draw(scripts(scene=scene, moves_max=moves_max)))
 
 
 def between_times(shown: Shown, moves: Sequence[Move]) -> Shown:
-    """
-    The panes of consecutive pieces of the input together, sorted.
-    """
+    """The panes of consecutive pieces of the input together, sorted."""
     merged: list[list[OraclePane]] = []
     before = ""
     for move, panes in zip([*moves, Move("end")], shown[0], strict=True):
@@ -199,8 +178,7 @@ def between_times(shown: Shown, moves: Sequence[Move]) -> Shown:
 
 
 def told(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int], *, by_ingress: bool) -> Shown:
-    """
-    What the oracle says of an input in pieces, which it sees whole if triggers are asked after each element.
+    """What the oracle says of an input in pieces, which it sees whole if triggers are asked after each element.
 
     Arrival itself moves time. Elements that are moved to another time see that, and so do triggers that wait from the
     first element on: their pieces are not the same as the whole.
@@ -217,9 +195,7 @@ def told(spec: WindowSpec, moves: Sequence[Move], kept: Iterable[int], *, by_ing
 def test_the_local_runner_shows_what_the_oracle_shows_however_the_input_is_cut(
     case: tuple[Scene, list[WindowSpec], list[Move]], row_format: RowFormat
 ) -> None:
-    """
-    With calendar, unaligned and shifted windows, or by time of arrival, panes are those of the uncut input.
-    """
+    """With calendar, unaligned and shifted windows, or by time of arrival, panes are those of the uncut input."""
     scene, specs, moves = case
     kept = kept_by(specs)
     expected = [told(spec, moves, kept, by_ingress=scene.by_ingress) for spec in specs]
@@ -235,9 +211,7 @@ def test_the_local_runner_shows_what_the_oracle_shows_however_the_input_is_cut(
 def test_the_local_runner_shows_what_the_oracle_shows(
     specs: list[WindowSpec], moves: list[Move], row_format: RowFormat
 ) -> None:
-    """
-    After every move the panes have the oracle's values, indices, timings and times, and drops are equal.
-    """
+    """After every move the panes have the oracle's values, indices, timings and times, and drops are equal."""
     kept = kept_by(specs)
     expected = [by_oracle(spec, moves, kept) for spec in specs]
 
@@ -260,9 +234,7 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
     row_format: RowFormat,
     data: st.DataObject,
 ) -> None:
-    """
-    For any order and any bundles, the standing panes are those of a batch.
-    """
+    """For any order and any bundles, the standing panes are those of a batch."""
     spec = WindowSpec(window_fn=window_fn, trigger=trigger, mode="retracting", lateness=_FOREVER_US)
     shuffled = shuffle(moves, data)
     expected = grouped(window_fn, fed(moves))
@@ -277,9 +249,7 @@ def test_final_values_do_not_depend_on_the_order_of_arrival(
 def test_panes_less_retractions_are_the_last_panes(
     window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move], row_format: RowFormat
 ) -> None:
-    """
-    Each window's panes and retractions add up to its last pane; merged windows add up to nothing.
-    """
+    """Each window's panes and retractions add up to its last pane; merged windows add up to nothing."""
     panes = played(
         WindowSpec(window_fn=window_fn, trigger=trigger, mode="retracting", lateness=_FOREVER_US),
         moves,
@@ -302,9 +272,7 @@ def test_panes_less_retractions_are_the_last_panes(
 def test_discarding_panes_add_up_to_the_accumulated_one(
     window_fn: tuple[Any, ...], trigger: TriggerSpec, moves: list[Move], row_format: RowFormat
 ) -> None:
-    """
-    A window's discarding panes together equal its last accumulating pane.
-    """
+    """A window's discarding panes together equal its last accumulating pane."""
     modes = [
         WindowSpec(window_fn=window_fn, trigger=trigger, mode=mode, lateness=_FOREVER_US)
         for mode in ("discarding", "accumulating")
@@ -329,9 +297,7 @@ def test_discarding_panes_add_up_to_the_accumulated_one(
 def test_spark_shows_what_the_oracle_shows(
     case: tuple[Scene, list[WindowSpec], list[Move]], spark: SparkSession
 ) -> None:
-    """
-    Many generated steps in one run on Spark emit the oracle's panes and drops between moves of time.
-    """
+    """Many generated steps in one run on Spark emit the oracle's panes and drops between moves of time."""
     scene, specs, moves = case
     kept = kept_by(specs)
     expected = [told(spec, moves, kept, by_ingress=scene.by_ingress) for spec in specs]
@@ -341,9 +307,7 @@ def test_spark_shows_what_the_oracle_shows(
 
 
 def shuffle(moves: Sequence[Move], data: st.DataObject) -> list[Move]:
-    """
-    The same elements and the same advances of time, in another order and in other bundles.
-    """
+    """The same elements and the same advances of time, in another order and in other bundles."""
     elements = data.draw(st.permutations(fed(moves)))
     shuffled: list[Move] = []
     for move in [*moves, Move("feed", ())]:

@@ -1,6 +1,4 @@
-"""
-Invariants of windows for any order and bundles of elements, and on a real runner.
-"""
+"""Invariants of windows for any order and bundles of elements, and on a real runner."""
 
 from __future__ import annotations
 
@@ -66,9 +64,7 @@ _BUNDLES = st.lists(
 
 
 class _Key:
-    """
-    A key's windows under a slow, obvious engine: state through JSON, timers in order.
-    """
+    """A key's windows under a slow, obvious engine: state through JSON, timers in order."""
 
     def __init__(self, strategy: WindowingStrategy, combine: Any) -> None:
         self.strategy, self.combine = strategy, combine
@@ -138,9 +134,7 @@ def _strategy(
 def test_nothing_is_left_at_the_end(
     window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]], lateness: int
 ) -> None:
-    """
-    When the watermark has passed all windows, the key has no state.
-    """
+    """When the watermark has passed all windows, the key has no state."""
     key = _play(_strategy(window_fn, trigger, Accumulation.DISCARDING, lateness), bundles, ToList())
 
     assert key.state is None
@@ -150,9 +144,7 @@ def test_nothing_is_left_at_the_end(
 def test_indices_count_the_panes(
     window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
-    """
-    The panes of each window have the indices 0, 1, 2 …, and so do those that are not early.
-    """
+    """The panes of each window have the indices 0, 1, 2 …, and so do those that are not early."""
     key = _play(_strategy(window_fn, trigger, Accumulation.ACCUMULATING), bundles, ToList())
     for window in {value.window for value in key.shown}:
         panes = [value.pane for value in key.shown if value.window == window]
@@ -167,9 +159,7 @@ def test_indices_count_the_panes(
 def test_discarded_panes_add_up_to_what_is_accumulated(
     size: int, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
-    """
-    A window's discarding panes contain each of its elements once.
-    """
+    """A window's discarding panes contain each of its elements once."""
     key = _play(_strategy(FixedWindows(size), trigger, Accumulation.DISCARDING), bundles, ToList())
     shown = Counter(element for value in key.shown for element in value.value)
 
@@ -180,9 +170,7 @@ def test_discarded_panes_add_up_to_what_is_accumulated(
 def test_panes_and_retractions_sum_to_the_last_panes(
     window_fn: WindowFn, trigger: Trigger, bundles: list[tuple[list[int], int]]
 ) -> None:
-    """
-    Emitted less retracted values equal the sum of each window's elements, merged or not.
-    """
+    """Emitted less retracted values equal the sum of each window's elements, merged or not."""
     key = _play(_strategy(window_fn, trigger, Accumulation.RETRACTING), bundles, Sum())
     net = sum(-value.value if value.pane.is_retraction else value.value for value in key.shown)
     windows = [len(window_fn.assign(Element(value=0, at=at, key="k"))) * at for t, _ in bundles for at in t]
@@ -194,9 +182,7 @@ def test_panes_and_retractions_sum_to_the_last_panes(
 def test_final_values_do_not_depend_on_the_order_of_arrival(
     window_fn: WindowFn, times: list[int], data: st.DataObject
 ) -> None:
-    """
-    With the default trigger, the last panes are the same for every order and every split into bundles.
-    """
+    """With the default trigger, the last panes are the same for every order and every split into bundles."""
     strategy = _strategy(window_fn, Default(), Accumulation.ACCUMULATING)
     shuffled = data.draw(st.permutations(times))
     one_by_one = _play(strategy, [([at], 0) for at in shuffled], Sum())
@@ -230,9 +216,7 @@ def test_the_local_runner_shows_what_a_slow_engine_shows(
     restart: bool,
     asked: Asked,
 ) -> None:
-    """
-    State, timers and holds of the real engine give the panes of a slow, obvious one.
-    """
+    """State, timers and holds of the real engine give the panes of a slow, obvious one."""
     strategy = WindowingStrategy(
         window_fn=window_fn,
         trigger=trigger,

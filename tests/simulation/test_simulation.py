@@ -1,6 +1,4 @@
-"""
-The simulator: its seeds keep every promise, are reproducible, and find planted violations.
-"""
+"""The simulator: its seeds keep every promise, are reproducible, and find planted violations."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ _SEED_COUNT = int(os.environ.get("SIMULATED_SEEDS", "8"))
 
 
 class Canary(Bank):
-    """
-    A workload whose promise cannot hold.
-    """
+    """A workload whose promise cannot hold."""
 
     def check_end(self, end: End) -> None:
         """Whatever was sent, it was too much."""
@@ -54,9 +50,7 @@ class Canary(Bank):
 
 @pytest.mark.parametrize("seed", range(_SEED_COUNT))
 def test_every_promise_holds(seed: int) -> None:
-    """
-    A seed with its own faults ends without a violation, and has committed supersteps.
-    """
+    """A seed with its own faults ends without a violation, and has committed supersteps."""
     outcome = simulate(seed, Bank)
 
     assert outcome.violation == ""
@@ -65,16 +59,12 @@ def test_every_promise_holds(seed: int) -> None:
 
 @pytest.mark.parametrize("scenario", saved_scenarios(_SEEDS), ids=lambda scenario: str(scenario.seed))
 def test_what_once_failed_holds(scenario: Scenario) -> None:
-    """
-    A seed that once found a bug ends without a violation.
-    """
+    """A seed that once found a bug ends without a violation."""
     assert play(scenario, Bank).violation == ""
 
 
 def test_same_seed_same_run() -> None:
-    """
-    The same seed gives the same run event by event, in this process and in another.
-    """
+    """The same seed gives the same run event by event, in this process and in another."""
     scenario = Scenario(seed=3, steps=120, kinds=("second_owner", "crash", "reply_lost", "message_delayed"))
     command = scenario.command("", "").split()[1:]
     completed = subprocess.run(
@@ -93,9 +83,7 @@ def test_same_seed_same_run() -> None:
 
 
 def test_a_hundred_seeds_are_the_same_in_another_process() -> None:
-    """
-    A hundred seeds, with their own faults, give the same runs in another process.
-    """
+    """A hundred seeds, with their own faults, give the same runs in another process."""
     program = (
         "from millpond.testing.simulation.bank import Bank\n"
         "from millpond.testing.simulation.simulation import simulate\n"
@@ -115,9 +103,7 @@ def test_a_hundred_seeds_are_the_same_in_another_process() -> None:
 
 
 def test_other_seeds_are_other_runs() -> None:
-    """
-    Different seeds have different traces.
-    """
+    """Different seeds have different traces."""
     hashes = {simulate(seed, Bank, steps=20, kinds=[]).trace_hash for seed in range(3)}
 
     assert len(hashes) == 3
@@ -125,9 +111,7 @@ def test_other_seeds_are_other_runs() -> None:
 
 @pytest.mark.parametrize("scenario", deaths_at(FAILPOINTS, variants=5), ids=lambda scenario: scenario.seed)
 def test_a_death_at_each_failpoint(scenario: Scenario) -> None:
-    """
-    Every promise holds when a process dies at any one failpoint, with five seeds each.
-    """
+    """Every promise holds when a process dies at any one failpoint, with five seeds each."""
     outcome = play(scenario, Bank)
 
     assert outcome.violation == ""
@@ -136,9 +120,7 @@ def test_a_death_at_each_failpoint(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("scenario", pairs_of_deaths(FAILPOINTS)[7::193], ids=lambda s: "+".join(s.deaths))
 def test_deaths_at_two_failpoints(scenario: Scenario) -> None:
-    """
-    Every promise holds when a process dies at one failpoint and its successor at another.
-    """
+    """Every promise holds when a process dies at one failpoint and its successor at another."""
     outcome = play(scenario, Bank)
 
     assert outcome.violation == ""
@@ -146,9 +128,7 @@ def test_deaths_at_two_failpoints(scenario: Scenario) -> None:
 
 
 def test_a_standby_of_the_living_does_not_wait_for_ever() -> None:
-    """
-    A standby of a live owner is stopped after a while, and an endless turn is a violation.
-    """
+    """A standby of a live owner is stopped after a while, and an endless turn is a violation."""
     world = World(1, [])
     waiting = SimulatedProcess(world, "standby", Bank().pipeline, _SETTINGS, on_held="wait")
     owner = SimulatedProcess(world, "owner", Bank().pipeline, _SETTINGS)
@@ -162,9 +142,7 @@ def test_a_standby_of_the_living_does_not_wait_for_ever() -> None:
 
 
 def test_the_canary_dies() -> None:
-    """
-    A promise that cannot hold is reported with the seed, the trace and its last events.
-    """
+    """A promise that cannot hold is reported with the seed, the trace and its last events."""
     outcome = simulate(1, Canary, steps=20, kinds=[])
 
     assert outcome.promise == "I0"
@@ -176,9 +154,7 @@ class TestCommand:
     """The command line."""
 
     def test_it_counts_what_passed(self, tmp_path: Path) -> None:
-        """
-        The last line has the numbers of passed and failed seeds, and the report agrees.
-        """
+        """The last line has the numbers of passed and failed seeds, and the report agrees."""
         report = tmp_path / "report.json"
         result = CliRunner().invoke(
             main, ["--seeds", "2", "--steps", "20", "--workers", "1", "--json", str(report)]
@@ -190,9 +166,7 @@ class TestCommand:
         assert '"passed": 2' in report.read_text()
 
     def test_a_violation_is_one_line_with_the_command_to_see_it_again(self, tmp_path: Path) -> None:
-        """
-        A failing seed gives a line with its command, a file, and exit code 1.
-        """
+        """A failing seed gives a line with its command, a file, and exit code 1."""
         workload = f"{__name__}:Canary"
         arguments = ["--seeds", "1", "--steps", "10", "--faults", "none", "--workload", workload]
         result = CliRunner().invoke(main, [*arguments, "--workers", "1", "--save", str(tmp_path)])
@@ -203,9 +177,7 @@ class TestCommand:
         assert saved_scenarios(tmp_path) == [Scenario(seed=0, steps=10, kinds=())]
 
     def test_an_unreached_failpoint_is_no_pass(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """
-        A scenario with an unreached failpoint is reported by name, and neither passes nor fails.
-        """
+        """A scenario with an unreached failpoint is reported by name, and neither passes nor fails."""
         outcome = SimulationOutcome(seed="deaths-a-b", deaths_left=("b",))
         tally = Tally()
         tally.add(outcome)
@@ -223,9 +195,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("arguments", [["--faults", "rain"], ["--workload", "json:loads"]])
     def test_it_refuses_what_it_does_not_know(self, arguments: list[str]) -> None:
-        """
-        An unknown kind of fault, or an invalid workload, is an error that names it.
-        """
+        """An unknown kind of fault, or an invalid workload, is an error that names it."""
         result = CliRunner().invoke(main, ["--seed", "1", *arguments])
 
         assert result.exit_code == 1
@@ -233,9 +203,7 @@ class TestCommand:
 
 
 def test_run_all_keeps_the_order() -> None:
-    """
-    Outcomes come in the order of the scenarios, even from several processes.
-    """
+    """Outcomes come in the order of the scenarios, even from several processes."""
     scenarios = [Scenario(seed=seed, steps=3, kinds=()) for seed in range(3)]
 
     assert [outcome.seed for outcome in run_all(scenarios, workers=2)] == [0, 1, 2]

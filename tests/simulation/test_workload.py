@@ -1,6 +1,4 @@
-"""
-A user's workload: a correct one passes, an incorrect one is detected.
-"""
+"""A user's workload: a correct one passes, an incorrect one is detected."""
 
 from __future__ import annotations
 
@@ -14,29 +12,21 @@ from millpond.testing.simulation.workload import End, Workload
 
 
 class CountClicks(mp.Computation):
-    """
-    Counts in the state.
-    """
+    """Counts in the state."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Add one to the state.
-        """
+        """Add one to the state."""
         context.state.set({"count": context.state.get({"count": 0})["count"] + 1})
 
 
 class CountInMemory(mp.Computation):
-    """
-    Counts in memory, which is lost with the process.
-    """
+    """Counts in memory, which is lost with the process."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Add one to this process's count.
-        """
+        """Add one to this process's count."""
         self.counts[context.key] = self.counts.get(context.key, 0) + 1
         context.state.set({"count": self.counts[context.key]})
 
@@ -66,17 +56,13 @@ class Clicks(Workload):
 
 
 class ForgetfulClicks(Clicks):
-    """
-    The same workload with the counter in memory.
-    """
+    """The same workload with the counter in memory."""
 
     computation = CountInMemory
 
 
 def test_a_sound_pipeline_passes() -> None:
-    """
-    A computation that keeps its data in the state passes under every fault.
-    """
+    """A computation that keeps its data in the state passes under every fault."""
     for seed in range(4):
         outcome = simulate(seed, Clicks, steps=100)
 
@@ -85,9 +71,7 @@ def test_a_sound_pipeline_passes() -> None:
 
 
 def test_a_mistake_is_found() -> None:
-    """
-    A computation that counts in memory is detected by the first crash.
-    """
+    """A computation that counts in memory is detected by the first crash."""
     violations = [
         simulate(seed, ForgetfulClicks, steps=100, kinds=["crash", "restart"]).violation for seed in range(4)
     ]

@@ -1,6 +1,4 @@
-"""
-Every transcript of this folder, on the runners.
-"""
+"""Every transcript of this folder, on the runners."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ _DOCUMENTS = tuple(_documents())
 
 
 def _is_played(document: Any) -> bool:
-    """
-    Whether a document reaches a runner; others are refused before.
-    """
+    """Whether a document reaches a runner; others are refused before."""
     try:
         read_transcript(document).stage()
     except mp.InvalidError:
@@ -57,17 +53,13 @@ def _names(documents: Any) -> set[str]:
 
 @pytest.mark.parametrize("document", _DOCUMENTS)
 def test_on_the_local_runner(document: Any) -> None:
-    """
-    The panes are those of the transcript, or the document is refused with the expected error.
-    """
+    """The panes are those of the transcript, or the document is refused with the expected error."""
     assert failure_of(document, LocalTranscriptRun) is None
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS)
 def test_with_restarts_between_all_steps(document: Any) -> None:
-    """
-    Stopping and starting the runner between all steps changes no pane.
-    """
+    """Stopping and starting the runner between all steps changes no pane."""
     # Each start reads all rows, so they are in Arrow here and in Parquet above.
     opener = partial(LocalTranscriptRun, row_format=IpcRowFormat())
 
@@ -75,9 +67,7 @@ def test_with_restarts_between_all_steps(document: Any) -> None:
 
 
 def test_a_sample_on_spark(spark: SparkSession) -> None:
-    """
-    On Spark, documents that together have every feature emit the same panes, side by side in one run.
-    """
+    """On Spark, documents that together have every feature emit the same panes, side by side in one run."""
     sample = cover(_PLAYED)
 
     assert _failures(sample, spark) == {}
@@ -88,9 +78,7 @@ def test_a_sample_on_spark(spark: SparkSession) -> None:
 @pytest.mark.parametrize("path", _FILES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("restart", [False, True], ids=["through", "restarts"])
 def test_all_on_spark(path: Path, restart: bool, spark: SparkSession) -> None:
-    """
-    On Spark every document emits the same panes, also with a restart between all steps.
-    """
+    """On Spark every document emits the same panes, also with a restart between all steps."""
     assert _failures(list(read_documents([path])), spark, restart=restart) == {}
 
 
@@ -101,16 +89,12 @@ def _failures(documents: list[Any], spark: SparkSession, *, restart: bool = Fals
 
 
 def test_the_sample_has_every_constructor() -> None:
-    """
-    The sample that runs on Spark has each constructor that any document has.
-    """
+    """The sample that runs on Spark has each constructor that any document has."""
     assert _names(cover(_PLAYED)) == _names(_PLAYED)
 
 
 def test_the_documents_have_every_trigger_and_window_function() -> None:
-    """
-    Each public trigger and window function occurs in some document; those that take a function, under an alias.
-    """
+    """Each public trigger and window function occurs in some document; those that take a function, under an alias."""
     public = {
         name
         for name in mp.__all__
@@ -122,9 +106,7 @@ def test_the_documents_have_every_trigger_and_window_function() -> None:
 
 
 def test_every_trigger_merges_and_retracts() -> None:
-    """
-    Each trigger occurs with sessions and with retractions, and each mode with every kind of windows.
-    """
+    """Each trigger occurs with sessions and with retractions, and each mode with every kind of windows."""
     triggers = {
         name for document in _PLAYED for name in constructor_names(document.get("trigger_fn", "Default"))
     }
@@ -144,9 +126,7 @@ def test_every_trigger_merges_and_retracts() -> None:
 
 
 def test_there_are_enough_of_them() -> None:
-    """
-    There are at least 200 transcripts, at least twenty of which must be refused, and names are unique.
-    """
+    """There are at least 200 transcripts, at least twenty of which must be refused, and names are unique."""
     documents = [document.values[0] for document in _DOCUMENTS]
 
     assert len(documents) >= 200

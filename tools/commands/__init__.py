@@ -1,3 +1,1 @@
-"""
-The commands of ``millpond``, one module each.
-"""
+"""The commands of ``millpond``, one module each."""

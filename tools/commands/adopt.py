@@ -1,6 +1,4 @@
-"""
-``millpond adopt``: say what a store is that was moved, copied or restored from a backup.
-"""
+"""``millpond adopt``: say what a store is that was moved, copied or restored from a backup."""
 
 from __future__ import annotations
 
@@ -20,8 +18,6 @@ from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.opening import read_options, store_argument, zookeeper_options
 from millpond.tools.terminal.output import json_option, result_as_json
-
-__all__ = ["adopt"]
 
 _KINDS: Final = ("moved", "copy", "restored")
 
@@ -59,8 +55,7 @@ def adopt(
     *,
     as_json: bool,
 ) -> None:
-    """
-    Say what STORE is, when it is no longer what it was.
+    """Say what STORE is, when it is no longer what it was.
 
     A store that lies elsewhere than it did, or that is older than its sinks, is refused until you say why:
 

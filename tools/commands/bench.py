@@ -1,6 +1,4 @@
-"""
-``millpond bench``: measure a small load on this machine.
-"""
+"""``millpond bench``: measure a small load on this machine."""
 
 from __future__ import annotations
 
@@ -27,8 +25,6 @@ from millpond.tools.terminal.measuring import (
 )
 from millpond.tools.terminal.output import json_option, number_text, print_table, result_as_json
 from millpond.tools.terminal.progress import progress_bar
-
-__all__ = ["bench"]
 
 
 @click.command(
@@ -78,8 +74,7 @@ def bench(
     *,
     as_json: bool,
 ) -> None:
-    """
-    Measure a small load on this machine, with the local runner, in a temporary store that is deleted afterwards.
+    """Measure a small load on this machine, with the local runner, in a temporary store that is deleted afterwards.
 
     Three figures: how many records a second are counted by key from a bounded input; how long a record takes from
     its injection to the second of two computations, after the commit in which the first one produced it; and how long

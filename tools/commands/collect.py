@@ -1,5 +1,4 @@
-"""
-``millpond gc``: collect garbage offline.
+"""``millpond gc``: collect garbage offline.
 
 The module is not called ``gc``, so that it is never confused with CPython's own.
 """
@@ -17,8 +16,6 @@ from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import open_to_write, store_argument, zookeeper_options
 from millpond.tools.terminal.output import json_option, note, print_json, print_table, size_text
 from millpond.tools.terminal.progress import progress_bar
-
-__all__ = ["collect"]
 
 
 @click.command(
@@ -50,8 +47,7 @@ def collect(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """
-    Collect garbage in STORE.
+    """Collect garbage in STORE.
 
     Running pipelines collect their garbage themselves, a little at a time. Use this command for a store
     without a running pipeline. It compacts each interval's files into one (dropping overridden updates,

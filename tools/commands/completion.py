@@ -1,6 +1,4 @@
-"""
-``millpond completion``: the script with which a shell completes the command line.
-"""
+"""``millpond completion``: the script with which a shell completes the command line."""
 
 from __future__ import annotations
 
@@ -12,8 +10,6 @@ from click.shell_completion import get_completion_class
 from millpond.statestore.errors import InternalError
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.output import json_option, result_as_json
-
-__all__ = ["completion"]
 
 _PROGRAM: Final = "millpond"
 _VARIABLE: Final = "_MILLPOND_COMPLETE"
@@ -37,8 +33,7 @@ _FILES: Final = {
 @json_option("One JSON object: the script, and the file that it usually goes into.")
 @click.pass_context
 def completion(context: click.Context, shell: str, *, as_json: bool) -> None:
-    """
-    Print the script with which SHELL completes this command line.
+    """Print the script with which SHELL completes this command line.
 
     Commands, options and their choices are completed, folders where a store is asked for, and the names of
     computations and savepoints out of a store on this machine. Put the script where your shell reads it when it

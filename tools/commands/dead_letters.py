@@ -1,6 +1,4 @@
-"""
-``millpond dead-letters``: what could not be processed; to be shown, retried or dropped.
-"""
+"""``millpond dead-letters``: what could not be processed; to be shown, retried or dropped."""
 
 from __future__ import annotations
 
@@ -32,8 +30,6 @@ from millpond.tools.terminal.opening import (
 )
 from millpond.tools.terminal.output import json_option, note, print_json, print_table
 
-__all__ = ["dead_letters"]
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _VALUE_SHOWN: Final = 60
 """How many characters of a sample's value a table shows."""
@@ -43,9 +39,7 @@ _TIMER: Final = "(timer)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """
-    Letters with one computation, stream and error, as the command prints them.
-    """
+    """Letters with one computation, stream and error, as the command prints them."""
 
     computation: str
     stream: str
@@ -78,9 +72,7 @@ def _selection_options(command: _Command) -> _Command:
 
 
 def _request_options(command: _Command) -> _Command:
-    """
-    What commands take that ask for letters to be retried or dropped.
-    """
+    """What commands take that ask for letters to be retried or dropped."""
     say_all = click.option(
         "--all", "is_all", is_flag=True, help="All letters; needed if nothing else is said."
     )
@@ -120,8 +112,7 @@ def _selection(
     ),
 )
 def dead_letters() -> None:
-    """
-    Show, retry or drop the records and timers that could not be processed.
+    """Show, retry or drop the records and timers that could not be processed.
 
     Each is a letter: a row of the computation `dead_letters`. `list` and `show` only read. `retry` and
     `drop` ask the pipeline that wrote the letters; it honours that in one of its next supersteps or, if it
@@ -158,8 +149,7 @@ def list_(
     timers: bool,
     as_json: bool,
 ) -> None:
-    """
-    Count the dead letters of STORE by computation, stream and error.
+    """Count the dead letters of STORE by computation, stream and error.
 
     The newest letter of each line is its sample: its name, key and value. Letters that no code can get
     again, because they do not have the whole value, are counted as lost.
@@ -193,9 +183,7 @@ def list_(
 def show(
     store: str, storage_options: tuple[str, ...], letter: str, version: str | None, *, as_json: bool
 ) -> None:
-    """
-    Show a LETTER of STORE whole, with its traceback.
-    """
+    """Show a LETTER of STORE whole, with its traceback."""
     with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
         found = list(stored_letters(snapshot, opened.objects, [letter]))
     if not found:
@@ -226,8 +214,7 @@ def show(
 @store_argument
 @_request_options
 def retry(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
-    """
-    Have dead letters of STORE processed once more, after their code was mended.
+    """Have dead letters of STORE processed once more, after their code was mended.
 
     Each goes to the computation that failed, and to no other, with its key, value, event time, stream and
     id, past the ids that it left behind. In the commit that has its effects it leaves the table, so it is
@@ -251,8 +238,7 @@ def retry(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
 @store_argument
 @_request_options
 def drop(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
-    """
-    Have dead letters of STORE deleted.
+    """Have dead letters of STORE deleted.
 
     Their records are not processed. What has gone to consumers of the stream `dead_letters` stays there.
     """
@@ -275,8 +261,7 @@ def withdraw(
     *,
     as_json: bool,
 ) -> None:
-    """
-    Withdraw all requests to retry or drop dead letters of STORE that wait.
+    """Withdraw all requests to retry or drop dead letters of STORE that wait.
 
     What they have done until then stays. It is the way out if a retry ends the pipeline each time it runs.
     """

@@ -1,6 +1,4 @@
-"""
-``millpond diff``: what differs between two stores, such as a replay and its original.
-"""
+"""``millpond diff``: what differs between two stores, such as a replay and its original."""
 
 from __future__ import annotations
 
@@ -15,8 +13,6 @@ from millpond.statestore.store import Store
 from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, store_argument, version_in
 from millpond.tools.terminal.output import json_option, print_json, print_table
-
-__all__ = ["diff"]
 
 _LIMIT: Final = 20
 _DIFFERENT: Final = 1
@@ -80,8 +76,7 @@ def diff(
     *,
     as_json: bool,
 ) -> None:
-    """
-    Compare the keys, states and timers of NEW with those of STORE, and of a replay its sinks as well.
+    """Compare the keys, states and timers of NEW with those of STORE, and of a replay its sinks as well.
 
     Of each row that differs it says whether it is in both (changed), in NEW alone (added) or in STORE alone (missing).
     With --sql the table rows has computation, key, kind, parts, state, other_state, timers and other_timers, where

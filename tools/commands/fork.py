@@ -1,6 +1,4 @@
-"""
-``millpond fork``: a store of its own that begins with a version of another one.
-"""
+"""``millpond fork``: a store of its own that begins with a version of another one."""
 
 from __future__ import annotations
 
@@ -13,8 +11,6 @@ from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, store_argument, version_in, version_option
 from millpond.tools.terminal.output import json_option, result_as_json, size_text
 from millpond.tools.terminal.progress import progress_bar
-
-__all__ = ["fork"]
 
 
 @click.command(
@@ -32,8 +28,7 @@ __all__ = ["fork"]
 def fork(
     store: str, new: str, storage_options: tuple[str, ...], version: str | None, *, as_json: bool
 ) -> None:
-    """
-    Make a store at NEW that begins with a version of STORE: rows, timers, record ids and input positions.
+    """Make a store at NEW that begins with a version of STORE: rows, timers, record ids and input positions.
 
     The pipeline of STORE may run meanwhile. NEW is a store of its own, with leases and versions of its own, which count
     on from those of STORE. On the same disk no row is copied: files have two names then, and each store deletes its own.

@@ -1,6 +1,4 @@
-"""
-``millpond history``: the commits of a store, newest first.
-"""
+"""``millpond history``: the commits of a store, newest first."""
 
 from __future__ import annotations
 
@@ -24,17 +22,13 @@ from millpond.tools.terminal.output import json_option, print_json, print_table,
 from millpond.tools.terminal.positions import ConsumedInput, consumed_inputs
 from millpond.tools.terminal.topologies import print_topologies
 
-__all__ = ["history"]
-
 _COMMITS: Final = 20
 _WRITER_DIGITS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """
-    One commit, as the command prints it.
-    """
+    """One commit, as the command prints it."""
 
     version: int
     at: str | None
@@ -71,8 +65,7 @@ class _Entry:
 def history(
     store: str, storage_options: tuple[str, ...], limit: int, *, of_topology: bool, as_json: bool
 ) -> None:
-    """
-    Show the commits of STORE, newest first.
+    """Show the commits of STORE, newest first.
 
     Every commit makes one table version, and every version can be read: pass its number to `millpond
     rows` or `millpond sql` as --version. A commit is one of: create (the store was created),

@@ -1,6 +1,4 @@
-"""
-``millpond intervals``: the key intervals of a store, their load, and cuts by hand.
-"""
+"""``millpond intervals``: the key intervals of a store, their load, and cuts by hand."""
 
 from __future__ import annotations
 
@@ -29,8 +27,6 @@ from millpond.tools.terminal.opening import (
 )
 from millpond.tools.terminal.output import note, print_json, print_table, size_text
 
-__all__ = ["intervals"]
-
 _COMMITS_MAX: Final = 64
 """How far back reports of the load are looked for: pipelines that balance their load write one every few supersteps."""
 
@@ -39,9 +35,7 @@ _OWNER_DIGITS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """
-    One interval, as the command prints it.
-    """
+    """One interval, as the command prints it."""
 
     computation: str
     low: str
@@ -91,8 +85,7 @@ def intervals(
     *,
     as_json: bool,
 ) -> None:
-    """
-    Show the key intervals of STORE, or ask its pipeline to cut its keys otherwise.
+    """Show the key intervals of STORE, or ask its pipeline to cut its keys otherwise.
 
     For each interval: the row updates and bytes of its own files, and how many files it shares with
     neighbours after a split (they are parted as the pipeline compacts); the milliseconds and records of
@@ -178,9 +171,7 @@ def _entries(store: Store, snapshot: Snapshot) -> list[_Entry]:
 
 
 def _reported(store: Store, snapshot: Snapshot) -> tuple[Mapping[str, Mapping[str, object]], str | None]:
-    """
-    The newest loads by interval, and the writer of the newest superstep.
-    """
+    """The newest loads by interval, and the writer of the newest superstep."""
     loads: dict[str, Mapping[str, object]] = {}
     owner: str | None = None
     for facts in logged_commits(store.log, snapshot.version, _COMMITS_MAX):

@@ -1,6 +1,4 @@
-"""
-``millpond repair``: restore a damaged store to a whole state, as far as its bytes allow.
-"""
+"""``millpond repair``: restore a damaged store to a whole state, as far as its bytes allow."""
 
 from __future__ import annotations
 
@@ -35,8 +33,6 @@ from millpond.tools.terminal.restoring import (
     take_dependents_back,
     undone,
 )
-
-__all__ = ["repair"]
 
 _WHOLE: Final = "the store is whole: there is nothing to repair"
 
@@ -73,8 +69,7 @@ def repair(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """
-    Repair a damaged STORE.
+    """Repair a damaged STORE.
 
     Run `millpond verify` first: it reports the damage. Repair then proceeds in this order: it restores a
     flipped bit where a seal proves the result; it replaces a compaction's output by the files that it was

@@ -1,6 +1,4 @@
-"""
-``millpond replay``: the input of a past run once more, through the same or other code, on a fork.
-"""
+"""``millpond replay``: the input of a past run once more, through the same or other code, on a fork."""
 
 from __future__ import annotations
 
@@ -19,8 +17,6 @@ from millpond.tools.terminal.inputs import input_option, read_frames, read_input
 from millpond.tools.terminal.opening import open_to_read, store_argument, version_in
 from millpond.tools.terminal.output import json_option, result_as_json
 from millpond.tools.terminal.progress import progress_bar
-
-__all__ = ["replay"]
 
 _MIB: Final = 512
 
@@ -73,8 +69,7 @@ def replay(
     as_json: bool,
     **how: Any,
 ) -> None:
-    """
-    Run code over the input that STORE has consumed since a version, in a store of its own at NEW.
+    """Run code over the input that STORE has consumed since a version, in a store of its own at NEW.
 
     STORE is only read, and its sinks are left alone: those of NEW are tables in NEW/sinks, which begin with what STORE
     had delivered by that version. `millpond diff NEW STORE` says what has come out differently.

@@ -1,6 +1,4 @@
-"""
-``millpond rewind``: take a whole store back to one of its versions.
-"""
+"""``millpond rewind``: take a whole store back to one of its versions."""
 
 from __future__ import annotations
 
@@ -40,8 +38,6 @@ from millpond.tools.terminal.restoring import (
     undone,
 )
 
-__all__ = ["rewind"]
-
 
 @click.command(
     cls=TeachingCommand,
@@ -76,8 +72,7 @@ def rewind(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """
-    Take STORE back to an older version: rows, timers, record ids and input positions of all computations together.
+    """Take STORE back to an older version: rows, timers, record ids and input positions of all computations together.
 
     It is a commit like any other: the versions that are undone stay readable, so you can rewind to one of them
     again. Checkpoints of Spark's queries that lie in the store's folder go back with it. The pipelines then read

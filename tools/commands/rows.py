@@ -1,6 +1,4 @@
-"""
-``millpond rows``: the rows of a computation, one per key.
-"""
+"""``millpond rows``: the rows of a computation, one per key."""
 
 from __future__ import annotations
 
@@ -28,8 +26,6 @@ from millpond.tools.terminal.opening import (
     version_option,
 )
 from millpond.tools.terminal.output import json_option, note, print_json, print_table, time_text
-
-__all__ = ["rows"]
 
 _TABLE_ROWS: Final = 100
 _COLUMNS: Final = ("timers", "hold", "superstep")
@@ -71,8 +67,7 @@ def rows(
     *,
     as_json: bool,
 ) -> None:
-    """
-    Show the rows of COMPUTATION in STORE: one per key, sorted by key.
+    """Show the rows of COMPUTATION in STORE: one per key, sorted by key.
 
     A row has the key's state as the computation's codec wrote it (JSON by default), its pending timers,
     the time at which it holds the watermark back (hold), and the superstep that last changed it. Where code
@@ -111,9 +106,7 @@ def rows(
 
 
 def _key_text(view: RowsView, given: str) -> str:
-    """
-    A key as its text: given so, or where the computation has typed keys as a JSON list, or as the only value.
-    """
+    """A key as its text: given so, or where the computation has typed keys as a JSON list, or as the only value."""
     if not view.key_columns or is_typed(given):
         return given
     try:
@@ -142,15 +135,12 @@ def _rows(table: pa.Table, view: RowsView) -> Iterator[dict[str, Any]]:
 
 
 def _typed_names(view: RowsView, source: str) -> list[str]:
-    """
-    The typed columns that are made of the key, or of the state.
-    """
+    """The typed columns that are made of the key, or of the state."""
     return [column.field.name for column in view.shown if column.source == source]
 
 
 def _value_text(value: Any, kind: pa.DataType) -> Any:
-    """
-    A value of a typed column as JSON has it: what JSON has no type for is text, and a map whose keys are no text is a
+    """A value of a typed column as JSON has it: what JSON has no type for is text, and a map whose keys are no text is a
     list of pairs.
     """
     if value is None:
@@ -182,9 +172,7 @@ def _with_numbers(type_: pa.DataType) -> pa.DataType:
 
 
 def _with_times(part: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    A timer, a record id or a production with times as text.
-    """
+    """A timer, a record id or a production with times as text."""
     return {name: time_text(value) if name.endswith("at") else value for name, value in part.items()}
 
 
@@ -199,9 +187,7 @@ def _json_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _id_texts(id_: bytes) -> dict[str, str | None]:
-    """
-    An id as text where it is text, else as base64.
-    """
+    """An id as text where it is text, else as base64."""
     try:
         return {"id": id_.decode(), "id_bytes": None}
     except UnicodeDecodeError:
@@ -229,9 +215,7 @@ def _cells(row: Mapping[str, Any], key: Sequence[str], state: Sequence[str]) -> 
 
 
 def _typed_cell(value: Any) -> str:
-    """
-    A typed value in a table: no number with separators, and a null that can be told from an empty text.
-    """
+    """A typed value in a table: no number with separators, and a null that can be told from an empty text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -1,6 +1,4 @@
-"""
-``millpond run``: run a pipeline of your code on files, to the end of what they have now.
-"""
+"""``millpond run``: run a pipeline of your code on files, to the end of what they have now."""
 
 from __future__ import annotations
 
@@ -34,8 +32,6 @@ from millpond.tools.terminal.output import (
 )
 from millpond.tools.terminal.progress import rows_bar
 
-__all__ = ["run"]
-
 _MIB: Final = 512
 _COUNTS: Final = (
     "injected",
@@ -50,9 +46,7 @@ _COUNTS: Final = (
 
 
 class _Options(TypedDict):
-    """
-    What both runners take.
-    """
+    """What both runners take."""
 
     zookeeper: str | None
     zookeeper_security: ZooKeeperSecurity | None
@@ -65,9 +59,7 @@ class _Options(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """
-    What is to be run, on what.
-    """
+    """What is to be run, on what."""
 
     pipeline: EnginePipeline
     store: str
@@ -136,8 +128,7 @@ def run(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """
-    Run a pipeline of your code on files, until all that they have now is processed.
+    """Run a pipeline of your code on files, until all that they have now is processed.
 
     MODULE:PIPELINE is a `Pipeline`, or a function without arguments that returns one; modules of the current folder
     are found. Each --input is a file or a folder of files in Parquet, JSON (an object per line) or CSV, told by their

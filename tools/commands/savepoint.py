@@ -1,6 +1,4 @@
-"""
-``millpond savepoint``: give a version of a store a name, under which it stays readable.
-"""
+"""``millpond savepoint``: give a version of a store a name, under which it stays readable."""
 
 from __future__ import annotations
 
@@ -19,8 +17,6 @@ from millpond.tools.terminal.opening import (
     zookeeper_options,
 )
 from millpond.tools.terminal.output import json_option, print_json, print_table
-
-__all__ = ["savepoint"]
 
 
 @click.command(
@@ -52,8 +48,7 @@ def savepoint(
     drop: bool,
     as_json: bool,
 ) -> None:
-    """
-    Keep a version of STORE readable under NAME, or list the savepoints of STORE.
+    """Keep a version of STORE readable under NAME, or list the savepoints of STORE.
 
     A version is a consistent picture of the whole pipeline, and can be read for as long as the retention lasts. That
     of a savepoint can be read until it is dropped. It costs the files that have been replaced since, and

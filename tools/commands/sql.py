@@ -1,6 +1,4 @@
-"""
-``millpond sql``: SQL queries over a store, run by DuckDB.
-"""
+"""``millpond sql``: SQL queries over a store, run by DuckDB."""
 
 from __future__ import annotations
 
@@ -17,8 +15,6 @@ from millpond.statestore.view import connect
 from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, snapshot_to_read, store_argument, version_option
 from millpond.tools.terminal.output import print_table
-
-__all__ = ["sql"]
 
 _FORMATS = click.Choice(["table", "json", "csv"])
 
@@ -40,8 +36,7 @@ _FORMATS = click.Choice(["table", "json", "csv"])
 @click.option("--format", "shape", type=_FORMATS, default="table", help="How to print the answer.")
 @click.option("--json", "shape", flag_value="json", help="The same as --format json.")
 def sql(store: str, query: str, storage_options: tuple[str, ...], version: str | None, shape: str) -> None:
-    """
-    Query STORE in SQL (DuckDB's dialect).
+    """Query STORE in SQL (DuckDB's dialect).
 
     Each computation is a table of that name with exactly one row per key: key, state, state_bytes,
     timers, hold, superstep, sequencer, commit_number, record_ids, productions (the undelivered ones). The

@@ -1,5 +1,4 @@
-"""
-``millpond status``: a store's contents and its pipelines' progress.
+"""``millpond status``: a store's contents and its pipelines' progress.
 
 Everything except the code versions comes from the log, so it is right even when the catalog
 is behind, unavailable or lost.
@@ -28,8 +27,6 @@ from millpond.tools.terminal.opening import open_to_read, store_argument
 from millpond.tools.terminal.output import json_option, note, print_json, print_table, size_text, time_text
 from millpond.tools.terminal.positions import ConsumedInput, consumed_inputs
 
-__all__ = ["status"]
-
 _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "productions", "dead_letters")
 
 
@@ -51,8 +48,7 @@ _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "product
 def status(
     store: str, storage_options: tuple[str, ...], catalog: str | None, *, check: bool, as_json: bool
 ) -> None:
-    """
-    Show the contents of STORE and the progress of its pipelines.
+    """Show the contents of STORE and the progress of its pipelines.
 
     For each pipeline: its last superstep, its running totals, and how far its inputs are consumed: batches of Spark, or rows, and
     where that is in the source, such as the row of a file. For each
@@ -141,9 +137,7 @@ def _counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
 
 
 def _dead_letters(store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
-    """
-    The dead letters that the store still has, by computation, with the newest error of each.
-    """
+    """The dead letters that the store still has, by computation, with the newest error of each."""
     if not snapshot.files_in(DEAD_LETTERS):
         return []
     newest = """

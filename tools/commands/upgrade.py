@@ -1,6 +1,4 @@
-"""
-``millpond upgrade``: the states that earlier code wrote, brought up to today's code.
-"""
+"""``millpond upgrade``: the states that earlier code wrote, brought up to today's code."""
 
 from __future__ import annotations
 
@@ -17,8 +15,6 @@ from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import open_to_write, store_argument, zookeeper_options
 from millpond.tools.terminal.output import json_option, note, print_json, print_table
 from millpond.tools.terminal.progress import progress_bar
-
-__all__ = ["upgrade"]
 
 
 @click.command(
@@ -55,8 +51,7 @@ def upgrade(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """
-    Upgrade the rows of STORE whose state was written by code with a lower state_version.
+    """Upgrade the rows of STORE whose state was written by code with a lower state_version.
 
     A running pipeline upgrades a row when its code asks for the row's state. This command does the same for all
     rows that are left, with the upgrade_state of your code, so that the code may forget the earlier versions.

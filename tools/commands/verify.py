@@ -1,6 +1,4 @@
-"""
-``millpond verify``: check that every byte of a store is as it was written.
-"""
+"""``millpond verify``: check that every byte of a store is as it was written."""
 
 from __future__ import annotations
 
@@ -19,8 +17,6 @@ from millpond.tools.terminal.cli_help import Example, TeachingCommand
 from millpond.tools.terminal.opening import open_to_read, read_stored_mark, store_argument, zookeeper_options
 from millpond.tools.terminal.output import json_option, note, number_text, print_json, print_table
 from millpond.tools.terminal.progress import progress_bar
-
-__all__ = ["verify"]
 
 
 @click.command(
@@ -48,8 +44,7 @@ def verify(
     *,
     as_json: bool,
 ) -> None:
-    """
-    Read all of STORE and report damage.
+    """Read all of STORE and report damage.
 
     The command checks every commit file (its seal, that it is built on the commit before it, that fences and
     positions follow the rules), every checkpoint, every live file (its seal and checksums, and that its rows

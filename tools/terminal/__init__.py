@@ -1,3 +1,1 @@
-"""
-What the commands share: their options, opening a store, holding one to restore it, and printing.
-"""
+"""What the commands share: their options, opening a store, holding one to restore it, and printing."""

@@ -1,6 +1,4 @@
-"""
-Pipelines and other objects of the user's code, by ``module:name``; the current folder can be imported from.
-"""
+"""Pipelines and other objects of the user's code, by ``module:name``; the current folder can be imported from."""
 
 from __future__ import annotations
 
@@ -20,14 +18,11 @@ import click
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import InvalidError, did_you_mean
 
-__all__ = ["load_app", "load_function", "load_pipeline", "workers_import_from_here", "wrong_usage"]
-
 _NAMES_SHOWN: Final = 8
 
 
 def load_app(text: str) -> object:
-    """
-    What the user's code calls ``name`` in ``module``.
+    """What the user's code calls ``name`` in ``module``.
 
     Args:
         text: ``module:name``; both may have dots.
@@ -56,8 +51,7 @@ def load_app(text: str) -> object:
 
 
 def load_pipeline(text: str) -> EnginePipeline:
-    """
-    The pipeline that the user's code has under this name, or that its function of this name returns.
+    """The pipeline that the user's code has under this name, or that its function of this name returns.
 
     Args:
         text: ``module:name``.
@@ -76,8 +70,7 @@ def load_pipeline(text: str) -> EnginePipeline:
 
 
 def load_function(text: str) -> Callable[..., Any]:
-    """
-    The function that the user's code has under this name.
+    """The function that the user's code has under this name.
 
     Args:
         text: ``module:name``.
@@ -92,8 +85,7 @@ def load_function(text: str) -> Callable[..., Any]:
 
 
 def call(text: str, function: object) -> object:
-    """
-    What a function of the user's code returns, called without arguments.
+    """What a function of the user's code returns, called without arguments.
 
     Args:
         text: its name, for messages.
@@ -112,18 +104,14 @@ def call(text: str, function: object) -> object:
 
 
 def workers_import_from_here() -> None:
-    """
-    Have Spark's workers on this machine find the modules of the current folder, too; before the session begins.
-    """
+    """Have Spark's workers on this machine find the modules of the current folder, too; before the session begins."""
     known = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *([known] if known else [])])
 
 
 @contextmanager
 def wrong_usage() -> Iterator[None]:
-    """
-    What the user's words got wrong ends the command with exit code 2, as a wrong option does.
-    """
+    """What the user's words got wrong ends the command with exit code 2, as a wrong option does."""
     try:
         yield
     except InvalidError as error:

@@ -1,6 +1,4 @@
-"""
-Base classes of commands: help that ends with examples, and errors as messages instead of tracebacks.
-"""
+"""Base classes of commands: help that ends with examples, and errors as messages instead of tracebacks."""
 
 from __future__ import annotations
 
@@ -12,8 +10,6 @@ from typing import Any, Final, Self
 import click
 
 from millpond.statestore.errors import MillpondError, did_you_mean
-
-__all__ = ["EXIT_CODES", "Example", "TeachingCommand", "TeachingGroup"]
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_CODES: Final[Mapping[int, str]] = MappingProxyType({})
@@ -28,8 +24,7 @@ EXIT_CODES: Final[Mapping[int, str]] = MappingProxyType(
 
 
 class Example(str):
-    """
-    A command line in the help that a test does not run as it is, and why; other examples are plain text.
+    """A command line in the help that a test does not run as it is, and why; other examples are plain text.
 
     Args:
         text: the command line, as it is shown.
@@ -43,9 +38,7 @@ class Example(str):
     exit_code: int
 
     def __new__(cls, text: str, *, not_run: str | None = None, exit_code: int = 0) -> Self:
-        """
-        Make the text, with what is known of it.
-        """
+        """Make the text, with what is known of it."""
         made = super().__new__(cls, text)
         made.not_run = not_run
         made.exit_code = exit_code
@@ -65,8 +58,7 @@ def _write_exit_codes(formatter: click.HelpFormatter, own: Mapping[int, str]) ->
 
 
 class TeachingCommand(click.Command):
-    """
-    A command whose help ends with examples and exit codes.
+    """A command whose help ends with examples and exit codes.
 
     Args:
         examples: complete command lines, shown unchanged at the end of the help; see `Example`.
@@ -85,17 +77,14 @@ class TeachingCommand(click.Command):
         self.exit_codes = exit_codes
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """
-        Write the examples, the exit codes, and what click would.
-        """
+        """Write the examples, the exit codes, and what click would."""
         _write_examples(formatter, self.examples)
         _write_exit_codes(formatter, self.exit_codes)
         super().format_epilog(ctx, formatter)
 
 
 class TeachingGroup(click.Group):
-    """
-    A group of commands that turns a `MillpondError` into a message on standard error and exit code 1.
+    """A group of commands that turns a `MillpondError` into a message on standard error and exit code 1.
 
     Args:
         examples: complete command lines, shown unchanged at the end of the help.
@@ -115,15 +104,11 @@ class TeachingGroup(click.Group):
         self.homes = homes
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """
-        The names of the commands, sorted.
-        """
+        """The names of the commands, sorted."""
         return sorted({*super().list_commands(ctx), *self.homes})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """
-        A command, out of its module.
-        """
+        """A command, out of its module."""
         home = self.homes.get(cmd_name)
         if home is None:
             return super().get_command(ctx, cmd_name)
@@ -133,26 +118,20 @@ class TeachingGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """
-        The command that is meant; of an unknown one, the nearest is told.
-        """
+        """The command that is meant; of an unknown one, the nearest is told."""
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names:
             ctx.fail(f"no such command: {args[0]!r}{did_you_mean(args[0], names)}; --help lists them")
         return super().resolve_command(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """
-        Write the examples, the exit codes, and what click would.
-        """
+        """Write the examples, the exit codes, and what click would."""
         _write_examples(formatter, self.examples)
         _write_exit_codes(formatter, _NO_CODES)
         super().format_epilog(ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """
-        Run the command; a `MillpondError` is reported with its notes and without a traceback.
-        """
+        """Run the command; a `MillpondError` is reported with its notes and without a traceback."""
         try:
             return super().invoke(ctx)
         except MillpondError as error:

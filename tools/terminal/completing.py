@@ -1,6 +1,4 @@
-"""
-What the shell completes: folders as stores, and the names of computations and savepoints out of a store on this machine.
-"""
+"""What the shell completes: folders as stores, and the names of computations and savepoints out of a store on this machine."""
 
 from __future__ import annotations
 
@@ -16,13 +14,9 @@ from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.versions.savepoint import open_savepoints
 
-__all__ = ["complete_computation", "complete_savepoint", "complete_store"]
-
 
 def complete_store(context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """
-    The folders that a store may lie in: the shell lists them itself.
-    """
+    """The folders that a store may lie in: the shell lists them itself."""
     del context, param
     return [CompletionItem(incomplete, type="dir")]
 
@@ -30,9 +24,7 @@ def complete_store(context: click.Context, param: click.Parameter, incomplete: s
 def complete_computation(
     context: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """
-    The computations of which the store has rows.
-    """
+    """The computations of which the store has rows."""
     del param
     snapshot = _snapshot(context)
     return [] if snapshot is None else _beginning(snapshot.computations, incomplete)
@@ -41,9 +33,7 @@ def complete_computation(
 def complete_savepoint(
     context: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """
-    The savepoints of the store.
-    """
+    """The savepoints of the store."""
     del param
     snapshot = _snapshot(context)
     names = () if snapshot is None else [savepoint.name for savepoint in open_savepoints(snapshot.txns)]
@@ -51,9 +41,7 @@ def complete_savepoint(
 
 
 def _snapshot(context: click.Context) -> Snapshot | None:
-    """
-    The newest version of the store that is named on the line; ``None`` where it is not on this machine, or not sound.
-    """
+    """The newest version of the store that is named on the line; ``None`` where it is not on this machine, or not sound."""
     # Where the last option lacks its value yet, click leaves all arguments as they are.
     store = context.params.get("store") or next(iter(context.args), None)
     if not isinstance(store, str) or "://" in store or not Path(store, "rows", "_delta_log").is_dir():

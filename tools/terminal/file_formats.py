@@ -1,6 +1,4 @@
-"""
-The formats of files that rows are read from: how many rows a file has, and its rows in bounded batches.
-"""
+"""The formats of files that rows are read from: how many rows a file has, and its rows in bounded batches."""
 
 from __future__ import annotations
 
@@ -19,8 +17,6 @@ from pyarrow import csv as arrow_csv
 from millpond.executor.pipeline.extract_rows import Rows
 from millpond.statestore.errors import InvalidError
 
-__all__ = ["Csv", "FileFormat", "format_of"]
-
 _SUFFIXES: Final = {
     ".parquet": "parquet",
     ".json": "json",
@@ -33,8 +29,7 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 class FileFormat(ABC):
-    """
-    How rows are read from files of one format.
+    """How rows are read from files of one format.
 
     Attributes:
         name: what Spark calls the format, too.
@@ -44,20 +39,15 @@ class FileFormat(ABC):
 
     @abstractmethod
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
-        """
-        How many rows each file has.
-        """
+        """How many rows each file has."""
 
     @abstractmethod
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
-        """
-        The rows of a file after the first ``start``, in batches of about so many.
-        """
+        """The rows of a file after the first ``start``, in batches of about so many."""
 
 
 def format_of(path: Path, text_columns: Collection[str] = ()) -> FileFormat:
-    """
-    The format of a file, by its suffix.
+    """The format of a file, by its suffix.
 
     Args:
         path: the file.
@@ -82,25 +72,19 @@ def format_of(path: Path, text_columns: Collection[str] = ()) -> FileFormat:
 
 
 class Parquet(FileFormat):
-    """
-    Parquet: pages of one row group at a time.
-    """
+    """Parquet: pages of one row group at a time."""
 
     name = "parquet"
 
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
-        """
-        How many rows each file has, by its footer.
-        """
+        """How many rows each file has, by its footer."""
         from pyarrow import parquet
 
         for path in paths:
             yield int(parquet.read_metadata(path).num_rows)
 
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
-        """
-        The rows after the first ``start``; row groups before them are not read.
-        """
+        """The rows after the first ``start``; row groups before them are not read."""
         from pyarrow import parquet
 
         # Buffered, or each column of a row group would be in memory as a whole.
@@ -118,16 +102,12 @@ class Parquet(FileFormat):
 
 
 class JsonLines(FileFormat):
-    """
-    JSON, an object per line. A line that is none is passed on as text, and becomes a dead letter.
-    """
+    """JSON, an object per line. A line that is none is passed on as text, and becomes a dead letter."""
 
     name = "json"
 
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
-        """
-        How many lines each file has that are not blank.
-        """
+        """How many lines each file has that are not blank."""
         for path in paths:
             with _opened(path) as lines:
                 first = next((line for line in lines if not line.isspace()), None)
@@ -138,9 +118,7 @@ class JsonLines(FileFormat):
                 yield (first is not None) + sum(1 for line in lines if not line.isspace())
 
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
-        """
-        The rows after the first ``start``.
-        """
+        """The rows after the first ``start``."""
         with _opened(path) as lines:
             rest = islice((line for line in lines if not line.isspace()), start, None)
             while batch := list(islice(rest, records_max)):
@@ -159,8 +137,7 @@ def _object(line: bytes) -> Any:
 
 
 class Csv(FileFormat):
-    """
-    CSV with a header. A column is of numbers or truth values if that is so in all files; times stay text, as in JSON.
+    """CSV with a header. A column is of numbers or truth values if that is so in all files; times stay text, as in JSON.
 
     Args:
         text_columns: the columns that are text, whatever is in them.
@@ -173,18 +150,14 @@ class Csv(FileFormat):
         self._types: dict[str, pa.DataType] = {}
 
     def types(self, paths: Sequence[Path]) -> dict[str, pa.DataType]:
-        """
-        The columns of all files, in their order, with their types.
-        """
+        """The columns of all files, in their order, with their types."""
         names = [name for path in paths for name in self._names(path)]
         # Read to their end: then the types are known.
         sum(self.counts(paths))
         return {name: self._types.get(name, pa.string()) for name in names}
 
     def counts(self, paths: Sequence[Path]) -> Iterator[int]:
-        """
-        How many rows each file has. On the way columns are found that are of numbers.
-        """
+        """How many rows each file has. On the way columns are found that are of numbers."""
         kinds: dict[str, list[_Kind]] = {}
         found = list[int]()
         for path in paths:
@@ -199,9 +172,7 @@ class Csv(FileFormat):
         yield from found
 
     def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
-        """
-        The rows after the first ``start``; counted before, so that the columns' types are known.
-        """
+        """The rows after the first ``start``; counted before, so that the columns' types are known."""
         skipped = start
         for batch in self._batches(path):
             passed = min(skipped, batch.num_rows)

@@ -1,6 +1,4 @@
-"""
-The inputs of a run on the command line: files and folders by stream, or a function that returns them.
-"""
+"""The inputs of a run on the command line: files and folders by stream, or a function that returns them."""
 
 from __future__ import annotations
 
@@ -20,15 +18,11 @@ from millpond.tools.terminal.row_files import RowFiles
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["input_option", "read_frames", "read_inputs"]
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def input_option(command: _Command) -> _Command:
-    """
-    Add the options --input and --inputs to a command, as ``inputs`` and ``inputs_of``.
-    """
+    """Add the options --input and --inputs to a command, as ``inputs`` and ``inputs_of``."""
     add_files = click.option(
         "--input",
         "inputs",
@@ -49,8 +43,7 @@ def input_option(command: _Command) -> _Command:
 def read_inputs(
     pipeline: EnginePipeline, given: Iterable[str], function: str | None = None
 ) -> dict[str, RowsLike]:
-    """
-    The inputs for `LocalRunner.run`. Of files only a piece is in memory at a time.
+    """The inputs for `LocalRunner.run`. Of files only a piece is in memory at a time.
 
     Args:
         pipeline: the pipeline, which says which columns of CSV files are text: keys and ids.
@@ -73,8 +66,7 @@ def read_inputs(
 def read_frames(
     pipeline: EnginePipeline, given: Iterable[str], function: str | None, spark: SparkSession
 ) -> dict[str, DataFrame]:
-    """
-    The same inputs for `SparkRunner.run`, as streaming DataFrames: their checkpoints remember which files were read.
+    """The same inputs for `SparkRunner.run`, as streaming DataFrames: their checkpoints remember which files were read.
 
     Args:
         pipeline: the pipeline.
@@ -133,9 +125,7 @@ def _all_given(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_columns(topology: Topology, stream: str) -> frozenset[str]:
-    """
-    The columns that hold keys and ids, and would lose zeros in front of them as numbers.
-    """
+    """The columns that hold keys and ids, and would lose zeros in front of them as numbers."""
     node = topology.injectors[stream]
     keys = [consumer.subscription.key for consumer in topology.consumers_of(stream)]
     return frozenset(name for name in (node.key, node.id, node.member, *keys) if isinstance(name, str))

@@ -1,5 +1,4 @@
-"""
-What this machine does with a small load: records per second, latency, and what a commit costs.
+"""What this machine does with a small load: records per second, latency, and what a commit costs.
 
 All of it is measured through the local runner as users have it, on a store on disk with its own ZooKeeper. Spark
 is not measured. The figures say what is to be expected of a machine and its disk, and are no comparison of engines.
@@ -27,16 +26,6 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import Clock
 from millpond.tools.terminal.progress import Told
 
-__all__ = [
-    "Commits",
-    "Latency",
-    "Machine",
-    "Throughput",
-    "measure_commits",
-    "measure_latency",
-    "measure_throughput",
-]
-
 _BEGIN_US: Final = 1_400_000_000_000_000
 _WARM_UP_SHARE: Final = 0.2
 _WARM_UP_RECORDS: Final = 20_000
@@ -47,8 +36,7 @@ _QUIET_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """
-    What was measured on.
+    """What was measured on.
 
     Attributes:
         processors: how many this process may use.
@@ -62,9 +50,7 @@ class Machine:
 
     @classmethod
     def of_this_process(cls) -> Machine:
-        """
-        The machine that this process runs on.
-        """
+        """The machine that this process runs on."""
         available = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         return cls(
             processors=available,
@@ -75,8 +61,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """
-    A bounded input, counted by key: how fast it went.
+    """A bounded input, counted by key: how fast it went.
 
     Attributes:
         records: how many there were, without those to warm up.
@@ -93,8 +78,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """
-    Records one by one, through two computations: how long it took from injection to the second one, after the commit
+    """Records one by one, through two computations: how long it took from injection to the second one, after the commit
     in which the first one produced.
 
     Attributes:
@@ -114,8 +98,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commits:
-    """
-    Supersteps of a hundred records, one after the other: what each took, and what of that was its commit.
+    """Supersteps of a hundred records, one after the other: what each took, and what of that was its commit.
 
     Attributes:
         commits: how many were measured, without those to warm up.
@@ -133,34 +116,25 @@ class Commits:
 
 
 class _Count(Computation):
-    """
-    Counts a key's records.
-    """
+    """Counts a key's records."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Add one.
-        """
+        """Add one."""
         del record
         context.state.set((context.state.get() or 0) + 1)
 
 
 class _Forward(_Count):
-    """
-    Counts a key's records, and sends each on.
-    """
+    """Counts a key's records, and sends each on."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Add one, and produce.
-        """
+        """Add one, and produce."""
         super().process_record(context, record)
         context.produce("visits", {"city": record.value["city"], "injected_us": record.value["injected_us"]})
 
 
 class _Arrive(_Count):
-    """
-    Counts a key's records, and notes how long each was under way.
+    """Counts a key's records, and notes how long each was under way.
 
     Args:
         clock: the source of time.
@@ -171,17 +145,14 @@ class _Arrive(_Count):
         self.seen: list[tuple[int, int]] = []
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Note, and add one.
-        """
+        """Note, and add one."""
         injected_us = record.value["injected_us"]
         self.seen.append((injected_us, self.clock.monotonic_us() - injected_us))
         super().process_record(context, record)
 
 
 def measure_throughput(store: Store, clock: Clock, *, records: int, keys: int) -> Throughput:
-    """
-    Count the records of a table by key.
+    """Count the records of a table by key.
 
     Args:
         store: an open store.
@@ -205,8 +176,7 @@ def measure_throughput(store: Store, clock: Clock, *, records: int, keys: int) -
 
 
 def measure_latency(store: Store, clock: Clock, *, seconds: float, rate: int, told: Told) -> Latency:
-    """
-    Inject records one by one at an even rate.
+    """Inject records one by one at an even rate.
 
     Args:
         store: an open store.
@@ -244,8 +214,7 @@ def measure_latency(store: Store, clock: Clock, *, seconds: float, rate: int, to
 
 
 def measure_commits(store: Store, clock: Clock, *, commits: int, keys: int, told: Told) -> Commits:
-    """
-    Run supersteps of a hundred records, one after the other.
+    """Run supersteps of a hundred records, one after the other.
 
     Args:
         store: an open store.

@@ -1,5 +1,4 @@
-"""
-Opening a store read-only: no lease, no ZooKeeper server, no writes except a reader's horizon in the catalog.
+"""Opening a store read-only: no lease, no ZooKeeper server, no writes except a reader's horizon in the catalog.
 
 All commands that read take the same arguments for this; `store_argument` adds them.
 """
@@ -24,34 +23,16 @@ from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.tools.terminal.completing import complete_savepoint, complete_store
 from millpond.tools.terminal.output import note
 
-__all__ = [
-    "check_computation",
-    "open_to_read",
-    "open_to_write",
-    "read_options",
-    "read_stored_mark",
-    "snapshot_to_read",
-    "storage_option",
-    "store_argument",
-    "version_in",
-    "version_option",
-    "zookeeper_options",
-]
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def store_argument(command: _Command) -> _Command:
-    """
-    Add the argument STORE and the option --storage-option to a command.
-    """
+    """Add the argument STORE and the option --storage-option to a command."""
     return click.argument("store", shell_complete=complete_store)(storage_option(command))
 
 
 def storage_option(command: _Command) -> _Command:
-    """
-    Add the option --storage-option to a command.
-    """
+    """Add the option --storage-option to a command."""
     return click.option(
         "--storage-option",
         "storage_options",
@@ -62,9 +43,7 @@ def storage_option(command: _Command) -> _Command:
 
 
 def version_option(command: _Command) -> _Command:
-    """
-    Add the option --version, which selects an older table version by its number or its savepoint.
-    """
+    """Add the option --version, which selects an older table version by its number or its savepoint."""
     return click.option(
         "--version",
         "version",
@@ -75,9 +54,7 @@ def version_option(command: _Command) -> _Command:
 
 
 def zookeeper_options(command: _Command) -> _Command:
-    """
-    Add the options --zookeeper and --zookeeper-security, which name the store's ensemble.
-    """
+    """Add the options --zookeeper and --zookeeper-security, which name the store's ensemble."""
     add_hosts = click.option(
         "--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server."
     )
@@ -92,17 +69,14 @@ def zookeeper_options(command: _Command) -> _Command:
 
 
 class _SecurityFile(click.ParamType[ZooKeeperSecurity]):
-    """
-    A file for `ZooKeeperSecurity.from_file`.
-    """
+    """A file for `ZooKeeperSecurity.from_file`."""
 
     name = "file"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> ZooKeeperSecurity:
-        """
-        Read the file.
+        """Read the file.
 
         Raises:
             InvalidError: it cannot be read or understood.
@@ -118,8 +92,7 @@ def open_to_read(
     *,
     check_mark: bool = True,
 ) -> Store:
-    """
-    Open a store read-only.
+    """Open a store read-only.
 
     Args:
         store: its path or URL.
@@ -154,8 +127,7 @@ def open_to_write(
     clock: Clock | None = None,
     rng: Rng | None = None,
 ) -> Store:
-    """
-    Open a store to change it, with what `store_argument` and `zookeeper_options` add to a command.
+    """Open a store to change it, with what `store_argument` and `zookeeper_options` add to a command.
 
     Args:
         store: its path or URL.
@@ -187,8 +159,7 @@ def open_to_write(
 
 
 def read_stored_mark(store: Store) -> Mark | None:
-    """
-    The high-water mark in a store's folder; ``None`` where there is none.
+    """The high-water mark in a store's folder; ``None`` where there is none.
 
     Raises:
         DataError: there are marks of an incarnation that the log does not know.
@@ -200,8 +171,7 @@ def read_stored_mark(store: Store) -> Mark | None:
 
 @contextmanager
 def snapshot_to_read(store: Store, named: str | None) -> Iterator[Snapshot]:
-    """
-    A version, pinned until the block ends; a version that is being collected is read without a pin.
+    """A version, pinned until the block ends; a version that is being collected is read without a pin.
 
     Args:
         store: the store.
@@ -222,8 +192,7 @@ def snapshot_to_read(store: Store, named: str | None) -> Iterator[Snapshot]:
 
 
 def check_computation(snapshot: Snapshot, computation: str) -> None:
-    """
-    Refuse a computation of which a version has no rows.
+    """Refuse a computation of which a version has no rows.
 
     Raises:
         InvalidError: it has none; the nearest name is told.
@@ -237,8 +206,7 @@ def check_computation(snapshot: Snapshot, computation: str) -> None:
 
 
 def version_in(savepoints: Iterable[Savepoint], named: str) -> int:
-    """
-    The version that a number or the name of a savepoint says.
+    """The version that a number or the name of a savepoint says.
 
     Raises:
         InvalidError: there is no savepoint of that name.
@@ -257,8 +225,7 @@ def version_in(savepoints: Iterable[Savepoint], named: str) -> int:
 
 
 def read_options(storage_options: tuple[str, ...]) -> dict[str, str]:
-    """
-    Parse storage options from the command line.
+    """Parse storage options from the command line.
 
     Raises:
         InvalidError: an option has no ``=``.

@@ -1,5 +1,4 @@
-"""
-Output of commands: tables for people, one JSON object per line for programs, times in UTC.
+"""Output of commands: tables for people, one JSON object per line for programs, times in UTC.
 
 Tables fit the terminal; in a pipe or a file they are as wide as their contents, so
 that nothing is cut off.
@@ -22,18 +21,6 @@ from rich.text import Text
 
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
-__all__ = [
-    "is_terminal",
-    "json_option",
-    "note",
-    "number_text",
-    "print_json",
-    "print_table",
-    "result_as_json",
-    "size_text",
-    "time_text",
-]
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _PIPE_WIDTH: Final = 100_000
@@ -42,9 +29,7 @@ _BYTES_PER_STEP: Final = 1024
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """
-    Print a table; numbers are aligned to the right, ``None`` is an empty cell.
-    """
+    """Print a table; numbers are aligned to the right, ``None`` is an empty cell."""
     listed = [tuple(row) for row in rows]
     table = Table(
         title=title or None,
@@ -69,16 +54,13 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
-    """
-    Print one JSON object per line.
-    """
+    """Print one JSON object per line."""
     for value in values:
         click.echo(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def json_option(help_text: str) -> Callable[[_Command], _Command]:
-    """
-    Add the option --json to a command, as ``as_json``.
+    """Add the option --json to a command, as ``as_json``.
 
     Args:
         help_text: what is printed then.
@@ -88,8 +70,7 @@ def json_option(help_text: str) -> Callable[[_Command], _Command]:
 
 @contextmanager
 def result_as_json(as_json: bool) -> Iterator[dict[str, Any]]:
-    """
-    What a command has done, as JSON if that is wanted: then it alone is on standard output, and messages are not.
+    """What a command has done, as JSON if that is wanted: then it alone is on standard output, and messages are not.
 
     Args:
         as_json: whether it is wanted.
@@ -105,23 +86,18 @@ def result_as_json(as_json: bool) -> Iterator[dict[str, Any]]:
 
 
 def is_terminal() -> bool:
-    """
-    Whether standard error is a terminal that can show a line that moves.
-    """
+    """Whether standard error is a terminal that can show a line that moves."""
     console = Console(stderr=True)
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def note(text: str) -> None:
-    """
-    Print a remark to standard error, so that it does not mix with the result in a pipe.
-    """
+    """Print a remark to standard error, so that it does not mix with the result in a pipe."""
     click.echo(text, err=True)
 
 
 def time_text(at_us: int | None) -> str | None:
-    """
-    A time as ISO 8601 text in UTC; the two ends of time have names.
+    """A time as ISO 8601 text in UTC; the two ends of time have names.
 
     Example:
         >>> time_text(1_500_000)
@@ -143,8 +119,7 @@ def time_text(at_us: int | None) -> str | None:
 
 
 def size_text(size_bytes: int) -> str:
-    """
-    A size with a binary unit.
+    """A size with a binary unit.
 
     Example:
         >>> size_text(1_536)
@@ -159,9 +134,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def number_text(number: int) -> str:
-    """
-    A number with thousands separators.
-    """
+    """A number with thousands separators."""
     return f"{number:,}"
 
 

@@ -1,6 +1,4 @@
-"""
-How far the inputs of pipelines are consumed: what the log says, as fields and as text.
-"""
+"""How far the inputs of pipelines are consumed: what the log says, as fields and as text."""
 
 from __future__ import annotations
 
@@ -11,13 +9,10 @@ from dataclasses import dataclass
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE
 from millpond.statestore.app_ids import INPUT_PREFIX, app_id_parts
 
-__all__ = ["ConsumedInput", "consumed_inputs"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumedInput:
-    """
-    How far one source of an input is consumed.
+    """How far one source of an input is consumed.
 
     Attributes:
         pipeline: the pipeline.
@@ -36,9 +31,7 @@ class ConsumedInput:
 
     @property
     def position(self) -> str:
-        """
-        The position in words.
-        """
+        """The position in words."""
         if self.batch < 0:
             return "nothing"
         if self.source == LOCAL_SOURCE:
@@ -47,9 +40,7 @@ class ConsumedInput:
 
     @property
     def place(self) -> str | None:
-        """
-        Where that is, in short: a file and a row, or the offsets of a query's sources.
-        """
+        """Where that is, in short: a file and a row, or the offsets of a query's sources."""
         if self.offsets is None:
             return None
         try:
@@ -62,8 +53,7 @@ class ConsumedInput:
 
 
 def consumed_inputs(txns: Mapping[str, int], offsets: Mapping[str, str]) -> list[ConsumedInput]:
-    """
-    The inputs among the positions of a table, or of one commit.
+    """The inputs among the positions of a table, or of one commit.
 
     Args:
         txns: positions by application id.

@@ -1,6 +1,4 @@
-"""
-Progress bars: on standard error, only in a terminal, and gone when the work is done.
-"""
+"""Progress bars: on standard error, only in a terminal, and gone when the work is done."""
 
 from __future__ import annotations
 
@@ -22,16 +20,13 @@ from millpond.executor.local.row_source import RowSource
 from millpond.executor.pipeline.extract_rows import Rows
 from millpond.tools.terminal.output import is_terminal
 
-__all__ = ["ShownSource", "Told", "progress_bar", "rows_bar", "stages_bar"]
-
 Told: TypeAlias = Callable[[int, int], None]
 """Says how much is done, and of how much."""
 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Told]:
-    """
-    A bar that what is yielded moves; until it is called, only the time passes.
+    """A bar that what is yielded moves; until it is called, only the time passes.
 
     Args:
         what: what is being done.
@@ -43,8 +38,7 @@ def progress_bar(what: str) -> Iterator[Told]:
 
 @contextmanager
 def stages_bar(what: str, stages: Sequence[str]) -> Iterator[Callable[[str, int, int | None], None]]:
-    """
-    A bar for each stage of a work: what is yielded moves that of the stage that it names.
+    """A bar for each stage of a work: what is yielded moves that of the stage that it names.
 
     How much there is of it in the last stage, there was in all of them.
 
@@ -66,9 +60,7 @@ def stages_bar(what: str, stages: Sequence[str]) -> Iterator[Callable[[str, int,
 
 @contextmanager
 def rows_bar() -> Iterator[Callable[[str, RowSource], RowSource]]:
-    """
-    A bar for each source of rows that what is yielded gets: it returns a source that moves its bar as it is read.
-    """
+    """A bar for each source of rows that what is yielded gets: it returns a source that moves its bar as it is read."""
     with _progress(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         yield lambda stream, source: ShownSource(source, stream, bar)
 
@@ -87,8 +79,7 @@ def _progress(*columns: MofNCompleteColumn | TimeRemainingColumn) -> Progress:
 
 
 class ShownSource(RowSource):
-    """
-    A source of rows that shows how far it is read.
+    """A source of rows that shows how far it is read.
 
     Args:
         source: the source.
@@ -106,9 +97,7 @@ class ShownSource(RowSource):
 
     @property
     def count(self) -> int:
-        """
-        How many rows there are.
-        """
+        """How many rows there are."""
         if self._count is None:
             self._bar.update(self._task, description=f"{self._stream}: counting rows")
             self._count = self._source.count
@@ -116,9 +105,7 @@ class ShownSource(RowSource):
         return self._count
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
-        """
-        The rows after the first ``start``, in pieces.
-        """
+        """The rows after the first ``start``, in pieces."""
         read = start
         for count, rows in self._source.pieces(start, records_max):
             if not self._has_consumed:
@@ -127,16 +114,13 @@ class ShownSource(RowSource):
             yield count, rows
 
     def offsets(self, count: int) -> str | None:
-        """
-        Where the first ``count`` rows end; it is asked for as they are consumed.
-        """
+        """Where the first ``count`` rows end; it is asked for as they are consumed."""
         self._has_consumed = True
         self._bar.update(self._task, description=f"{self._stream}: rows consumed", completed=count)
         return self._source.offsets(count)
 
     def check_offsets(self, count: int, stored: str) -> None:
-        """
-        Refuse a source whose first ``count`` rows do not end where they once did.
+        """Refuse a source whose first ``count`` rows do not end where they once did.
 
         Raises:
             InvalidError: rows have come or gone before that place.

@@ -1,6 +1,4 @@
-"""
-What ``millpond repair`` and ``millpond rewind`` share: a store is held, and what depends on it goes back with it.
-"""
+"""What ``millpond repair`` and ``millpond rewind`` share: a store is held, and what depends on it goes back with it."""
 
 from __future__ import annotations
 
@@ -14,7 +12,8 @@ import click
 
 from millpond.executor.repair.plan import RepairPlan
 from millpond.executor.repair.spark_checkpoint import Reached, by_query, rewind_checkpoints
-from millpond.statestore.catalog.catalog import Catalog, default_catalog_url
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import DataError, InvalidError, MillpondError
 from millpond.statestore.identity.lineage import Lineage
@@ -33,20 +32,9 @@ from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.tools.terminal.output import note
 
-__all__ = [
-    "describe_undone",
-    "queries_ahead",
-    "store_leases",
-    "store_mark",
-    "table_to_restore",
-    "take_dependents_back",
-    "undone",
-]
-
 
 def table_to_restore(store: str, options: Mapping[str, str]) -> tuple[str, Objects]:
-    """
-    Where a store lies, and the root of its table.
+    """Where a store lies, and the root of its table.
 
     Raises:
         InvalidError: there is no store at the path.
@@ -63,8 +51,7 @@ def table_to_restore(store: str, options: Mapping[str, str]) -> tuple[str, Objec
 def store_leases(
     root: str, objects: Objects, zookeeper: str | None, security: ZooKeeperSecurity
 ) -> Iterator[ZooKeeperLeases]:
-    """
-    The store's leases and high-water mark; `Store.open` would refuse a damaged store.
+    """The store's leases and high-water mark; `Store.open` would refuse a damaged store.
 
     Raises:
         InvalidError: a store in an object store is named without its ensemble.
@@ -100,8 +87,7 @@ def _lineage(objects: Objects) -> Lineage:
 def store_mark(
     root: str, objects: Objects, options: Mapping[str, str], leases: ZooKeeperLeases
 ) -> Mark | None:
-    """
-    The newest of the high-water marks in ZooKeeper and in the store's folder.
+    """The newest of the high-water marks in ZooKeeper and in the store's folder.
 
     Raises:
         DataError: another incarnation took the place of this store.
@@ -120,9 +106,7 @@ def store_mark(
 
 
 def describe_undone(plan: RepairPlan, root: str) -> None:
-    """
-    Print which supersteps of which pipelines are undone, and from where their inputs are read again.
-    """
+    """Print which supersteps of which pipelines are undone, and from where their inputs are read again."""
     for app_id, (kept, was) in plan.supersteps().items():
         name = unquote(app_id.rpartition("/")[2])
         click.echo(f"pipeline {name}: supersteps {kept + 1} to {was} are undone")
@@ -134,9 +118,7 @@ def describe_undone(plan: RepairPlan, root: str) -> None:
 
 
 def undone(plan: RepairPlan) -> dict[str, Any]:
-    """
-    Which versions, supersteps and input positions a plan undoes, for JSON.
-    """
+    """Which versions, supersteps and input positions a plan undoes, for JSON."""
     supersteps = [
         {"pipeline": unquote(app_id.rpartition("/")[2]), "superstep": kept, "was": was}
         for app_id, (kept, was) in plan.supersteps().items()
@@ -154,8 +136,7 @@ def undone(plan: RepairPlan) -> dict[str, Any]:
 
 
 def queries_ahead(plan: RepairPlan, reached: Mapping[str, Reached]) -> dict[str, int]:
-    """
-    The queries whose checkpoints are ahead of the store after a plan, and the batch that each goes back to.
+    """The queries whose checkpoints are ahead of the store after a plan, and the batch that each goes back to.
 
     Args:
         plan: the plan.
@@ -169,8 +150,7 @@ def queries_ahead(plan: RepairPlan, reached: Mapping[str, Reached]) -> dict[str,
 
 
 def take_dependents_back(plan: RepairPlan, root: str, objects: Objects, ahead: Mapping[str, int]) -> None:
-    """
-    Take Spark's checkpoints back to the store's state, and rebuild the catalog; to repeat it changes nothing.
+    """Take Spark's checkpoints back to the store's state, and rebuild the catalog; to repeat it changes nothing.
 
     Args:
         plan: what was done.

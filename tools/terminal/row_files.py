@@ -1,5 +1,4 @@
-"""
-Rows out of Parquet, JSON and CSV files, of which only a piece is in memory.
+"""Rows out of Parquet, JSON and CSV files, of which only a piece is in memory.
 
 The files of a folder are read in the order of their names, with numbers as numbers, so rows keep their positions
 while files are added behind. Where the consumed rows end is noted with each commit, by file and row; a folder in which
@@ -23,8 +22,6 @@ from millpond.executor.pipeline.extract_rows import Rows, row_count
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.tools.terminal.file_formats import FileFormat, format_of
 
-__all__ = ["RowFiles", "files_in"]
-
 _Read = TypeVar("_Read")
 
 _NUMBER: Final = re.compile(r"(\d+)")
@@ -32,9 +29,7 @@ _NUMBER: Final = re.compile(r"(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """
-    A file, and which rows of all it has.
-    """
+    """A file, and which rows of all it has."""
 
     name: str
     path: Path
@@ -43,8 +38,7 @@ class _File:
 
 
 class RowFiles(RowSource):
-    """
-    The rows of a file, or of the files of a folder.
+    """The rows of a file, or of the files of a folder.
 
     Args:
         path: a file or a folder; in folders below it, too. Names that begin with a dot or an underscore are left out.
@@ -61,14 +55,11 @@ class RowFiles(RowSource):
 
     @property
     def count(self) -> int:
-        """
-        How many rows there were when they were counted; what is appended meanwhile is left for the next run.
-        """
+        """How many rows there were when they were counted; what is appended meanwhile is left for the next run."""
         return self._files[-1].stop if self._files else 0
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
-        """
-        The rows after the first ``start``; a piece ends where a file's columns are others than those of the one before.
+        """The rows after the first ``start``; a piece ends where a file's columns are others than those of the one before.
 
         Raises:
             DataError: a file has fewer rows than when they were counted.
@@ -78,9 +69,7 @@ class RowFiles(RowSource):
         return _gathered(self._parts(start, records_max), records_max)
 
     def offsets(self, count: int) -> str | None:
-        """
-        The file that the row before lies in, its number in that file, and how many files come before.
-        """
+        """The file that the row before lies in, its number in that file, and how many files come before."""
         for number, file in enumerate(self._files):
             if file.start < count <= file.stop:
                 return json.dumps(
@@ -89,8 +78,7 @@ class RowFiles(RowSource):
         return None
 
     def check_offsets(self, count: int, stored: str) -> None:
-        """
-        Refuse a folder in which a file has come, grown or gone before the rows to come.
+        """Refuse a folder in which a file has come, grown or gone before the rows to come.
 
         Raises:
             InvalidError: the row up to which the store has consumed is another one.
@@ -136,8 +124,7 @@ class RowFiles(RowSource):
 
 
 def files_in(path: Path, text_columns: Collection[str] = ()) -> tuple[FileFormat, list[Path]]:
-    """
-    The files at a path in their order, and the format that they have.
+    """The files at a path in their order, and the format that they have.
 
     Raises:
         InvalidError: there is nothing at the path, or files of no known format or of several.
@@ -169,17 +156,13 @@ def files_in(path: Path, text_columns: Collection[str] = ()) -> tuple[FileFormat
 
 
 def _order(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
-    """
-    What names are sorted by: numbers in them as numbers, so that 10 comes after 9.
-    """
+    """What names are sorted by: numbers in them as numbers, so that 10 comes after 9."""
     parts = ((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _NUMBER.split(name) if part)
     return tuple(parts), name
 
 
 def _place(text: str) -> tuple[int, str, int, int] | None:
-    """
-    Where a source stood, of what `RowFiles.offsets` said; ``None`` if another source said it.
-    """
+    """Where a source stood, of what `RowFiles.offsets` said; ``None`` if another source said it."""
     try:
         told = json.loads(text)
         return int(told["rows"]), str(told["file"]), int(told["row"]), int(told["files_before"])
@@ -192,9 +175,7 @@ def _slice(rows: Rows, start: int, count: int) -> Rows:
 
 
 def _gathered(parts: Iterable[Rows], records_max: int) -> Iterator[tuple[int, Rows]]:
-    """
-    Parts put together or cut to pieces of ``records_max``; tables of other columns are not put together.
-    """
+    """Parts put together or cut to pieces of ``records_max``; tables of other columns are not put together."""
     waiting, count = list[Rows](), 0
     for part in parts:
         rest = part
@@ -226,9 +207,7 @@ def _joined(parts: list[Rows]) -> Rows:
 
 
 def _readable(paths: list[Path], read: Iterator[_Read]) -> Iterator[_Read]:
-    """
-    The same, with what Arrow and the system say of a file that cannot be read as errors of ours.
-    """
+    """The same, with what Arrow and the system say of a file that cannot be read as errors of ours."""
     named = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
     try:
         yield from read

@@ -1,6 +1,4 @@
-"""
-The same files as streaming DataFrames of Spark.
-"""
+"""The same files as streaming DataFrames of Spark."""
 
 from __future__ import annotations
 
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["stream_of_files"]
-
 # By its place alone a column would be taken for another one where files have them in another order.
 _OPTIONS: Final = {"csv": {"header": "true", "multiLine": "true", "enforceSchema": "false"}}
 _TYPES: Final[Mapping[pa.DataType, str]] = {
@@ -31,8 +27,7 @@ _TYPES: Final[Mapping[pa.DataType, str]] = {
 
 
 def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str]) -> DataFrame:
-    """
-    A stream of the rows of a file, or of the files of a folder.
+    """A stream of the rows of a file, or of the files of a folder.
 
     Args:
         spark: the session.
@@ -57,9 +52,7 @@ def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str
 
 
 def _schema_of(found: FileFormat, paths: list[Path]) -> str | None:
-    """
-    The columns of CSV files with the types that the local runner gives them; of other formats Spark knows.
-    """
+    """The columns of CSV files with the types that the local runner gives them; of other formats Spark knows."""
     if not isinstance(found, Csv):
         return None
     columns = found.types(paths).items()

@@ -1,6 +1,4 @@
-"""
-Topologies by version, as a table for people or as JSON.
-"""
+"""Topologies by version, as a table for people or as JSON."""
 
 from __future__ import annotations
 
@@ -13,16 +11,13 @@ from millpond.statestore.catalog.topology_change import TopologyChange
 from millpond.statestore.catalog.topology_log import LoggedTopology
 from millpond.tools.terminal.output import print_json, print_table, time_text
 
-__all__ = ["print_topologies"]
-
 _CODE_DIGITS: Final = 8
 _COLUMNS: Final = ("version", "at", "pipeline", "by", "computations", "sinks", "changes")
 _UNKNOWN: Final = "the log does not reach back"
 
 
 def print_topologies(topologies: Iterable[LoggedTopology], *, as_json: bool) -> None:
-    """
-    Print topologies, oldest first.
+    """Print topologies, oldest first.
 
     Args:
         topologies: what the log tells.

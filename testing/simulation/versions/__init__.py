@@ -1,3 +1,1 @@
-"""
-What operators do with the versions of a simulated store: savepoints, forks and rewinds.
-"""
+"""What operators do with the versions of a simulated store: savepoints, forks and rewinds."""

@@ -1,6 +1,4 @@
-"""
-Bookmarks: all that is known outside the engine of a version, for when a store goes back to it.
-"""
+"""Bookmarks: all that is known outside the engine of a version, for when a store goes back to it."""
 
 from __future__ import annotations
 
@@ -14,16 +12,13 @@ from millpond.testing.simulation.workload import RowVersion, Workload
 if TYPE_CHECKING:
     from millpond.testing.simulation.publisher import Published
 
-__all__ = ["Audited", "Bookmark", "Rows"]
-
 Rows = Mapping[str, Mapping[str, RowVersion]]
 """Rows by computation and key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """
-    What the auditor knows of a version.
+    """What the auditor knows of a version.
 
     Attributes:
         version: the version.
@@ -50,9 +45,7 @@ class Audited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bookmark:
-    """
-    A version, with what the auditor, the workload and the publishers knew when it landed.
-    """
+    """A version, with what the auditor, the workload and the publishers knew when it landed."""
 
     audited: Audited
     workload: Workload
@@ -60,15 +53,11 @@ class Bookmark:
 
     @property
     def version(self) -> int:
-        """
-        The version.
-        """
+        """The version."""
         return self.audited.version
 
     @property
     def superstep(self) -> int:
-        """
-        The last superstep of the pipeline, whose productions are undelivered at that version; 0 before the first.
-        """
+        """The last superstep of the pipeline, whose productions are undelivered at that version; 0 before the first."""
         prefix = "millpond/superstep/"
         return max((at for app, at in self.audited.positions.items() if app.startswith(prefix)), default=0)

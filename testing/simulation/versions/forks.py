@@ -1,6 +1,4 @@
-"""
-Forks that live next to their original: each has processes, publishers and an auditor of its own.
-"""
+"""Forks that live next to their original: each has processes, publishers and an auditor of its own."""
 
 from __future__ import annotations
 
@@ -22,16 +20,13 @@ from millpond.testing.simulation.versions.tool import Tool
 from millpond.testing.simulation.violation import must
 from millpond.testing.simulation.world import ROWS, World
 
-__all__ = ["Forks"]
-
 _FORKS_MAX: Final = 2
 _ACTS: Final = 0.5
 _PAUSE: Final = 0.1
 
 
 class Forks:
-    """
-    All forks of a store.
+    """All forks of a store.
 
     Args:
         original: the store.
@@ -48,29 +43,22 @@ class Forks:
 
     @property
     def processes(self) -> int:
-        """
-        How many processes were born to forks.
-        """
+        """How many processes were born to forks."""
         return sum(len(line.processes) for line in self._lines)
 
     def act(self, weights: Mapping[str, float]) -> None:
-        """
-        Let the users of forks act.
-        """
+        """Let the users of forks act."""
         for line in self._lines:
             if self._draw.chance(_ACTS):
                 line.step(weights)
 
     def all_die(self, how: str) -> None:
-        """
-        End all processes of forks.
-        """
+        """End all processes of forks."""
         for line in self._lines:
             line.all_die(how)
 
     def fork(self, bookmark: Bookmark, *, is_kept: Callable[[], bool]) -> None:
-        """
-        Fork the store at a version; the fork goes on from now on.
+        """Fork the store at a version; the fork goes on from now on.
 
         Args:
             bookmark: the version.
@@ -126,8 +114,7 @@ class Forks:
         self._lines.append(line)
 
     def end(self) -> None:
-        """
-        Let all forks drain, and compare them with what was sent to them; then they are removed, or before that their
+        """Let all forks drain, and compare them with what was sent to them; then they are removed, or before that their
         original was.
         """
         if not self.end_first and self._lines:

@@ -1,6 +1,4 @@
-"""
-A tool that an operator runs: a process of one command, on which the faults of its world strike like on any other.
-"""
+"""A tool that an operator runs: a process of one command, on which the faults of its world strike like on any other."""
 
 from __future__ import annotations
 
@@ -17,8 +15,6 @@ from millpond.testing.simulation.disk import DISK_FAULTS, PlannedFault, Simulate
 from millpond.testing.simulation.violation import Violation
 from millpond.testing.simulation.world import FILE_CALL, FOLDER, ROWS, Crash, World
 
-__all__ = ["Tool"]
-
 _Result = TypeVar("_Result")
 
 _STRIKES: Final = 0.25
@@ -28,8 +24,7 @@ _SESSION_MS: Final = 10_000
 
 
 class Tool:
-    """
-    A process that runs one command, and ends.
+    """A process that runs one command, and ends.
 
     Args:
         world: the world it lives in.
@@ -63,9 +58,7 @@ class Tool:
         self._dies_after = draw.number(0, 8) if dies else None
 
     def run(self, command: Callable[[], _Result]) -> _Result | None:
-        """
-        Run the command; what it raises is in `error`, and only broken promises are raised.
-        """
+        """Run the command; what it raises is in `error`, and only broken promises are raised."""
         world = self._world
         world.turns.append(self)
         try:
@@ -85,21 +78,15 @@ class Tool:
 
     @property
     def has_succeeded(self) -> bool:
-        """
-        Whether its command came to its end.
-        """
+        """Whether its command came to its end."""
         return self.error is None and not self.is_dead
 
     def disk(self, name: str) -> SimulatedDisk:
-        """
-        A disk of the world, as this process sees it.
-        """
+        """A disk of the world, as this process sees it."""
         return SimulatedDisk(self._world, self, name)
 
     def store(self) -> Store:
-        """
-        The world's store, as a command opens it.
-        """
+        """The world's store, as a command opens it."""
         disk = self.disk(ROWS)
         return Store(
             disk.url,
@@ -118,24 +105,18 @@ class Tool:
     # -- as the world and its disks see it -------------------------------------------------
 
     def die(self, where: str) -> None:
-        """
-        Die immediately; only within its command.
-        """
+        """Die immediately; only within its command."""
         self.kill(where)
         raise Crash
 
     def kill(self, where: str) -> None:
-        """
-        Be killed from outside; the lease session ends later.
-        """
+        """Be killed from outside; the lease session ends later."""
         if not self.is_dead:
             self.is_dead = True
             self._world.tell(self.name, f"dies {where}")
 
     def maybe_die(self, failpoint: str) -> None:
-        """
-        Die at this failpoint if that was planned.
-        """
+        """Die at this failpoint if that was planned."""
         if self._dies_after is not None:
             self._dies_after -= 1
             if self._dies_after < 0:
@@ -143,16 +124,12 @@ class Tool:
                 self.die(f"at {failpoint}")
 
     def must_live(self) -> None:
-        """
-        End the command of a tool that has died in the meantime.
-        """
+        """End the command of a tool that has died in the meantime."""
         if self.is_dead:
             raise Crash
 
     def next_fault(self, operation: str) -> str | None:
-        """
-        The fault of the current call; ``None`` for none.
-        """
+        """The fault of the current call; ``None`` for none."""
         for planned in self._planned:
             if operation in DISK_FAULTS[planned.kind]:
                 planned.calls_before -= 1
@@ -162,9 +139,7 @@ class Tool:
         return None
 
     def tell_what_is_durable(self) -> None:
-        """
-        Tell no one: a tool takes no records.
-        """
+        """Tell no one: a tool takes no records."""
 
     def _sleep(self, duration_ms: float) -> None:
         self.must_live()

@@ -1,5 +1,4 @@
-"""
-Operators at work on versions: savepoints are made and dropped, and the store is rewound, while all else goes on.
+"""Operators at work on versions: savepoints are made and dropped, and the store is rewound, while all else goes on.
 
 What a version must hold is known from the auditor, who read it as it landed: a savepoint's version is that until it is
 dropped, and after a rewind the store is what it was, with all input since to come again.
@@ -39,8 +38,6 @@ from millpond.testing.simulation.versions.tool import Tool
 from millpond.testing.simulation.violation import must
 from millpond.testing.simulation.world import FOLDER, ROWS
 
-__all__ = ["Versions"]
-
 _BOOKMARK: Final = 0.08
 _BOOKMARKS_MAX: Final = 8
 _MAKE: Final = 0.03
@@ -56,20 +53,15 @@ _TRANSIENT: Final = (ConflictError, FencedError, ObjectExistsError, OutcomeUnkno
 
 
 class Forker(Protocol):
-    """
-    Makes forks.
-    """
+    """Makes forks."""
 
     def fork(self, bookmark: Bookmark, *, is_kept: Callable[[], bool]) -> None:
-        """
-        Fork the store at a version, which must work if it is kept all the while.
-        """
+        """Fork the store at a version, which must work if it is kept all the while."""
         ...
 
 
 class Versions:
-    """
-    Who looks after a store's versions.
+    """Who looks after a store's versions.
 
     Args:
         line: the store and its users.
@@ -91,9 +83,7 @@ class Versions:
             line.meanwhile = lambda: self._act(_WITHIN)
 
     def act(self) -> None:
-        """
-        Perhaps do something; call it while no process is in a turn.
-        """
+        """Perhaps do something; call it while no process is in a turn."""
         self._act(1.0)
         swarm = self._line.world.swarm
         if not swarm.active or not self._bookmarks:
@@ -107,9 +97,7 @@ class Versions:
             self._forker.fork(chosen, is_kept=lambda: self._is_kept(chosen.version))
 
     def check(self) -> None:
-        """
-        Check that each savepoint's version is readable, and what it was.
-        """
+        """Check that each savepoint's version is readable, and what it was."""
         for name, version in sorted(self._savepoints.items()):
             if name not in self._busy:
                 self._line.check_cut(version)
@@ -154,9 +142,7 @@ class Versions:
                 )
 
     def _go_back(self, bookmark: Bookmark) -> None:
-        """
-        What is outside of the store goes back with it, as operators see to.
-        """
+        """What is outside of the store goes back with it, as operators see to."""
         line = self._line
         # Those who have the workload keep it.
         vars(line.workload).update(copy.deepcopy(vars(bookmark.workload)))
@@ -184,9 +170,7 @@ class Versions:
     # -- savepoints ------------------------------------------------------------------------
 
     def _make(self, name: str, version: int | None) -> None:
-        """
-        Make a savepoint, again and again until it is certain whether it is there.
-        """
+        """Make a savepoint, again and again until it is certain whether it is there."""
         self._busy.add(name)
         was_kept = version is None or self._is_kept(version)
         for attempt in range(_TRIES):
@@ -224,9 +208,7 @@ class Versions:
     # -- rewinds ---------------------------------------------------------------------------
 
     def _rewind(self, bookmark: Bookmark) -> None:
-        """
-        Stop what runs, rewind, and run the command again as long as it says or dies.
-        """
+        """Stop what runs, rewind, and run the command again as long as it says or dies."""
         line, draw = self._line, self._draw
         must_work, takes_back = self._is_kept(bookmark.version), draw.chance(0.7)
         rewinds = len(line.auditor.undone)
@@ -262,9 +244,7 @@ class Versions:
                 process.kill("before a rewind")
 
     def _run_rewind(self, tool: Tool, bookmark: Bookmark, *, takes_back: bool) -> None:
-        """
-        What ``millpond rewind`` does.
-        """
+        """What ``millpond rewind`` does."""
         world, disk = self._line.world, tool.disk(ROWS)
         snapshot = load(Log(disk))
         lineage = Lineage.of(store_id_of(snapshot), snapshot.txns)
@@ -283,9 +263,7 @@ class Versions:
         return [name for name, node in sinks if isinstance(node.sink, DeltaSink)]
 
     def _check_rewound(self, undone: Sequence[tuple[int, int]]) -> None:
-        """
-        The store reads as it did at its version, and no sink has what is undone.
-        """
+        """The store reads as it did at its version, and no sink has what is undone."""
         line = self._line
         line.check_cut(line.auditor.version)
         for name in self._sinks():

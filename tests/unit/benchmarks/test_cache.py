@@ -1,6 +1,4 @@
-"""
-The benchmark of eviction policies.
-"""
+"""The benchmark of eviction policies."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from millpond.executor.soft_state.eviction import Candidates, Waits
 
 
 def test_each_policy_is_measured_and_drawn(tmp_path: Path) -> None:
-    """
-    All in memory misses nothing, nothing in memory misses all, and none of them misses less than the optimum.
-    """
+    """All in memory misses nothing, nothing in memory misses all, and none of them misses less than the optimum."""
     runs = measure(["sessions"], [0.3, 1.0], steps_max=12)
     misses = {(run["policy"], run["memory_share"]): run["misses"] for run in runs}
 
@@ -36,9 +32,7 @@ def test_each_policy_is_measured_and_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LOADS)
 def test_each_load_makes_records(name: str) -> None:
-    """
-    The same ones each time, and watermarks that do not fall.
-    """
+    """The same ones each time, and watermarks that do not fall."""
     first, again = ([next(steps) for _ in range(3)] for steps in (LOADS[name].steps(), LOADS[name].steps()))
     assert [list(step.keys) for step in first] == [list(step.keys) for step in again]
     assert all(len(step.keys) == len(step.at) > 0 for step in first)
@@ -46,9 +40,7 @@ def test_each_load_makes_records(name: str) -> None:
 
 
 def test_the_optimum_evicts_what_is_used_last() -> None:
-    """
-    And first what is never used again.
-    """
+    """And first what is never used again."""
     future = Future()
     for future.now, keys in enumerate(["abc", "a", "b", "a"]):
         future.record(keys)

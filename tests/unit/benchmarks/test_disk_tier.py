@@ -1,6 +1,4 @@
-"""
-The benchmark of the disk tier, on little.
-"""
+"""The benchmark of the disk tier, on little."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from millpond.statestore.rows import files
 
 
 def test_a_filled_tier_reads_nothing_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    An empty one reads what it keeps, which is more than the pages that are wanted.
-    """
+    """An empty one reads what it keeps, which is more than the pages that are wanted."""
     # The benchmark replaces it.
     monkeypatch.setattr(files, "PAGE_INDEXES", files.PAGE_INDEXES)
     result = measure(keys=12_000, touched=50, latency_ms=0.0, swept=10)

@@ -1,6 +1,4 @@
-"""
-The benchmark of the driver measures what it says, at three intervals.
-"""
+"""The benchmark of the driver measures what it says, at three intervals."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from millpond.gc.compaction_plan import CompactionPolicy
 
 
 def test_each_phase_of_the_driver_is_measured() -> None:
-    """
-    Every interval has work and one file for each superstep before; the plan lists all of them.
-    """
+    """Every interval has work and one file for each superstep before; the plan lists all of them."""
     few, more = measure([1, 3], supersteps=3, files=2)
 
     assert [run["intervals"] for run in (few, more)] == [1, 3]
@@ -28,9 +24,7 @@ def test_each_phase_of_the_driver_is_measured() -> None:
 
 
 def test_upkeep_keeps_files_few() -> None:
-    """
-    With upkeep an interval has fewer files than it got.
-    """
+    """With upkeep an interval has fewer files than it got."""
     upkeep = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2, files_max=2), background=False)
     (run,) = measure([3], supersteps=2, files=8, upkeep=upkeep)
 
@@ -39,9 +33,7 @@ def test_upkeep_keeps_files_few() -> None:
 
 
 def test_the_table_shows_all_runs() -> None:
-    """
-    A row for each number of intervals.
-    """
+    """A row for each number of intervals."""
     run = {f"{name}_ms": 1.0 for name in (*PHASES, "superstep", "total", "cpu")}
     run |= {f"{name}_kib": 1.0 for name in ("plan", "reports", "commit")}
     console = Console(file=StringIO(), record=True, width=200)

@@ -1,6 +1,4 @@
-"""
-The benchmark of exact sums measures what it says, at sizes that cost a second.
-"""
+"""The benchmark of exact sums measures what it says, at sizes that cost a second."""
 
 from __future__ import annotations
 
@@ -8,9 +6,7 @@ from benchmarks import exact_sums
 
 
 def test_both_sums_are_measured_in_each_way() -> None:
-    """
-    The combiner is measured for each kind of numbers, and whole runs for each form of rows and trigger.
-    """
+    """The combiner is measured for each kind of numbers, and whole runs for each form of rows and trigger."""
     combiners = exact_sums.of_the_combiner(count=200, rounds=1)
     runs = exact_sums.of_whole_runs(records=200, rounds=1, keys=20)
 

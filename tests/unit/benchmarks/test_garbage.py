@@ -1,6 +1,4 @@
-"""
-The garbage benchmark on a small store: its bounds on bytes and files; times are for quiet machines.
-"""
+"""The garbage benchmark on a small store: its bounds on bytes and files; times are for quiet machines."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ from benchmarks.garbage import POLICY, measure_commits, measure_garbage
 
 
 def test_bytes_and_files_stay_bounded(tmp_path: Path) -> None:
-    """
-    The disk never holds more than three times the live bytes, log included, and a read touches few files.
-    """
+    """The disk never holds more than three times the live bytes, log included, and a read touches few files."""
     figures = measure_garbage(160, 3_000, tmp_path, reads=3)
 
     assert figures["ratio"] <= figures["ratio_max"] <= 3.0
@@ -23,9 +19,7 @@ def test_bytes_and_files_stay_bounded(tmp_path: Path) -> None:
 
 
 def test_old_and_young_stores_take_turns(tmp_path: Path) -> None:
-    """
-    The benchmark measures commits at the requested version and at a young one.
-    """
+    """The benchmark measures commits at the requested version and at a young one."""
     figures = measure_commits(110, tmp_path, turns=3)
 
     assert figures["commit_version"] >= 113

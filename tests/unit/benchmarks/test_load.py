@@ -1,6 +1,4 @@
-"""
-The benchmark of loads, with few rows: it measures what it says.
-"""
+"""The benchmark of loads, with few rows: it measures what it says."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ pytestmark = pytest.mark.zookeeper
 
 
 def test_each_kind_of_source_is_loaded_and_worked_on() -> None:
-    """
-    All rows are there, and a pipeline starts on them.
-    """
+    """All rows are there, and a pipeline starts on them."""
     figures = measure(rows=5_000, intervals=2)
 
     assert figures["sources"].keys() == {"arrow", "parquet", "csv", "mappings"}

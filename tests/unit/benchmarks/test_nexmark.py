@@ -1,6 +1,4 @@
-"""
-The Nexmark benchmark measures what it says, at a size that costs seconds.
-"""
+"""The Nexmark benchmark measures what it says, at a size that costs seconds."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from examples.nexmark.queries import QUERIES
 
 
 def test_a_query_has_its_figure() -> None:
-    """
-    A query's figure has its row count and its rate, and no Spark rate when Spark is left out.
-    """
+    """A query's figure has its row count and its rate, and no Spark rate when Spark is left out."""
     figure = nexmark.measure(QUERIES["q0"], [Generator(seed=1).events(1_000)], None)
 
     assert (figure.query, figure.events, figure.rows) == ("q0", 920, 920)
@@ -24,16 +20,12 @@ def test_a_query_has_its_figure() -> None:
 
 
 def test_the_generator_is_measured() -> None:
-    """
-    The generator has a positive rate.
-    """
+    """The generator has a positive rate."""
     assert nexmark.generator_speed(1_000) > 0
 
 
 def test_a_dead_letter_is_no_figure() -> None:
-    """
-    A run with dead letters is refused.
-    """
+    """A run with dead letters is refused."""
     piece = Generator(seed=1).events(50)
     bids = piece["bids"]
     index = bids.column_names.index("date_time")

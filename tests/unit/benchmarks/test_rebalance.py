@@ -1,6 +1,4 @@
-"""
-The benchmark of a hot range that wanders: what it says of the runs.
-"""
+"""The benchmark of a hot range that wanders: what it says of the runs."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from benchmarks.rebalance import draw, measure, summarise
 
 
 def run(load: str, *rates: int) -> dict[str, Any]:
-    """
-    Figures of a run whose hot range moves every thirty supersteps.
-    """
+    """Figures of a run whose hot range moves every thirty supersteps."""
     steps = [
         {"superstep": number, "records_per_second": rate, "intervals": 8} for number, rate in enumerate(rates)
     ]
@@ -23,9 +19,7 @@ def run(load: str, *rates: int) -> dict[str, Any]:
 
 
 def test_rates_are_told_by_the_even_one(tmp_path: Path) -> None:
-    """
-    Right after a move, and twenty supersteps later; before the first move nothing counts.
-    """
+    """Right after a move, and twenty supersteps later; before the first move nothing counts."""
     even = run("even", *[7] * 30, *[100] * 60)
     balanced = run("balanced", *[7] * 30, *([50] * 10 + [90] * 20) * 2)
 
@@ -37,9 +31,7 @@ def test_rates_are_told_by_the_even_one(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.spark_all
 def test_what_is_counted_is_right_with_cuts_and_another_owner() -> None:
-    """
-    A tiny load, the hot range of which is cut.
-    """
+    """A tiny load, the hot range of which is cut."""
     (figures,) = measure(["balanced"], 12, 2_000, 3, faults=True)
 
     assert figures["counted"] == figures["expected"] == 24_000

@@ -1,6 +1,4 @@
-"""
-The benchmark of finding the interval of each record.
-"""
+"""The benchmark of finding the interval of each record."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.spark
 def test_each_number_of_intervals_is_measured(spark: SparkSession) -> None:
-    """
-    With the same records unrouted next to it.
-    """
+    """With the same records unrouted next to it."""
     frame = spark.range(0, 100, 1, 2).selectExpr("lpad(hex(xxhash64(id)), 16, '0') AS k", "id AS at")
     runs = measure(frame, [1, 300])
 

@@ -1,6 +1,4 @@
-"""
-The arithmetic of a large pipeline: each figure follows its cause.
-"""
+"""The arithmetic of a large pipeline: each figure follows its cause."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from benchmarks.scale_arithmetic import Load, measure_sizes, multiply
 
 
 def test_figures_follow_their_causes() -> None:
-    """
-    Twice the intervals are twice the bytes, twice the seconds half the log entries, a file more a larger plan.
-    """
+    """Twice the intervals are twice the bytes, twice the seconds half the log entries, a file more a larger plan."""
     sizes = measure_sizes()
     load = Load(intervals=500, seconds=10)
     few, many = multiply(load, sizes), multiply(replace(load, intervals=1_000), sizes)
@@ -31,9 +27,7 @@ def test_figures_follow_their_causes() -> None:
 
 
 def test_compactions_have_a_bound() -> None:
-    """
-    Where more intervals are due than one commit takes, each compaction has more files.
-    """
+    """Where more intervals are due than one commit takes, each compaction has more files."""
     sizes = measure_sizes()
     few, many = (multiply(Load(intervals=count), sizes) for count in (80, 1_000))
 

@@ -1,6 +1,4 @@
-"""
-The benchmark gives both engines the same records, and reports every batch of both.
-"""
+"""The benchmark gives both engines the same records, and reports every batch of both."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ def _batches(folder: Path) -> list[pa.Table]:
 
 
 def test_every_batch_has_every_key_equally_often(tmp_path: Path) -> None:
-    """
-    A batch has the rows and keys of its load, each key equally often.
-    """
+    """A batch has the rows and keys of its load, each key equally often."""
     batches = _batches(write_batches(tmp_path / "inputs", LOAD))
     assert len(batches) == LOAD.files
     for batch in batches:
@@ -39,17 +35,13 @@ def test_every_batch_has_every_key_equally_often(tmp_path: Path) -> None:
 
 
 def test_no_record_id_comes_twice(tmp_path: Path) -> None:
-    """
-    Record ids are unique over all batches, so deduplication finds nothing to drop.
-    """
+    """Record ids are unique over all batches, so deduplication finds nothing to drop."""
     ids = pa.concat_tables(_batches(write_batches(tmp_path / "inputs", LOAD))).column("id")
     assert len(ids.unique()) == LOAD.files * LOAD.rows_per_batch
 
 
 def test_the_warm_up_is_reported_and_does_not_count() -> None:
-    """
-    The rate covers the measured batches only; the raw times include the warm-up.
-    """
+    """The rate covers the measured batches only; the raw times include the warm-up."""
     times = [BatchTime(rows_read=400, batch_ms=ms, parts_ms={}) for ms in (9_000.0, 100.0, 300.0)]
     result = EngineResult(engine="x", load=LOAD, times=tuple(times)).to_json()
     assert result["records_per_second"] == 2_000.0
@@ -59,16 +51,12 @@ def test_the_warm_up_is_reported_and_does_not_count() -> None:
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 2.0), (0.99, 4.0), (0.25, 1.0)])
 def test_a_percentile_is_one_of_the_values(share: float, expected: float) -> None:
-    """
-    A percentile is the smallest value that enough of the values do not exceed.
-    """
+    """A percentile is the smallest value that enough of the values do not exceed."""
     assert percentile([4.0, 1.0, 3.0, 2.0], share) == expected
 
 
 def test_both_engines_consume_every_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """
-    Millpond and Spark's own state consume the same batches, and count every record once.
-    """
+    """Millpond and Spark's own state consume the same batches, and count every record once."""
     inputs = write_batches(tmp_path / "inputs", LOAD)
     ours = millpond_spark.measure(spark, tmp_path / "pond", LOAD, inputs)
     theirs = transform_with_state.measure(spark, tmp_path / "checkpoint", LOAD, inputs)
@@ -79,9 +67,7 @@ def test_both_engines_consume_every_batch(spark: SparkSession, tmp_path: Path) -
 
 
 def test_commits_leave_the_number_of_live_files_as_it_is() -> None:
-    """
-    Commits are measured on tables of the reported size.
-    """
+    """Commits are measured on tables of the reported size."""
     (result,) = commit_time.measure(2, shapes=((1_000, 10),))
     assert (result["keys"], result["live_files"], result["commits"]) == (1_000, 10, 2)
     assert len(result["commit_ms"]) == 2

@@ -1,6 +1,4 @@
-"""
-The watermark benchmark measures what it says, at sizes that cost a second.
-"""
+"""The watermark benchmark measures what it says, at sizes that cost a second."""
 
 from __future__ import annotations
 
@@ -8,9 +6,7 @@ from benchmarks import watermarks
 
 
 def test_a_percentile_leaves_its_share_late():
-    """
-    Under `ObservedPercentile(99)` and skewed disorder, 0.5 to 1.5 percent of the records are late.
-    """
+    """Under `ObservedPercentile(99)` and skewed disorder, 0.5 to 1.5 percent of the records are late."""
     figures = watermarks.percentile(60_000)
 
     assert (figures["p"], figures["records"]) == (99, 54_000)
@@ -18,9 +14,7 @@ def test_a_percentile_leaves_its_share_late():
 
 
 def test_the_authority_is_measured():
-    """
-    All intervals have reported, and the figures are present.
-    """
+    """All intervals have reported, and the figures are present."""
     figures = watermarks.authority(2_000, 3_000)
 
     assert (figures["intervals"], figures["updates"]) == (2_000, 3_000)
@@ -31,7 +25,5 @@ def test_the_authority_is_measured():
 
 
 def test_every_stage_has_its_lag():
-    """
-    Each of the local runner's three stages has a lag.
-    """
+    """Each of the local runner's three stages has a lag."""
     assert len(watermarks.local_lag(2, rate=50)) == 3

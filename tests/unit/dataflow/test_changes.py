@@ -1,6 +1,4 @@
-"""
-Changes of a table on their way through steps: joins, maps, times that are moved, and copies of the table.
-"""
+"""Changes of a table on their way through steps: joins, maps, times that are moved, and copies of the table."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 class _Newest(Computation):
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Keep the newest pane's value.
-        """
+        """Keep the newest pane's value."""
         if not record.value["pane"]["is_retraction"]:
             context.state.set(record.value["value"])
 
@@ -60,9 +56,7 @@ MOVED = [
 
 
 def _run(pipeline: Pipeline, **inputs: list[Any]) -> Store:
-    """
-    Inject the rows of each stream one by one.
-    """
+    """Inject the rows of each stream one by one."""
     clock = ManualClock()
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
     run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
@@ -84,9 +78,7 @@ def _changes(pipeline: Pipeline, **options: Any) -> Any:
 
 
 def test_a_join_follows_the_table() -> None:
-    """
-    A row that moves to another key leaves one group and enters the other; one that is deleted leaves.
-    """
+    """A row that moves to another key leaves one group and enters the other; one that is deleted leaves."""
     pipeline = Pipeline("p")
     orders = _changes(pipeline)
     cities = pipeline.inject("cities", key="city", at="at", watermark=ManualWatermark())
@@ -105,9 +97,7 @@ def test_a_join_follows_the_table() -> None:
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_sink_that_upserts_is_a_copy_of_the_table(tmp_path: Path, together: bool) -> None:
-    """
-    Whether the changes of a row come together or apart, and though a row's key in the pipeline changes.
-    """
+    """Whether the changes of a row come together or apart, and though a row's key in the pipeline changes."""
     schema = pa.schema([("id", pa.string()), ("city", pa.string()), ("paid", pa.int64())])
     pipeline = Pipeline("p")
     rows = _changes(pipeline).map(lambda row: row, name="rows")
@@ -128,9 +118,7 @@ def test_a_sink_that_upserts_is_a_copy_of_the_table(tmp_path: Path, together: bo
 
 
 def test_times_that_are_moved_are_moved_for_both() -> None:
-    """
-    What is taken back falls into the window of what it takes back, in event time that a step sets.
-    """
+    """What is taken back falls into the window of what it takes back, in event time that a step sets."""
     pipeline = Pipeline("p")
     paid = _changes(pipeline).with_timestamps(lambda row, at: at + row["paid"], name="paid")
     counts = paid.window(FixedWindows(5), trigger=Repeatedly(AfterCount(1)), accumulation="accumulating")
@@ -140,9 +128,7 @@ def test_times_that_are_moved_are_moved_for_both() -> None:
 
 
 def test_marks_and_functions_see_what_the_change_says() -> None:
-    """
-    It stands next to the row, and is no part of the record.
-    """
+    """It stands next to the row, and is no part of the record."""
 
     class Keep(Computation):
         def process_record(self, context: Context, record: Record) -> None:
@@ -160,9 +146,7 @@ def test_marks_and_functions_see_what_the_change_says() -> None:
 
 
 def test_rows_that_are_no_changes_become_dead_letters() -> None:
-    """
-    Without the field, with another word, or no mapping at all; the others are taken.
-    """
+    """Without the field, with another word, or no mapping at all; the others are taken."""
     pipeline = Pipeline("p")
     counts = _changes(pipeline).window(GlobalWindows(), trigger=Repeatedly(AfterCount(1)), asked="bundle")
     counts.combine(Count(), name="counts").apply(_Newest(), name="newest")
@@ -180,8 +164,6 @@ def test_rows_that_are_no_changes_become_dead_letters() -> None:
 
 @pytest.mark.parametrize("change", ["", 3, len])
 def test_the_column_is_named(change: Any) -> None:
-    """
-    Anything else is refused where it is written.
-    """
+    """Anything else is refused where it is written."""
     with pytest.raises(InvalidError, match="change"):
         Pipeline("p").inject("s", key="k", at="at", change=change)

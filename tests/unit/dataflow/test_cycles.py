@@ -1,6 +1,4 @@
-"""
-Windows and timers in cycles: those that would wait for themselves are refused, unless a feedback is declared.
-"""
+"""Windows and timers in cycles: those that would wait for themselves are refused, unless a feedback is declared."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ from millpond.testing.fixtures.feedback import DAY_US, pages, pages_by_day
 
 
 class _Late(Computation):
-    """
-    Sets an event timer that fires at ten and still owes a production at five.
-    """
+    """Sets an event timer that fires at ten and still owes a production at five."""
 
     def __init__(self, holds: bool = True, at: int = 10) -> None:
         self.holds = holds
@@ -59,14 +55,10 @@ def _run(pipeline: Pipeline, stream: str, rows: list[dict[str, Any]]) -> Store:
 
 
 class TestWhatIsRefused:
-    """
-    A topology in which a step would wait for its own output.
-    """
+    """A topology in which a step would wait for its own output."""
 
     def test_windows_in_a_cycle_are_refused_and_the_cycle_is_named(self):
-        """
-        A window would wait for a watermark that it holds itself: the error names the way around.
-        """
+        """A window would wait for a watermark that it holds itself: the error names the way around."""
         with pytest.raises(InvalidError) as refusal:
             pages_by_day(feedback=False).check()
 
@@ -77,9 +69,7 @@ class TestWhatIsRefused:
         assert "feedback" in text
 
     def test_windows_over_dead_letters_are_refused_unless_their_own_are_a_feedback(self):
-        """
-        A step's own dead letters come back to it when it reads them, a cycle that is easily overlooked.
-        """
+        """A step's own dead letters come back to it when it reads them, a cycle that is easily overlooked."""
         for feedback, is_refused in (((), True), ((DEAD_LETTERS,), False)):
             pipeline = Pipeline("letters")
             pipeline.inject("in", key="k", at="t").map(lambda value: value, name="copy")
@@ -92,9 +82,7 @@ class TestWhatIsRefused:
                 pipeline.check()
 
     def test_a_timer_that_waits_for_itself_stops_the_run(self):
-        """
-        In a cycle an event timer that holds a time before its own could never fire: setting it ends the run.
-        """
+        """In a cycle an event timer that holds a time before its own could never fire: setting it ends the run."""
         with pytest.raises(InvalidError, match=r"(?s)cycle.*`\['late', 'again', 'late'\]`"):
             _run(_looping(_Late()), "in", [{"k": "a", "t": 1}])
 
@@ -103,17 +91,13 @@ class TestWhatIsRefused:
         [(_Late(holds=False), {}), (_Late(at=5), {}), (_Late(), {"feedback": ["again"]})],
     )
     def test_timers_that_do_not_wait_for_themselves_fire_in_a_cycle(self, computation, options):
-        """
-        One that holds nothing, one that holds its own time, and one whose cycle has a feedback.
-        """
+        """One that holds nothing, one that holds its own time, and one whose cycle has a feedback."""
         store = _run(_looping(computation, **options), "in", [{"k": "a", "t": 1}])
 
         assert [row["key"] for row in store.rows_view("late").to_arrow().to_pylist() if row["state"]] == ["a"]
 
     def test_a_hold_that_nothing_releases_is_told_at_the_end(self, caplog):
-        """
-        A bounded run that leaves event timers behind, because the code holds the time before them, says so.
-        """
+        """A bounded run that leaves event timers behind, because the code holds the time before them, says so."""
 
         class Holding(_Late):
             def process_record(self, context: Context, record: Record) -> None:
@@ -126,9 +110,7 @@ class TestWhatIsRefused:
         assert "watermarks=`{'late': 1, 'again': 1}`" in warning
 
     def test_a_feedback_must_come_back(self):
-        """
-        A stream that the computation does not consume, or that nothing after it produces, is refused.
-        """
+        """A stream that the computation does not consume, or that nothing after it produces, is refused."""
         with pytest.raises(InvalidError, match="does not consume"):
             _looping(_Late(), feedback=["elsewhere"])
         with pytest.raises(InvalidError, match="never come back"):
@@ -137,9 +119,7 @@ class TestWhatIsRefused:
             _looping(_Late(), feedback="again")
 
     def test_a_feedback_is_not_the_only_way_in(self):
-        """
-        Where all records come on feedbacks, nothing would hold the watermark: each record would be late.
-        """
+        """Where all records come on feedbacks, nothing would hold the watermark: each record would be late."""
         pipeline = Pipeline("loops")
         pipeline.inject("in", key="k", at="t")
         pipeline.add(Computation(), name="first", subscribes={"in": None, "again": None}, produces=["out"])
@@ -151,23 +131,17 @@ class TestWhatIsRefused:
 
 
 class TestWhatAFeedbackGives:
-    """
-    A cycle with one edge that holds nothing.
-    """
+    """A cycle with one edge that holds nothing."""
 
     def test_a_bounded_run_shows_the_windows_of_a_cycle(self):
-        """
-        Every pane is shown, and what comes back too late for its window is counted.
-        """
+        """Every pane is shown, and what comes back too late for its window is counted."""
         store = _run(pages_by_day(feedback=True), "pages", pages(3))
 
         counts = {row["key"]: row for row in store.rows_view("seen").to_arrow().to_pylist()}
         assert {key: row["state"] for key, row in counts.items()} == {"page": "[[0,1],[1,1],[2,1]]"}
 
     def test_what_comes_back_holds_the_watermark_once_it_is_on_its_way(self):
-        """
-        A production that is under way is waited for, so it is late only where the watermark had passed it before.
-        """
+        """A production that is under way is waited for, so it is late only where the watermark had passed it before."""
         clock = ManualClock()
         store = Store.in_memory(clock=clock, rng=SeededRng(1))
         run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(
@@ -186,9 +160,7 @@ class TestWhatAFeedbackGives:
 
 
 def test_a_trigger_of_the_watermark_may_stand_outside_of_a_cycle():
-    """
-    Windows before or after a cycle, and not in it, need no feedback.
-    """
+    """Windows before or after a cycle, and not in it, need no feedback."""
     pipeline = _looping(_Late(at=5))
     pipeline.stream("out").window(FixedWindows(10), trigger=AfterWatermark()).combine(Count(), name="counts")
 

@@ -1,6 +1,4 @@
-"""
-Windowed streams on the local runner: panes, chained windowed steps, and retractions between them.
-"""
+"""Windowed streams on the local runner: panes, chained windowed steps, and retractions between them."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ def _run(pipeline: Pipeline, *bundles: list[dict[str, Any]]) -> Store:
 
 
 def test_a_sum_by_window_and_key() -> None:
-    """
-    Each key gets one pane per window, with the sum of a field.
-    """
+    """Each key gets one pane per window, with the sum of a field."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     _injected(pipeline).window(FixedWindows("1s")).combine(Sum("score"), name="sums").sink("out", shelf)
     _run(
@@ -86,9 +82,7 @@ def test_a_sum_by_window_and_key() -> None:
 
 
 def test_a_windowed_result_may_be_windowed_again() -> None:
-    """
-    Panes keep their event time, so windows of windows contain the right panes at any depth.
-    """
+    """Panes keep their event time, so windows of windows contain the right panes at any depth."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     seconds = _injected(pipeline).window(FixedWindows("1s")).combine(Sum("score"), name="seconds")
     minutes = seconds.window(FixedWindows("1m")).combine(Sum(), name="minutes")
@@ -99,9 +93,7 @@ def test_a_windowed_result_may_be_windowed_again() -> None:
 
 
 def test_retractions_reach_the_aggregate_of_another_key() -> None:
-    """
-    A merged session is retracted from the count of short sessions and added to that of long ones.
-    """
+    """A merged session is retracted from the count of short sessions and added to that of long ones."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     sessions = (
         _injected(pipeline)
@@ -124,9 +116,7 @@ def test_retractions_reach_the_aggregate_of_another_key() -> None:
 
 
 def test_a_function_may_process_whole_windows() -> None:
-    """
-    A function of a window's elements emits any number of values.
-    """
+    """A function of a window's elements emits any number of values."""
     shelf, pipeline = _Shelf(), Pipeline("p")
 
     def pairs(values: list[Any], window: Window, pane: Pane) -> list[list[Any]]:
@@ -140,9 +130,7 @@ def test_a_function_may_process_whole_windows() -> None:
 
 
 def test_a_result_may_name_its_key_and_window() -> None:
-    """
-    With ``result`` a step emits a function of key, combined value and window, and retracts the same.
-    """
+    """With ``result`` a step emits a function of key, combined value and window, and retracts the same."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     _injected(pipeline).window(
         FixedWindows(10), trigger=Repeatedly(AfterCount(1)), accumulation="retracting"
@@ -155,9 +143,7 @@ def test_a_result_may_name_its_key_and_window() -> None:
 
 
 def test_plain_computations_read_the_envelope() -> None:
-    """
-    A plain computation after a windowed step sees value, window and pane as fields.
-    """
+    """A plain computation after a windowed step sees value, window and pane as fields."""
 
     class Reader(Computation):
         def process_record(self, context: Context, record: Record) -> None:
@@ -175,9 +161,7 @@ def test_plain_computations_read_the_envelope() -> None:
 
 
 def test_no_state_is_left_behind() -> None:
-    """
-    When all input has ended, no row has a window or a timer.
-    """
+    """When all input has ended, no row has a window or a timer."""
     pipeline = Pipeline("p")
     for number, window_fn in enumerate((FixedWindows(10), GlobalWindows(), Sessions(5))):
         stream = pipeline.stream("scores").window(window_fn, allowed_lateness=100)
@@ -189,9 +173,7 @@ def test_no_state_is_left_behind() -> None:
 
 
 def test_the_state_can_be_read_with_sql() -> None:
-    """
-    An open window is a JSON object in its key's row.
-    """
+    """An open window is a JSON object in its key's row."""
     pipeline, clock = Pipeline("p"), ManualClock()
     _injected(pipeline).window(FixedWindows(10)).combine(Count(), name="counts")
     store = Store.in_memory(clock=clock, rng=SeededRng(1))
@@ -210,9 +192,7 @@ def test_the_state_can_be_read_with_sql() -> None:
 
 
 def test_a_combiner_class_is_refused() -> None:
-    """
-    A combiner class in place of an instance is refused when the pipeline is declared.
-    """
+    """A combiner class in place of an instance is refused when the pipeline is declared."""
     windowed = _injected(Pipeline("p")).window(FixedWindows(10))
 
     assert isinstance(windowed, WindowedStream)
@@ -221,9 +201,7 @@ def test_a_combiner_class_is_refused() -> None:
 
 
 def test_streams_are_joined_by_window() -> None:
-    """
-    A co-grouping of two streams has the values of both, by key and window.
-    """
+    """A co-grouping of two streams has the values of both, by key and window."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     scores = _injected(pipeline)
     counts = scores.window(FixedWindows(10)).combine(Count(), name="counts")
@@ -240,9 +218,7 @@ def test_streams_are_joined_by_window() -> None:
 
 
 def test_a_join_keeps_what_it_is_told_to() -> None:
-    """
-    With ``of`` a co-grouping keeps only the selected part of each stream's values.
-    """
+    """With ``of`` a co-grouping keeps only the selected part of each stream's values."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     scores = _injected(pipeline)
     sums = scores.window(FixedWindows(10)).combine(Sum("score"), name="sums")
@@ -256,9 +232,7 @@ def test_a_join_keeps_what_it_is_told_to() -> None:
 
 
 def test_streams_of_two_pipelines_are_not_joined() -> None:
-    """
-    A co-grouping of two pipelines, of no streams, or of one stream under two tags is refused.
-    """
+    """A co-grouping of two pipelines, of no streams, or of one stream under two tags is refused."""
     first, other = _injected(Pipeline("p")), _injected(Pipeline("q"))
     for streams in ({}, {"one": first, "other": other}, {"one": first, "again": first}):
         with pytest.raises(InvalidError, match="different streams"):
@@ -267,18 +241,14 @@ def test_streams_of_two_pipelines_are_not_joined() -> None:
 
 @pytest.mark.parametrize("argument", ["keys", "of"])
 def test_a_join_refuses_tags_that_it_does_not_know(argument: str) -> None:
-    """
-    An unknown tag in ``keys`` or ``of`` is refused.
-    """
+    """An unknown tag in ``keys`` or ``of`` is refused."""
     streams = {"scores": _injected(Pipeline("p"))}
     with pytest.raises(InvalidError, match="tags of the streams"):
         co_group(streams, WindowingStrategy(), name="both", **{argument: {"score": "team"}})  # type: ignore[arg-type]
 
 
 def test_a_pane_that_is_owed_holds_the_watermark() -> None:
-    """
-    The output watermark stays at the earliest element's time until the pane with that time is emitted.
-    """
+    """The output watermark stays at the earliest element's time until the pane with that time is emitted."""
     pipeline, clock = Pipeline("p"), ManualClock()
     counts = (
         _injected(pipeline)
@@ -303,9 +273,7 @@ def test_a_pane_that_is_owed_holds_the_watermark() -> None:
 
 @pytest.mark.parametrize(("combiner", "expected"), [("OUTPUT_AT_EARLIEST", 10), ("OUTPUT_AT_LATEST", 30)])
 def test_a_pane_travels_with_the_time_of_its_elements(combiner: str, expected: int) -> None:
-    """
-    A pane's record has the time in its envelope, however late the bundle that fires it.
-    """
+    """A pane's record has the time in its envelope, however late the bundle that fires it."""
     shelf, pipeline = _Shelf(), Pipeline("p")
     windowed = _injected(pipeline).window(
         FixedWindows(100), trigger=AfterCount(3), timestamp_combiner=combiner
@@ -318,9 +286,7 @@ def test_a_pane_travels_with_the_time_of_its_elements(combiner: str, expected: i
 
 
 def test_a_window_that_waits_for_its_end_holds_the_watermark_there() -> None:
-    """
-    The output watermark stays at a window's last instant until its on-time pane is emitted.
-    """
+    """The output watermark stays at a window's last instant until its on-time pane is emitted."""
     pipeline, clock, shelf = Pipeline("p"), ManualClock(), _Shelf()
     counts = _injected(pipeline).window(FixedWindows(100)).combine(Count(), name="counts")
     counts.window(FixedWindows(100)).combine(Sum(), name="sums").sink("out", shelf)
@@ -337,9 +303,7 @@ def test_a_window_that_waits_for_its_end_holds_the_watermark_there() -> None:
 
 @pytest.mark.parametrize("lateness", [0, 50])
 def test_a_closing_pane_is_in_time_downstream(lateness: int) -> None:
-    """
-    Elements that arrived in time and are emitted when their window expires are not late for the next step.
-    """
+    """Elements that arrived in time and are emitted when their window expires are not late for the next step."""
     pipeline, shelf = Pipeline("p"), _Shelf()
     windowed = _injected(pipeline).window(FixedWindows(10), trigger=Never(), allowed_lateness=lateness)
     counts = windowed.combine(Count(), name="counts")
@@ -350,9 +314,7 @@ def test_a_closing_pane_is_in_time_downstream(lateness: int) -> None:
 
 
 def test_an_on_time_pane_frees_the_watermark() -> None:
-    """
-    After its on-time pane, a window that waits for late elements does not hold the watermark.
-    """
+    """After its on-time pane, a window that waits for late elements does not hold the watermark."""
     pipeline, clock = Pipeline("p"), ManualClock()
     windowed = _injected(pipeline).window(FixedWindows(10), allowed_lateness=1_000)
     windowed.combine(Count(), name="counts").window(FixedWindows(10)).combine(Sum(), name="sums")
@@ -372,9 +334,7 @@ def test_an_on_time_pane_frees_the_watermark() -> None:
 
 
 def test_a_key_of_outside_rows_is_a_column() -> None:
-    """
-    A key's name is a column of injected rows, and a field of the value in an envelope.
-    """
+    """A key's name is a column of injected rows, and a field of the value in an envelope."""
     pipeline = Pipeline("p")
     windowed = _injected(pipeline).window(FixedWindows(10))
     windowed.combine(Count(), name="counts", key="team").map(len, name="other", key="team")
@@ -384,9 +344,7 @@ def test_a_key_of_outside_rows_is_a_column() -> None:
 
 
 def test_a_window_need_not_wait_for_stragglers() -> None:
-    """
-    With a source up to an hour late, a pane is emitted at the 90 % watermark, and again at the low watermark.
-    """
+    """With a source up to an hour late, a pane is emitted at the 90 % watermark, and again at the low watermark."""
     second, pipeline, shelf = 1_000_000, Pipeline("p"), _Shelf()
     tiers = AfterEach(WatermarkPercentile(90), WatermarkPercentile(100))
     scores = pipeline.inject("scores", key="user", at="at", watermark=BoundedDisorder("1h"))
@@ -410,9 +368,7 @@ def test_a_window_need_not_wait_for_stragglers() -> None:
 
 @pytest.mark.parametrize(("by", "expected"), [(0, 9), (5, 14), (-5, 4)])
 def test_a_late_pane_may_be_given_another_time(by: int, expected: int) -> None:
-    """
-    A late pane's record carries a later time than the pane; moving the pane's time loses nothing.
-    """
+    """A late pane's record carries a later time than the pane; moving the pane's time loses nothing."""
     pipeline, shelf, clock = Pipeline("p"), _Shelf(), ManualClock()
     late = AfterWatermark(late=AfterProcessingTime("1s"))
     windowed = _injected(pipeline).window(FixedWindows(10), trigger=late, allowed_lateness=1_000)

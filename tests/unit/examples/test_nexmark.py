@@ -1,6 +1,4 @@
-"""
-The example on an auction site: its generator's rules, and the arithmetic of its queries.
-"""
+"""The example on an auction site: its generator's rules, and the arithmetic of its queries."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ _COUNT = 20_000
 
 @pytest.fixture(scope="module")
 def events() -> Events:
-    """
-    A stream's first events.
-    """
+    """A stream's first events."""
     return Generator(seed=1).events(_COUNT)
 
 
@@ -45,14 +41,10 @@ def _numbers(table: pa.Table, column: str) -> Any:
 
 
 class TestGenerator:
-    """
-    The rules of the generator.
-    """
+    """The rules of the generator."""
 
     def test_of_fifty_events_one_is_a_person_and_three_are_auctions(self, events: Events) -> None:
-        """
-        People, auctions and bids come as 1 to 3 to 46.
-        """
+        """People, auctions and bids come as 1 to 3 to 46."""
         assert [events[kind].num_rows for kind in KINDS] == [
             _COUNT // 50,
             3 * _COUNT // 50,
@@ -60,9 +52,7 @@ class TestGenerator:
         ]
 
     def test_the_same_seed_gives_the_same_events(self, events: Events) -> None:
-        """
-        A seed is a stream, and another seed another one.
-        """
+        """A seed is a stream, and another seed another one."""
         again, other = Generator(seed=1).events(_COUNT), Generator(seed=2).events(_COUNT)
 
         assert all(events[kind].equals(again[kind]) for kind in KINDS)
@@ -70,9 +60,7 @@ class TestGenerator:
 
     @pytest.mark.parametrize("first", [0, 17, BLOCK - 40, BLOCK])
     def test_any_part_can_be_made_alone(self, first: int) -> None:
-        """
-        Events made from the middle on are those that come there in the whole.
-        """
+        """Events made from the middle on are those that come there in the whole."""
         generator = Generator(seed=3, out_of_order=10)
         whole, before = generator.events(first + 120), generator.events(first) if first else None
         part = generator.events(120, first)
@@ -81,16 +69,12 @@ class TestGenerator:
             assert part[kind].equals(whole[kind].slice(skipped).combine_chunks())
 
     def test_ids_count_up(self, events: Events) -> None:
-        """
-        People and auctions are numbered from 1,000 on.
-        """
+        """People and auctions are numbered from 1,000 on."""
         for kind in ("persons", "auctions"):
             assert _numbers(events[kind], "id").tolist() == list(range(1_000, 1_000 + events[kind].num_rows))
 
     def test_times_follow_the_rate(self, events: Events) -> None:
-        """
-        Event n is n / rate seconds after the first, in whole milliseconds.
-        """
+        """Event n is n / rate seconds after the first, in whole milliseconds."""
         slow = Generator(seed=1, rate=100).events(100)
 
         assert _numbers(slow["bids"], "date_time").tolist()[:2] == [
@@ -101,9 +85,7 @@ class TestGenerator:
         assert not np.any(np.diff(_numbers(events["bids"], "date_time")) < 0)
 
     def test_events_may_come_out_of_order(self) -> None:
-        """
-        With groups of ten the same ids and times come, shuffled within each group alone.
-        """
+        """With groups of ten the same ids and times come, shuffled within each group alone."""
         orderly, shuffled = (
             Generator(rate=1_000).events(1_000),
             Generator(rate=1_000, out_of_order=10).events(1_000),
@@ -115,18 +97,14 @@ class TestGenerator:
         assert np.max(np.maximum.accumulate(times) - times) <= 9_000
 
     def test_groups_fit_into_blocks(self) -> None:
-        """
-        A group that is not a part of a block, and a rate of nothing, are refused.
-        """
+        """A group that is not a part of a block, and a rate of nothing, are refused."""
         with pytest.raises(ValueError, match="divides"):
             Generator(out_of_order=7)
         with pytest.raises(ValueError, match="more than none"):
             Generator(rate=0)
 
     def test_prices_are_log_uniform(self, events: Events) -> None:
-        """
-        Prices lie between 100 and 100,000,000, a sixth of them in each power of ten.
-        """
+        """Prices lie between 100 and 100,000,000, a sixth of them in each power of ten."""
         prices = _numbers(events["bids"], "price")
         shares = np.histogram(np.log10(prices), bins=6, range=(2, 8))[0] / len(prices)
 
@@ -134,9 +112,7 @@ class TestGenerator:
         assert np.all(np.abs(shares - 1 / 6) < 0.02)
 
     def test_half_of_the_bids_go_to_the_hot_auction(self, events: Events) -> None:
-        """
-        The hot auction is the first of the current hundred; other bids go to the last 100 and up to ten to come.
-        """
+        """The hot auction is the first of the current hundred; other bids go to the last 100 and up to ten to come."""
         auctions, times = (_numbers(events["bids"], name) for name in ("auction", "date_time"))
         opened = np.searchsorted(_numbers(events["auctions"], "date_time"), times, side="right")
         newest = 999 + opened
@@ -153,9 +129,7 @@ class TestGenerator:
     def test_three_quarters_are_of_hot_people(
         self, events: Events, kind: str, column: str, remainder: int
     ) -> None:
-        """
-        The hot bidder is the second, the hot seller the first of the current hundred people.
-        """
+        """The hot bidder is the second, the hot seller the first of the current hundred people."""
         people = _numbers(events[kind], column)
         share = np.mean(people % 100 == remainder)
 
@@ -163,9 +137,7 @@ class TestGenerator:
         assert people.max() <= 999 + events["persons"].num_rows + 10
 
     def test_auctions_end_while_others_are_open(self, events: Events) -> None:
-        """
-        An auction lasts at most twice the time in which a hundred others are opened.
-        """
+        """An auction lasts at most twice the time in which a hundred others are opened."""
         lengths = _numbers(events["auctions"], "expires") - _numbers(events["auctions"], "date_time")
 
         assert lengths.min() >= 1_000
@@ -173,9 +145,7 @@ class TestGenerator:
         assert np.all(_numbers(events["auctions"], "reserve") > _numbers(events["auctions"], "initial_bid"))
 
     def test_half_of_the_bids_come_through_hot_channels(self, events: Events) -> None:
-        """
-        Hot channels have one url each; of the other channels nine in ten have their number in it.
-        """
+        """Hot channels have one url each; of the other channels nine in ten have their number in it."""
         bids = events["bids"]
         is_hot = pc.is_in(bids["channel"], pa.array(HOT_CHANNELS))
         urls = bids.filter(is_hot)["url"]
@@ -186,9 +156,7 @@ class TestGenerator:
         assert abs(pc.mean(pc.match_substring(others, "channel_id=").cast(pa.float64())).as_py() - 0.9) < 0.02
 
     def test_events_are_as_long_as_they_should_be(self, events: Events) -> None:
-        """
-        People, auctions and bids are 200, 500 and 100 bytes on average; numbers count eight, channel and url nothing.
-        """
+        """People, auctions and bids are 200, 500 and 100 bytes on average; numbers count eight, channel and url nothing."""
         for kind, size in zip(KINDS, (200, 500, 100), strict=True):
             names = [name for name in events[kind].column_names if not name.endswith("_key")]
             columns = [events[kind][name] for name in names if name not in {"channel", "url"}]
@@ -198,20 +166,14 @@ class TestGenerator:
 
 
 class TestArithmetic:
-    """
-    What queries compute.
-    """
+    """What queries compute."""
 
     def test_prices_are_converted_exactly(self) -> None:
-        """
-        0.908 times a price has three decimals, whatever the price.
-        """
+        """0.908 times a price has three decimals, whatever the price."""
         assert [in_euro(price) for price in (1, 1_000, 99_999_999)] == ["0.908", "908.000", "90799999.092"]
 
     def test_running_means_look_back_ten_sales(self) -> None:
-        """
-        The mean is over a sale and up to ten before it, by time.
-        """
+        """The mean is over a sale and up to ten before it, by time."""
         sales = [
             {"seller": 1, "auction": index, "date_time": index, "price": index}
             for index in reversed(range(13))
@@ -221,9 +183,7 @@ class TestArithmetic:
         assert [row["avg"] for row in running_means(sales)][-1] == sum(range(2, 13)) / 11
 
     def test_the_average_is_rounded_down(self) -> None:
-        """
-        With 5 and 2 bids the average is 3, and an auction whose count is taken back does not count.
-        """
+        """With 5 and 2 bids the average is 3, and an auction whose count is taken back does not count."""
         combine = AtLeastAverage()
         counts = [{"auction": name, "bid_count": count} for name, count in (("a", 5), ("b", 2), ("c", 9))]
         full = combine.add_all(combine.create(), counts)
@@ -234,9 +194,7 @@ class TestArithmetic:
 
     @pytest.mark.parametrize("combine", [BidStatistics(), PriceStatistics(), Highest("price")])
     def test_statistics_merge(self, combine: Any) -> None:
-        """
-        Merging the parts gives what adding everything gives.
-        """
+        """Merging the parts gives what adding everything gives."""
         bids = load_events(DATA)["bids"].to_pylist()
         parts = [
             combine.add_all(combine.create(), bids[start : start + 7]) for start in range(0, len(bids), 7)
@@ -247,23 +205,17 @@ class TestArithmetic:
 
 
 class TestCommand:
-    """
-    ``python -m examples.nexmark``.
-    """
+    """``python -m examples.nexmark``."""
 
     def test_without_a_query_it_lists_them(self) -> None:
-        """
-        The list has every query with its line.
-        """
+        """The list has every query with its line."""
         shown = CliRunner().invoke(main, [], env={"COLUMNS": "200"})
 
         assert shown.exit_code == 0
         assert all(query.title in shown.output for query in QUERIES.values())
 
     def test_missing_events_are_told(self, tmp_path: Path) -> None:
-        """
-        The refusal names the file, and says what to do without it.
-        """
+        """The refusal names the file, and says what to do without it."""
         shown = CliRunner().invoke(main, ["--query", "q0", "--check", str(tmp_path)], env={"COLUMNS": "400"})
 
         assert shown.exit_code == 2
@@ -271,18 +223,14 @@ class TestCommand:
         assert "--generate" in shown.output
 
     def test_an_unknown_query_is_refused(self) -> None:
-        """
-        The refusal names what there is.
-        """
+        """The refusal names what there is."""
         shown = CliRunner().invoke(main, ["--query", "q99"], env={"COLUMNS": "200"})
 
         assert shown.exit_code == 2
         assert "q106" in shown.output
 
     def test_a_wrong_answer_ends_with_an_error(self, tmp_path: Path) -> None:
-        """
-        Where the expected rows are others, the differences are shown and the exit code is 1.
-        """
+        """Where the expected rows are others, the differences are shown and the exit code is 1."""
         shutil.copytree(DATA, tmp_path / "data")
         answers = json.loads(gzip.decompress((DATA / ANSWERS).read_bytes()))
         answers["q2"]["rows"][0][1] += 1
@@ -294,9 +242,7 @@ class TestCommand:
         assert f"missing 1 x {tuple(answers['q2']['rows'][0])}" in shown.output
 
     def test_its_own_events_need_no_option(self, tmp_path: Path) -> None:
-        """
-        A query alone runs on the example's own events and finds the answer that is expected.
-        """
+        """A query alone runs on the example's own events and finds the answer that is expected."""
         arguments = ["--query", "q2", "--output", str(tmp_path)]
         shown = CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
 
@@ -304,9 +250,7 @@ class TestCommand:
         assert "1,840 events" in shown.output
 
     def test_generated_events_are_asked_for(self, tmp_path: Path) -> None:
-        """
-        A query over generated events shows its answer, and the table has it.
-        """
+        """A query over generated events shows its answer, and the table has it."""
         arguments = ["--query", "q0", "--generate", "500", "--seed", "4", "--output", str(tmp_path)]
         shown = CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
 
@@ -316,9 +260,7 @@ class TestCommand:
 
 
 def test_differences_go_both_ways() -> None:
-    """
-    A row that is missing and one that is too much are two differences.
-    """
+    """A row that is missing and one that is too much are two differences."""
     expected = Counter({(1007, 242): 2})
 
     assert differences(expected, expected) == []

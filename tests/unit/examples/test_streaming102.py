@@ -1,6 +1,4 @@
-"""
-*Streaming 102*: every figure of the article, and the nine events of the book, through the public API.
-"""
+"""*Streaming 102*: every figure of the article, and the nine events of the book, through the public API."""
 
 from __future__ import annotations
 
@@ -27,17 +25,13 @@ _Played = Mapping[int, list[tuple[Panel, list[Shown]]]]
 
 @pytest.fixture(scope="module")
 def played() -> _Played:
-    """
-    All figures on the local runner.
-    """
+    """All figures on the local runner."""
     return play_figures(FIGURES)
 
 
 @pytest.mark.parametrize("number", FIGURES)
 def test_the_figure_is_that_of_the_article(number: int, played: _Played) -> None:
-    """
-    Every pane has the article's value, window, timing and time; where the article errs, those of its own data.
-    """
+    """Every pane has the article's value, window, timing and time; where the article errs, those of its own data."""
     figure = FIGURES[number]
     for panel, shown in played[number]:
         expected = figure.expected(panel)
@@ -47,17 +41,13 @@ def test_the_figure_is_that_of_the_article(number: int, played: _Played) -> None
 
 
 def test_all_figures_with_panes_are_there() -> None:
-    """
-    Each figure of the data has its pipeline: 2, 4, 6, 7, 8, 9, 10, 13, 14, 15 and 17.
-    """
+    """Each figure of the data has its pipeline: 2, 4, 6, 7, 8, 9, 10, 13, 14, 15 and 17."""
     assert list(FIGURES) == list(article()["figures"])
     assert list(FIGURES) == [2, 4, 6, 7, 8, 9, 10, 13, 14, 15, 17]
 
 
 def test_table_1(played: _Played) -> None:
-    """
-    The second window's panes in each mode are the article's, and add up to 22, 43 and 22: its 51 is an error.
-    """
+    """The second window's panes in each mode are the article's, and add up to 22, 43 and 22: its 51 is an error."""
     window = next(pane.window for pane in played[9][0][1] if pane.value == 8)
     figures = {"discarding": 9, "accumulating": 7, "accumulating_and_retracting": 10}
     sums = {}
@@ -71,9 +61,7 @@ def test_table_1(played: _Played) -> None:
 
 
 def test_what_is_dropped_is_counted() -> None:
-    """
-    In figure 8 the 6 comes within the allowed lateness and the 9 does not: one element is dropped.
-    """
+    """In figure 8 the 6 comes within the allowed lateness and the 9 does not: one element is dropped."""
     panel = FIGURES[8].panels[0]
     outcome = play(stories()[panel.story], {"sums": panel.step})["sums"]
 
@@ -82,9 +70,7 @@ def test_what_is_dropped_is_counted() -> None:
 
 
 def test_differences_are_seen(played: _Played) -> None:
-    """
-    A pane that is missing, has another value, or comes at another time is a difference.
-    """
+    """A pane that is missing, has another value, or comes at another time is a difference."""
     ((panel, shown),) = played[10]
     expected = FIGURES[10].expected(panel)
 
@@ -95,16 +81,12 @@ def test_differences_are_seen(played: _Played) -> None:
 
 @pytest.mark.parametrize("name", book_cases())
 def test_the_books_nine_events(name: str) -> None:
-    """
-    The nine events of the book give the panes that Beam gives: values, windows, timing, indices and times.
-    """
+    """The nine events of the book give the panes that Beam gives: values, windows, timing, indices and times."""
     assert book_differences(name, play_book(name)) == []
 
 
 def test_the_books_cases_are_all_there() -> None:
-    """
-    Of the book's 13 cases two are left out, each for a reason that the file gives.
-    """
+    """Of the book's 13 cases two are left out, each for a reason that the file gives."""
     left_out = {case["name"]: case["why"] for case in book()["left_out"]}
 
     assert len({*book_cases(), *left_out}) == 13
@@ -113,9 +95,7 @@ def test_the_books_cases_are_all_there() -> None:
 
 
 def test_scores_add_up_to_those_of_the_article_and_the_book() -> None:
-    """
-    The article's ten scores sum to 51 in both orders of arrival, and the book's nine to 48.
-    """
+    """The article's ten scores sum to 51 in both orders of arrival, and the book's nine to 48."""
     sums = {name: sum(score.value for score in story.scores) for name, story in stories().items()}
     batch = [row for row in rows(book()["streams"]["batch_bounded"]) if row[0] == "score"]
 
@@ -125,9 +105,7 @@ def test_scores_add_up_to_those_of_the_article_and_the_book() -> None:
 
 
 def test_some_on_spark(spark: SparkSession) -> None:
-    """
-    On Spark the figures about accumulation have the article's panes too, all from one run.
-    """
+    """On Spark the figures about accumulation have the article's panes too, all from one run."""
     for number, panels in play_figures([9, 10], spark).items():
         for panel, shown in panels:
             assert differences(FIGURES[number].expected(panel), shown) == []
@@ -136,18 +114,14 @@ def test_some_on_spark(spark: SparkSession) -> None:
 @pytest.mark.spark_all
 @pytest.mark.timeout(1_800)
 def test_all_on_spark(spark: SparkSession) -> None:
-    """
-    On Spark every figure has the article's panes.
-    """
+    """On Spark every figure has the article's panes."""
     for number, panels in play_figures(FIGURES, spark).items():
         for panel, shown in panels:
             assert differences(FIGURES[number].expected(panel), shown) == []
 
 
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
-    """
-    The command prints each pane, says that it is the article's, and draws a picture.
-    """
+    """The command prints each pane, says that it is the article's, and draws a picture."""
     result = CliRunner().invoke(main, ["--figure", "17", "--out", str(tmp_path)], catch_exceptions=False)
 
     assert result.exit_code == 0
@@ -157,9 +131,7 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
 
 
 def test_the_pipelines_are_of_the_public_library() -> None:
-    """
-    What a figure asks is a windowed stream of the public API.
-    """
+    """What a figure asks is a windowed stream of the public API."""
     pipeline = mp.Pipeline("asked")
     scores = pipeline.inject("scores", key="team", at="at")
 

@@ -1,6 +1,4 @@
-"""
-The pictures of docs/windows.md: the document names what the generator draws, and is as complete as the library.
-"""
+"""The pictures of docs/windows.md: the document names what the generator draws, and is as complete as the library."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ def _named() -> set[str]:
 
 
 def test_the_generator_makes_every_picture_of_the_document(tmp_path: Path) -> None:
-    """
-    The generator draws each picture that the document names from a run, and no others.
-    """
+    """The generator draws each picture that the document names from a run, and no others."""
     draw_all(tmp_path)
 
     assert {path.name for path in tmp_path.iterdir()} == set(names()) == _named()
@@ -39,9 +35,7 @@ def test_the_generator_makes_every_picture_of_the_document(tmp_path: Path) -> No
 
 
 def test_the_pictures_are_there_and_small() -> None:
-    """
-    Each picture of a run is in the repository, in less than 50 KB, and no other is.
-    """
+    """Each picture of a run is in the repository, in less than 50 KB, and no other is."""
     sizes = {path.name: path.stat().st_size for path in _FOLDER.glob("*.png")}
 
     for of_a_benchmark in ("cache.png", "rebalance.png", "windows_of_a_key.png"):
@@ -61,9 +55,7 @@ def test_the_pictures_are_there_and_small() -> None:
 def test_every_trigger_and_window_function_has_a_picture(
     base: type, pictures: set[str], others: set[str]
 ) -> None:
-    """
-    Each public trigger and window function has a picture called like it.
-    """
+    """Each public trigger and window function has a picture called like it."""
     kinds = {name: kind for name in mp.__all__ if isinstance(kind := getattr(mp, name), type)}
     public = {_snake(name) for name, kind in kinds.items() if issubclass(kind, base)}
 
@@ -71,16 +63,12 @@ def test_every_trigger_and_window_function_has_a_picture(
 
 
 def test_every_mode_has_a_picture() -> None:
-    """
-    Each accumulation mode has a picture called like it.
-    """
+    """Each accumulation mode has a picture called like it."""
     assert {str(mode) for mode in mp.Accumulation} <= set(MODES)
 
 
 def test_transcripts_named_in_the_document_exist() -> None:
-    """
-    Each transcript that the table of triggers calls an example is a document of the transcripts.
-    """
+    """Each transcript that the table of triggers calls an example is a document of the transcripts."""
     rows = [line for line in _PAGE.text.splitlines() if "<br>transcript" in line]
     named = [re.findall(r"<br>transcript `(\w+)`", row) for row in rows]
     known = {

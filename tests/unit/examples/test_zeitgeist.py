@@ -1,6 +1,4 @@
-"""
-Zeitgeist on flights: its stream, its arithmetic, and its answer against a plain computation.
-"""
+"""Zeitgeist on flights: its stream, its arithmetic, and its answer against a plain computation."""
 
 from __future__ import annotations
 
@@ -31,33 +29,25 @@ FIRST, LAST = date(2013, 1, 20), date(2013, 2, 10)
 
 @pytest.fixture(scope="module")
 def year() -> pd.DataFrame:
-    """
-    All flights as a stream.
-    """
+    """All flights as a stream."""
     return arrivals(load_flights())
 
 
 @pytest.fixture(scope="module")
 def weeks() -> pd.DataFrame:
-    """
-    Three weeks up to the blizzard.
-    """
+    """Three weeks up to the blizzard."""
     return arrivals(load_flights(), FIRST, LAST)
 
 
 @pytest.fixture(scope="module")
 def answer_of_year(year: pd.DataFrame) -> oracle.Answer:
-    """
-    The plain computation over all flights.
-    """
+    """The plain computation over all flights."""
     return oracle.compute(year)
 
 
 @pytest.fixture(scope="module")
 def answer_of_weeks(weeks: pd.DataFrame) -> oracle.Answer:
-    """
-    The plain computation over the three weeks.
-    """
+    """The plain computation over the three weeks."""
     return oracle.compute(weeks)
 
 
@@ -75,9 +65,7 @@ def _run(
     sensitivity: float = 1,
     store: mp.Store | None = None,
 ) -> oracle.Answer:
-    """
-    The job's answer when its stream comes in pieces of this size.
-    """
+    """The job's answer when its stream comes in pieces of this size."""
     store = store or mp.Store.in_memory()
     pipeline = zeitgeist(folder, Detector(sensitivity))
     with mp.LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
@@ -90,18 +78,14 @@ def _run(
 
 
 def test_the_stream_has_every_flight_once(year: pd.DataFrame) -> None:
-    """
-    All 336,776 flights are in the stream, each with an id of its own; 8,255 of them were cancelled.
-    """
+    """All 336,776 flights are in the stream, each with an id of its own; 8,255 of them were cancelled."""
     assert len(year) == 336_776
     assert year["id"].is_unique
     assert year["delay_minutes"].isna().sum() == 8_255
 
 
 def test_the_stream_is_in_order_of_report_and_out_of_order_in_event_time(year: pd.DataFrame) -> None:
-    """
-    Flights come as they are reported, so more than half come after one that was scheduled later.
-    """
+    """Flights come as they are reported, so more than half come after one that was scheduled later."""
     reported = year["scheduled"] + pd.to_timedelta(year["delay_minutes"].fillna(0), unit="m")
     disorder = year["scheduled"].cummax() - year["scheduled"]
     assert reported.is_monotonic_increasing
@@ -109,9 +93,7 @@ def test_the_stream_is_in_order_of_report_and_out_of_order_in_event_time(year: p
 
 
 def test_no_flight_that_is_counted_can_be_behind_the_watermark(year: pd.DataFrame) -> None:
-    """
-    The bound on disorder covers every flight that the counter's own rule does not call late.
-    """
+    """The bound on disorder covers every flight that the counter's own rule does not call late."""
     disorder = year["scheduled"].cummax() - year["scheduled"]
     counted = ~(year["delay_minutes"] > PATIENCE_MINUTES).fillna(value=False).astype(bool)
     policy = zeitgeist(Path("out")).check().injectors["flights"].watermark
@@ -122,9 +104,7 @@ def test_no_flight_that_is_counted_can_be_behind_the_watermark(year: pd.DataFram
 
 
 def test_the_files_have_the_same_bytes_every_time(tmp_path: Path) -> None:
-    """
-    Preparing the input twice gives the same files, in the same order of modification.
-    """
+    """Preparing the input twice gives the same files, in the same order of modification."""
     folders = [prepare_input(tmp_path / name, flights_per_file=1_000, first=LAST, last=LAST) for name in "ab"]
     first, second = (sorted(folder.glob("*.parquet")) for folder in folders)
     assert [_digest(path) for path in first] == [_digest(path) for path in second]
@@ -132,9 +112,7 @@ def test_the_files_have_the_same_bytes_every_time(tmp_path: Path) -> None:
 
 
 def test_input_left_half_written_is_written_again(tmp_path: Path) -> None:
-    """
-    What a killed preparation left behind does not end up in the stream.
-    """
+    """What a killed preparation left behind does not end up in the stream."""
     (tmp_path / "input.unfinished").mkdir()
     (tmp_path / "input.unfinished" / "flights-0099.parquet").write_bytes(b"half")
     folder = prepare_input(tmp_path / "input", flights_per_file=1_000, first=LAST, last=LAST)
@@ -142,9 +120,7 @@ def test_input_left_half_written_is_written_again(tmp_path: Path) -> None:
 
 
 def test_input_cut_differently_is_refused(tmp_path: Path) -> None:
-    """
-    Going on with a stream that is cut in other pieces is refused, with the way out.
-    """
+    """Going on with a stream that is cut in other pieces is refused, with the way out."""
     prepare_input(tmp_path / "input", flights_per_file=1_000, first=LAST, last=LAST)
     with pytest.raises(SystemExit, match="--fresh"):
         prepare_input(tmp_path / "input", flights_per_file=500, first=LAST, last=LAST)
@@ -155,9 +131,7 @@ def _digest(path: Path) -> str:
 
 
 def test_hours_have_names_that_can_be_read_back() -> None:
-    """
-    The name of an hour says when it began and when it ends, in UTC.
-    """
+    """The name of an hour says when it began and when it ends, in UTC."""
     assert hour_of(start_of("2013-02-08T21:00Z") + 1) == "2013-02-08T21:00Z"
     assert hour_of(end_of("2013-02-08T21:00Z")) == "2013-02-08T22:00Z"
     assert local_hour("2013-02-08T21:00Z") == 16
@@ -172,17 +146,13 @@ def test_hours_have_names_that_can_be_read_back() -> None:
     ],
 )
 def test_the_next_day_has_the_same_hour_in_new_york(hour: str, following: str) -> None:
-    """
-    The day after is 23, 24 or 25 hours later, as the clocks in New York have it.
-    """
+    """The day after is 23, 24 or 25 hours later, as the clocks in New York have it."""
     assert next_day(hour) == following
     assert local_hour(hour) == local_hour(following)
 
 
 def test_a_wild_day_teaches_no_more_than_three_deviations() -> None:
-    """
-    After the blizzard the model expects little more than before it.
-    """
+    """After the blizzard the model expects little more than before it."""
     measure = MEASURES["cancelled"]
     normal = {"mean": 1.0, "variance": 2.0}
     after = learned(normal, 30, 500, measure)
@@ -190,18 +160,14 @@ def test_a_wild_day_teaches_no_more_than_three_deviations() -> None:
 
 
 def test_the_deviation_never_falls_below_that_of_counting() -> None:
-    """
-    A quiet month does not make a single cancellation a sensation.
-    """
+    """A quiet month does not make a single cancellation a sensation."""
     quiet = expectation({"mean": 0.0, "variance": 0.0}, MEASURES["cancelled"])
     assert quiet.spike_limit() == 6.0
 
 
 @pytest.mark.parametrize(("limit", "first"), [(0.0, 3), (2.9, 3), (3.0, 6), (7.2, 9)])
 def test_the_first_step_above_a_limit_is_above_it(limit: float, first: int) -> None:
-    """
-    The step at which a spike is reported is the smallest multiple greater than the limit.
-    """
+    """The step at which a spike is reported is the smallest multiple greater than the limit."""
     assert first_step_above(limit, 3) == first
 
 
@@ -209,9 +175,7 @@ def test_the_first_step_above_a_limit_is_above_it(limit: float, first: int) -> N
 def test_every_cut_of_the_stream_gives_the_answer_of_a_plain_computation(
     weeks: pd.DataFrame, answer_of_weeks: oracle.Answer, size: int, tmp_path: Path
 ) -> None:
-    """
-    Counts, expectations and alerts agree with the oracle, in small pieces, in large ones, and all at once.
-    """
+    """Counts, expectations and alerts agree with the oracle, in small pieces, in large ones, and all at once."""
     assert answer_of_weeks.alerts
     assert oracle.differences(answer_of_weeks, _run(_rows(weeks), size, tmp_path)) == []
 
@@ -219,9 +183,7 @@ def test_every_cut_of_the_stream_gives_the_answer_of_a_plain_computation(
 def test_a_more_sensitive_alarm_gives_the_answer_of_a_plain_computation(
     weeks: pd.DataFrame, answer_of_weeks: oracle.Answer, tmp_path: Path
 ) -> None:
-    """
-    With half the distance to its limits it finds all that the other one finds, and more.
-    """
+    """With half the distance to its limits it finds all that the other one finds, and more."""
     answer = oracle.compute(weeks, sensitivity=2)
     found = _run(_rows(weeks), 6_000, tmp_path, sensitivity=2)
     assert oracle.differences(answer, found) == []
@@ -233,9 +195,7 @@ def test_a_more_sensitive_alarm_gives_the_answer_of_a_plain_computation(
 
 
 def test_a_replay_begins_before_the_day_is_complete(weeks: pd.DataFrame, tmp_path: Path) -> None:
-    """
-    At the version nothing of the day is counted to its end, and at the next one something is.
-    """
+    """At the version nothing of the day is counted to its end, and at the next one something is."""
     store = mp.Store.in_memory()
     _run(_rows(weeks), 1_000, tmp_path, store=store)
     version, day = version_before(store, date(2013, 2, 1)), "2013-02-01T05:00Z"
@@ -249,9 +209,7 @@ def test_a_replay_begins_before_the_day_is_complete(weeks: pd.DataFrame, tmp_pat
 
 
 def test_what_a_replay_has_come_to_is_read_back(tmp_path: Path) -> None:
-    """
-    A demo that has finished shows it once more without replaying.
-    """
+    """A demo that has finished shows it once more without replaying."""
     part = mp.PartDifference(name="alerts", equal=3, changed=0, added=2, missing=1)
     what_if = WhatIf(version=7, day="2013-01-15", computations=[], tables=[part])
     what_if.write(tmp_path / "what_if.json")
@@ -261,9 +219,7 @@ def test_what_a_replay_has_come_to_is_read_back(tmp_path: Path) -> None:
 def test_flights_that_are_reported_again_change_nothing(
     weeks: pd.DataFrame, answer_of_weeks: oracle.Answer, tmp_path: Path
 ) -> None:
-    """
-    Each flight delivered up to three times, near and far apart, gives the same answer as once.
-    """
+    """Each flight delivered up to three times, near and far apart, gives the same answer as once."""
     rows = _rows(weeks)
     back = (0, 40, 150)
     again = [rows[max(0, index - far)] for index in range(len(rows)) for far in back[: 1 + index % 3]]
@@ -272,9 +228,7 @@ def test_flights_that_are_reported_again_change_nothing(
 
 
 def test_differences_are_named() -> None:
-    """
-    The comparison with the oracle finds what is missing, what is too much and what is wrong.
-    """
+    """The comparison with the oracle finds what is missing, what is too much and what is wrong."""
     ours = oracle.Answer(counts={("EWR", "a"): {"flights": 1}, ("EWR", "b"): {"flights": 2}}, late=1)
     theirs = oracle.Answer(counts={("EWR", "b"): {"flights": 3}, ("EWR", "c"): {"flights": 2}}, late=2)
     text = " ".join(oracle.differences(ours, theirs))
@@ -282,9 +236,7 @@ def test_differences_are_named() -> None:
 
 
 def test_the_blizzard_is_strongest(answer_of_year: oracle.Answer) -> None:
-    """
-    8 and 9 February have the strongest alerts of the year.
-    """
+    """8 and 9 February have the strongest alerts of the year."""
     strength: dict[str, float] = {}
     for (_, hour, _, _, stage), (_, _, deviations) in answer_of_year.alerts.items():
         if stage == "final":
@@ -293,9 +245,7 @@ def test_the_blizzard_is_strongest(answer_of_year: oracle.Answer) -> None:
 
 
 def test_days_are_ranked_by_the_strength_of_their_alerts(weeks: pd.DataFrame, tmp_path: Path) -> None:
-    """
-    The day table begins with the blizzard and says how many flights it cost.
-    """
+    """The day table begins with the blizzard and says how many flights it cost."""
     _run(_rows(weeks), 5_000, tmp_path)
     days = days_of(read_results(tmp_path))
     assert [f"{day:%m-%d}" for day in days.index[:2]] == ["02-08", "02-09"]
@@ -305,9 +255,7 @@ def test_days_are_ranked_by_the_strength_of_their_alerts(weeks: pd.DataFrame, tm
 def _days_of_two_airports(
     days: int, silent_from: pd.Timestamp, silent_until: pd.Timestamp
 ) -> list[dict[str, Any]]:
-    """
-    Three flights an hour by day at two airports, of which one is silent for a while.
-    """
+    """Three flights an hour by day at two airports, of which one is silent for a while."""
     hours = pd.date_range("2013-05-01", periods=days * 24, freq="h", tz="America/New_York")
     return [
         {
@@ -325,9 +273,7 @@ def _days_of_two_airports(
 
 
 def test_a_silence_is_judged_when_the_watermark_passes_it(tmp_path: Path) -> None:
-    """
-    Hours of which nothing comes are dips before the airport is heard of again, and its nights are none.
-    """
+    """Hours of which nothing comes are dips before the airport is heard of again, and its nights are none."""
     silent = pd.Timestamp("2013-05-20 14:00", tz="America/New_York")
     rows = _days_of_two_airports(20, silent, silent + pd.Timedelta(days=2))
     store = mp.Store.in_memory()
@@ -344,9 +290,7 @@ def test_a_silence_is_judged_when_the_watermark_passes_it(tmp_path: Path) -> Non
 
 
 def test_the_silences_of_the_year(answer_of_year: oracle.Answer) -> None:
-    """
-    Six hours of the year are silent that never are, on Thanksgiving's evening at two airports, and no night.
-    """
+    """Six hours of the year are silent that never are, on Thanksgiving's evening at two airports, and no night."""
     silent = [alert[:2] for alert in answer_of_year.alerts if alert[3] == "silent"]
     assert sorted(silent, key=lambda alert: alert[1]) == [
         ("EWR", "2013-02-03T10:00Z"),

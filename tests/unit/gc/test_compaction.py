@@ -1,6 +1,4 @@
-"""
-The rows, productions, ids and tombstones that a compaction keeps and drops.
-"""
+"""The rows, productions, ids and tombstones that a compaction keeps and drops."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def produced(*values: str) -> list[dict[str, object]]:
 
 @given(history=row_histories(), cut=st.integers(0, 10))
 def test_a_compaction_changes_no_answer(history, cut):
-    """
-    Readers see the same rows before and after any compaction of the oldest, or of the newest, updates.
-    """
+    """Readers see the same rows before and after any compaction of the oldest, or of the newest, updates."""
     if not history:
         return
     old = [entry for entry in history if entry["superstep"] <= cut]
@@ -76,9 +72,7 @@ def test_a_compaction_changes_no_answer(history, cut):
 
 
 def test_ids_are_joined_until_they_expire():
-    """
-    A key keeps the ids of all its updates, but for those before the horizon.
-    """
+    """A key keeps the ids of all its updates, but for those before the horizon."""
     updates = row_updates(
         [
             update("a", 1, state="1", record_ids=identified(("x", 1), ("y", 5))),
@@ -93,9 +87,7 @@ def test_ids_are_joined_until_they_expire():
 
 
 def test_ids_stay_until_both_clocks_have_passed():
-    """
-    An id goes when it has expired in event time and by its arrival, and not when only one of the two is over.
-    """
+    """An id goes when it has expired in event time and by its arrival, and not when only one of the two is over."""
     updates = row_updates(
         [
             update("a", 1, record_ids=identified(("old", 1), ("ahead", 9), arrived_at=MINUTE)),
@@ -112,9 +104,7 @@ def test_ids_stay_until_both_clocks_have_passed():
 
 
 def test_an_id_without_an_arrival_arrives_when_it_is_compacted():
-    """
-    What an older version has written, or another engine rewritten, is kept for a whole slack from now on.
-    """
+    """What an older version has written, or another engine rewritten, is kept for a whole slack from now on."""
     updates = row_updates([update("a", 1, record_ids=identified(("x", 1), arrived_at=None))])
     first = compact_updates(updates, rules(ids_from=5, arrived_from=NOW), is_complete=True)
     second = compact_updates(first, rules(ids_from=5, arrived_from=NOW), is_complete=True)
@@ -126,9 +116,7 @@ def test_an_id_without_an_arrival_arrives_when_it_is_compacted():
 
 
 def test_productions_go_when_they_are_delivered():
-    """
-    Only the productions of the last superstep stay, in their order.
-    """
+    """Only the productions of the last superstep stay, in their order."""
     updates = row_updates(
         [
             update("a", 1, state="1", productions=produced("old")),
@@ -144,9 +132,7 @@ def test_productions_go_when_they_are_delivered():
 
 
 def test_tombstones_stay_while_older_files_are_left():
-    """
-    A partial compaction keeps tombstones.
-    """
+    """A partial compaction keeps tombstones."""
     updates = row_updates([update("a", 2, deleted=True), update("b", 2, state="1")])
 
     assert compact_updates(updates, ALL, is_complete=False).column("key").to_pylist() == ["a", "b"]
@@ -154,9 +140,7 @@ def test_tombstones_stay_while_older_files_are_left():
 
 
 def test_a_deleted_row_with_an_id_stays():
-    """
-    A key without state still knows which records it has consumed, until they expire.
-    """
+    """A key without state still knows which records it has consumed, until they expire."""
     updates = row_updates([update("a", 2, deleted=True, record_ids=identified(("x", 7)))])
 
     assert compact_updates(updates, rules(ids_from=7), is_complete=True).num_rows == 1
@@ -164,9 +148,7 @@ def test_a_deleted_row_with_an_id_stays():
 
 
 class Files:
-    """
-    Row files of one interval, as committed.
-    """
+    """Row files of one interval, as committed."""
 
     def __init__(self) -> None:
         self.objects = MemoryObjects()
@@ -190,9 +172,7 @@ class Files:
 
 
 def test_a_compaction_writes_one_file_for_the_owners_commit():
-    """
-    The new file claims the fence under which it is committed, whenever it was prepared.
-    """
+    """The new file claims the fence under which it is committed, whenever it was prepared."""
     files = Files()
     files.write(1, update("a", 1, state="1"), update("b", 1, state="1"))
     files.write(2, update("a", 2, state="2"))
@@ -210,9 +190,7 @@ def test_a_compaction_writes_one_file_for_the_owners_commit():
 
 
 def test_a_compaction_of_nothing_needed_writes_nothing():
-    """
-    Files whose rows are all deleted are removed without a successor.
-    """
+    """Files whose rows are all deleted are removed without a successor."""
     files = Files()
     files.write(1, update("a", 1, state="1"))
     files.write(2, update("a", 2, deleted=True))
@@ -225,9 +203,7 @@ def test_a_compaction_of_nothing_needed_writes_nothing():
 
 
 def test_a_damaged_file_is_not_compacted():
-    """
-    A flipped bit stops the compaction instead of being rewritten under a fresh checksum.
-    """
+    """A flipped bit stops the compaction instead of being rewritten under a fresh checksum."""
     files = Files()
     files.write(1, update("a", 1, state="1"))
     files.write(2, update("a", 2, state="2"))

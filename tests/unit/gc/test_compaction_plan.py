@@ -1,6 +1,4 @@
-"""
-The choice of files that a compaction rewrites.
-"""
+"""The choice of files that a compaction rewrites."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ POLICY = CompactionPolicy(fan_in=4, files_max=10, small_bytes=100)
 
 
 def own(superstep: int, size: int = 10) -> LiveFile:
-    """
-    A file that a superstep wrote.
-    """
+    """A file that a superstep wrote."""
     return LiveFile(
         path=f"{superstep}.parquet",
         size_bytes=size,
@@ -38,16 +34,12 @@ def own(superstep: int, size: int = 10) -> LiveFile:
 
 
 def compacted(superstep: int, size: int) -> LiveFile:
-    """
-    A file that a compaction wrote: its statistics bound the supersteps from above only.
-    """
+    """A file that a compaction wrote: its statistics bound the supersteps from above only."""
     return replace(own(superstep, size), min_superstep=None)
 
 
 def foreign(oldest: int, newest: int, size: int = 10) -> LiveFile:
-    """
-    A file into which another engine rewrote the rows of supersteps ``oldest`` to ``newest``.
-    """
+    """A file into which another engine rewrote the rows of supersteps ``oldest`` to ``newest``."""
     return replace(own(newest, size), min_superstep=oldest, tags={})
 
 
@@ -60,23 +52,17 @@ def supersteps(compaction: Compaction | None) -> list[int]:
 
 
 def test_few_files_are_left_alone():
-    """
-    Below the fan-in nothing is rewritten.
-    """
+    """Below the fan-in nothing is rewritten."""
     assert plan(own(1), own(2), own(3)) is None
 
 
 def test_small_files_become_one():
-    """
-    As many small files as the fan-in are compacted, in order of supersteps, whatever the order of the list.
-    """
+    """As many small files as the fan-in are compacted, in order of supersteps, whatever the order of the list."""
     assert supersteps(plan(own(3), own(1), own(4), own(2))) == [1, 2, 3, 4]
 
 
 def test_a_large_old_file_is_left_out():
-    """
-    A compaction of small young files leaves the bulk out and is marked as not complete.
-    """
+    """A compaction of small young files leaves the bulk out and is marked as not complete."""
     compaction = plan(compacted(5, 5_000), own(6), own(7), own(8), own(9))
 
     assert supersteps(compaction) == [6, 7, 8, 9]
@@ -85,9 +71,7 @@ def test_a_large_old_file_is_left_out():
 
 
 def test_young_files_of_half_the_size_of_the_oldest_compact_everything():
-    """
-    Young files that together are half as large as the bulk, give or take a fifth, are compacted into it.
-    """
+    """Young files that together are half as large as the bulk, give or take a fifth, are compacted into it."""
     for superstep in range(5, 50):
         bulk = compacted(superstep, 1_000)
         compaction = plan(bulk, own(60, 300), own(61, 301))
@@ -99,8 +83,7 @@ def test_young_files_of_half_the_size_of_the_oldest_compact_everything():
 
 
 def test_bulks_of_one_size_are_not_all_due_at_once():
-    """
-    With young files of exactly half their size some of many bulks are compacted, and the choice is the same
+    """With young files of exactly half their size some of many bulks are compacted, and the choice is the same
     each time.
     """
     due = [
@@ -114,25 +97,19 @@ def test_bulks_of_one_size_are_not_all_due_at_once():
 
 
 def test_files_of_the_last_superstep_stay():
-    """
-    Files that may hold undelivered productions are not compacted.
-    """
+    """Files that may hold undelivered productions are not compacted."""
     assert supersteps(plan(*map(own, range(1, 7)), before=6)) == [1, 2, 3, 4, 5]
 
 
 def test_compacting_a_higher_tier_includes_the_small_young_files():
-    """
-    When a tier is full its compaction begins at the tier's oldest file and ends at the youngest file of all.
-    """
+    """When a tier is full its compaction begins at the tier's oldest file and ends at the youngest file of all."""
     files = [compacted(10, 9_000), *(compacted(10 + n, 300) for n in (1, 2, 3, 4)), own(20)]
 
     assert supersteps(plan(*files)) == [11, 12, 13, 14, 20]
 
 
 def test_the_number_of_files_is_bounded():
-    """
-    With ``files_max`` files the young ones are compacted whatever their sizes.
-    """
+    """With ``files_max`` files the young ones are compacted whatever their sizes."""
     sizes = [10**9, 10**7, 10**7, 10**6, 10**6, 10**5, 10**5, 10**4, 10**4, 10**3]
     files = [own(n, size) for n, size in enumerate(sizes, 1)]
 
@@ -141,9 +118,7 @@ def test_the_number_of_files_is_bounded():
 
 
 def test_no_compaction_is_too_large():
-    """
-    Files that exceed the memory bound are planned like any others.
-    """
+    """Files that exceed the memory bound are planned like any others."""
     policy = replace(POLICY, memory_bytes_max=39)
     compaction = plan_compaction([own(n) for n in range(4)], INTERVAL, before=Superstep(9), policy=policy)
 
@@ -153,16 +128,12 @@ def test_no_compaction_is_too_large():
 
 
 def test_a_foreign_file_of_the_interval_is_compacted():
-    """
-    A file that another engine rewrote is compacted if it lies in the interval and in order.
-    """
+    """A file that another engine rewrote is compacted if it lies in the interval and in order."""
     assert supersteps(plan(foreign(1, 5), own(6), own(7), own(8))) == [5, 6, 7, 8]
 
 
 def test_a_foreign_file_of_several_intervals_stays():
-    """
-    A file with other intervals' keys is never replaced; only younger files are.
-    """
+    """A file with other intervals' keys is never replaced; only younger files are."""
     wide = replace(foreign(1, 5), max_key="z")
     compaction = plan(wide, own(6), own(7), own(8), own(9))
 
@@ -172,9 +143,7 @@ def test_a_foreign_file_of_several_intervals_stays():
 
 
 def test_interleaved_foreign_files_are_compacted_together_or_not_at_all():
-    """
-    A compaction never begins between two files whose supersteps overlap.
-    """
+    """A compaction never begins between two files whose supersteps overlap."""
     first, second = foreign(1, 6, 5_000), foreign(3, 7)
 
     assert supersteps(plan(first, second, own(8), own(9), own(10))) == [6, 7, 8, 9, 10]
@@ -183,41 +152,31 @@ def test_interleaved_foreign_files_are_compacted_together_or_not_at_all():
 
 
 def test_a_foreign_file_that_reaches_into_the_last_superstep_stops_compacting():
-    """
-    It may hold newer rows as well as rows older than those of a compaction.
-    """
+    """It may hold newer rows as well as rows older than those of a compaction."""
     assert plan(*map(own, range(1, 6)), foreign(2, 9), before=9) is None
 
 
 def test_a_file_of_unknown_age_stops_compacting():
-    """
-    No compaction is planned around rows that could belong to any superstep.
-    """
+    """No compaction is planned around rows that could belong to any superstep."""
     unknown = replace(own(3), min_superstep=None, max_superstep=None, tags={})
 
     assert plan(*map(own, range(4, 9)), unknown) is None
 
 
 def test_everything_is_compacted_on_demand():
-    """
-    With ``everything`` two files are enough; a single file is not rewritten again and again.
-    """
+    """With ``everything`` two files are enough; a single file is not rewritten again and again."""
     assert supersteps(plan(own(1), own(2), everything=True)) == [1, 2]
     assert plan(own(1), everything=True) is None
 
 
 def test_a_policy_that_never_ends_is_refused():
-    """
-    A fan-in of one would rewrite the same file for ever.
-    """
+    """A fan-in of one would rewrite the same file for ever."""
     with pytest.raises(InvalidError):
         CompactionPolicy(fan_in=1)
 
 
 def test_in_parallel_with_a_compaction_only_younger_files_are_compacted():
-    """
-    While a stretch is being compacted, its files, older files and files of mixed supersteps stay.
-    """
+    """While a stretch is being compacted, its files, older files and files of mixed supersteps stay."""
     compaction = Compaction(interval=INTERVAL, files=(own(3), own(4)), is_complete=False)
     files = [own(1), own(3), own(4), own(5), own(6)]
 

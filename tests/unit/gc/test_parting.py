@@ -1,6 +1,4 @@
-"""
-Which files are parted after a split, and in which order.
-"""
+"""Which files are parted after a split, and in which order."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ LOW, HIGH = intervals_from_boundaries("counter", ["m"])
 
 
 def file(superstep: int, interval: Interval = WHOLE, low: str = "a", high: str = "z") -> LiveFile:
-    """
-    A file of a superstep with keys from ``low`` to ``high``.
-    """
+    """A file of a superstep with keys from ``low`` to ``high``."""
     return LiveFile(
         path=f"{superstep}-{low}.parquet",
         size_bytes=10,
@@ -45,9 +41,7 @@ def supersteps(parting: Parting | None) -> list[int | None]:
 
 
 def test_shared_files_are_parted_together() -> None:
-    """
-    Each interval gets one file of all of them, from which tombstones may go: nothing is older.
-    """
+    """Each interval gets one file of all of them, from which tombstones may go: nothing is older."""
     parting = plan(file(2), file(1), file(3, LOW, "a", "b"), file(4, HIGH, "n", "z"))
 
     assert supersteps(parting) == [1, 2]
@@ -57,25 +51,19 @@ def test_shared_files_are_parted_together() -> None:
 
 
 def test_files_that_lie_in_one_interval_stay() -> None:
-    """
-    What the interval's own compactions replace is left to them.
-    """
+    """What the interval's own compactions replace is left to them."""
     assert plan(file(1, WHOLE, "a", "c"), file(2, WHOLE, "n", "z")) is None
     assert plan(file(1, LOW, "a", "c"), intervals=(LOW, HIGH)) is None
     assert plan(file(1), intervals=(WHOLE,)) is None
 
 
 def test_a_file_between_two_shared_ones_goes_along() -> None:
-    """
-    So that the stretch has no gap in time; one behind the last shared file stays.
-    """
+    """So that the stretch has no gap in time; one behind the last shared file stays."""
     assert supersteps(plan(file(1), file(2, WHOLE, "a", "c"), file(3), file(4, WHOLE, "a", "c"))) == [1, 2, 3]
 
 
 def test_of_two_splits_the_older_files_come_first() -> None:
-    """
-    The next stretch is not complete where a file of its own is older.
-    """
+    """The next stretch is not complete where a file of its own is older."""
     lower, upper = intervals_from_boundaries("counter", ["g", "m"])[:2]
     intervals = (lower, upper, HIGH)
 
@@ -90,23 +78,17 @@ def test_of_two_splits_the_older_files_come_first() -> None:
 
 
 def test_the_last_superstep_waits() -> None:
-    """
-    Its productions may be undelivered.
-    """
+    """Its productions may be undelivered."""
     assert supersteps(plan(file(1), file(2), before=2)) == [1]
     assert plan(file(2), before=2) is None
 
 
 def test_files_of_other_engines_end_it() -> None:
-    """
-    They mix old rows with new ones, so no stretch of time is certain.
-    """
+    """They mix old rows with new ones, so no stretch of time is certain."""
     assert plan(file(1), replace(file(2), tags={})) is None
     assert plan(replace(file(1), max_superstep=None), file(2)) is None
 
 
 def test_unknown_bounds_may_be_anywhere() -> None:
-    """
-    A file whose range of keys is not known is shared.
-    """
+    """A file whose range of keys is not known is shared."""
     assert supersteps(plan(replace(file(1), max_key=None))) == [1]

@@ -1,6 +1,4 @@
-"""
-A round of garbage collection: what goes, what stays, and that the store reads as before.
-"""
+"""A round of garbage collection: what goes, what stays, and that the store reads as before."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ class Count(Computation):
 
 
 class Pond:
-    """
-    A store, and a pipeline that is stepped over it, one minute a superstep.
-    """
+    """A store, and a pipeline that is stepped over it, one minute a superstep."""
 
     def __init__(self, objects: Any = None) -> None:
         self.objects = MemoryObjects() if objects is None else objects
@@ -112,9 +108,7 @@ class Pond:
 
 @pytest.fixture(params=["memory", "folder"])
 def pond(request, tmp_path: Path) -> Pond:
-    """
-    The same on both kinds of object store.
-    """
+    """The same on both kinds of object store."""
     made = Pond(MemoryObjects() if request.param == "memory" else open_objects(str(tmp_path / "rows")))
     made.steps(30)
     return made
@@ -125,9 +119,7 @@ def by_kind(collected: CollectionRound) -> dict[str, tuple[str, ...]]:
 
 
 def test_a_round_leaves_what_is_live_and_nothing_else(pond):
-    """
-    Without retention, only live files stay, and the log of the last half minute.
-    """
+    """Without retention, only live files stay, and the log of the last half minute."""
     live = {file.path for file in pond.store.committer.snapshot.files}
     assert live < pond.data_files()
     before = pond.counts()
@@ -140,9 +132,7 @@ def test_a_round_leaves_what_is_live_and_nothing_else(pond):
 
 
 def test_the_log_is_cut_behind_a_checkpoint(pond):
-    """
-    A cold open needs neither version 0 nor any commit before the checkpoint, and knows the digest.
-    """
+    """A cold open needs neither version 0 nor any commit before the checkpoint, and knows the digest."""
     pond.collect()
     pond.steps(10)
     pond.collect()
@@ -158,9 +148,7 @@ def test_the_log_is_cut_behind_a_checkpoint(pond):
 
 
 def test_the_running_pipeline_goes_on_over_a_cut_log(pond):
-    """
-    A round changes nothing for running writers.
-    """
+    """A round changes nothing for running writers."""
     pond.collect()
     pond.steps(5)
 
@@ -168,9 +156,7 @@ def test_the_running_pipeline_goes_on_over_a_cut_log(pond):
 
 
 def test_a_dry_run_changes_nothing(pond):
-    """
-    It names what would go, and the round after it takes just that.
-    """
+    """It names what would go, and the round after it takes just that."""
     before = set(pond.objects.list(""))
     named = by_kind(pond.collect(dry_run=True))
 
@@ -180,9 +166,7 @@ def test_a_dry_run_changes_nothing(pond):
 
 
 def test_versions_within_the_retention_stay_readable(pond):
-    """
-    Every version of the last ten minutes reads as it did.
-    """
+    """Every version of the last ten minutes reads as it did."""
     retention = Retention(keep_ms=10 * MINUTE_MS, checkpoint_every=1)
     newest = pond.store.committer.snapshot.version
     before = {version: pond.counts(version) for version in range(newest - 9, newest + 1)}
@@ -197,9 +181,7 @@ def test_versions_within_the_retention_stay_readable(pond):
 
 
 def test_a_savepoint_keeps_its_version(pond):
-    """
-    Of what is older than the horizon it keeps its own version and no other; once it is dropped, its files go.
-    """
+    """Of what is older than the horizon it keeps its own version and no other; once it is dropped, its files go."""
     version = TableVersion(12)
     before, needed = pond.counts(version), {file.path for file in pond.store.snapshot(version).files}
     pond.savepoint("mine", version)
@@ -220,9 +202,7 @@ def test_a_savepoint_keeps_its_version(pond):
 
 
 def test_where_inputs_are_in_their_sources_outlives_the_log(pond):
-    """
-    The commits that said so first are gone, and those of a checkpoint's and of a savepoint's version repeat it.
-    """
+    """The commits that said so first are gone, and those of a checkpoint's and of a savepoint's version repeat it."""
     pond.store.committer.commit(
         CommitRequest(kind="request", positions={"a": 1}, source_offsets={"p/clicks/q": "offset 7"})
     )
@@ -241,9 +221,7 @@ def test_where_inputs_are_in_their_sources_outlives_the_log(pond):
 
 
 def test_a_savepoint_of_a_log_without_its_checkpoint_gets_one(pond):
-    """
-    One that an older writer committed stays readable when the log before it goes.
-    """
+    """One that an older writer committed stays readable when the log before it goes."""
     version = TableVersion(12)
     before = pond.counts(version)
     pond.store.committer.commit(
@@ -256,9 +234,7 @@ def test_a_savepoint_of_a_log_without_its_checkpoint_gets_one(pond):
 
 
 def test_a_savepoint_that_comes_too_late_is_refused(pond):
-    """
-    A version that is being collected gets no name.
-    """
+    """A version that is being collected gets no name."""
     pond.collect()
 
     with pytest.raises(ConflictError, match="has been collected"):
@@ -267,9 +243,7 @@ def test_a_savepoint_that_comes_too_late_is_refused(pond):
 
 
 def test_a_savepoint_whose_maker_was_killed_is_refused_when_it_is_made_again(pond):
-    """
-    It is in the log, and a collector was quicker, which its maker did not live to see.
-    """
+    """It is in the log, and a collector was quicker, which its maker did not live to see."""
     pond.collect()
     pond.store.committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): 3}))
 
@@ -279,9 +253,7 @@ def test_a_savepoint_whose_maker_was_killed_is_refused_when_it_is_made_again(pon
 
 
 def test_a_savepoint_that_is_made_again_long_after_is_the_one_that_is_there(pond):
-    """
-    Though its version is behind what collectors have passed.
-    """
+    """Though its version is behind what collectors have passed."""
     version = TableVersion(12)
     made = pond.savepoint("mine", version)
     pond.collect()
@@ -292,9 +264,7 @@ def test_a_savepoint_that_is_made_again_long_after_is_the_one_that_is_there(pond
 
 
 class Interrupted:
-    """
-    Objects that do something else right before they put a file for the first time.
-    """
+    """Objects that do something else right before they put a file for the first time."""
 
     def __init__(self, objects: Any, folder: str) -> None:
         self._objects, self._folder = objects, folder
@@ -311,9 +281,7 @@ class Interrupted:
 
 
 def test_a_collector_sees_the_savepoint_that_came_before_its_horizon(pond):
-    """
-    One that is made while the collector is about to publish is kept.
-    """
+    """One that is made while the collector is about to publish is kept."""
     version = TableVersion(12)
     before, needed = pond.counts(version), {file.path for file in pond.store.snapshot(version).files}
     objects = Interrupted(pond.objects, HORIZON_FOLDER)
@@ -326,9 +294,7 @@ def test_a_collector_sees_the_savepoint_that_came_before_its_horizon(pond):
 
 
 def test_a_savepoint_sees_the_collector_that_came_before_its_commit(pond):
-    """
-    One whose version is collected before it is committed is refused, and leaves nothing.
-    """
+    """One whose version is collected before it is committed is refused, and leaves nothing."""
     objects = Interrupted(pond.objects, "_delta_log/")
     writer = Committer(Log(objects), pond.clock, SeededRng(3), pond.store.leases.high_water)
     # What it puts first is the checkpoint.
@@ -341,9 +307,7 @@ def test_a_savepoint_sees_the_collector_that_came_before_its_commit(pond):
 
 
 def test_a_reader_keeps_its_version_until_it_expires(pond):
-    """
-    A published reader is waited for, as long as its horizon lives.
-    """
+    """A published reader is waited for, as long as its horizon lives."""
     version = TableVersion(12)
     pond.catalog.publish_horizon("reader", version, lifetime_ms=MINUTE_MS)
 
@@ -353,9 +317,7 @@ def test_a_reader_keeps_its_version_until_it_expires(pond):
 
 
 def test_a_reader_that_comes_too_late_is_refused(pond):
-    """
-    A version that is being collected cannot be pinned.
-    """
+    """A version that is being collected cannot be pinned."""
     pond.collect()
 
     with pytest.raises(ConflictError):
@@ -363,9 +325,7 @@ def test_a_reader_that_comes_too_late_is_refused(pond):
 
 
 def test_orphans_of_past_supersteps_go(pond):
-    """
-    A file that no commit names goes once its superstep is past; one of the next superstep stays.
-    """
+    """A file that no commit names goes once its superstep is past; one of the next superstep stays."""
 
     def orphan(superstep: int, token: str) -> str:
         return write_row_file(
@@ -385,9 +345,7 @@ def test_orphans_of_past_supersteps_go(pond):
 
 
 def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
-    """
-    Other engines' checkpoints leave out what was removed a week ago: an open savepoint's files are no orphans.
-    """
+    """Other engines' checkpoints leave out what was removed a week ago: an open savepoint's files are no orphans."""
     folder = tmp_path / "rows"
     pond = Pond(open_objects(str(folder)))
     pond.steps(30)
@@ -411,9 +369,7 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_savepoint(tmp_path):
 
 
 def test_a_checkpoint_that_forgets_removed_files_costs_no_version_within_the_retention(tmp_path):
-    """
-    Unpinned versions stay readable too, all of them, and files that no commit named are still deleted.
-    """
+    """Unpinned versions stay readable too, all of them, and files that no commit named are still deleted."""
     folder = tmp_path / "rows"
     pond = Pond(open_objects(str(folder)))
     pond.steps(30)
@@ -439,9 +395,7 @@ def test_a_checkpoint_that_forgets_removed_files_costs_no_version_within_the_ret
 
 
 def test_other_pipelines_dead_letters_are_not_ours(pond):
-    """
-    Where pipelines share a computation, only files of one's own keys are orphans.
-    """
+    """Where pipelines share a computation, only files of one's own keys are orphans."""
 
     def letter(pipeline: str, token: str) -> str:
         return write_row_file(
@@ -461,9 +415,7 @@ def test_other_pipelines_dead_letters_are_not_ours(pond):
 
 
 def test_files_of_other_engines_are_never_orphans(pond):
-    """
-    What does not carry our name is not ours to judge.
-    """
+    """What does not carry our name is not ours to judge."""
     path = f"computation={NAME}/part-00000-abc.parquet"
     pond.objects.put(path, b"PAR1")
     pond.collect()
@@ -472,9 +424,7 @@ def test_files_of_other_engines_are_never_orphans(pond):
 
 
 def test_a_checkpoint_with_a_flipped_bit_is_refused():
-    """
-    A damaged checkpoint is an error, and an open goes around it when the log still can.
-    """
+    """A damaged checkpoint is an error, and an open goes around it when the log still can."""
     pond = Pond()
     pond.steps(12)
     pond.collect()
@@ -497,9 +447,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused():
 
 
 def test_an_older_checkpoint_in_a_newer_ones_place_is_refused():
-    """
-    A whole checkpoint under another version's name is an error, not an older table.
-    """
+    """A whole checkpoint under another version's name is an error, not an older table."""
     pond = Pond()
     pond.steps(12)
     pond.collect()
@@ -513,9 +461,7 @@ def test_an_older_checkpoint_in_a_newer_ones_place_is_refused():
 
 
 def test_delta_rs_reads_the_table_through_our_checkpoint(tmp_path):
-    """
-    Another engine opens the cut log and finds the same rows and transactions.
-    """
+    """Another engine opens the cut log and finds the same rows and transactions."""
     objects = open_objects(str(tmp_path / "rows"))
     pond = Pond(objects)
     for _ in range(2):
@@ -533,9 +479,7 @@ def test_delta_rs_reads_the_table_through_our_checkpoint(tmp_path):
 
 
 def test_a_checkpoint_is_written_once_in_a_while():
-    """
-    Not before so many versions have passed, and not twice.
-    """
+    """Not before so many versions have passed, and not twice."""
     pond = Pond()
     pond.steps(5)
     newest = pond.store.committer.snapshot.version
@@ -546,9 +490,7 @@ def test_a_checkpoint_is_written_once_in_a_while():
 
 
 def test_a_young_catalog_may_not_know_all_readers():
-    """
-    After the catalog was lost, collectors wait as long as a reader may live unheard of.
-    """
+    """After the catalog was lost, collectors wait as long as a reader may live unheard of."""
     pond = Pond()
     pond.steps(60)
     pond.catalog = Catalog.open("sqlite://", pond.clock)
@@ -559,9 +501,7 @@ def test_a_young_catalog_may_not_know_all_readers():
 
 
 def test_upkeep_collects_by_itself():
-    """
-    A running pipeline writes checkpoints and deletes what its retention allows.
-    """
+    """A running pipeline writes checkpoints and deletes what its retention allows."""
     clock, objects = ManualClock(), MemoryObjects()
     store = Store.in_memory(objects=objects, clock=clock, rng=SeededRng(1))
     pipeline = EnginePipeline("p")
@@ -584,8 +524,6 @@ def test_upkeep_collects_by_itself():
 
 
 def test_a_negative_retention_is_refused():
-    """
-    Nothing is older than now.
-    """
+    """Nothing is older than now."""
     with pytest.raises(InvalidError):
         Retention(keep_ms=-1)

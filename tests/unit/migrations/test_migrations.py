@@ -1,6 +1,4 @@
-"""
-The catalog's schema: made from nothing, resumed after a kill, equal to what the code describes.
-"""
+"""The catalog's schema: made from nothing, resumed after a kill, equal to what the code describes."""
 
 from __future__ import annotations
 

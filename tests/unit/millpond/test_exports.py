@@ -1,6 +1,4 @@
-"""
-The public surface: every name loads, is listed once, and static tools see what the interpreter sees.
-"""
+"""The public surface: every name loads, is listed once, and static tools see what the interpreter sees."""
 
 from __future__ import annotations
 
@@ -17,25 +15,19 @@ STUB = Path(mp.__file__).with_suffix(".pyi")
 
 
 def listed() -> list[ast.alias]:
-    """
-    The imports of the stub, in order.
-    """
+    """The imports of the stub, in order."""
     tree = ast.parse(STUB.read_text())
     return [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
 
 
 @pytest.mark.parametrize("name", mp.__all__)
 def test_every_public_name_loads(name: str) -> None:
-    """
-    Each name of ``__all__`` is an attribute of the package.
-    """
+    """Each name of ``__all__`` is an attribute of the package."""
     assert getattr(mp, name) is not None
 
 
 def test_run_time_names_are_those_of_the_stub() -> None:
-    """
-    ``__all__`` and ``dir`` at run time are the names that type checkers read in the stub, each listed once.
-    """
+    """``__all__`` and ``dir`` at run time are the names that type checkers read in the stub, each listed once."""
     names = [alias.name for alias in listed()]
 
     assert len(names) == len(set(names))
@@ -43,16 +35,12 @@ def test_run_time_names_are_those_of_the_stub() -> None:
 
 
 def test_type_checkers_treat_every_name_as_public() -> None:
-    """
-    Each import of the stub is a re-export, which a stub writes as ``X as X``.
-    """
+    """Each import of the stub is a re-export, which a stub writes as ``X as X``."""
     assert [alias.name for alias in listed() if alias.asname != alias.name] == []
 
 
 def test_importing_the_package_imports_none_of_its_rooms() -> None:
-    """
-    ``import millpond`` loads no submodule and none of the libraries that they need.
-    """
+    """``import millpond`` loads no submodule and none of the libraries that they need."""
     code = "import sys, millpond; print(*(m for m in sys.modules if m.startswith(('millpond.', 'pyarrow', 'pyspark'))))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
 
@@ -60,8 +48,6 @@ def test_importing_the_package_imports_none_of_its_rooms() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """
-    A misspelt name fails as for any module.
-    """
+    """A misspelt name fails as for any module."""
     with pytest.raises(AttributeError, match="attribute Stoer"):
         mp.Stoer  # noqa: B018

@@ -1,6 +1,4 @@
-"""
-The error tree: one root, stable kinds, short messages, safe journeys between processes.
-"""
+"""The error tree: one root, stable kinds, short messages, safe journeys between processes."""
 
 from __future__ import annotations
 
@@ -16,18 +14,14 @@ CLASSES = [getattr(errors, name) for name in errors.__all__ if name.endswith("Er
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_error_has_one_root_and_a_stable_kind(kind: type[MillpondError]) -> None:
-    """
-    A handler of `MillpondError` catches every error, and each error has its kind.
-    """
+    """A handler of `MillpondError` catches every error, and each error has its kind."""
     assert issubclass(kind, MillpondError)
     assert isinstance(kind.kind, ErrorKind)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_an_error_travels_between_processes_whole(kind: type[MillpondError]) -> None:
-    """
-    Pickling keeps class, text, details and notes.
-    """
+    """Pickling keeps class, text, details and notes."""
     error = kind("something is wrong", path="a/b", version=3)
     error.add_note("more")
 
@@ -40,16 +34,12 @@ def test_an_error_travels_between_processes_whole(kind: type[MillpondError]) -> 
 
 
 def test_an_error_without_details_is_just_its_message() -> None:
-    """
-    No empty pairs are printed.
-    """
+    """No empty pairs are printed."""
     assert str(InvalidError("fix the call")) == "fix the call"
 
 
 def test_the_tree_in_the_docstring_names_every_class() -> None:
-    """
-    The drawing at the top of the module is complete.
-    """
+    """The drawing at the top of the module is complete."""
     drawing = errors.__doc__ or ""
 
     assert all(kind.__name__ in drawing for kind in CLASSES)

@@ -1,6 +1,4 @@
-"""
-Failpoints: their names, their positions in the code, and their silence without a listener.
-"""
+"""Failpoints: their names, their positions in the code, and their silence without a listener."""
 
 from __future__ import annotations
 

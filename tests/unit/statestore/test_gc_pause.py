@@ -1,6 +1,4 @@
-"""
-The pause of Python's cycle collector.
-"""
+"""The pause of Python's cycle collector."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from millpond.statestore.gc_pause import collector_paused
 
 
 def test_the_collector_works_again_after_the_outer_pause() -> None:
-    """
-    A pause within another one does not end it, and neither does an error within.
-    """
+    """A pause within another one does not end it, and neither does an error within."""
 
     @collector_paused()
     def fail() -> None:
@@ -29,9 +25,7 @@ def test_the_collector_works_again_after_the_outer_pause() -> None:
 
 
 def test_a_function_can_be_a_pause() -> None:
-    """
-    Each of its calls is one.
-    """
+    """Each of its calls is one."""
 
     @collector_paused()
     def is_collected() -> bool:

@@ -1,6 +1,4 @@
-"""
-Intervals: which keys they hold, and how the table names them.
-"""
+"""Intervals: which keys they hold, and how the table names them."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ TEXT = st.text(max_size=8)
 
 @given(computation=TEXT, low=TEXT, high=st.none() | TEXT)
 def test_a_name_in_the_table_names_one_interval(computation: str, low: str, high: str | None) -> None:
-    """
-    Whatever characters names and bounds have, slashes and signs of equality among them, the id leads back.
-    """
+    """Whatever characters names and bounds have, slashes and signs of equality among them, the id leads back."""
     interval = Interval(computation, low, high)
 
     assert Interval.from_app_id(interval.app_id) == interval
@@ -28,17 +24,13 @@ def test_a_name_in_the_table_names_one_interval(computation: str, low: str, high
 
 @pytest.mark.parametrize("app_id", ["", "sink", "millpond/superstep/p", "interval/c//"])
 def test_other_ids_name_no_interval(app_id: str) -> None:
-    """
-    Ids of sinks, positions and other applications are none of an interval's.
-    """
+    """Ids of sinks, positions and other applications are none of an interval's."""
     assert Interval.from_app_id(app_id) is None
 
 
 @given(boundaries=st.lists(TEXT.filter(bool), unique=True).map(sorted), key=TEXT)
 def test_each_key_has_one_interval(boundaries: list[str], key: str) -> None:
-    """
-    Intervals between boundaries leave no key out and share none, and each key is located in its own.
-    """
+    """Intervals between boundaries leave no key out and share none, and each key is located in its own."""
     intervals = intervals_from_boundaries("c", boundaries)
     holders = [number for number, interval in enumerate(intervals) if interval.contains(key)]
 
@@ -49,8 +41,6 @@ def test_each_key_has_one_interval(boundaries: list[str], key: str) -> None:
 
 @pytest.mark.parametrize("boundaries", [["b", "a"], ["a", "a"], [""]])
 def test_boundaries_rise(boundaries: list[str]) -> None:
-    """
-    Boundaries out of order, repeated or empty are refused.
-    """
+    """Boundaries out of order, repeated or empty are refused."""
     with pytest.raises(InvalidError, match="must rise"):
         intervals_from_boundaries("c", boundaries)

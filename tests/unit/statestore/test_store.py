@@ -1,6 +1,4 @@
-"""
-The store: made once, opened by many, refused when it is not what it seems.
-"""
+"""The store: made once, opened by many, refused when it is not what it seems."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ def leases_of(registry: MemoryRegistry) -> LeaseFactory:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., Store]:
-    """
-    Opens the store ``pond`` with leases in memory.
-    """
+    """Opens the store ``pond`` with leases in memory."""
     registry = MemoryRegistry()
     return lambda **options: Store.open(tmp_path / "pond", leases=leases_of(registry), **options)
 
@@ -90,9 +86,7 @@ def counting() -> EnginePipeline:
 
 
 def test_a_store_is_made_and_opened_again(opened: Callable[..., Store], tmp_path: Path) -> None:
-    """
-    The first opening makes the store, the next one finds the same, as path, text or file URL.
-    """
+    """The first opening makes the store, the next one finds the same, as path, text or file URL."""
     with opened() as made:
         first = made.store_id
     with opened(create=False) as again:
@@ -103,18 +97,14 @@ def test_a_store_is_made_and_opened_again(opened: Callable[..., Store], tmp_path
 
 
 def test_opening_twice_at_once_is_no_conflict(opened: Callable[..., Store]) -> None:
-    """
-    A store is open to any number of processes; only intervals have one owner.
-    """
+    """A store is open to any number of processes; only intervals have one owner."""
     with opened() as one, opened() as other:
         assert one.store_id == other.store_id
         assert one.committer.writer_id != other.committer.writer_id
 
 
 def test_two_processes_make_one_store(tmp_path: Path) -> None:
-    """
-    Two processes that make the store at the same moment end up with the same one, and one ZooKeeper.
-    """
+    """Two processes that make the store at the same moment end up with the same one, and one ZooKeeper."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", _CREATE, str(tmp_path), str(number)],
@@ -138,9 +128,7 @@ def test_two_processes_make_one_store(tmp_path: Path) -> None:
 
 
 def test_a_file_is_no_store(tmp_path: Path) -> None:
-    """
-    A path that is a file is refused, and the file stays as it is.
-    """
+    """A path that is a file is refused, and the file stays as it is."""
     path = tmp_path / "pond"
     path.write_text("letters")
 
@@ -150,9 +138,7 @@ def test_a_file_is_no_store(tmp_path: Path) -> None:
 
 
 def test_a_folder_below_a_file_is_no_place(tmp_path: Path) -> None:
-    """
-    A path that leads through a file is refused in one line.
-    """
+    """A path that leads through a file is refused in one line."""
     (tmp_path / "file").write_text("letters")
 
     with pytest.raises(InvalidError, match="there is a file on the way to it"):
@@ -161,9 +147,7 @@ def test_a_folder_below_a_file_is_no_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strange", ["notes.txt", "rows/notes.txt"])
 def test_a_folder_of_something_else_is_refused(tmp_path: Path, strange: str) -> None:
-    """
-    A folder with other people's files is not turned into a store.
-    """
+    """A folder with other people's files is not turned into a store."""
     file = tmp_path / "pond" / strange
     file.parent.mkdir(parents=True)
     file.write_text("letters")
@@ -175,18 +159,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, strange: str) -> 
 
 @pytest.mark.parametrize("half", ["", "rows", "rows/_delta_log"])
 def test_a_half_made_store_is_completed(tmp_path: Path, opened: Callable[..., Store], half: str) -> None:
-    """
-    What a process leaves that was killed while it made the store is no obstacle.
-    """
+    """What a process leaves that was killed while it made the store is no obstacle."""
     (tmp_path / "pond" / half).mkdir(parents=True)
     with opened() as store:
         assert store.snapshot().version == 0
 
 
 def test_a_half_written_first_commit_is_no_obstacle(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """
-    A staging file of the first commit that never came to its name does not count.
-    """
+    """A staging file of the first commit that never came to its name does not count."""
     log = tmp_path / "pond" / "rows" / "_delta_log"
     log.mkdir(parents=True)
     (log / "00000000000000000000.json#1").write_text('{"protocol":')
@@ -195,9 +175,7 @@ def test_a_half_written_first_commit_is_no_obstacle(tmp_path: Path, opened: Call
 
 
 def test_without_create_nothing_is_made(tmp_path: Path) -> None:
-    """
-    Opening an absent store to read it, or with create=False, is refused and leaves nothing behind.
-    """
+    """Opening an absent store to read it, or with create=False, is refused and leaves nothing behind."""
     for options in ({"read_only": True}, {"create": False}):
         with pytest.raises(InvalidError, match="there is no store at this path"):
             Store.open(tmp_path / "pond", **options)
@@ -205,9 +183,7 @@ def test_without_create_nothing_is_made(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_store_is_not_read(tmp_path: Path) -> None:
-    """
-    A reader does not complete what a writer left half made.
-    """
+    """A reader does not complete what a writer left half made."""
     (tmp_path / "pond" / "rows" / "_delta_log").mkdir(parents=True)
 
     with pytest.raises(InvalidError, match="there is no store at this path"):
@@ -215,9 +191,7 @@ def test_an_unfinished_store_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    """
-    A store of a newer Millpond is refused with both formats, for reading too, and not touched.
-    """
+    """A store of a newer Millpond is refused with both formats, for reading too, and not touched."""
     table_at(tmp_path / "pond", {FORMAT_VERSION_KEY: "2", STORE_ID_KEY: "s"})
     before = entries(tmp_path / "pond")
 
@@ -229,9 +203,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("configuration", [{}, {FORMAT_VERSION_KEY: "1"}, {FORMAT_VERSION_KEY: "one"}])
 def test_another_delta_table_is_refused(tmp_path: Path, configuration: dict[str, str]) -> None:
-    """
-    A Delta table named rows that no Millpond made is not taken for a store.
-    """
+    """A Delta table named rows that no Millpond made is not taken for a store."""
     table_at(tmp_path / "pond", configuration)
 
     with pytest.raises(InvalidError, match="not a Millpond store"):
@@ -239,9 +211,7 @@ def test_another_delta_table_is_refused(tmp_path: Path, configuration: dict[str,
 
 
 def test_reading_needs_no_zookeeper(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """
-    A reader starts no ZooKeeper, takes no lease, and can neither commit nor ask for leases.
-    """
+    """A reader starts no ZooKeeper, takes no lease, and can neither commit nor ask for leases."""
     opened().close()
     with Store.open(tmp_path / "pond", read_only=True) as store:
         assert store.rows_view("c").to_arrow().num_rows == 0
@@ -252,9 +222,7 @@ def test_reading_needs_no_zookeeper(tmp_path: Path, opened: Callable[..., Store]
 
 
 def test_a_reader_of_a_rolled_back_store_is_told(tmp_path: Path, zookeeper_hosts: str) -> None:
-    """
-    A given ZooKeeper is asked for the mark, and without one that in the folder tells; without ``check_mark`` it opens.
-    """
+    """A given ZooKeeper is asked for the mark, and without one that in the folder tells; without ``check_mark`` it opens."""
     with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
         for number in range(3):
             store.committer.commit(fence_request(number + 1, INTERVAL))
@@ -277,9 +245,7 @@ def test_a_reader_of_a_rolled_back_store_is_told(tmp_path: Path, zookeeper_hosts
 def test_a_reader_asks_the_server_that_runs_in_the_store(
     tmp_path: Path, zookeeper_hosts: str, opened: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    The store's own server is found by its note; if it does not answer the store opens, but a given one must answer.
-    """
+    """The store's own server is found by its note; if it does not answer the store opens, but a given one must answer."""
     opened().close()
     monkeypatch.setattr(opening, "local_server", lambda _: zookeeper_hosts)
     with Store.open(tmp_path / "pond", read_only=True) as store:
@@ -301,9 +267,7 @@ def test_a_reader_asks_the_server_that_runs_in_the_store(
 def test_a_folder_without_its_newest_commits_says_so_without_zookeeper(
     tmp_path: Path, opened: Callable[..., Store]
 ) -> None:
-    """
-    A reader without a server to ask refuses a log that was cut, and a table that was put back, by the stored mark.
-    """
+    """A reader without a server to ask refuses a log that was cut, and a table that was put back, by the stored mark."""
     with opened() as store:
         store.committer.commit(fence_request(1, INTERVAL))
         backup = shutil.copytree(tmp_path / "pond" / "rows", tmp_path / "backup")
@@ -325,9 +289,7 @@ def test_a_folder_without_its_newest_commits_says_so_without_zookeeper(
 
 
 def test_a_mark_that_is_behind_its_log_is_no_fault(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """
-    What a crash kept from the mark is missing there and nowhere else: the store opens, and the mark catches up.
-    """
+    """What a crash kept from the mark is missing there and nowhere else: the store opens, and the mark catches up."""
     with opened() as store:
         store.committer.commit(fence_request(1, INTERVAL))
     marks = tmp_path / "pond" / "high_water"
@@ -344,9 +306,7 @@ def test_a_mark_that_is_behind_its_log_is_no_fault(tmp_path: Path, opened: Calla
 
 
 def test_marks_do_not_pile_up(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """
-    However many commits there were, a store keeps the newest marks only.
-    """
+    """However many commits there were, a store keeps the newest marks only."""
     for number in range(6):
         with opened() as store:
             for fence in range(3):
@@ -356,17 +316,13 @@ def test_marks_do_not_pile_up(tmp_path: Path, opened: Callable[..., Store]) -> N
 
 
 def test_an_object_store_asks_for_an_ensemble() -> None:
-    """
-    A store between machines is refused without a ZooKeeper for all of them, before anything is written.
-    """
+    """A store between machines is refused without a ZooKeeper for all of them, before anything is written."""
     with pytest.raises(InvalidError, match="pass zookeeper='host:port"):
         Store.open("s3://bucket/pond")
 
 
 def test_a_leases_service_that_is_away_opens_nothing(tmp_path: Path) -> None:
-    """
-    When no ZooKeeper answers, opening fails, and the store can be opened later.
-    """
+    """When no ZooKeeper answers, opening fails, and the store can be opened later."""
 
     def away(store_id: str, writer_id: str) -> MemoryLeases:
         raise UnavailableError("zookeeper does not answer", store=store_id)
@@ -378,9 +334,7 @@ def test_a_leases_service_that_is_away_opens_nothing(tmp_path: Path) -> None:
 
 
 def test_stores_in_memory_share_a_disk() -> None:
-    """
-    Two stores over one disk and one registry are one store: the second fences the first.
-    """
+    """Two stores over one disk and one registry are one store: the second fences the first."""
     disk, registry = MemoryObjects(), MemoryRegistry()
     first = Store.in_memory(objects=disk, registry=registry, clock=ManualClock(), rng=SeededRng(1))
     second = Store.in_memory(objects=disk, registry=registry, clock=ManualClock(), rng=SeededRng(2))
@@ -397,9 +351,7 @@ def test_stores_in_memory_share_a_disk() -> None:
 
 
 def test_stores_in_memory_are_strangers_otherwise() -> None:
-    """
-    Without a shared disk every store in memory is one of its own.
-    """
+    """Without a shared disk every store in memory is one of its own."""
     assert Store.in_memory().store_id != Store.in_memory().store_id
 
 
@@ -412,9 +364,7 @@ def everything(catalog: Catalog | None) -> tuple[object, ...]:
 
 
 def test_a_lost_catalog_is_made_again_from_the_log(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """
-    Supersteps, positions, watermarks, intervals and owners are those of the catalog that was lost.
-    """
+    """Supersteps, positions, watermarks, intervals and owners are those of the catalog that was lost."""
     rows = [{"k": key, "t": at} for at, key in enumerate("abcab")]
     with opened() as store:
         LocalRunner(store, progress=False).run(counting(), {"in": rows})
@@ -433,9 +383,7 @@ def test_a_lost_catalog_is_made_again_from_the_log(tmp_path: Path, opened: Calla
 
 
 def test_a_damaged_catalog_stops_nothing(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """
-    A pipeline runs over a damaged catalog; access to the catalog raises an error that says what to do.
-    """
+    """A pipeline runs over a damaged catalog; access to the catalog raises an error that says what to do."""
     rows = [{"k": "a", "t": 1}]
     opened().close()
     (tmp_path / "pond" / "catalog.sqlite").write_bytes(b"no database" * 1_000)
@@ -447,9 +395,7 @@ def test_a_damaged_catalog_stops_nothing(tmp_path: Path, opened: Callable[..., S
 
 
 def test_another_stores_catalog_is_refused(tmp_path: Path, opened: Callable[..., Store]) -> None:
-    """
-    A catalog says whose it is, so that two stores never share one.
-    """
+    """A catalog says whose it is, so that two stores never share one."""
     with opened(catalog=f"sqlite:///{tmp_path}/shared.sqlite") as store:
         assert store.catalog is not None
     with (
@@ -464,9 +410,7 @@ def test_another_stores_catalog_is_refused(tmp_path: Path, opened: Callable[...,
 
 
 def test_older_versions_stay_readable(opened: Callable[..., Store]) -> None:
-    """
-    Rows and SQL can be asked for at any table version.
-    """
+    """Rows and SQL can be asked for at any table version."""
     with opened() as store:
         run = LocalRunner(store, progress=False).start(counting(), stepping=True)
         versions = []

@@ -1,6 +1,4 @@
-"""
-Which intervals splits and merges have replaced.
-"""
+"""Which intervals splits and merges have replaced."""
 
 from __future__ import annotations
 

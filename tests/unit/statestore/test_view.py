@@ -18,9 +18,11 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
-from millpond.statestore.rows.files import PARQUET, IpcRowFormat, RowFormat, merge_updates, write_row_file
+from millpond.statestore.rows.files import PARQUET, write_row_file
+from millpond.statestore.rows.merge import merge_updates
 from millpond.statestore.rows.row import ROW_SCHEMA as ROWS
 from millpond.statestore.rows.row import Fence
+from millpond.statestore.rows.row_format import IpcRowFormat, RowFormat
 from millpond.statestore.rows.row_shape import conform
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep, TableVersion
 from millpond.statestore.view import ROWS_VIEW_SCHEMA, WHOLE_ROW_SCHEMA, RowsView, connect, rows_view
@@ -35,9 +37,7 @@ AT = 1_360_281_600_000_000
 
 
 class Table:
-    """
-    A table that takes one superstep of row updates after the other.
-    """
+    """A table that takes one superstep of row updates after the other."""
 
     def __init__(self, objects: Objects, row_format: RowFormat = PARQUET) -> None:
         self.objects = objects
@@ -51,9 +51,7 @@ class Table:
         self.supersteps = 0
 
     def step(self, interval: Interval, updates: Sequence[dict[str, Any]]) -> TableVersion:
-        """
-        Commit the updates of one bundle; returns the table's version after it.
-        """
+        """Commit the updates of one bundle; returns the table's version after it."""
         stored = self.committer.snapshot.fence_of(interval)
         assert stored is not None
         number = stored.commit_number + 1
@@ -80,9 +78,7 @@ def fence(number: int) -> Fence:
 
 
 def busy(table: Table) -> list[TableVersion]:
-    """
-    Three steps of the counter and one of the model; returns the versions after the counter's.
-    """
+    """Three steps of the counter and one of the model; returns the versions after the counter's."""
     timers = [{"tag": "end", "domain": "event", "at": AT, "output_at": AT}]
     first = table.step(
         COUNTER,
@@ -250,7 +246,5 @@ class TestSpark:
 
 
 def in_utc(table: pa.Table) -> pa.Table:
-    """
-    Spark's table with the view's types: the same instants, whatever the session's time zone.
-    """
+    """Spark's table with the view's types: the same instants, whatever the session's time zone."""
     return table.cast(ROWS_VIEW_SCHEMA)

@@ -1,6 +1,4 @@
-"""
-Whole rows: record ids and undelivered productions, as columns and as tables, for keys that have nothing else too.
-"""
+"""Whole rows: record ids and undelivered productions, as columns and as tables, for keys that have nothing else too."""
 
 from __future__ import annotations
 
@@ -17,7 +15,8 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.pipeline.pipeline import DEAD_LETTERS, EnginePipeline
+from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.rows.whole_row import ListsOfKeys, lists_by_key
@@ -27,9 +26,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Counted(MemoryObjects):
-    """
-    Objects that note which row files are read.
-    """
+    """Objects that note which row files are read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,18 +39,14 @@ class Counted(MemoryObjects):
 
 
 class Pass(Computation):
-    """
-    Keeps no state: its rows have ids, and productions until they are delivered.
-    """
+    """Keeps no state: its rows have ids, and productions until they are delivered."""
 
     def process_record(self, context: Context, record: Record) -> None:
         context.produce("seen", key=record.value["k"] + "'", value={"from": record.value["k"]})
 
 
 class Keep(Computation):
-    """
-    Keeps a count until it is told to forget.
-    """
+    """Keeps a count until it is told to forget."""
 
     def process_record(self, context: Context, record: Record) -> None:
         if record.value.get("forget"):
@@ -68,9 +61,7 @@ class Sink(Computation):
 
 
 class Pond:
-    """
-    A pipeline in memory that is stepped by hand: ``pass`` produces for ``last``, and ``keep`` counts.
-    """
+    """A pipeline in memory that is stepped by hand: ``pass`` produces for ``last``, and ``keep`` counts."""
 
     def __init__(self) -> None:
         self.objects = Counted()
@@ -88,9 +79,7 @@ class Pond:
         self.run: LocalRun = runner.start(pipeline, stepping=True)
 
     def feed(self, *records: dict[str, Any]) -> None:
-        """
-        One superstep with the records.
-        """
+        """One superstep with the records."""
         self.run.inject("clicks", [{"at": 1, **record} for record in records])
         self.run.step()
 
@@ -111,9 +100,7 @@ def pond() -> Iterator[Pond]:
 
 
 def test_ids_are_columns(pond: Pond) -> None:
-    """
-    A key's record ids of all its updates are a column of its row, oldest first.
-    """
+    """A key's record ids of all its updates are a column of its row, oldest first."""
     pond.feed({"k": "a", "id": "1"}, {"k": "b", "id": "2"})
     pond.feed({"k": "a", "id": "3", "at": 7})
 
@@ -127,9 +114,7 @@ def test_ids_are_columns(pond: Pond) -> None:
 
 
 def test_rows_with_only_ids_are_seen(pond: Pond) -> None:
-    """
-    A key that has ids and neither state nor timers has a row, also once its state is deleted.
-    """
+    """A key that has ids and neither state nor timers has a row, also once its state is deleted."""
     pond.feed({"k": "a", "id": "1"}, {"k": "b", "id": "2"})
     pond.feed({"k": "b", "id": "3", "forget": True})
     pond.run.run_until_quiet()
@@ -148,9 +133,7 @@ def test_rows_with_only_ids_are_seen(pond: Pond) -> None:
 
 
 def test_undelivered_productions_are_columns(pond: Pond) -> None:
-    """
-    Productions are a column of their producer's row until the superstep that delivers them.
-    """
+    """Productions are a column of their producer's row until the superstep that delivers them."""
     pond.feed({"k": "a", "id": "1"})
 
     assert pond.ask(
@@ -162,9 +145,7 @@ def test_undelivered_productions_are_columns(pond: Pond) -> None:
 
 
 def test_ids_and_productions_are_tables(pond: Pond) -> None:
-    """
-    Each computation has a table with a row for each id, and one with a row for each undelivered production.
-    """
+    """Each computation has a table with a row for each id, and one with a row for each undelivered production."""
     pond.feed({"k": "a", "id": "1"}, {"k": "a", "id": "2", "at": 5})
 
     assert pond.ask('select key, decode(id), epoch_us("at") from record_ids.keep order by id') == [
@@ -180,9 +161,7 @@ def test_ids_and_productions_are_tables(pond: Pond) -> None:
 
 
 def test_older_versions(pond: Pond) -> None:
-    """
-    An older version shows what was undelivered then.
-    """
+    """An older version shows what was undelivered then."""
     pond.feed({"k": "a", "id": "1"})
     version = pond.store.snapshot().version
     pond.run.run_until_quiet()
@@ -193,18 +172,14 @@ def test_older_versions(pond: Pond) -> None:
 
 
 def test_dead_letters_are_seen_until_they_are_delivered(pond: Pond) -> None:
-    """
-    The letters of a pipeline's last superstep are undelivered, by the count of the pipeline that they are of.
-    """
+    """The letters of a pipeline's last superstep are undelivered, by the count of the pipeline that they are of."""
     pond.feed({"k": "a", "id": "1"}, {"k": None, "id": "2"})
 
     assert pond.ask("select distinct stream from productions.dead_letters") == [("dead_letters",)]
 
 
 def test_a_query_for_state_reads_nothing_else(pond: Pond) -> None:
-    """
-    Where every key has state, a query that does not name ids and productions reads each file once, and only for state.
-    """
+    """Where every key has state, a query that does not name ids and productions reads each file once, and only for state."""
     pond.feed({"k": "a", "id": "1"}, {"k": "b", "id": "2"})
     files = {file.path for file in pond.store.snapshot().files_in("keep")}
     pond.objects.read.clear()
@@ -217,9 +192,7 @@ def test_a_query_for_state_reads_nothing_else(pond: Pond) -> None:
 
 
 def test_a_query_for_states_of_a_kind_looks_for_no_ids(pond: Pond) -> None:
-    """
-    Keys without state are not looked at by a query for rows with state, however many ids they have.
-    """
+    """Keys without state are not looked at by a query for rows with state, however many ids they have."""
     pond.feed({"k": "a", "id": "1"})
     pond.run.run_until_quiet()
     files = {file.path for file in pond.store.snapshot().files_in("pass")}
@@ -230,9 +203,7 @@ def test_a_query_for_states_of_a_kind_looks_for_no_ids(pond: Pond) -> None:
 
 
 def test_arrow_shows_the_same(pond: Pond) -> None:
-    """
-    ``whole=True`` gives the rows that SQL has, of all keys or of some; without it nothing has changed.
-    """
+    """``whole=True`` gives the rows that SQL has, of all keys or of some; without it nothing has changed."""
     pond.feed({"k": "a", "id": "1"}, {"k": "b", "id": "2"}, {"k": "c", "id": "3", "forget": True})
     view = pond.store.rows_view("keep")
 
@@ -245,9 +216,7 @@ def test_arrow_shows_the_same(pond: Pond) -> None:
 
 
 def test_garbage_takes_ids_away(pond: Pond) -> None:
-    """
-    A row that has only ids goes when its ids are collected, and rows with state stay.
-    """
+    """A row that has only ids goes when its ids are collected, and rows with state stay."""
     pond.feed({"k": "a", "id": "1"}, {"k": "b", "id": "2"})
     pond.feed({"k": "b", "id": "3", "forget": True})
     pond.feed({"k": "z", "id": "9", "at": 10**8})
@@ -264,9 +233,7 @@ def test_garbage_takes_ids_away(pond: Pond) -> None:
 
 @pytest.mark.parametrize("name", ["record_ids", "productions"])
 def test_lists_are_joined_as_plain_python_would(name: str) -> None:
-    """
-    Lists of many updates, empty ones and missing ones among them, are joined by key in the order of commits.
-    """
+    """Lists of many updates, empty ones and missing ones among them, are joined by key in the order of commits."""
     kind = ROW_SCHEMA.field(name).type
 
     def value(number: int) -> dict[str, Any]:

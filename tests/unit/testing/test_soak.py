@@ -1,6 +1,4 @@
-"""
-A soak continues an existing report.
-"""
+"""A soak continues an existing report."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from millpond.testing.soak import Soak
 
 
 def test_a_soak_in_pieces_adds_up(tmp_path: Path) -> None:
-    """
-    A second soak adds to the counts of the first.
-    """
+    """A second soak adds to the counts of the first."""
     before = FaultReport()
     before.fault("R1", 7, kills=7)
     file = tmp_path / "report.json"

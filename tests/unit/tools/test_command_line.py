@@ -1,6 +1,4 @@
-"""
-The command line on a small store: what it prints, how it refuses, and that it only reads.
-"""
+"""The command line on a small store: what it prints, how it refuses, and that it only reads."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ SOON_TIMER = {"tag": "", "domain": "wall", "at": 1_500_000, "output_at": 0}
 
 
 class SmallStore:
-    """
-    Writes a store with the functions that the engine uses.
-    """
+    """Writes a store with the functions that the engine uses."""
 
     def __init__(self, folder: Path) -> None:
         self.objects = open_objects(f"{folder}/rows")

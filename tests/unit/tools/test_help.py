@@ -1,5 +1,4 @@
-"""
-The examples in the help of the command line: each is run, on a store that has what they name.
+"""The examples in the help of the command line: each is run, on a store that has what they name.
 
 A command that is registered is found here by itself. Its examples run in their order, in the folder that
 ``tests/prepared_pond.py`` describes, which is new for each command. One that cannot be run is an `Example` that says what
@@ -32,9 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 def _commands() -> Iterator[str]:
-    """
-    The words of each command, those of groups too.
-    """
+    """The words of each command, those of groups too."""
     for name in main.list_commands(click.Context(main)):
         yield name
         command = main.get_command(click.Context(main), name)
@@ -62,9 +59,7 @@ def on_spark(example: str) -> bool:
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """
-    The folder of the examples, and what it has at the beginning.
-    """
+    """The folder of the examples, and what it has at the beginning."""
     folder = tmp_path_factory.mktemp("examples") / "here"
     folder.mkdir()
     write_pond(folder)
@@ -75,9 +70,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def here(template: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """
-    The folder of the examples, as it is at the beginning; the current one. The store lies where it was made.
-    """
+    """The folder of the examples, as it is at the beginning; the current one. The store lies where it was made."""
     folder, kept = template
     shutil.copytree(kept, folder)
     monkeypatch.chdir(folder)
@@ -91,9 +84,7 @@ def here(template: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def run(example: str) -> Result:
-    """
-    Run an example as far as it is ours, and hold what comes after it to what it prints.
-    """
+    """Run an example as far as it is ours, and hold what comes after it to what it prints."""
     rest = _REST.search(example)
     line = example[: rest.start()] if rest else example
     program, *arguments = shlex.split(line)
@@ -111,9 +102,7 @@ def run(example: str) -> Result:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_of_a_command_run(name: str, here: Path) -> None:
-    """
-    Each ends as it should; of one that is piped into ``jq``, the output is JSON that has the field.
-    """
+    """Each ends as it should; of one that is piped into ``jq``, the output is JSON that has the field."""
     examples = command_of(name).examples
 
     assert examples
@@ -123,17 +112,13 @@ def test_examples_of_a_command_run(name: str, here: Path) -> None:
 
 
 def test_examples_of_the_whole_program_run(here: Path) -> None:
-    """
-    What ``millpond --help`` shows works, too.
-    """
+    """What ``millpond --help`` shows works, too."""
     for example in main.examples:
         run(example)
 
 
 def test_examples_on_spark_run(here: Path, spark: SparkSession) -> None:
-    """
-    Those that run on Spark do so in the session that there is.
-    """
+    """Those that run on Spark do so in the session that there is."""
     spark.sparkContext.addPyFile(str(here / "flights.py"))
     examples = [example for name in COMMANDS for example in command_of(name).examples if on_spark(example)]
 
@@ -144,9 +129,7 @@ def test_examples_on_spark_run(here: Path, spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_that_do_not_run_are_at_least_understood(name: str) -> None:
-    """
-    Each says what it needs, and its options and arguments are those of the command.
-    """
+    """Each says what it needs, and its options and arguments are those of the command."""
     command = command_of(name)
     for example in command.examples:
         if isinstance(example, Example) and example.not_run is not None:
@@ -166,9 +149,7 @@ WRONG: Final = (
 
 
 def test_example_that_does_not_do_what_it_says_is_found(here: Path) -> None:
-    """
-    A name, an option or a command that is not there, output that is no JSON or lacks the field, and another exit code.
-    """
+    """A name, an option or a command that is not there, output that is no JSON or lacks the field, and another exit code."""
     for example in WRONG:
         with pytest.raises((AssertionError, ValueError)):
             run(example)
@@ -176,9 +157,7 @@ def test_example_that_does_not_do_what_it_says_is_found(here: Path) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_states_the_exit_codes(name: str) -> None:
-    """
-    The help of each command says what its exit codes mean, and 2 is wrong usage for all.
-    """
+    """The help of each command says what its exit codes mean, and 2 is wrong usage for all."""
     words = name.split()
     shown = " ".join(CliRunner().invoke(main, [*words, "--help"]).stdout.split())
 
@@ -191,9 +170,7 @@ def test_help_states_the_exit_codes(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if not isinstance(command_of(name), click.Group)])
 def test_every_command_has_json(name: str) -> None:
-    """
-    Programs need not read tables.
-    """
+    """Programs need not read tables."""
     command = command_of(name)
     assert isinstance(command, click.Command)
     options = {option for parameter in command.params for option in parameter.opts}

@@ -1,6 +1,4 @@
-"""
-What benchmarks tell: the same on the screen and in the file.
-"""
+"""What benchmarks tell: the same on the screen and in the file."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from benchmarks.json_result import tell_result
 def test_a_result_is_printed_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], indent: int | None
 ) -> None:
-    """
-    The file's folder is made; without a file it is only printed.
-    """
+    """The file's folder is made; without a file it is only printed."""
     found, path = {"rows": 3, "rates": [1.5, 2.5]}, tmp_path / "build" / "found.json"
     tell_result(found, path, indent=indent)
     printed = capsys.readouterr().out

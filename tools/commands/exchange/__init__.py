@@ -1,3 +1,1 @@
-"""
-Commands that bring rows into a store, and out of it.
-"""
+"""Commands that bring rows into a store, and out of it."""

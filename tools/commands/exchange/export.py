@@ -1,6 +1,4 @@
-"""
-``millpond export``: the rows of a store as tables that other programs read.
-"""
+"""``millpond export``: the rows of a store as tables that other programs read."""
 
 from __future__ import annotations
 
@@ -31,8 +29,6 @@ from millpond.tools.terminal.opening import (
 )
 from millpond.tools.terminal.output import json_option, print_json
 from millpond.tools.terminal.progress import progress_bar
-
-__all__ = ["export"]
 
 _LOADED: Final = ("key", "state", "state_bytes", "state_version", "timers")
 _AS_JSON: Final = "* replace (try_cast(state as json) as state)"
@@ -77,8 +73,7 @@ def export(
     for_load: bool,
     as_json: bool,
 ) -> None:
-    """
-    Write a table of the rows of each of COMPUTATIONS of STORE into FOLDER; of all, unless some are named.
+    """Write a table of the rows of each of COMPUTATIONS of STORE into FOLDER; of all, unless some are named.
 
     A table has a row for each key with state or timers: the key, the values that typed keys are made of, the state as
     the computation's codec wrote it, the timers, the hold and the superstep that last changed the row. All tables are of
@@ -147,8 +142,7 @@ def _written(
 
 
 class _Rows:
-    """
-    The rows of a computation, read interval by interval, so that memory does not grow with their number.
+    """The rows of a computation, read interval by interval, so that memory does not grow with their number.
 
     Attributes:
         count: how many have been read.
@@ -161,9 +155,7 @@ class _Rows:
         self.count = 0
 
     def reader(self) -> pa.RecordBatchReader:
-        """
-        The rows in key order.
-        """
+        """The rows in key order."""
         schema = self._shown(replace(self._whole, files=()).to_arrow()).schema
         return pa.RecordBatchReader.from_batches(schema, self._batches(schema))
 

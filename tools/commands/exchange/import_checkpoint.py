@@ -1,6 +1,4 @@
-"""
-``millpond import-checkpoint``: the state of a stopped Spark query becomes rows of a store.
-"""
+"""``millpond import-checkpoint``: the state of a stopped Spark query becomes rows of a store."""
 
 from __future__ import annotations
 
@@ -20,8 +18,6 @@ from millpond.tools.terminal.progress import stages_bar
 
 if TYPE_CHECKING:
     from millpond.executor.checkpoint_import.import_checkpoint import ImportedCheckpoint
-
-__all__ = ["import_checkpoint"]
 
 _TIMEOUTS: Final = {"event": "EventTimeTimeout", "processing": "ProcessingTimeTimeout"}
 _NOT_RUN: Final = "the checkpoint of a Spark query"
@@ -109,8 +105,7 @@ def import_checkpoint(
     zookeeper_security: ZooKeeperSecurity | None,
     **flags: bool,
 ) -> None:
-    """
-    Make rows of a store of the state in CHECKPOINT, the checkpoint of a stopped Spark query.
+    """Make rows of a store of the state in CHECKPOINT, the checkpoint of a stopped Spark query.
 
     The query is one with transformWithState, applyInPandasWithState, dropDuplicates or an aggregation. Its state
     variables, timers and watermark move, in one commit, and so does the place in its sources: run the same frame on the

@@ -1,6 +1,4 @@
-"""
-``millpond load``: make rows of a computation of a file.
-"""
+"""``millpond load``: make rows of a computation of a file."""
 
 from __future__ import annotations
 
@@ -15,8 +13,6 @@ from millpond.tools.terminal.cli_help import TeachingCommand
 from millpond.tools.terminal.opening import open_to_write, store_argument, zookeeper_options
 from millpond.tools.terminal.output import json_option, print_json, size_text
 from millpond.tools.terminal.progress import stages_bar
-
-__all__ = ["load"]
 
 _CODECS: Final[dict[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec(), "bytes": BytesCodec()}
 
@@ -61,8 +57,7 @@ def load(
     create: bool,
     as_json: bool,
 ) -> None:
-    """
-    Make rows of COMPUTATION of FILE (Parquet, CSV or JSON), in one commit: the state and timers that it begins with.
+    """Make rows of COMPUTATION of FILE (Parquet, CSV or JSON), in one commit: the state and timers that it begins with.
 
     The file has a column `key`, and `state`, `timers` or both. In CSV and JSON a state is JSON; in Parquet it is a
     value, or JSON text. Timers are lists of objects with `at` (microseconds since 1970 UTC, or a time with a zone),

@@ -1,6 +1,4 @@
-"""
-Several combiners at once: each field is what its combiner would give alone.
-"""
+"""Several combiners at once: each field is what its combiner would give alone."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ def _over(combine: mp.CombineFn, elements: list[Any]) -> Any:
 def test_each_field_is_what_its_combiner_gives_alone(
     parts: list[list[Any]], goes: list[Any], data: st.DataObject
 ) -> None:
-    """
-    Added one by one or together, merged, retracted and stored, every field is the single combiner's value.
-    """
+    """Added one by one or together, merged, retracted and stored, every field is the single combiner's value."""
     together = CombineFields(_PARTS)
 
     def value(combine: mp.CombineFn) -> Any:
@@ -59,18 +55,14 @@ def test_each_field_is_what_its_combiner_gives_alone(
 
 
 def test_nothing_has_a_field_for_each_combiner() -> None:
-    """
-    The value of no elements has all fields, as each combiner shows none.
-    """
+    """The value of no elements has all fields, as each combiner shows none."""
     combine = CombineFields({"total": mp.Sum(), "mean": mp.Mean(), "most": mp.Max()})
 
     assert combine.extract(combine.create()) == {"total": 0, "mean": None, "most": None}
 
 
 def test_retractions_need_all_combiners() -> None:
-    """
-    Retractions are supported if every field's combiner supports them, and refused otherwise.
-    """
+    """Retractions are supported if every field's combiner supports them, and refused otherwise."""
     both = CombineFields({"visits": mp.Count(), "most": mp.Max()})
 
     assert not both.can_uncombine
@@ -80,9 +72,7 @@ def test_retractions_need_all_combiners() -> None:
 
 
 def test_what_was_cleared_is_taken_from_those_that_count() -> None:
-    """
-    A retraction of what a pane has shown and cleared lowers counts and sums, and leaves lists as they are.
-    """
+    """A retraction of what a pane has shown and cleared lowers counts and sums, and leaves lists as they are."""
     combine = CombineFields({"total": mp.Sum(), "all": mp.ToList()})
     lists = CombineFields({"all": mp.ToList(), "best": mp.TopN(2, retractable=True)})
     accumulator, has_effect = combine.uncombine_if_held(combine.add(combine.create(), 3), 5)
@@ -92,9 +82,7 @@ def test_what_was_cleared_is_taken_from_those_that_count() -> None:
 
 
 def test_a_field_may_come_and_go() -> None:
-    """
-    A field that is added combines what comes since, and one that is taken out is forgotten.
-    """
+    """A field that is added combines what comes since, and one that is taken out is forgotten."""
     before = _over(CombineFields({"visits": mp.Count(), "gone": mp.Count()}), [1, 2])
     after = CombineFields({"visits": mp.Count(), "total": mp.Sum()})
 
@@ -107,9 +95,7 @@ def _windowed() -> mp.WindowedStream:
 
 
 def test_fields_are_keywords_or_a_mapping() -> None:
-    """
-    Keywords that are no options are fields, and a mapping names what a keyword cannot.
-    """
+    """Keywords that are no options are fields, and a mapping names what a keyword cannot."""
     windowed = _windowed()
     windowed.combine(total=mp.Sum(), visits=mp.Count(), name="keywords", retries=0)
     windowed.combine({"name": mp.Count(), "retries": mp.Sum()}, name="mapping", intervals=3)
@@ -137,9 +123,7 @@ def test_fields_are_keywords_or_a_mapping() -> None:
     ids=str,
 )
 def test_what_is_no_combiner_is_refused(arguments: dict[str, Any]) -> None:
-    """
-    No combiner, one that is none, a field without a name, and one combiner next to fields are refused; the step is named.
-    """
+    """No combiner, one that is none, a field without a name, and one combiner next to fields are refused; the step is named."""
     with pytest.raises(mp.InvalidError) as refused:
         _windowed().combine(**arguments, name="totals")
 
@@ -147,9 +131,7 @@ def test_what_is_no_combiner_is_refused(arguments: dict[str, Any]) -> None:
 
 
 def test_every_option_is_an_argument_next_to_fields() -> None:
-    """
-    The keyword form declares each option of a computation, which type checkers would take for a field otherwise.
-    """
+    """The keyword form declares each option of a computation, which type checkers would take for a field otherwise."""
     by_keyword = get_overloads(mp.WindowedStream.combine)[1]
     own = {"self", "name", "key", "result", "fields"}
 

@@ -1,6 +1,4 @@
-"""
-Combine functions: over elements, over merged parts, and after retractions.
-"""
+"""Combine functions: over elements, over merged parts, and after retractions."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ def _over(combine: CombineFn, values: list[Any]) -> Any:
 @pytest.mark.parametrize("combine", _ALL, ids=repr)
 @given(first=_NUMBERS, second=_NUMBERS)
 def test_parts_make_the_whole(combine: CombineFn, first: list[int], second: list[int]) -> None:
-    """
-    Merged accumulators of two parts equal one accumulator over both.
-    """
+    """Merged accumulators of two parts equal one accumulator over both."""
     merged = combine.merge([_over(combine, first), _over(combine, second)])
 
     assert combine.extract(merged) == combine.extract(_over(combine, first + second))
@@ -62,9 +58,7 @@ def test_parts_make_the_whole(combine: CombineFn, first: list[int], second: list
 @pytest.mark.parametrize("combine", _ALL, ids=repr)
 @given(stays=_NUMBERS, goes=st.integers(-100, 100))
 def test_what_is_taken_back_was_never_there(combine: CombineFn, stays: list[int], goes: int) -> None:
-    """
-    Adding and retracting an element changes nothing.
-    """
+    """Adding and retracting an element changes nothing."""
     accumulator = combine.uncombine(_over(combine, [goes, *stays]), goes)
 
     assert combine.extract(accumulator) == combine.extract(_over(combine, stays))
@@ -87,24 +81,18 @@ def test_what_is_taken_back_was_never_there(combine: CombineFn, stays: list[int]
     ids=repr,
 )
 def test_the_library(combine: CombineFn, expected: Any) -> None:
-    """
-    Each combiner computes what its name says.
-    """
+    """Each combiner computes what its name says."""
     assert combine.extract(_over(combine, [3, 1, 4, 2])) == expected
 
 
 def test_a_field_is_combined() -> None:
-    """
-    A combiner of a field combines that field alone.
-    """
+    """A combiner of a field combines that field alone."""
     assert Sum("score").add(0, {"score": 7, "team": "red"}) == 7
     assert Max(lambda value: value["score"]).extract([7]) == 7
 
 
 def test_numbers_of_other_types_are_summed() -> None:
-    """
-    Booleans count as whole numbers, and numpy's numbers as those that they are.
-    """
+    """Booleans count as whole numbers, and numpy's numbers as those that they are."""
     numbers = [True, False, np.int64(3), np.float64(0.5), 2]
 
     assert Sum().extract(_over(Sum(), numbers)) == 6.5
@@ -113,9 +101,7 @@ def test_numbers_of_other_types_are_summed() -> None:
 
 
 def test_nothing_has_no_mean() -> None:
-    """
-    Mean, extremes and quantiles of no elements are null.
-    """
+    """Mean, extremes and quantiles of no elements are null."""
     assert [combiner.extract(combiner.create()) for combiner in (Mean(), Min(), Max(), Quantiles())] == [
         None
     ] * 4
@@ -136,8 +122,6 @@ def test_nothing_has_no_mean() -> None:
     ],
 )
 def test_what_cannot_be_combined_is_refused(attempt) -> None:
-    """
-    A missing field, what is no number, an invalid argument, and a retraction of an unknown element are errors.
-    """
+    """A missing field, what is no number, an invalid argument, and a retraction of an unknown element are errors."""
     with pytest.raises(InvalidError):
         attempt()

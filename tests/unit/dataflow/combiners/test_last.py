@@ -1,6 +1,4 @@
-"""
-The last so many elements, combined.
-"""
+"""The last so many elements, combined."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ import millpond as mp
 
 @given(n=st.integers(1, 5), pieces=st.lists(st.lists(st.integers(), max_size=6)))
 def test_it_is_of_the_last_elements_however_they_come(n: int, pieces: list[list[int]]) -> None:
-    """
-    Whatever the pieces in which elements are added, and merged, the value is of the last of them.
-    """
+    """Whatever the pieces in which elements are added, and merged, the value is of the last of them."""
     total = mp.LastN(n, mp.Sum())
     accumulator = total.create()
     for piece in pieces:
@@ -32,17 +28,13 @@ def test_it_is_of_the_last_elements_however_they_come(n: int, pieces: list[list[
 
 @pytest.mark.parametrize("arguments", [(0,), (True,), ("3",), (3, mp.Sum)])
 def test_malformed_arguments_are_refused(arguments: tuple[Any, ...]) -> None:
-    """
-    The number is a whole one of at least 1, and what combines is an instance.
-    """
+    """The number is a whole one of at least 1, and what combines is an instance."""
     with pytest.raises(mp.InvalidError, match=r"must be an integer|takes an instance"):
         mp.LastN(*arguments)
 
 
 def test_there_is_no_taking_back() -> None:
-    """
-    A retraction is refused: what the element had pushed out cannot come back.
-    """
+    """A retraction is refused: what the element had pushed out cannot come back."""
     last = mp.LastN(2)
 
     assert not last.can_uncombine

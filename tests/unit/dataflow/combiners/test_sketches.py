@@ -1,6 +1,4 @@
-"""
-Sketches: mergeable estimates in bounded memory.
-"""
+"""Sketches: mergeable estimates in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from millpond.statestore.errors import InvalidError
 
 
 def test_distinct_values_are_estimated() -> None:
-    """
-    Two thousand distinct values, each twice and in two parts, are counted within five percent.
-    """
+    """Two thousand distinct values, each twice and in two parts, are counted within five percent."""
     combine = ApproximateCountDistinct("id")
     parts = [combine.create(), combine.create()]
     for number in range(2_000):
@@ -24,9 +20,7 @@ def test_distinct_values_are_estimated() -> None:
 
 
 def test_quantiles_are_estimated() -> None:
-    """
-    The quantiles of a thousand numbers in two parts are within two percent.
-    """
+    """The quantiles of a thousand numbers in two parts are within two percent."""
     combine = ApproximateQuantiles(at=(0.1, 0.5, 0.9))
     parts = [combine.create(), combine.create()]
     for number in range(1_000):
@@ -37,9 +31,7 @@ def test_quantiles_are_estimated() -> None:
 
 
 def test_sketches_do_not_support_retractions() -> None:
-    """
-    A sketch declares that it cannot uncombine.
-    """
+    """A sketch declares that it cannot uncombine."""
     for combine in (ApproximateCountDistinct(), ApproximateQuantiles()):
         assert not combine.can_uncombine
         with pytest.raises(InvalidError):
@@ -50,8 +42,6 @@ def test_sketches_do_not_support_retractions() -> None:
     "make", [lambda: ApproximateCountDistinct(precision=3), lambda: ApproximateQuantiles(at=(1.5,))]
 )
 def test_bounds_are_refused(make) -> None:
-    """
-    A precision or a quantile out of bounds is refused.
-    """
+    """A precision or a quantile out of bounds is refused."""
     with pytest.raises(InvalidError):
         make()

@@ -1,6 +1,4 @@
-"""
-What the windows of one key cost: as much again for twice as many.
-"""
+"""What the windows of one key cost: as much again for twice as many."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ _WINDOWS = 400
 
 
 def calls(window_fn: WindowFn, rows: int) -> int:
-    """
-    How many functions a bounded run calls over rows of one key, one in each of ``window_fn``'s windows.
-    """
+    """How many functions a bounded run calls over rows of one key, one in each of ``window_fn``'s windows."""
     clock, profile = ManualClock(), Profile()
     pipeline = Pipeline("one_key")
     stream = pipeline.inject("s", key="k", at="t")
@@ -53,9 +49,7 @@ def calls(window_fn: WindowFn, rows: int) -> int:
     ],
 )
 def test_twice_the_windows_cost_twice_as_much(window_fn: WindowFn) -> None:
-    """
-    The work of a bounded run over one key grows with the number of the key's windows, not with its square.
-    """
+    """The work of a bounded run over one key grows with the number of the key's windows, not with its square."""
     # The first run of a process also imports and fills caches.
     _, start, once, twice = (calls(window_fn, rows) for rows in (1, 1, _WINDOWS, 2 * _WINDOWS))
 

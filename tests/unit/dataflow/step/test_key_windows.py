@@ -1,6 +1,4 @@
-"""
-The windows of a key, without an engine: plain data in, plain data out.
-"""
+"""The windows of a key, without an engine: plain data in, plain data out."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ from millpond.statestore.errors import InvalidError
 
 
 class _Key:
-    """
-    One key's windows, loaded and stored for every step.
-    """
+    """One key's windows, loaded and stored for every step."""
 
     def __init__(self, strategy: WindowingStrategy, combine: Any = None) -> None:
         self.strategy = strategy
@@ -51,9 +47,7 @@ class _Key:
 
 
 def test_what_is_stored_comes_back() -> None:
-    """
-    Windows loaded from stored state are stored as the same state.
-    """
+    """Windows loaded from stored state are stored as the same state."""
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10), trigger=AfterWatermark(early=AfterCount(2))))
     key.add(1, 12)
 
@@ -61,9 +55,7 @@ def test_what_is_stored_comes_back() -> None:
 
 
 def test_a_key_without_windows_keeps_nothing() -> None:
-    """
-    After its last window has expired, a key has no state.
-    """
+    """After its last window has expired, a key has no state."""
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10)))
     key.add(1)
     windows = key.open(11)
@@ -73,9 +65,7 @@ def test_a_key_without_windows_keeps_nothing() -> None:
 
 
 def test_drops_are_counted() -> None:
-    """
-    An element that is too late for all its windows is counted, and leaves no state.
-    """
+    """An element that is too late for all its windows is counted, and leaves no state."""
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10)))
     key.add(1, 2, watermark=11)
 
@@ -84,9 +74,7 @@ def test_drops_are_counted() -> None:
 
 
 def test_elements_for_a_closed_window_are_counted_apart() -> None:
-    """
-    Elements after the last pane have a counter of their own, and are not emitted.
-    """
+    """Elements after the last pane have a counter of their own, and are not emitted."""
     key = _Key(WindowingStrategy(window_fn=FixedWindows(10), trigger=AfterCount(1)))
     key.add(1)
     key.add(2, 3)
@@ -95,9 +83,7 @@ def test_elements_for_a_closed_window_are_counted_apart() -> None:
 
 
 def test_a_finished_session_ends_no_other() -> None:
-    """
-    Sessions that a late element joins to a finished one are shown; only what was shown already is not.
-    """
+    """Sessions that a late element joins to a finished one are shown; only what was shown already is not."""
     key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(2)))
     first = key.add(0, 1)
     key.add(6)
@@ -108,9 +94,7 @@ def test_a_finished_session_ends_no_other() -> None:
 
 
 def test_sessions_that_had_all_finished_stay_finished() -> None:
-    """
-    A merged session is finished where all its sources were, and counts what comes for it.
-    """
+    """A merged session is finished where all its sources were, and counts what comes for it."""
     key = _Key(WindowingStrategy(window_fn=Sessions(4), trigger=AfterCount(1)))
     key.add(0)
     key.add(6)
@@ -122,9 +106,7 @@ def test_sessions_that_had_all_finished_stay_finished() -> None:
 
 @pytest.mark.parametrize("window", [Window(10, 10), Window(10, 0), (0, 10)])
 def test_an_assignment_to_an_invalid_window_is_refused(window: Any) -> None:
-    """
-    A user's window function must return windows that end after they start.
-    """
+    """A user's window function must return windows that end after they start."""
 
     class Wrong(WindowFn):
         def assign(self, element: Element) -> Any:
@@ -135,9 +117,7 @@ def test_an_assignment_to_an_invalid_window_is_refused(window: Any) -> None:
 
 
 def test_a_retraction_is_uncombined() -> None:
-    """
-    An element that is a retraction is uncombined.
-    """
+    """An element that is a retraction is uncombined."""
     strategy = WindowingStrategy(trigger=Repeatedly(AfterCount(1)), accumulation=Accumulation.ACCUMULATING)
     key = _Key(strategy, Sum())
     key.add(5, 7)
@@ -146,9 +126,7 @@ def test_a_retraction_is_uncombined() -> None:
 
 
 def test_a_pane_names_the_trigger_that_fired() -> None:
-    """
-    A pane names the innermost trigger that fired.
-    """
+    """A pane names the innermost trigger that fired."""
     strategy = WindowingStrategy(trigger=Repeatedly(AfterEach(AfterCount(1), AfterCount(2))))
     key = _Key(strategy)
 
@@ -157,9 +135,7 @@ def test_a_pane_names_the_trigger_that_fired() -> None:
 
 
 def test_a_merged_session_has_all_that_its_parts_had() -> None:
-    """
-    A merged window has the contents, counts and trigger state of all its sources.
-    """
+    """A merged window has the contents, counts and trigger state of all its sources."""
     key = _Key(WindowingStrategy(window_fn=Sessions(10), trigger=AfterCount(3)), Sum())
     key.add(1)
     key.add(15)
@@ -169,9 +145,7 @@ def test_a_merged_session_has_all_that_its_parts_had() -> None:
 
 
 def test_merging_windows_need_a_trigger_that_can_follow() -> None:
-    """
-    A strategy with merging windows refuses a trigger without a merge function.
-    """
+    """A strategy with merging windows refuses a trigger without a merge function."""
     trigger = ShouldEmit(lambda value, state: (True, state))
 
     assert WindowingStrategy(window_fn=FixedWindows(10), trigger=trigger).trigger is trigger
@@ -192,8 +166,6 @@ def test_merging_windows_need_a_trigger_that_can_follow() -> None:
     ids=repr,
 )
 def test_a_strategy_refuses_invalid_arguments(arguments: dict[str, Any]) -> None:
-    """
-    Each invalid argument of a strategy is refused at construction.
-    """
+    """Each invalid argument of a strategy is refused at construction."""
     with pytest.raises(InvalidError):
         WindowingStrategy(**arguments)

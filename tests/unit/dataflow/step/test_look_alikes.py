@@ -1,6 +1,4 @@
-"""
-What is no pane is not taken for one, and timers of triggers have any names.
-"""
+"""What is no pane is not taken for one, and timers of triggers have any names."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.sinks.columns import retractions, sink_table
-from millpond.statestore.rows.envelope import PlainObject
+from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
@@ -69,16 +67,12 @@ def _shown(rows: Any, *, through: str = "", key: Any = "value") -> list[Any]:
 @pytest.mark.parametrize("through", ["", "map", "pass", "shift"])
 @pytest.mark.parametrize("key", ["value", lambda row: row["value"], None])
 def test_rows_with_the_fields_of_a_pane_are_rows(rows, as_table, through, key):
-    """
-    They count as the elements that they are, as dicts or in columns, whatever they pass on their way.
-    """
+    """They count as the elements that they are, as dicts or in columns, whatever they pass on their way."""
     assert _shown(pa.Table.from_pylist(rows) if as_table else rows, through=through, key=key) == [2, 1]
 
 
 def test_a_pane_that_code_has_kept_and_passed_on_is_still_a_pane():
-    """
-    Its state gives a plain dict back: a step after it unwraps that as before.
-    """
+    """Its state gives a plain dict back: a step after it unwraps that as before."""
 
     class Delay(Computation):
         def process_record(self, context: Context, record: Record) -> None:
@@ -99,9 +93,7 @@ def test_a_pane_that_code_has_kept_and_passed_on_is_still_a_pane():
 
 
 def test_a_sink_tells_a_row_that_looks_like_a_retraction_from_one():
-    """
-    An upsert keeps it, and its text in a column is that of any other value.
-    """
+    """An upsert keeps it, and its text in a column is that of any other value."""
     texts = [" " + orjson.dumps(COPIED[0]).decode(), orjson.dumps(COPIED[0]).decode()]
     productions = pa.table(
         {
@@ -117,9 +109,7 @@ def test_a_sink_tells_a_row_that_looks_like_a_retraction_from_one():
 
 
 def test_a_row_that_looks_like_a_pane_can_be_state():
-    """
-    Codecs encode it as any dict.
-    """
+    """Codecs encode it as any dict."""
     pipeline = Pipeline("p")
     pipeline.inject("rows", key="value", at="at").apply(_Whole(), name="whole")
     clock = ManualClock()

@@ -1,6 +1,4 @@
-"""
-Element-wise steps keep the order in which a key's elements arrive.
-"""
+"""Element-wise steps keep the order in which a key's elements arrive."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from millpond.testing.fixtures.panes import SeenPanes
 
 
 def pairs(size: int, step: str) -> list[Any]:
-    """
-    Sums of two elements each behind a step, of elements that come out of order in bundles of ``size``.
-    """
+    """Sums of two elements each behind a step, of elements that come out of order in bundles of ``size``."""
     pipeline, seen = mp.Pipeline("order"), SeenPanes()
     rows = pipeline.inject("in", key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
     if step == "map":
@@ -35,7 +31,5 @@ def pairs(size: int, step: str) -> list[Any]:
 @pytest.mark.parametrize("step", ["map", "with_timestamps"])
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 def test_counts_behind_a_step_do_not_depend_on_the_cut(size: int, step: str) -> None:
-    """
-    Behind `map` and `with_timestamps` panes are of the elements in the order of arrival, whatever the bundles.
-    """
+    """Behind `map` and `with_timestamps` panes are of the elements in the order of arrival, whatever the bundles."""
     assert pairs(size, step) == [[5, 1], [4, 2], [3, 0]]

@@ -1,6 +1,4 @@
-"""
-The windows of a key during its turn.
-"""
+"""The windows of a key during its turn."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ _ROWS: list[dict[str, Any]] = [{"window": [0, 10], "news": 1}, {"window": [10, 2
 
 
 def test_only_what_is_looked_at_is_opened() -> None:
-    """
-    A window is decoded once, on first access; all others are written back as they were read.
-    """
+    """A window is decoded once, on first access; all others are written back as they were read."""
     told: list[WindowState] = []
     windows = WindowStates({"windows": _ROWS}, told.append)
     state = windows.get(Window(10, 20))
@@ -30,9 +26,7 @@ def test_only_what_is_looked_at_is_opened() -> None:
 
 
 def test_windows_come_and_go() -> None:
-    """
-    New windows are empty and do not call ``on_open``; removed ones are gone; the row is ordered by bounds.
-    """
+    """New windows are empty and do not call ``on_open``; removed ones are gone; the row is ordered by bounds."""
     told: list[WindowState] = []
     windows = WindowStates({"windows": _ROWS}, told.append)
     windows.at(Window(-5, 5)).news = 7
@@ -47,9 +41,7 @@ def test_windows_come_and_go() -> None:
 
 
 def test_each_hook_is_told_of_what_it_touches() -> None:
-    """
-    A window stays decoded for the turn, but only the hook that touches it is told of it.
-    """
+    """A window stays decoded for the turn, but only the hook that touches it is told of it."""
     told: list[WindowState] = []
     windows = WindowStates({"windows": _ROWS})
     first = windows.at(Window(0, 10))

@@ -1,6 +1,4 @@
-"""
-The engine timers that windows need.
-"""
+"""The engine timers that windows need."""
 
 from __future__ import annotations
 
@@ -28,16 +26,12 @@ def _wanted(state: WindowState, watermark: int = 0) -> dict[str, Wanted]:
 
 
 def test_a_window_expires_after_its_lateness() -> None:
-    """
-    The expiry timer fires a microsecond after the end plus the allowed lateness, and holds nothing.
-    """
+    """The expiry timer fires a microsecond after the end plus the allowed lateness, and holds nothing."""
     assert _wanted(WindowState(window=Window(0, 10))) == {"~0/10": Wanted(16, _EVENT, 16)}
 
 
 def test_the_global_window_expires_with_the_input() -> None:
-    """
-    The global window lasts until all input has ended, and its pane has a time that records can carry.
-    """
+    """The global window lasts until all input has ended, and its pane has a time that records can carry."""
     (timer,) = _wanted(WindowState(window=GLOBAL_WINDOW)).values()
 
     assert timer == Wanted(TIME_MAX_US, _EVENT, INSTANT_MAX_US)
@@ -54,18 +48,14 @@ def test_the_global_window_expires_with_the_input() -> None:
     ],
 )
 def test_only_what_is_on_time_holds_the_watermark(text: str, at: int, watermark: int, output_at: int) -> None:
-    """
-    A timer for an early or on-time pane holds the watermark at the pane's time, one for a late pane does not.
-    """
+    """A timer for an early or on-time pane holds the watermark at the pane's time, one for a late pane does not."""
     state = WindowState(window=Window(0, 10), timers={text: at})
 
     assert _wanted(state, watermark)[f"0/10|{text}"].output_at == output_at
 
 
 def test_a_pane_with_a_time_of_its_own_is_held() -> None:
-    """
-    The watermark is held at the oldest pane with an element's time, whether its window is opened or not.
-    """
+    """The watermark is held at the oldest pane with an element's time, whether its window is opened or not."""
     owing = [WindowState(window=Window(at, at + 10), output_at=at + 3).to_json() for at in (0, 10)]
     windows = WindowStates({"windows": owing})
 
@@ -85,14 +75,10 @@ def test_a_pane_with_a_time_of_its_own_is_held() -> None:
     ],
 )
 def test_tags_say_whose_timer_it_is(tag: str, expected: object) -> None:
-    """
-    A tag names the window, and the trigger's timer, or none for the expiry.
-    """
+    """A tag names the window, and the trigger's timer, or none for the expiry."""
     assert parse_tag(tag) == expected
 
 
 def test_expiry_comes_last() -> None:
-    """
-    Among timers due at the same time, the expiry's tag sorts after those of triggers.
-    """
+    """Among timers due at the same time, the expiry's tag sorts after those of triggers."""
     assert max("~0/10", "0/10|||event", "-5/10|||event") == "~0/10"

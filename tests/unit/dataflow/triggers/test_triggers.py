@@ -1,6 +1,4 @@
-"""
-Triggers on their own: state, timers, namespaces, and the low-level API.
-"""
+"""Triggers on their own: state, timers, namespaces, and the low-level API."""
 
 from __future__ import annotations
 
@@ -63,17 +61,13 @@ def _one(at: int = 1) -> Element:
 
 @pytest.mark.parametrize("trigger", _ALL, ids=repr)
 def test_a_trigger_travels(trigger: Trigger) -> None:
-    """
-    A pickled trigger equals the original.
-    """
+    """A pickled trigger equals the original."""
     assert pickle.loads(pickle.dumps(trigger)) == trigger
 
 
 @pytest.mark.parametrize("trigger", _ALL, ids=repr)
 def test_reset_forgets_everything(trigger: Trigger) -> None:
-    """
-    A reset trigger has no state, and no timer except that of the window's end.
-    """
+    """A reset trigger has no state, and no timer except that of the window's end."""
     state = _state()
     context = TriggerContext(state, 0, 0, percentile_watermarks=_MARKS)
     trigger.on_element(context, _one())
@@ -85,9 +79,7 @@ def test_reset_forgets_everything(trigger: Trigger) -> None:
 
 @pytest.mark.parametrize("trigger", _ALL, ids=repr)
 def test_a_bundle_is_its_elements(trigger: Trigger) -> None:
-    """
-    A bundle has the same effect on a trigger as its elements one by one.
-    """
+    """A bundle has the same effect on a trigger as its elements one by one."""
     at_once, one_by_one = _state(), _state()
     elements = [_one(), _one(), _one()]
     trigger.on_elements(TriggerContext(at_once, 0, 0, percentile_watermarks=_MARKS), elements)
@@ -98,9 +90,7 @@ def test_a_bundle_is_its_elements(trigger: Trigger) -> None:
 
 
 def test_a_subclass_is_told_of_each_element() -> None:
-    """
-    A user's override of a library trigger's ``on_element`` is called for every element of a bundle.
-    """
+    """A user's override of a library trigger's ``on_element`` is called for every element of a bundle."""
 
     class Told(Default):
         def on_element(self, context: TriggerContext, element: Element) -> None:
@@ -113,9 +103,7 @@ def test_a_subclass_is_told_of_each_element() -> None:
 
 
 def test_a_mixin_sees_every_element_of_a_bundle() -> None:
-    """
-    A mixin's ``on_element`` is called for every element of a bundle.
-    """
+    """A mixin's ``on_element`` is called for every element of a bundle."""
 
     class Doubling:
         def on_element(self, context: TriggerContext, element: Element) -> None:
@@ -131,9 +119,7 @@ def test_a_mixin_sees_every_element_of_a_bundle() -> None:
 
 
 def test_children_have_namespaces_of_their_own() -> None:
-    """
-    Two equal triggers in one composite count separately.
-    """
+    """Two equal triggers in one composite count separately."""
     state = _state()
     trigger = AfterEach(AfterAll(AfterCount(2), AfterCount(2)), AfterCount(2))
     trigger.on_element(TriggerContext(state, 0, 0), _one())
@@ -142,9 +128,7 @@ def test_children_have_namespaces_of_their_own() -> None:
 
 
 def test_a_timer_is_named_by_its_place() -> None:
-    """
-    A timer's text has its trigger's path, its tag and its clock.
-    """
+    """A timer's text has its trigger's path, its tag and its clock."""
     state = _state()
     Repeatedly(AfterProcessingTime(5)).on_element(TriggerContext(state, 0, 100), _one())
 
@@ -153,9 +137,7 @@ def test_a_timer_is_named_by_its_place() -> None:
 
 
 def test_user_code_may_use_the_low_level_api() -> None:
-    """
-    A user's trigger has its own state and timers, handles their firing, and sees its children fire.
-    """
+    """A user's trigger has its own state and timers, handles their firing, and sees its children fire."""
 
     class Debounce(Trigger):
         def on_element(self, context: TriggerContext, element: Element) -> None:
@@ -184,18 +166,14 @@ def test_user_code_may_use_the_low_level_api() -> None:
 
 
 def test_a_firing_names_its_innermost_triggers() -> None:
-    """
-    Panes name the fired triggers that have no fired descendant.
-    """
+    """Panes name the fired triggers that have no fired descendant."""
     events = [TriggerEvent("0/", "a", True), TriggerEvent("1/", "b", True), TriggerEvent("", "all", True)]
 
     assert Firing(events).label() == "a, b"
 
 
 def test_a_sequence_ignores_timers_whose_turn_is_over() -> None:
-    """
-    Only the current trigger of a sequence gets its timers.
-    """
+    """Only the current trigger of a sequence gets its timers."""
     state = _state()
     trigger = AfterEach(AfterCount(1), AfterProcessingTime(5))
     context = TriggerContext(state, 0, 0)
@@ -207,9 +185,7 @@ def test_a_sequence_ignores_timers_whose_turn_is_over() -> None:
 
 @pytest.mark.parametrize(("now", "expected"), [(0, 5), (4, 5), (5, 15), (-6, -5), (-5, 5)])
 def test_strokes_come_after_now(now: int, expected: int) -> None:
-    """
-    The next tick is later than now and a whole number of periods from the reference.
-    """
+    """The next tick is later than now and a whole number of periods from the reference."""
     assert next_stroke(now, 25, 10) == expected
 
 
@@ -232,17 +208,13 @@ def test_strokes_come_after_now(now: int, expected: int) -> None:
     ],
 )
 def test_invalid_triggers_are_refused(make) -> None:
-    """
-    A trigger refuses invalid arguments at construction.
-    """
+    """A trigger refuses invalid arguments at construction."""
     with pytest.raises(InvalidError):
         make()
 
 
 def test_a_tree_names_the_percentiles_that_its_triggers_ask_for() -> None:
-    """
-    A composite declares the percentiles of its descendants; 100 needs no declaration.
-    """
+    """A composite declares the percentiles of its descendants; 100 needs no declaration."""
     tree = Repeatedly(
         OrFinally(
             AfterWatermark(early=WatermarkPercentile(50)),
@@ -255,9 +227,7 @@ def test_a_tree_names_the_percentiles_that_its_triggers_ask_for() -> None:
 
 
 def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
-    """
-    A trigger reads the watermark it names, and its timers on different clocks are separate.
-    """
+    """A trigger reads the watermark it names, and its timers on different clocks are separate."""
     context = TriggerContext(
         _state(), 3, 0, percentile_watermarks={90.0: EventTimeMicros(12), 50.0: EventTimeMicros(20)}
     )
@@ -274,9 +244,7 @@ def test_a_percentile_has_a_clock_and_timers_of_its_own() -> None:
 
 
 def test_a_composition_sees_which_child_asked_for_what() -> None:
-    """
-    The history lists the direct children that fired and their requests; the last request wins.
-    """
+    """The history lists the direct children that fired and their requests; the last request wins."""
 
     class Asks(AfterCount):
         def on_fire(self, context: TriggerContext) -> bool:
@@ -301,9 +269,7 @@ def test_a_composition_sees_which_child_asked_for_what() -> None:
 
 
 def test_a_timer_that_fired_tells_when_it_was_due() -> None:
-    """
-    A fired timer has the time it was set to, however late it fires.
-    """
+    """A fired timer has the time it was set to, however late it fires."""
 
     class Due(Trigger):
         def on_element(self, context: TriggerContext, element: Element) -> None:

@@ -1,6 +1,4 @@
-"""
-Window functions: assignment, merging, and invalid arguments.
-"""
+"""Window functions: assignment, merging, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ def _at(at: int, key: str = "k") -> Element:
 @pytest.mark.parametrize("window_fn", _FUNCTIONS, ids=repr)
 @given(at=_TIMES)
 def test_an_element_is_inside_its_windows(window_fn: WindowFn, at: int) -> None:
-    """
-    Every window that an element is assigned to contains its time.
-    """
+    """Every window that an element is assigned to contains its time."""
     windows = window_fn.assign(_at(at))
 
     assert windows
@@ -53,25 +49,19 @@ def test_an_element_is_inside_its_windows(window_fn: WindowFn, at: int) -> None:
 
 @pytest.mark.parametrize("window_fn", _FUNCTIONS, ids=repr)
 def test_a_window_function_travels(window_fn: WindowFn) -> None:
-    """
-    A pickled window function assigns the same windows.
-    """
+    """A pickled window function assigns the same windows."""
     assert pickle.loads(pickle.dumps(window_fn)).assign(_at(12_345)) == window_fn.assign(_at(12_345))
 
 
 @given(at=_TIMES)
 def test_windows_that_slide_are_as_many_as_fit(at: int) -> None:
-    """
-    Sliding windows of four periods contain every instant four times.
-    """
+    """Sliding windows of four periods contain every instant four times."""
     assert len(SlidingWindows(40, 10).assign(_at(at))) == 4
 
 
 @given(st.integers(-500, 500), st.integers(1, 50), st.integers(1, 60), st.integers(-100, 100))
 def test_sliding_windows_are_all_that_hold_the_instant(at: int, size: int, period: int, offset: int) -> None:
-    """
-    An element is in every window that starts at a multiple of the period and contains it, with or without gaps.
-    """
+    """An element is in every window that starts at a multiple of the period and contains it, with or without gaps."""
     starts = [start for start in range(at - size + 1, at + 1) if (start - offset) % period == 0]
 
     assert SlidingWindows(size, period, offset).assign(_at(at)) == tuple(
@@ -80,9 +70,7 @@ def test_sliding_windows_are_all_that_hold_the_instant(at: int, size: int, perio
 
 
 def test_unaligned_windows_differ_from_key_to_key() -> None:
-    """
-    Phases of unaligned windows spread over the size, and a key's phase never changes.
-    """
+    """Phases of unaligned windows spread over the size, and a key's phase never changes."""
     window_fn = UnalignedFixedWindows(1_000_000)
     starts = {window_fn.assign(_at(0, f"key{number}"))[0].start for number in range(100)}
 
@@ -91,16 +79,12 @@ def test_unaligned_windows_differ_from_key_to_key() -> None:
 
 
 def test_everything_is_in_the_global_window() -> None:
-    """
-    The global window function assigns one window.
-    """
+    """The global window function assigns one window."""
     assert GlobalWindows().assign(_at(-5)) == (GLOBAL_WINDOW,)
 
 
 def test_a_day_is_as_long_as_its_zone_has_it() -> None:
-    """
-    The days on which daylight saving time starts and ends have 23 and 25 hours.
-    """
+    """The days on which daylight saving time starts and ends have 23 and 25 hours."""
     window_fn = CalendarWindows("days", zone="Europe/Berlin")
     hours = [
         (window.end - window.start) // 3_600_000_000
@@ -112,9 +96,7 @@ def test_a_day_is_as_long_as_its_zone_has_it() -> None:
 
 @given(times=st.lists(st.integers(0, 200), min_size=1, max_size=20))
 def test_merged_sessions_are_apart(times: list[int]) -> None:
-    """
-    After merging, any two sessions are separated by a gap.
-    """
+    """After merging, any two sessions are separated by a gap."""
     sessions = Sessions(10)
     windows = sorted({sessions.assign(_at(at))[0] for at in times})
     merges = check_merges(windows, sessions.merge(windows))
@@ -139,9 +121,7 @@ def test_merged_sessions_are_apart(times: list[int]) -> None:
     ],
 )
 def test_invalid_sizes_are_refused(make) -> None:
-    """
-    A window function refuses invalid arguments at construction.
-    """
+    """A window function refuses invalid arguments at construction."""
     with pytest.raises(InvalidError):
         make()
 
@@ -155,8 +135,6 @@ def test_invalid_sizes_are_refused(make) -> None:
     ],
 )
 def test_invalid_merges_are_refused(merge: Merge) -> None:
-    """
-    A merge of unknown windows, into a window that does not contain them, or onto an unmerged window is refused.
-    """
+    """A merge of unknown windows, into a window that does not contain them, or onto an unmerged window is refused."""
     with pytest.raises(InvalidError):
         check_merges([Window(0, 10), Window(0, 20)], [merge])

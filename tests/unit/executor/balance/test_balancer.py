@@ -1,6 +1,4 @@
-"""
-The balancer in a pipeline that runs: it cuts what is hot, after some supersteps, and what a tool asks for.
-"""
+"""The balancer in a pipeline that runs: it cuts what is hot, after some supersteps, and what a tool asks for."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ CLOCK = ManualClock()
 
 
 class Costly(Computation):
-    """
-    Counts a key's records, each of which takes a millisecond of the test's clock.
-    """
+    """Counts a key's records, each of which takes a millisecond of the test's clock."""
 
     def process_record(self, context, record):
         CLOCK.advance_ms(1)
@@ -39,9 +35,7 @@ class Costly(Computation):
 
 
 class Pond:
-    """
-    A store in memory, and a run over it that is stepped.
-    """
+    """A store in memory, and a run over it that is stepped."""
 
     def __init__(self, policy: BalancePolicy | None) -> None:
         self.rng = SeededRng(1)
@@ -95,9 +89,7 @@ HOT = [f"b{number}" for number in range(4)] * 4
 
 
 def test_a_range_that_gets_hot_is_split(pond: Pond) -> None:
-    """
-    Once that has been so for some supersteps; what it counts is right before and after.
-    """
+    """Once that has been so for some supersteps; what it counts is right before and after."""
     before = pond.intervals
 
     for _ in range(8):
@@ -110,9 +102,7 @@ def test_a_range_that_gets_hot_is_split(pond: Pond) -> None:
 
 
 def test_an_even_load_stays_as_it_is(pond: Pond) -> None:
-    """
-    Nothing is cut.
-    """
+    """Nothing is cut."""
     before = pond.intervals
 
     for _ in range(8):
@@ -122,9 +112,7 @@ def test_an_even_load_stays_as_it_is(pond: Pond) -> None:
 
 
 def test_loads_are_told_with_the_commits(pond: Pond) -> None:
-    """
-    Every few supersteps, for tools that read the log.
-    """
+    """Every few supersteps, for tools that read the log."""
     for _ in range(4):
         pond.feed(HOT)
 
@@ -140,9 +128,7 @@ def test_loads_are_told_with_the_commits(pond: Pond) -> None:
 
 
 def test_a_key_that_is_hot_alone_is_named_once(pond: Pond, caplog: pytest.LogCaptureFixture) -> None:
-    """
-    No cut helps there.
-    """
+    """No cut helps there."""
     with caplog.at_level(logging.WARNING, "millpond"):
         for _ in range(30):
             pond.feed(["b1"] * 16)
@@ -157,18 +143,14 @@ def test_a_key_that_is_hot_alone_is_named_once(pond: Pond, caplog: pytest.LogCap
 class TestByHand:
     @pytest.fixture
     def pond(self) -> Iterator[Pond]:
-        """
-        A pipeline that does not balance its load.
-        """
+        """A pipeline that does not balance its load."""
         made = Pond(None)
         made.feed([f"{letter}{number}" for letter in "abcd" for number in range(4)])
         yield made
         made.run.stop()
 
     def test_a_request_is_honoured_after_a_superstep(self, pond: Pond) -> None:
-        """
-        And answered in the same commit, so that it is not made again after a merge.
-        """
+        """And answered in the same commit, so that it is not made again after a merge."""
         request = pond.ask("split", "b2")
         CLOCK.advance_ms(2_000)
         pond.feed(["a0"])
@@ -182,9 +164,7 @@ class TestByHand:
         assert "b2" not in [interval.low for interval in pond.intervals]
 
     def test_it_outlives_the_run(self, pond: Pond) -> None:
-        """
-        A pipeline that is stopped honours it when it runs again.
-        """
+        """A pipeline that is stopped honours it when it runs again."""
         pond.run.stop()
         pond.ask("split", "b2")
         pond.run = pond.start()
@@ -193,9 +173,7 @@ class TestByHand:
         assert "b2" in [interval.low for interval in pond.intervals]
 
     def test_what_is_done_already_is_answered_without_a_cut(self, pond: Pond) -> None:
-        """
-        The load may have called for it between the request and the superstep.
-        """
+        """The load may have called for it between the request and the superstep."""
         low = pond.intervals[1].low
         request = pond.ask("split", low)
         before = pond.intervals

@@ -1,6 +1,4 @@
-"""
-The load of an interval: a median over supersteps, and only once there are enough of them.
-"""
+"""The load of an interval: a median over supersteps, and only once there are enough of them."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ LOW, HIGH = intervals_from_boundaries("c", ["m"])
 
 
 def manifest(interval: Interval, work_ms: int, *keys: str) -> Manifest:
-    """
-    What a task reports of an interval with one record a key.
-    """
+    """What a task reports of an interval with one record a key."""
     return Manifest(
         interval=interval,
         fence=Fence(Sequencer(1), CommitNumber(1)),
@@ -31,9 +27,7 @@ def manifest(interval: Interval, work_ms: int, *keys: str) -> Manifest:
 
 
 def test_a_single_superstep_does_not_count_for_all() -> None:
-    """
-    One that read much, as the first after a start does, changes the median little.
-    """
+    """One that read much, as the first after a start does, changes the median little."""
     loads = Loads(3)
     for work_ms in (900, 20, 10):
         loads.note([manifest(LOW, work_ms, "a", "b")], [LOW])
@@ -46,9 +40,7 @@ def test_a_single_superstep_does_not_count_for_all() -> None:
 
 
 def test_an_interval_without_a_bundle_had_nothing_to_do() -> None:
-    """
-    It counts with no work, so that it can be seen to be cold.
-    """
+    """It counts with no work, so that it can be seen to be cold."""
     loads = Loads(2)
     for _ in range(2):
         loads.note([manifest(LOW, 10, "a")], [LOW, HIGH])
@@ -60,9 +52,7 @@ def test_an_interval_without_a_bundle_had_nothing_to_do() -> None:
 
 
 def test_nothing_is_said_until_all_have_been_seen_for_long_enough() -> None:
-    """
-    After a cut the new intervals begin from nothing.
-    """
+    """After a cut the new intervals begin from nothing."""
     loads = Loads(2)
     loads.note([manifest(LOW, 10, "a")], [LOW, HIGH])
     assert loads.of([LOW, HIGH]) is None

@@ -1,6 +1,4 @@
-"""
-Record ids of several injectors: each publisher's ids are its own.
-"""
+"""Record ids of several injectors: each publisher's ids are its own."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ def _run(streams: tuple[str, ...], batches: list[tuple[str, list[dict[str, Any]]
 
 
 def test_the_same_id_on_two_streams_is_two_records() -> None:
-    """
-    Neither publisher's record hides the other's, and each one's repetition counts once.
-    """
+    """Neither publisher's record hides the other's, and each one's repetition counts once."""
     row = {"k": "a", "at": 1, "id": "7", "n": 1}
 
     assert _run(("one", "two"), [("one", [row]), ("two", [row]), ("one", [row]), ("two", [row])]) == {
@@ -36,9 +32,7 @@ def test_the_same_id_on_two_streams_is_two_records() -> None:
 
 
 def test_the_ids_of_an_only_stream_are_kept_as_they_came() -> None:
-    """
-    A repetition on the only stream with ids counts once.
-    """
+    """A repetition on the only stream with ids counts once."""
     row = {"k": "a", "at": 1, "id": "7", "n": 1}
 
     assert _run(("one",), [("one", [row, row]), ("one", [row])]) == {"a": '{"count":1,"sum":1}'}

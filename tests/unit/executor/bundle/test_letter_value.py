@@ -1,6 +1,4 @@
-"""
-Tests of `millpond.executor.bundle.letter_value`.
-"""
+"""Tests of `millpond.executor.bundle.letter_value`."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ VALUES = st.recursive(
 
 
 def kept(value: Any) -> dict[str, Any]:
-    """
-    A letter with this value, as it is after its way through JSON.
-    """
+    """A letter with this value, as it is after its way through JSON."""
     described = describe_value(lambda: value)
     letter: dict[str, Any] = orjson.loads(
         orjson.dumps({"value": described.text, "value_types": dict(described.types)})
@@ -58,9 +54,7 @@ def kept(value: Any) -> dict[str, Any]:
 
 @given(VALUES)
 def test_every_value_can_be_restored(value: Any) -> None:
-    """
-    Whatever a record holds, its letter gives it back with the types that it had.
-    """
+    """Whatever a record holds, its letter gives it back with the types that it had."""
     again = letter_value(kept(value))
 
     assert again == value
@@ -68,9 +62,7 @@ def test_every_value_can_be_restored(value: Any) -> None:
 
 
 def test_what_a_reader_sees_is_json() -> None:
-    """
-    Times are ISO text and not Python's repr, so SQL and other languages can read them.
-    """
+    """Times are ISO text and not Python's repr, so SQL and other languages can read them."""
     value = {
         "at": datetime(2013, 2, 8, 10, tzinfo=timezone(timedelta(hours=1))),
         "on": date(2013, 2, 8),
@@ -106,9 +98,7 @@ def test_what_a_reader_sees_is_json() -> None:
     ],
 )
 def test_a_value_that_is_not_whole_says_so(read: Any, reason: str) -> None:
-    """
-    A letter that has only a part of a value never passes for the whole.
-    """
+    """A letter that has only a part of a value never passes for the whole."""
     described = describe_value(read)
 
     assert len(described.text) <= VALUE_MAX
@@ -117,9 +107,7 @@ def test_a_value_that_is_not_whole_says_so(read: Any, reason: str) -> None:
 
 
 def test_a_letter_of_an_older_version() -> None:
-    """
-    A value that an older version wrote as Python's repr is refused, one that it wrote as JSON is read.
-    """
+    """A value that an older version wrote as Python's repr is refused, one that it wrote as JSON is read."""
     assert letter_value({"value": '{"a":1}'}) == {"a": 1}
     with pytest.raises(InvalidError, match="not JSON"):
         letter_value({"value": "{'a': datetime.datetime(2013, 2, 8)}"})

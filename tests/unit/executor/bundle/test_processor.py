@@ -1,6 +1,4 @@
-"""
-Bundles in, row updates out: order, failures, duplicates and what is written.
-"""
+"""Bundles in, row updates out: order, failures, duplicates and what is written."""
 
 from __future__ import annotations
 
@@ -30,14 +28,10 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Log(Computation):
-    """
-    Keeps what happened in its state; values "fail", "timer:<at>" and "delete" do what they say.
-    """
+    """Keeps what happened in its state; values "fail", "timer:<at>" and "delete" do what they say."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Log the value, then do what it says.
-        """
+        """Log the value, then do what it says."""
         self._log(context, record.value)
         word, _, argument = str(record.value).partition(":")
         if word == "fail":
@@ -50,9 +44,7 @@ class Log(Computation):
             context.state.delete()
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Log the tag.
-        """
+        """Log the tag."""
         self._log(context, f"fired {timer.tag}")
         if timer.tag == "13":
             raise ValueError(timer.tag)
@@ -62,14 +54,10 @@ class Log(Computation):
 
 
 class LogTogether(Log):
-    """
-    The same, all records at once, and how many came together.
-    """
+    """The same, all records at once, and how many came together."""
 
     def process_records(self, context: Context, records: Records) -> None:
-        """
-        Log the number, then every record.
-        """
+        """Log the number, then every record."""
         self._log(context, len(records))
         for record in records:
             self.process_record(context, record)
@@ -84,9 +72,7 @@ def run_of(
     workers: int = 1,
     on_late: OnLate = "process",
 ) -> IntervalRun:
-    """
-    A fresh store that runs the computation.
-    """
+    """A fresh store that runs the computation."""
     node = ComputationNode(
         name="log",
         computation=computation,
@@ -103,9 +89,7 @@ def run_of(
 def delivery(
     *records: tuple[str, int, Any], stream: str = "in", ids: list[bytes | None] | None = None
 ) -> Deliveries:
-    """
-    Records as (key, at, value).
-    """
+    """Records as (key, at, value)."""
     return Deliveries(
         stream=stream,
         keys=pa.array([key for key, _, _ in records], pa.string()),
@@ -116,25 +100,19 @@ def delivery(
 
 
 def states(run: IntervalRun) -> dict[str, Any]:
-    """
-    The states that readers see.
-    """
+    """The states that readers see."""
     rows = run.rows().select(["key", "state"]).to_pylist()
     return {row["key"]: row["state"] and orjson.loads(row["state"]) for row in rows}
 
 
 def updates_of(result: BundleResult) -> list[dict[str, Any]]:
-    """
-    The row updates of a bundle.
-    """
+    """The row updates of a bundle."""
     return [] if result.updates is None else result.updates.to_pylist()
 
 
 class TestOrder:
     def test_records_by_time_then_arrival_over_streams(self) -> None:
-        """
-        A key's records come by time, and at one time as they arrived, whatever their stream.
-        """
+        """A key's records come by time, and at one time as they arrived, whatever their stream."""
         run = run_of(Log())
         run.step(
             [
@@ -146,9 +124,7 @@ class TestOrder:
         assert states(run) == {"j": ["x"], "k": ["b", "c", "a", "d"]}
 
     def test_due_timers_first_then_records_then_new_timers(self) -> None:
-        """
-        Timers that are due come before the records, those that records made due after them.
-        """
+        """Timers that are due come before the records, those that records made due after them."""
         run = run_of(Log())
         run.step([delivery(("k", 1, "timer:30"), ("k", 2, "timer:20"), ("k", 3, "timer:40"))])
         result = run.step([delivery(("k", 5, "x"), ("k", 6, "timer:25"))], watermark=30)
@@ -157,9 +133,7 @@ class TestOrder:
         assert (result.statistics.timers, result.next_event_timer, result.hold) == (3, 40, 40)
 
     def test_a_key_without_records_wakes_for_its_timer(self) -> None:
-        """
-        A due timer is reason enough for a turn; other keys have none.
-        """
+        """A due timer is reason enough for a turn; other keys have none."""
         run = run_of(Log())
         run.step([delivery(("a", 1, "timer:10"), ("b", 1, "timer:20"))])
         result = run.step(watermark=10)
@@ -168,18 +142,14 @@ class TestOrder:
         assert result.statistics.keys == 1
 
     def test_keys_are_ordered_by_their_bytes(self) -> None:
-        """
-        Updates are sorted as UTF-8 bytes are, which is the order of code points.
-        """
+        """Updates are sorted as UTF-8 bytes are, which is the order of code points."""
         keys = ["é", "z", "", "\uffff", "\U0001f986", "Z"]
         result = run_of(Log()).step([delivery(*((key, 1, "x") for key in keys))])
 
         assert [row["key"] for row in updates_of(result)] == sorted(keys)
 
     def test_a_deleted_timer_does_not_fire(self) -> None:
-        """
-        A timer that an earlier hook of the bundle deletes is gone, though it was due.
-        """
+        """A timer that an earlier hook of the bundle deletes is gone, though it was due."""
 
         class Deletes(Log):
             def process_timer(self, context: Context, timer: Timer) -> None:
@@ -193,9 +163,7 @@ class TestOrder:
         assert states(run)["k"][2:] == ["fired 10"]
 
     def test_a_replaced_timer_fires_at_its_new_time_only(self) -> None:
-        """
-        A timer that was due and is set again to a later time waits for that time.
-        """
+        """A timer that was due and is set again to a later time waits for that time."""
 
         class Moves(Log):
             def process_timer(self, context: Context, timer: Timer) -> None:
@@ -212,9 +180,7 @@ class TestOrder:
         assert states(run)["k"][2:] == ["fired 10", "fired 20"]
 
     def test_timers_that_never_end_are_stopped(self) -> None:
-        """
-        A timer that sets itself again in the past is an error that names computation and key.
-        """
+        """A timer that sets itself again in the past is an error that names computation and key."""
 
         class Forever(Computation):
             def process_record(self, context: Context, record: Record) -> None:
@@ -232,9 +198,7 @@ class TestOrder:
 class TestFailures:
     @pytest.mark.parametrize("computation", [Log(), LogTogether()])
     def test_only_the_failing_record_is_rolled_back(self, computation: Computation) -> None:
-        """
-        State, timers and productions of the failing record are gone, all others stay.
-        """
+        """State, timers and productions of the failing record are gone, all others stay."""
         run = run_of(computation)
         result = run.step([delivery(("j", 1, "z"), ("k", 1, "a"), ("k", 2, "fail"), ("k", 3, "timer:90"))])
 
@@ -253,9 +217,7 @@ class TestFailures:
         assert "process_record" in letter.diagnostics
 
     def test_a_failing_timer_is_consumed(self) -> None:
-        """
-        Its effects are gone, it does not fire again, and a letter without a stream records it.
-        """
+        """Its effects are gone, it does not fire again, and a letter without a stream records it."""
         run = run_of(Log())
         run.step([delivery(("k", 1, "timer:13"), ("k", 1, "timer:14"))])
         result = run.step(watermark=20)
@@ -266,9 +228,7 @@ class TestFailures:
         assert (result.statistics.timers, result.next_event_timer) == (2, None)
 
     def test_a_state_that_its_codec_refuses_is_the_records_failure(self) -> None:
-        """
-        The record that set it becomes a letter, the others keep their effects.
-        """
+        """The record that set it becomes a letter, the others keep their effects."""
 
         class Sets(Computation):
             def process_record(self, context: Context, record: Record) -> None:
@@ -282,9 +242,7 @@ class TestFailures:
 
     @pytest.mark.parametrize(("retries", "outcome"), [(0, []), (1, []), (2, ["x"])])
     def test_tries_are_bounded(self, retries: int, outcome: list[str]) -> None:
-        """
-        After the first run of the turn a record is tried once and as often again as retries say.
-        """
+        """After the first run of the turn a record is tried once and as often again as retries say."""
         calls = []
 
         class Flaky(Log):
@@ -301,9 +259,7 @@ class TestFailures:
         assert (states(run).get("k", []), len(result.dead_letters)) == (outcome, 0 if outcome else 1)
 
     def test_stopping_names_the_record(self) -> None:
-        """
-        With on_error="stop" the user's exception is the cause, and nothing has happened.
-        """
+        """With on_error="stop" the user's exception is the cause, and nothing has happened."""
         run = run_of(Log(), "stop")
         run.step([delivery(("k", 1, "timer:10"))])
         with pytest.raises(InvalidError, match="computation=`log` key=`k` stream=`in`") as caught:
@@ -315,9 +271,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
     def test_interrupts_pass_through(self, interrupt: type[BaseException]) -> None:
-        """
-        An error that is not an Exception makes no dead letter.
-        """
+        """An error that is not an Exception makes no dead letter."""
 
         class Interrupted(Computation):
             def process_record(self, context: Context, record: Record) -> None:
@@ -327,9 +281,7 @@ class TestFailures:
             run_of(Interrupted()).step([delivery(("k", 1, 0))])
 
     def test_an_unreadable_value_is_a_letter(self) -> None:
-        """
-        A value that is not JSON fails its record, and the letter says it could not be read.
-        """
+        """A value that is not JSON fails its record, and the letter says it could not be read."""
         broken = Deliveries(
             stream="in",
             keys=pa.array(["k", "k"]),
@@ -344,9 +296,7 @@ class TestFailures:
         assert result.dead_letters[0].value_types == {"": "unreadable"}
 
     def test_letters_are_bounded(self) -> None:
-        """
-        However long the exception, error and diagnostics stay short, and the error is one line.
-        """
+        """However long the exception, error and diagnostics stay short, and the error is one line."""
 
         class Verbose(Computation):
             def process_record(self, context: Context, record: Record) -> None:
@@ -363,9 +313,7 @@ class TestFailures:
 
 class TestDuplicates:
     def test_within_a_bundle_the_first_to_arrive_counts(self) -> None:
-        """
-        A repeated id of a key is dropped, also from another stream; other keys may have the same id.
-        """
+        """A repeated id of a key is dropped, also from another stream; other keys may have the same id."""
         run = run_of(Log())
         result = run.step(
             [
@@ -378,9 +326,7 @@ class TestDuplicates:
         assert (result.statistics.records, result.statistics.duplicates) == (3, 2)
 
     def test_across_bundles_and_workers(self) -> None:
-        """
-        An id that was consumed before is dropped, by this process and by one that must read files.
-        """
+        """An id that was consumed before is dropped, by this process and by one that must read files."""
         run = run_of(Log(), workers=2)
         run.step([delivery(("k", 1, "a"), ids=[b"1"])])
         for worker in (0, 1, 0):
@@ -390,9 +336,7 @@ class TestDuplicates:
         assert (result.statistics.records, result.statistics.keys, result.updates) == (0, 0, None)
 
     def test_a_duplicate_of_a_dead_letter_stays_out(self) -> None:
-        """
-        A record that failed for good has been consumed: its repetition makes no second letter.
-        """
+        """A record that failed for good has been consumed: its repetition makes no second letter."""
         run = run_of(Log())
         first = run.step([delivery(("k", 1, "fail"), ids=[b"1"])])
         second = run.step([delivery(("k", 1, "fail"), ids=[b"1"])])
@@ -403,9 +347,7 @@ class TestDuplicates:
         ]
 
     def test_a_late_record_that_is_dropped_counts_once(self) -> None:
-        """
-        A late record that comes five times is one drop and four repetitions, also within a bundle, and across workers.
-        """
+        """A late record that comes five times is one drop and four repetitions, also within a bundle, and across workers."""
         run = run_of(Log(), on_late="drop", workers=2)
         late, fresh = ("k", 1, "late"), ("j", 9, "fresh")
         first = run.step([delivery(late, fresh, late, ids=[b"1", b"1", b"1"])], watermark=5)
@@ -416,9 +358,7 @@ class TestDuplicates:
         assert [(r.statistics.dropped, r.statistics.duplicates) for r in others] == [(0, 1)] * 3
 
     def test_the_arrival_of_an_id_is_the_bundles(self) -> None:
-        """
-        An id is stored with the bundle's wall time, rounded up to the minute, also that of a dropped record.
-        """
+        """An id is stored with the bundle's wall time, rounded up to the minute, also that of a dropped record."""
         run = run_of(Log(), on_late="drop")
         result = run.step(
             [delivery(("k", 1, "late"), ("k", 9, "fresh"), ids=[b"1", b"2"])],
@@ -436,9 +376,7 @@ class TestDuplicates:
         ]
 
     def test_records_without_ids_are_never_duplicates(self) -> None:
-        """
-        Null ids are neither compared nor written.
-        """
+        """Null ids are neither compared nor written."""
         run = run_of(Log())
         result = run.step([delivery(("k", 1, "a"), ("k", 1, "b"), ("k", 2, "c"), ids=[None, None, b"1"])])
 
@@ -446,9 +384,7 @@ class TestDuplicates:
         assert [len(row["record_ids"]) for row in updates_of(result)] == [1]
 
     def test_exactly_once_can_be_switched_off(self) -> None:
-        """
-        Then ids are not looked at and not written.
-        """
+        """Then ids are not looked at and not written."""
         run = run_of(Log(), exactly_once=False)
         for _ in range(2):
             result = run.step([delivery(("k", 1, "a"), ids=[b"1"])])
@@ -459,9 +395,7 @@ class TestDuplicates:
 
 class TestUpdates:
     def test_nothing_changed_is_no_update(self) -> None:
-        """
-        Reading, setting the same state and setting the same timer write nothing.
-        """
+        """Reading, setting the same state and setting the same timer write nothing."""
 
         class Same(Computation):
             def process_record(self, context: Context, record: Record) -> None:
@@ -476,9 +410,7 @@ class TestUpdates:
         assert result.statistics.records == 1
 
     def test_only_what_changed_is_written(self) -> None:
-        """
-        Unchanged state and timers are null, the hold is always the present one.
-        """
+        """Unchanged state and timers are null, the hold is always the present one."""
         run = run_of(Log())
         run.step([delivery(("k", 1, "timer:50"))])
         (update,) = updates_of(run.step([delivery(("k", 2, "x"))]))
@@ -489,9 +421,7 @@ class TestUpdates:
         assert (update["sequencer"], update["commit_number"], update["superstep"]) == (1, 2, 2)
 
     def test_deleting_the_state_keeps_the_timers(self) -> None:
-        """
-        A tombstone names the timers that stay, so that readers do not drop them with the state.
-        """
+        """A tombstone names the timers that stay, so that readers do not drop them with the state."""
         run = run_of(Log())
         run.step([delivery(("k", 1, "timer:50"))])
         (update,) = updates_of(run.step([delivery(("k", 2, "delete"))]))
@@ -504,9 +434,7 @@ class TestUpdates:
         assert states(run) == {"k": None}
 
     def test_a_row_without_state_goes_with_its_last_timer(self) -> None:
-        """
-        When neither state nor timers are left, the update is a tombstone and readers see no row.
-        """
+        """When neither state nor timers are left, the update is a tombstone and readers see no row."""
 
         class OnlyTimers(Computation):
             def process_record(self, context: Context, record: Record) -> None:
@@ -524,9 +452,7 @@ class TestUpdates:
         assert [(p.stream, p.count, p.oldest_at) for p in result.productions] == [("out", 1, 5)]
 
     def test_productions_keep_their_order(self) -> None:
-        """
-        A key's productions stand in its update as they were produced; the summary counts by stream.
-        """
+        """A key's productions stand in its update as they were produced; the summary counts by stream."""
 
         class Twice(Computation):
             def process_record(self, context: Context, record: Record) -> None:
@@ -540,27 +466,21 @@ class TestUpdates:
         assert [(p.stream, p.count, p.oldest_at) for p in result.productions] == [("out", 6, 1)]
 
     def test_the_updates_fit_the_schema(self) -> None:
-        """
-        An update table is exactly what a row file takes.
-        """
+        """An update table is exactly what a row file takes."""
         result = run_of(Log()).step([delivery(("k", 1, "timer:9"), ids=[b"1"])])
 
         assert result.updates is not None
         assert result.updates.schema == ROW_SCHEMA
 
     def test_a_key_of_another_interval_is_our_bug(self) -> None:
-        """
-        Records that do not belong to the interval are refused before any code runs.
-        """
+        """Records that do not belong to the interval are refused before any code runs."""
         node = ComputationNode(name="log", computation=Log(), subscriptions=())
         run = IntervalRun(node, Interval("log", "b", "d"))
         with pytest.raises(InternalError, match="every key of a bundle lies in the interval"):
             run.step([delivery(("d", 1, "x"))])
 
     def test_an_empty_bundle_is_nothing(self) -> None:
-        """
-        No deliveries, or empty ones, leave no trace.
-        """
+        """No deliveries, or empty ones, leave no trace."""
         run = run_of(Log())
 
         for deliveries in ([], [delivery()], [delivery(ids=[])]):
@@ -569,9 +489,7 @@ class TestUpdates:
 
 
 def test_large_spans_of_time_are_sorted_too() -> None:
-    """
-    Times at both ends of the range do not overflow the packed sort.
-    """
+    """Times at both ends of the range do not overflow the packed sort."""
     least, greatest = -(2**63), 2**63 - 1
     run = run_of(Log())
     run.step([delivery(("k", greatest, "c"), ("k", least, "a"), ("k", 0, "b"))], watermark=least)

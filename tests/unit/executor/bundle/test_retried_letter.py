@@ -1,6 +1,4 @@
-"""
-What a letter has of its record or timer, once it has been written and read as JSON.
-"""
+"""What a letter has of its record or timer, once it has been written and read as JSON."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, 
 
 
 def stored(value: Any, **fields: Any) -> dict[str, Any]:
-    """
-    A letter as the table has it.
-    """
+    """A letter as the table has it."""
     described = describe_value(lambda: value)
     letter = DeadLetter(
         **{
@@ -63,9 +59,7 @@ def stored(value: Any, **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_the_code_gets_the_value_that_it_got(value: Any) -> None:
-    """
-    With the types that JSON lacks.
-    """
+    """With the types that JSON lacks."""
     columns = letter_columns(RetriedLetter.read("p/3/0", stored(value)), 7, with_id=True)
 
     assert columns.value(0) == value
@@ -74,9 +68,7 @@ def test_the_code_gets_the_value_that_it_got(value: Any) -> None:
 
 
 def test_what_only_looks_like_a_pane_stays_that() -> None:
-    """
-    A row from outside may have the fields of a pane.
-    """
+    """A row from outside may have the fields of a pane."""
     row = PlainObject(value=1, window=[0, 1], at=0, pane={})
     columns = letter_columns(RetriedLetter.read("p/3/0", stored(row)), 7, with_id=True)
 
@@ -86,9 +78,7 @@ def test_what_only_looks_like_a_pane_stays_that() -> None:
 
 @given(st.none() | st.binary() | st.text().map(str.encode))
 def test_the_code_gets_the_id_that_it_got(record_id: bytes | None) -> None:
-    """
-    Whatever its bytes are, also those that begin like the prefix that keeps the ids of streams apart.
-    """
+    """Whatever its bytes are, also those that begin like the prefix that keeps the ids of streams apart."""
     for given_id in (record_id, None if record_id is None else b"in\0" + record_id):
         told = stored(1, id=id_text(given_id), id_base64=id_base64(given_id))
         letter = RetriedLetter.read("p/3/0", told)
@@ -106,18 +96,14 @@ def test_the_code_gets_the_id_that_it_got(record_id: bytes | None) -> None:
     ],
 )
 def test_the_timer_that_failed_fires_again(timer: Timer) -> None:
-    """
-    With its clock, its times and its hold.
-    """
+    """With its clock, its times and its hold."""
     told = stored(timer._asdict(), stream="", at=timer.output_at)
 
     assert RetriedLetter.read("p/3/0", told).timer == timer
 
 
 def test_timers_of_older_versions() -> None:
-    """
-    They waited for the low watermark, and held it.
-    """
+    """They waited for the low watermark, and held it."""
     value = {"tag": "t", "domain": "event", "at": 7, "output_at": 5}
     old = {**stored(value, stream=""), "failed_at": None}
 
@@ -125,9 +111,7 @@ def test_timers_of_older_versions() -> None:
 
 
 def test_how_often_it_was_retried_is_counted() -> None:
-    """
-    A letter that never was does not say so.
-    """
+    """A letter that never was does not say so."""
     assert "retried" not in stored(1)
     assert RetriedLetter.read("p/3/0", stored(1)).retried == 1
     assert RetriedLetter.read("p/3/0", stored(1, retried=2)).retried == 3
@@ -147,8 +131,6 @@ def test_how_often_it_was_retried_is_counted() -> None:
     ids=["long", "object", "key", "time", "timer", "id", "old"],
 )
 def test_a_letter_that_lacks_something_is_refused(told: dict[str, Any], reason: str) -> None:
-    """
-    With the reason.
-    """
+    """With the reason."""
     with pytest.raises(InvalidError, match=reason):
         RetriedLetter.read("p/3/0", told)

@@ -1,6 +1,4 @@
-"""
-Records that wait in their key's row, and what else of a pipeline has to do with them.
-"""
+"""Records that wait in their key's row, and what else of a pipeline has to do with them."""
 
 from __future__ import annotations
 
@@ -40,14 +38,10 @@ NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
 
 
 class Seen(Computation):
-    """
-    Keeps what it is given, in that order, and passes it on.
-    """
+    """Keeps what it is given, in that order, and passes it on."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Keep and produce the record's number.
-        """
+        """Keep and produce the record's number."""
         mark = "late" if record.late else "record"
         context.state.set([*context.state.get([]), [mark, record.value["n"], record.at]])
         context.produce("seen", record.value["n"])
@@ -55,29 +49,21 @@ class Seen(Computation):
             context.set_timer(record.at + record.value["timer"], tag="t", output_at=record.at)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Keep the timer, and what may be produced at.
-        """
+        """Keep the timer, and what may be produced at."""
         context.state.set([*context.state.get([]), ["timer", context.oldest_at, timer.at]])
 
 
 class Kept(Computation):
-    """
-    Keeps how many records came, and how many were late.
-    """
+    """Keeps how many records came, and how many were late."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Count the record.
-        """
+        """Count the record."""
         count, late = context.state.get([0, 0])
         context.state.set([count + 1, late + record.late])
 
 
 class Pond:
-    """
-    A pipeline on the local runner, in memory, step by step.
-    """
+    """A pipeline on the local runner, in memory, step by step."""
 
     def __init__(self, make: Callable[[], Pipeline], **options: Any) -> None:
         self.clock = ManualClock()
@@ -86,16 +72,12 @@ class Pond:
         self.start(make)
 
     def start(self, make: Callable[[], Pipeline]) -> None:
-        """
-        Run a pipeline on the store.
-        """
+        """Run a pipeline on the store."""
         runner = LocalRunner(self.store, clock=self.clock, progress=False, **self._options)
         self.run: LocalRun = runner.start(make(), stepping=True)
 
     def inject(self, *rows: dict[str, Any], to: int | None = None) -> None:
-        """
-        One superstep with rows of the stream s, and then a watermark.
-        """
+        """One superstep with rows of the stream s, and then a watermark."""
         self.run.inject("s", list(rows))
         self.run.step()
         if to is not None:
@@ -103,32 +85,24 @@ class Pond:
         self.run.run_until_quiet()
 
     def state(self, name: str = "seen", key: str = "k") -> Any:
-        """
-        What a key has kept.
-        """
+        """What a key has kept."""
         rows = {row["key"]: row["state"] for row in self.store.rows_view(name).to_arrow().to_pylist()}
         return None if rows.get(key) is None else orjson.loads(rows[key])
 
     def counts(self, name: str = "seen") -> dict[str, int]:
-        """
-        The counters of a computation.
-        """
+        """The counters of a computation."""
         return dict(self.run.summary().totals.by_computation.get(name, {}))
 
 
 def row(n: int, at: int, **fields: Any) -> dict[str, Any]:
-    """
-    A row of the key k.
-    """
+    """A row of the key k."""
     return {"k": "k", "t": at, "n": n, **fields}
 
 
 def one(
     computation: Computation | None = None, *, time_sorted: bool = True, **options: Any
 ) -> Callable[[], Pipeline]:
-    """
-    A stream whose watermark moves by hand, and a computation.
-    """
+    """A stream whose watermark moves by hand, and a computation."""
 
     def make() -> Pipeline:
         pipeline = Pipeline("one")
@@ -160,15 +134,11 @@ words = st.recursive(
 
 
 class TestEntry:
-    """
-    A record as an entry among the timers of its key.
-    """
+    """A record as an entry among the timers of its key."""
 
     @given(words, st.none() | st.binary(max_size=4), st.integers(0, 10**15))
     def test_the_record_comes_back(self, value: Any, record_id: bytes | None, at: int) -> None:
-        """
-        Its value has the types that it had, and its time, stream and id are the same.
-        """
+        """Its value has the types that it had, and its time, stream and id are the same."""
         columns = RecordColumns(
             np.array([at]), ["s"], np.array([0]), PythonValues([value]), pa.array([record_id], pa.binary()), 0
         )
@@ -186,9 +156,7 @@ class TestEntry:
 
     @pytest.mark.parametrize("moment", [7, NOON])
     def test_a_row_that_looks_like_a_pane_stays_a_row(self, moment: Any) -> None:
-        """
-        A value that has the fields of a pane and is none is not taken for one after its wait.
-        """
+        """A value that has the fields of a pane and is none is not taken for one after its wait."""
         value = PlainObject({"value": 1, "window": [0, 1], "at": moment, "pane": {}})
         columns = RecordColumns(
             np.array([5]), ["s"], np.array([0]), PythonValues([value]), pa.array([None], pa.binary()), 0
@@ -198,25 +166,19 @@ class TestEntry:
         assert (type(again), again) == (PlainObject, value)
 
     def test_one_that_cannot_be_read_is_damage(self) -> None:
-        """
-        An entry without a record in its tag is an error of the data.
-        """
+        """An entry without a record in its tag is an error of the data."""
         with pytest.raises(DataError, match="cannot be read"):
             waiting_columns([Timer("{", TimeDomain.RECORD, 1, 0)])
 
     def test_the_cache_counts_its_bytes(self) -> None:
-        """
-        A waiting record weighs its tag; a timer's tag is short and does not count.
-        """
+        """A waiting record weighs its tag; a timer's tag is short and does not count."""
         timers = (Timer("x" * 1_000, TimeDomain.RECORD, 1, 0), Timer("tag", TimeDomain.EVENT, 1, 0))
 
         assert waiting_weight(timers) - timers_weight(timers) == 1_000
 
 
 def _same(one: Any, other: Any) -> bool:
-    """
-    Whether values are the same, NaN being itself, and instants of one time and offset.
-    """
+    """Whether values are the same, NaN being itself, and instants of one time and offset."""
     if isinstance(one, float) and isinstance(other, float):
         return one == other or (math.isnan(one) and math.isnan(other))
     if isinstance(one, list) and isinstance(other, list):
@@ -227,14 +189,10 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class TestOrder:
-    """
-    When records are given, and what the code sees then.
-    """
+    """When records are given, and what the code sees then."""
 
     def test_records_wait_for_the_watermark(self) -> None:
-        """
-        A record is given once the watermark has passed its time, in the order of times, and a timer before a record.
-        """
+        """A record is given once the watermark has passed its time, in the order of times, and a timer before a record."""
         pond = Pond(one())
         pond.inject(row(1, 30), row(2, 10, timer=15), to=20)
         pond.inject(row(3, 25), row(4, 20), to=25)
@@ -247,18 +205,14 @@ class TestOrder:
         assert pond.counts() == {"waited": 4, "resumed": 4}
 
     def test_what_may_be_produced_at_follows_from_the_input(self) -> None:
-        """
-        Where a turn begins does not affect ``oldest_at``: a waiting record's hold is not the code's.
-        """
+        """Where a turn begins does not affect ``oldest_at``: a waiting record's hold is not the code's."""
         pond = Pond(one())
         pond.inject(row(1, 0), row(2, 10, timer=1), row(3, 10, timer=5), to=100)
 
         assert pond.state() == [["record", 1, 0], ["record", 2, 10], ["record", 3, 10], ["timer", 10, 15]]
 
     def test_a_late_record_is_given_at_once_and_marked(self) -> None:
-        """
-        What comes behind the watermark is out of order, and says so.
-        """
+        """What comes behind the watermark is out of order, and says so."""
         pond = Pond(one())
         pond.inject(row(1, 10), row(2, 50), to=30)
         pond.inject(row(3, 20))
@@ -267,9 +221,7 @@ class TestOrder:
         assert pond.counts() == {"waited": 2, "resumed": 1, "late": 1}
 
     def test_a_late_record_may_be_dropped(self) -> None:
-        """
-        With ``on_late="drop"`` it is counted, and nothing is ever out of order.
-        """
+        """With ``on_late="drop"`` it is counted, and nothing is ever out of order."""
         pond = Pond(one(on_late="drop"))
         pond.inject(row(1, 10), to=30)
         pond.inject(row(2, 20), row(3, 40), to=50)
@@ -278,9 +230,7 @@ class TestOrder:
         assert pond.counts() == {"waited": 2, "resumed": 2, "late": 1, "dropped": 1}
 
     def test_a_waiting_record_holds_what_follows(self) -> None:
-        """
-        The watermark of what comes after waits at the record's time, so that what it produces is on time.
-        """
+        """The watermark of what comes after waits at the record's time, so that what it produces is on time."""
 
         def make() -> Pipeline:
             pipeline = Pipeline("two")
@@ -300,9 +250,7 @@ class TestOrder:
         assert pond.run.watermark("kept") == 90
 
     def test_wall_timers_fire_by_their_clock(self) -> None:
-        """
-        A timer of another clock is no part of the order: it fires although all records wait.
-        """
+        """A timer of another clock is no part of the order: it fires although all records wait."""
 
         class Woken(Seen):
             def process_record(self, context: Context, record: Record) -> None:
@@ -318,9 +266,7 @@ class TestOrder:
         assert [kind for kind, *_ in pond.state()] == ["record", "timer"]
 
     def test_a_windowed_step_may_be_sorted(self) -> None:
-        """
-        Panes of a sorted step are those of its records, each in its window.
-        """
+        """Panes of a sorted step are those of its records, each in its window."""
 
         def make() -> Pipeline:
             pipeline = Pipeline("windows")
@@ -337,26 +283,18 @@ class TestOrder:
 
 
 class Panes(Computation):
-    """
-    Keeps the values of panes.
-    """
+    """Keeps the values of panes."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Append the value.
-        """
+        """Append the value."""
         context.state.set([*context.state.get([]), record.value["value"]])
 
 
 class TestSurroundings:
-    """
-    Failures, limits, restarts and changes of the program.
-    """
+    """Failures, limits, restarts and changes of the program."""
 
     def test_a_value_that_no_text_keeps_is_a_dead_letter(self) -> None:
-        """
-        A record that cannot wait becomes a dead letter, and the others go on.
-        """
+        """A record that cannot wait becomes a dead letter, and the others go on."""
         pond = Pond(one())
         pond.inject(row(1, 10), row(2, 11, odd={1, 2}), row(3, 12), to=20)
 
@@ -364,9 +302,7 @@ class TestSurroundings:
         assert pond.counts() == {"waited": 2, "resumed": 2, "dead_letters": 1}
 
     def test_a_waiting_record_that_fails_is_a_dead_letter(self) -> None:
-        """
-        Its letter has its stream, value and time, and what comes after it is given.
-        """
+        """Its letter has its stream, value and time, and what comes after it is given."""
 
         class Fails(Seen):
             def process_record(self, context: Context, record: Record) -> None:
@@ -383,9 +319,7 @@ class TestSurroundings:
         assert (told["stream"], orjson.loads(told["value"])["n"]) == ("s", 2)
 
     def test_too_many_that_wait_end_the_run(self) -> None:
-        """
-        More than ``waiting_max`` records of a key are refused, and the error names the key and the limit.
-        """
+        """More than ``waiting_max`` records of a key are refused, and the error names the key and the limit."""
 
         class Few(Seen):
             waiting_max = 2
@@ -396,9 +330,7 @@ class TestSurroundings:
             pond.inject(row(3, 12))
 
     def test_rows_that_are_read_again_still_wait(self) -> None:
-        """
-        Without a cache, and after a restart, records wait in the store.
-        """
+        """Without a cache, and after a restart, records wait in the store."""
         pond = Pond(one(), cache_mib=0)
         pond.inject(row(1, 30), row(2, 10), to=5)
         pond.run.stop()
@@ -408,9 +340,7 @@ class TestSurroundings:
         assert pond.state() == [["record", 2, 10], ["record", 3, 20], ["record", 1, 30]]
 
     def test_equal_records_wait_each_for_itself(self) -> None:
-        """
-        Two records with the same value and time are two.
-        """
+        """Two records with the same value and time are two."""
         pond = Pond(one())
         pond.inject(row(1, 10), row(1, 10))
         pond.inject(row(1, 10), to=20)
@@ -418,9 +348,7 @@ class TestSurroundings:
         assert pond.state() == [["record", 1, 10]] * 3
 
     def test_a_program_that_sorts_no_more_gives_what_waited(self) -> None:
-        """
-        What waits when ``time_sorted`` is taken out of the program is given once the watermark has passed it.
-        """
+        """What waits when ``time_sorted`` is taken out of the program is given once the watermark has passed it."""
         pond = Pond(one())
         pond.inject(row(1, 10), row(1, 10), row(2, 30))
         pond.run.stop()
@@ -430,9 +358,7 @@ class TestSurroundings:
         assert pond.state() == [["record", 3, 40], ["record", 1, 10], ["record", 1, 10]]
 
     def test_a_run_that_does_not_finish_leaves_them_waiting(self) -> None:
-        """
-        With ``finish=False`` the last records wait for the next run.
-        """
+        """With ``finish=False`` the last records wait for the next run."""
 
         def make() -> Pipeline:
             pipeline = Pipeline("daily")
@@ -451,9 +377,7 @@ class TestSurroundings:
         assert again.run.late == 0
 
     def test_weak_productions_wait_too(self) -> None:
-        """
-        What comes before it is durable waits in a row of the same commit.
-        """
+        """What comes before it is durable waits in a row of the same commit."""
 
         def make() -> Pipeline:
             pipeline = Pipeline("weak")
@@ -470,14 +394,10 @@ class TestSurroundings:
 
 
 class TestDeclaration:
-    """
-    What is refused before the run.
-    """
+    """What is refused before the run."""
 
     def test_a_cycle_is_refused(self) -> None:
-        """
-        A record that waits would hold the watermark that it waits for, so a cycle is refused by name.
-        """
+        """A record that waits would hold the watermark that it waits for, so a cycle is refused by name."""
         pipeline = Pipeline("cycle")
         stream = pipeline.inject("s", key="k", at="t")
         pipeline.add(
@@ -493,9 +413,7 @@ class TestDeclaration:
             pipeline.check()
 
     def test_one_order_at_a_time(self) -> None:
-        """
-        A class cannot ask for the order of arrival and of time.
-        """
+        """A class cannot ask for the order of arrival and of time."""
 
         class Both(Seen):
             time_sorted = True
@@ -505,9 +423,7 @@ class TestDeclaration:
             one(Both())()
 
     def test_the_class_may_say_it(self) -> None:
-        """
-        ``time_sorted`` of the class holds unless the pipeline says otherwise.
-        """
+        """``time_sorted`` of the class holds unless the pipeline says otherwise."""
 
         class Sorted(Seen):
             time_sorted = True
@@ -523,8 +439,6 @@ class TestDeclaration:
 
     @pytest.mark.parametrize("value", [None, 1, "yes"])
     def test_it_is_true_or_false(self, value: Any) -> None:
-        """
-        Another value is refused.
-        """
+        """Another value is refused."""
         with pytest.raises(InvalidError, match="time_sorted is true or false"):
             one(time_sorted=value)()

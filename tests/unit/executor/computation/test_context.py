@@ -1,6 +1,4 @@
-"""
-What a hook may do through its context.
-"""
+"""What a hook may do through its context."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ Hook = Callable[[Context, Any], None]
 
 
 class Hooks(Computation):
-    """
-    Does what the test says.
-    """
+    """Does what the test says."""
 
     def __init__(self, record: Hook, timer: Hook | None = None, codec: Codec | None = None) -> None:
         self._record = record
@@ -41,23 +37,17 @@ class Hooks(Computation):
         self.codec = codec or JsonCodec()
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        The test's hook for records.
-        """
+        """The test's hook for records."""
         self._record(context, record)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        The test's hook for timers.
-        """
+        """The test's hook for timers."""
         if self._timer is not None:
             self._timer(context, timer)
 
 
 def run_of(computation: Computation) -> IntervalRun:
-    """
-    A fresh store that runs the computation.
-    """
+    """A fresh store that runs the computation."""
     node = ComputationNode(
         name="c", computation=computation, subscriptions=(), produces=("out", "more"), retries=0
     )
@@ -65,17 +55,13 @@ def run_of(computation: Computation) -> IntervalRun:
 
 
 def records_at(*times: int, key: str = "k") -> list[Deliveries]:
-    """
-    Records of one key; the value is the time.
-    """
+    """Records of one key; the value is the time."""
     keys = pa.array([key] * len(times), pa.string())
     return [Deliveries(stream="in", keys=keys, at=np.array(times), values=PythonValues(list(times)))]
 
 
 def produced(result: BundleResult) -> list[dict[str, Any]]:
-    """
-    All productions of a bundle.
-    """
+    """All productions of a bundle."""
     if result.updates is None:
         return []
     lists = result.updates.column("productions").to_pylist()
@@ -83,17 +69,13 @@ def produced(result: BundleResult) -> list[dict[str, Any]]:
 
 
 def errors_of(hook: Hook) -> list[str]:
-    """
-    Why a hook failed, a letter each.
-    """
+    """Why a hook failed, a letter each."""
     return [letter.error for letter in run_of(Hooks(hook)).step(records_at(100)).dead_letters]
 
 
 class TestState:
     def test_get_set_delete(self) -> None:
-        """
-        A state is there from set to delete, over bundles, and get gives the default otherwise.
-        """
+        """A state is there from set to delete, over bundles, and get gives the default otherwise."""
         seen: list[Any] = []
 
         def hook(context: Context, record: Record) -> None:
@@ -111,9 +93,7 @@ class TestState:
         assert seen == ["none", 1, 2, "gone", "none", 4]
 
     def test_none_is_a_state(self) -> None:
-        """
-        A state of None is kept and is not the same as no state.
-        """
+        """A state of None is kept and is not the same as no state."""
         seen: list[Any] = []
 
         def hook(context: Context, record: Record) -> None:
@@ -127,9 +107,7 @@ class TestState:
         assert seen == ["default", None]
 
     def test_a_change_that_is_not_set_is_not_kept(self) -> None:
-        """
-        Changing what get returned reaches neither the next record nor the next bundle.
-        """
+        """Changing what get returned reaches neither the next record nor the next bundle."""
         seen: list[Any] = []
 
         def hook(context: Context, record: Record) -> None:
@@ -147,9 +125,7 @@ class TestState:
         assert seen == [[], [0], [0], [0]]
 
     def test_what_comes_back_does_not_depend_on_bundles(self) -> None:
-        """
-        A tuple is a list at the next record, whether that comes in the same bundle or a later one.
-        """
+        """A tuple is a list at the next record, whether that comes in the same bundle or a later one."""
         seen: list[Any] = []
 
         def hook(context: Context, record: Record) -> None:
@@ -163,9 +139,7 @@ class TestState:
         assert seen == [None, [1], [2]]
 
     def test_bytes_go_to_the_bytes_column(self) -> None:
-        """
-        A codec that is not text fills state_bytes, and its state comes back as bytes.
-        """
+        """A codec that is not text fills state_bytes, and its state comes back as bytes."""
         seen: list[Any] = []
 
         def hook(context: Context, record: Record) -> None:
@@ -183,9 +157,7 @@ class TestState:
         assert seen == [b"", b"\xff"]
 
     def test_a_codec_must_keep_its_word(self) -> None:
-        """
-        Text from a bytes codec, and text without a UTF-8 form, fail the record.
-        """
+        """Text from a bytes codec, and text without a UTF-8 form, fail the record."""
 
         class Wrong(BytesCodec):
             def encode(self, value: Any) -> Any:
@@ -204,9 +176,7 @@ class TestState:
 
 class TestProduce:
     def test_key_and_time_default_to_the_records(self) -> None:
-        """
-        A production gets this key and the record's time unless told otherwise.
-        """
+        """A production gets this key and the record's time unless told otherwise."""
 
         def hook(context: Context, record: Record) -> None:
             context.produce("out", {"n": 1})
@@ -225,9 +195,7 @@ class TestProduce:
         }
 
     def test_a_tuple_is_a_typed_key(self) -> None:
-        """
-        A production to a tuple has the key of columns with these values, and the code reads its own key as a tuple.
-        """
+        """A production to a tuple has the key of columns with these values, and the code reads its own key as a tuple."""
 
         def hook(context: Context, record: Record) -> None:
             context.produce("out", list(context.key_values), key=("no", record.at))
@@ -240,9 +208,7 @@ class TestProduce:
         assert plain["value"] == '["k"]'
 
     def test_a_timer_produces_at_its_output_time(self) -> None:
-        """
-        In process_timer the default is the timer's output time.
-        """
+        """In process_timer the default is the timer's output time."""
         hooks = Hooks(
             lambda c, r: c.set_timer(r.at + 5, output_at=r.at + 9), lambda c, _: c.produce("out", None)
         )
@@ -251,9 +217,7 @@ class TestProduce:
         assert [production["at"].microsecond for production in productions] == [10]
 
     def test_a_later_change_does_not_reach_a_production(self) -> None:
-        """
-        A production is the value at the moment of producing.
-        """
+        """A production is the value at the moment of producing."""
 
         def hook(context: Context, record: Record) -> None:
             value = [1]
@@ -281,18 +245,14 @@ class TestProduce:
         ],
     )
     def test_what_is_refused_fails_the_record(self, hook: Hook, reason: str) -> None:
-        """
-        Wrong keys, times, tags and domains become dead letters that say why.
-        """
+        """Wrong keys, times, tags and domains become dead letters that say why."""
         (error,) = errors_of(hook)
 
         assert reason in error
 
     @pytest.mark.parametrize("is_caught", [False, True])
     def test_a_stream_that_the_program_does_not_declare_stops_the_run(self, is_caught: bool) -> None:
-        """
-        No record is to blame for a misspelt stream, so none becomes a dead letter, even if the code catches it all.
-        """
+        """No record is to blame for a misspelt stream, so none becomes a dead letter, even if the code catches it all."""
 
         def hook(context: Context, _: Record) -> None:
             with suppress(InvalidError) if is_caught else nullcontext():
@@ -302,9 +262,7 @@ class TestProduce:
             run_of(Hooks(hook)).step(records_at(1))
 
     def test_a_stream_that_a_record_names_is_the_records_mistake(self) -> None:
-        """
-        Code that routes by a field makes a dead letter of a record that names a stream which does not exist.
-        """
+        """Code that routes by a field makes a dead letter of a record that names a stream which does not exist."""
         run = run_of(Hooks(lambda c, r: c.produce(r.value["to"], 1)))
         values = JsonValues(pa.array(['{"to":"nowhere"}', '{"to":"out"}']))
         result = run.step(
@@ -317,9 +275,7 @@ class TestProduce:
 
 class TestTimers:
     def test_default_output_times(self) -> None:
-        """
-        An event timer holds its own time, a past one the input's, a wall timer the input's.
-        """
+        """An event timer holds its own time, a past one the input's, a wall timer the input's."""
 
         def hook(context: Context, record: Record) -> None:
             context.set_timer(record.at + 50, "later")
@@ -338,18 +294,14 @@ class TestTimers:
         ]
 
     def test_datetimes_are_times(self) -> None:
-        """
-        A datetime with an offset sets a timer like its microseconds.
-        """
+        """A datetime with an offset sets a timer like its microseconds."""
         at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
         result = run_of(Hooks(lambda c, _: c.set_timer(at))).step(records_at(1))
 
         assert result.next_event_timer == 1_000_000
 
     def test_clocks_are_the_bundles(self) -> None:
-        """
-        Watermark and wall time are those of the bundle, and lateness follows from the watermark.
-        """
+        """Watermark and wall time are those of the bundle, and lateness follows from the watermark."""
         seen: list[Any] = []
         hooks = Hooks(lambda c, r: seen.append((c.watermark, c.wall_time, r.late)))
         result = run_of(hooks).step(records_at(4, 5), watermark=5, wall_time=77)
@@ -360,9 +312,7 @@ class TestTimers:
 
 class TestRecordsTogether:
     def test_times_of_productions(self) -> None:
-        """
-        While iterating it is the record's time, afterwards the newest; below the oldest is refused.
-        """
+        """While iterating it is the record's time, afterwards the newest; below the oldest is refused."""
 
         class Together(Computation):
             def process_records(self, context: Context, records: Records) -> None:
@@ -382,9 +332,7 @@ class TestRecordsTogether:
         ]
 
     def test_hooks_that_are_missing_say_so(self) -> None:
-        """
-        A record without process_record and a timer without process_timer become dead letters.
-        """
+        """A record without process_record and a timer without process_timer become dead letters."""
 
         class Nothing(Computation):
             pass

@@ -1,6 +1,4 @@
-"""
-Holds of states and timers at percentiles: what user code may do, and what is kept of it.
-"""
+"""Holds of states and timers at percentiles: what user code may do, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -28,29 +26,21 @@ Hook = Callable[[Any], None]
 
 
 class Call(Computation):
-    """
-    Calls what each record brings.
-    """
+    """Calls what each record brings."""
 
     percentiles = (50,)
 
     def process_record(self, context: Any, record: Any) -> None:
-        """
-        Call it.
-        """
+        """Call it."""
         record.value(context)
 
     def process_timer(self, context: Any, timer: Any) -> None:
-        """
-        Say which timer it was.
-        """
+        """Say which timer it was."""
         context.produce("out", [timer.tag, timer.percentile], at=context.state.held_at or timer.output_at)
 
 
 def start(computation: Computation | None = None) -> IntervalRun:
-    """
-    A computation that stops at the first error.
-    """
+    """A computation that stops at the first error."""
     node = ComputationNode(
         name="c",
         computation=computation or Call(),
@@ -63,9 +53,7 @@ def start(computation: Computation | None = None) -> IntervalRun:
 
 
 def call(run: IntervalRun, at: int, hook: Hook | None, watermark: int = 0, mark: int = 0) -> BundleResult:
-    """
-    A bundle with one record at ``at`` (none without a hook), committed.
-    """
+    """A bundle with one record at ``at`` (none without a hook), committed."""
     deliveries = []
     if hook is not None:
         keys = pa.array(["k"])
@@ -77,17 +65,13 @@ def call(run: IntervalRun, at: int, hook: Hook | None, watermark: int = 0, mark:
 
 
 def times(result: BundleResult) -> list[int]:
-    """
-    The times of what was produced.
-    """
+    """The times of what was produced."""
     rows = [] if result.updates is None else result.updates.column("productions").to_pylist()
     return [round(production["at"].timestamp() * 1e6) for row in rows for production in row or []]
 
 
 def test_a_hold_is_owed_until_it_is_released():
-    """
-    A hold is part of the row, with or without a state.
-    """
+    """A hold is part of the row, with or without a state."""
     run = start()
 
     assert call(run, 10, lambda context: context.state.hold(10)).hold == 10
@@ -96,9 +80,7 @@ def test_a_hold_is_owed_until_it_is_released():
 
 
 def test_holds_have_names():
-    """
-    The oldest counts; setting one again replaces it.
-    """
+    """The oldest counts; setting one again replaces it."""
     run = start()
 
     def hook(context: Any) -> None:
@@ -111,9 +93,7 @@ def test_holds_have_names():
 
 
 def test_deleting_the_state_releases_what_it_held():
-    """
-    Timers stay.
-    """
+    """Timers stay."""
     run = start()
 
     def hook(context: Any) -> None:
@@ -127,9 +107,7 @@ def test_deleting_the_state_releases_what_it_held():
 
 
 def test_the_key_may_produce_at_the_time_that_it_holds():
-    """
-    Though its input is later by now; not below that.
-    """
+    """Though its input is later by now; not below that."""
     run = start()
     call(run, 10, lambda context: context.state.hold(10))
 
@@ -141,9 +119,7 @@ def test_the_key_may_produce_at_the_time_that_it_holds():
 
 
 def test_a_timer_may_produce_at_the_time_that_is_held():
-    """
-    The hold is there when the timer fires.
-    """
+    """The hold is there when the timer fires."""
     run = start()
 
     def hook(context: Any) -> None:
@@ -156,9 +132,7 @@ def test_a_timer_may_produce_at_the_time_that_is_held():
 
 
 def test_the_key_may_produce_at_the_time_that_a_timer_owes():
-    """
-    No watermark has passed it: so may a new timer, and a hook that replaces the timer.
-    """
+    """No watermark has passed it: so may a new timer, and a hook that replaces the timer."""
     run = start()
     call(run, 10, lambda context: context.set_timer(90, output_at=20))
 
@@ -176,9 +150,7 @@ def test_the_key_may_produce_at_the_time_that_a_timer_owes():
 
 
 def test_a_horizon_goes_below_records_and_not_below_timers():
-    """
-    For a timer, only its output time has been held.
-    """
+    """For a timer, only its output time has been held."""
 
     class Back(Call):
         late_data_horizon = 5
@@ -197,9 +169,7 @@ def test_a_horizon_goes_below_records_and_not_below_timers():
 
 
 def test_without_bound_anything_may_be_produced():
-    """
-    Openly late, from records and from timers.
-    """
+    """Openly late, from records and from timers."""
 
     class Back(Call):
         late_data_horizon = "unbounded"
@@ -215,17 +185,13 @@ def test_without_bound_anything_may_be_produced():
 
 
 def test_a_hold_below_the_input_is_refused():
-    """
-    The watermark may have passed it already.
-    """
+    """The watermark may have passed it already."""
     with pytest.raises(InvalidError, match="may not be before the input"):
         call(start(), 10, lambda context: context.state.hold(9))
 
 
 def test_only_declared_percentiles_may_be_asked_for():
-    """
-    The others are not kept.
-    """
+    """The others are not kept."""
     with pytest.raises(InvalidError, match="does not declare this percentile"):
         call(start(), 10, lambda context: context.watermark_at(60))
     with pytest.raises(InvalidError, match="does not declare this percentile"):
@@ -237,9 +203,7 @@ def test_only_declared_percentiles_may_be_asked_for():
 
 
 def test_a_percentile_timer_fires_at_its_own_watermark():
-    """
-    Not before, and the low watermark is not waited for.
-    """
+    """Not before, and the low watermark is not waited for."""
     run = start()
     result = call(run, 10, lambda context: context.set_timer(20, "early", percentile=50), mark=19)
 
@@ -250,9 +214,7 @@ def test_a_percentile_timer_fires_at_its_own_watermark():
 
 
 def test_setting_a_timer_again_may_change_its_percentile():
-    """
-    Tag and domain are the timer's name, whatever it waits for.
-    """
+    """Tag and domain are the timer's name, whatever it waits for."""
     run = start()
     call(run, 10, lambda context: context.set_timer(20, percentile=50))
 
@@ -262,9 +224,7 @@ def test_setting_a_timer_again_may_change_its_percentile():
 
 
 def test_a_new_owner_finds_all_of_it():
-    """
-    Holds and percentile timers are in the committed files, for the driver and for a worker.
-    """
+    """Holds and percentile timers are in the committed files, for the driver and for a worker."""
     run = start()
 
     def hook(context: Any) -> None:
@@ -286,9 +246,7 @@ def test_a_new_owner_finds_all_of_it():
 
 
 def test_the_oldest_but_a_share():
-    """
-    At most the allowed percentage is left out, and never all.
-    """
+    """At most the allowed percentage is left out, and never all."""
     at = np.array([5, 1, 4, 2, 3])
 
     assert oldest_but(at, [100, 81, 80, 50, 1]) == {100: 1, 81: 1, 80: 2, 50: 3, 1: 5}

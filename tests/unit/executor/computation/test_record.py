@@ -1,6 +1,4 @@
-"""
-Records and the sequence of a key's records.
-"""
+"""Records and the sequence of a key's records."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from millpond.statestore.types import EventTimeMicros
 
 
 def columns_of(texts: list[str] | None = None) -> RecordColumns:
-    """
-    Three records that arrived in the order 2, 0, 1.
-    """
+    """Three records that arrived in the order 2, 0, 1."""
     return RecordColumns(
         at=np.array([10, 20, 30]),
         streams=["a", "b", "a"],
@@ -34,9 +30,7 @@ def columns_of(texts: list[str] | None = None) -> RecordColumns:
 
 
 def records_of(columns: RecordColumns, start: int = 0, stop: int = 3) -> tuple[Records, InputTime]:
-    """
-    The key's records, bound.
-    """
+    """The key's records, bound."""
     input_time = InputTime()
     records = Records(columns, input_time)
     records.bind("k", start, stop)
@@ -44,9 +38,7 @@ def records_of(columns: RecordColumns, start: int = 0, stop: int = 3) -> tuple[R
 
 
 def summary(record: Record) -> tuple[Any, ...]:
-    """
-    All of a record's fields.
-    """
+    """All of a record's fields."""
     return (record.key, record.value, record.at, record.stream, record.late, record.id)
 
 
@@ -58,9 +50,7 @@ ALL = [
 
 
 def test_every_way_of_looking_gives_the_same_records() -> None:
-    """
-    Iterating, iterating one by one, indexing and slicing agree, again and again.
-    """
+    """Iterating, iterating one by one, indexing and slicing agree, again and again."""
     records, _ = records_of(columns_of())
 
     for _ in range(2):
@@ -71,9 +61,7 @@ def test_every_way_of_looking_gives_the_same_records() -> None:
 
 
 def test_a_key_sees_its_own_records_only() -> None:
-    """
-    Length, indices and negative indices stay within the key's part.
-    """
+    """Length, indices and negative indices stay within the key's part."""
     records, _ = records_of(columns_of(), 1, 2)
 
     assert (len(records), summary(records[-1])) == (1, ALL[1])
@@ -84,9 +72,7 @@ def test_a_key_sees_its_own_records_only() -> None:
 
 
 def test_a_record_outlives_the_hook() -> None:
-    """
-    Binding the sequence to another key does not change an existing record.
-    """
+    """Binding the sequence to another key does not change an existing record."""
     records, _ = records_of(columns_of(), 0, 1)
     kept = records[0]
     records.bind("other", 1, 3)
@@ -95,9 +81,7 @@ def test_a_record_outlives_the_hook() -> None:
 
 
 def test_one_by_one_moves_default_and_floor() -> None:
-    """
-    Each record is an input of its own: its time is default and floor of what is produced.
-    """
+    """Each record is an input of its own: its time is default and floor of what is produced."""
     records, input_time = records_of(columns_of())
     seen = [(input_time.at, input_time.floor_at) for _ in records.one_by_one()]
 
@@ -105,9 +89,7 @@ def test_one_by_one_moves_default_and_floor() -> None:
 
 
 def test_together_the_floor_is_the_oldest_and_the_default_the_newest_or_last_seen() -> None:
-    """
-    Before and after iteration productions get the newest time, during it that of the record.
-    """
+    """Before and after iteration productions get the newest time, during it that of the record."""
     records, input_time = records_of(columns_of())
     before = (input_time.at, input_time.floor_at)
     during = [(input_time.at, input_time.floor_at) for _ in records]
@@ -117,9 +99,7 @@ def test_together_the_floor_is_the_oldest_and_the_default_the_newest_or_last_see
 
 
 def test_an_unread_value_may_be_broken() -> None:
-    """
-    Broken values raise where they are read and nowhere else, also after others were read.
-    """
+    """Broken values raise where they are read and nowhere else, also after others were read."""
     records, _ = records_of(columns_of(["30", "10", "{"]))
     read = [record.value for record in records if record.at != 20]
 
@@ -130,9 +110,7 @@ def test_an_unread_value_may_be_broken() -> None:
 
 
 def test_records_compare_copy_and_travel_by_their_fields() -> None:
-    """
-    Equality, deep copies and pickles know fields only, not the bundle behind them.
-    """
+    """Equality, deep copies and pickles know fields only, not the bundle behind them."""
     records, _ = records_of(columns_of())
     record = records[1]
 
@@ -143,8 +121,6 @@ def test_records_compare_copy_and_travel_by_their_fields() -> None:
 
 
 def test_an_unknown_attribute_is_an_attribute_error() -> None:
-    """
-    The lazily filled fields do not swallow typing mistakes.
-    """
+    """The lazily filled fields do not swallow typing mistakes."""
     with pytest.raises(AttributeError, match="valeu"):
         _ = records_of(columns_of())[0][0].valeu  # type: ignore[attr-defined]

@@ -1,6 +1,4 @@
-"""
-A state that hooks work on in place, and what a key owes.
-"""
+"""A state that hooks work on in place, and what a key owes."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ _CLOCKS = Clocks(watermark=0, wall_time=0)
 
 
 class _Names:
-    """
-    A list of names, opened.
-    """
+    """A list of names, opened."""
 
     made = 0
 
@@ -36,9 +32,7 @@ class _Names:
         self.names: list[str] = list(stored or ())
 
     def to_json(self) -> list[str] | None:
-        """
-        The names; no state without any.
-        """
+        """The names; no state without any."""
         return self.names or None
 
 
@@ -49,9 +43,7 @@ def _state(encoded: str | None = None) -> KeyState:
 
 
 def test_an_opened_state_is_made_once_and_stored_at_the_end() -> None:
-    """
-    All hooks of a turn get the same object, and what they changed in it is stored when the turn ends.
-    """
+    """All hooks of a turn get the same object, and what they changed in it is stored when the turn ends."""
     state = _state('["a"]')
     opened = state.open(_Names)
     opened.names.append("b")
@@ -62,9 +54,7 @@ def test_an_opened_state_is_made_once_and_stored_at_the_end() -> None:
 
 
 def test_a_state_of_which_nothing_is_left_is_no_state() -> None:
-    """
-    An opened state that gives ``None`` leaves the key without state.
-    """
+    """An opened state that gives ``None`` leaves the key without state."""
     state = _state('["a"]')
     state.open(_Names).names.clear()
 
@@ -73,9 +63,7 @@ def test_a_state_of_which_nothing_is_left_is_no_state() -> None:
 
 
 def test_reading_and_setting_end_what_was_opened() -> None:
-    """
-    `get` sees what was changed in place; `set`, `delete` and a turn that is undone discard it.
-    """
+    """`get` sees what was changed in place; `set`, `delete` and a turn that is undone discard it."""
     state = _state('["a"]')
     state.open(_Names).names.append("b")
     assert state.get() == ["a", "b"]
@@ -92,9 +80,7 @@ def test_reading_and_setting_end_what_was_opened() -> None:
 
 @pytest.mark.parametrize("value", [{"pair": (1, 2)}, [(1,)], {"pairs": [{"pair": (1, 2)}]}, (1, 2)])
 def test_what_is_read_in_a_bundle_is_what_is_read_after_a_commit(value: Any) -> None:
-    """
-    A tuple anywhere in the state is a list at the next `get`, with a commit in between and without.
-    """
+    """A tuple anywhere in the state is a list at the next `get`, with a commit in between and without."""
     state = _state()
     state.set(value)
     within = state.get()
@@ -105,9 +91,7 @@ def test_what_is_read_in_a_bundle_is_what_is_read_after_a_commit(value: Any) -> 
 
 
 def test_what_changes_after_set_is_not_set() -> None:
-    """
-    Neither the object that was set, nor one that was read, changes the state when it is modified later.
-    """
+    """Neither the object that was set, nor one that was read, changes the state when it is modified later."""
     state = _state()
     given: dict[str, Any] = {"seen": [1]}
     state.set(given)
@@ -119,25 +103,19 @@ def test_what_changes_after_set_is_not_set() -> None:
 
 
 def test_a_value_that_cannot_be_encoded_is_refused_by_set() -> None:
-    """
-    A container with something in it that the codec lacks raises where it is set.
-    """
+    """A container with something in it that the codec lacks raises where it is set."""
     with pytest.raises(mp.InvalidError, match="the codec cannot encode this value"):
         _state().set({"at": object()})
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_state_does_not_depend_on_how_records_are_bundled(size: int) -> None:
-    """
-    A computation that puts tuples into its state, and changes it after `set`, reads the same for every cut.
-    """
+    """A computation that puts tuples into its state, and changes it after `set`, reads the same for every cut."""
     assert _read(size) == _read(6)
 
 
 def _shape(value: Any) -> Any:
-    """
-    A value with the types of its containers.
-    """
+    """A value with the types of its containers."""
     if isinstance(value, dict):
         return {name: _shape(part) for name, part in value.items()}
     return (
@@ -146,17 +124,13 @@ def _shape(value: Any) -> Any:
 
 
 class _Careless(mp.Computation):
-    """
-    Sets tuples, changes what it has set, and notes what it reads.
-    """
+    """Sets tuples, changes what it has set, and notes what it reads."""
 
     def __init__(self) -> None:
         self.read: list[str] = []
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Note the state, then set it and go on changing it.
-        """
+        """Note the state, then set it and go on changing it."""
         state = context.state.get({"pair": [], "count": 0})
         self.read.append(repr(state))
         if state["count"] != 2:
@@ -166,9 +140,7 @@ class _Careless(mp.Computation):
 
 
 def _read(size: int) -> list[str]:
-    """
-    What the computation reads with so many records in a bundle.
-    """
+    """What the computation reads with so many records in a bundle."""
     pipeline, careless = mp.Pipeline("careless"), _Careless()
     rows = pipeline.inject("rows", key="key", at="at", at_unit="us", watermark=mp.ManualWatermark())
     rows.apply(careless, name="careless", on_error="stop")
@@ -193,9 +165,7 @@ _TIMERS = st.builds(
     moves=st.lists(st.one_of(_TIMERS, st.sampled_from("abc<>"))),
 )
 def test_what_a_key_owes_is_the_least_of_its_timers(row: list[Timer], moves: list[Timer | str]) -> None:
-    """
-    After timers are set, replaced, deleted and rolled back, the least time owed is that of a search through all.
-    """
+    """After timers are set, replaced, deleted and rolled back, the least time owed is that of a search through all."""
     timers = KeyTimers(_CLOCKS)
     timers.bind(tuple(row))
     pending = {timer[:2]: timer for timer in row}

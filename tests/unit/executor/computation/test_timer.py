@@ -1,6 +1,4 @@
-"""
-Timers and the queue of an interval.
-"""
+"""Timers and the queue of an interval."""
 
 from __future__ import annotations
 
@@ -23,40 +21,30 @@ EVENT, WALL = TimeDomain.EVENT, TimeDomain.WALL
 
 
 def timer(at: int, domain: TimeDomain = EVENT, tag: str = "", output_at: int | None = None) -> Timer:
-    """
-    A timer that holds its own time unless told otherwise.
-    """
+    """A timer that holds its own time unless told otherwise."""
     return Timer(tag, domain, at, at if output_at is None else output_at)
 
 
 def due(queue: TimerQueue, event: int, wall: int = -1) -> set[str]:
-    """
-    The keys that are due.
-    """
+    """The keys that are due."""
     return queue.due_keys(EventTimeMicros(event), WallTimeMicros(wall))
 
 
 def test_firing_order_is_time_then_domain_then_tag() -> None:
-    """
-    At one time event timers fire before wall timers, and tags in their order.
-    """
+    """At one time event timers fire before wall timers, and tags in their order."""
     timers = [timer(2), timer(1, WALL), timer(1, tag="b"), timer(1, tag="a")]
 
     assert firing_order(timers) == (timers[3], timers[2], timers[1], timers[0])
 
 
 def test_the_hold_is_the_oldest_output_time() -> None:
-    """
-    A timer holds what it will output, not when it fires; without timers there is no hold.
-    """
+    """A timer holds what it will output, not when it fires; without timers there is no hold."""
     assert hold_of([timer(5, output_at=9), timer(7, output_at=8)]) == 8
     assert hold_of([]) is None
 
 
 def test_due_keys_by_either_clock() -> None:
-    """
-    A key is due when either clock has reached one of its timers, not before.
-    """
+    """A key is due when either clock has reached one of its timers, not before."""
     queue = TimerQueue()
     queue.put({"a": (timer(5),), "b": (timer(3, WALL),), "c": (timer(4, WALL), timer(9))})
 
@@ -68,9 +56,7 @@ def test_due_keys_by_either_clock() -> None:
 
 
 def test_replacing_a_keys_timers_forgets_the_old_ones() -> None:
-    """
-    Earlier, later and no timers replace what was known, hold included.
-    """
+    """Earlier, later and no timers replace what was known, hold included."""
     queue = TimerQueue()
     queue.put({"a": (timer(5), timer(6, WALL))})
     queue.put({"a": (timer(8),)})
@@ -83,9 +69,7 @@ def test_replacing_a_keys_timers_forgets_the_old_ones() -> None:
 
 
 def test_filling_equals_putting() -> None:
-    """
-    A queue filled from columns answers like one that was put together key by key.
-    """
+    """A queue filled from columns answers like one that was put together key by key."""
     queue = TimerQueue()
     event = KeyTimes(pa.array(["b", "a"]), np.array([7, 5]))
     queue.fill(event, KeyTimes(pa.array(["c"]), np.array([3])), KeyTimes(pa.array(["a"]), np.array([1])))
@@ -96,9 +80,7 @@ def test_filling_equals_putting() -> None:
 
 
 def test_waits_take_the_nearer_clock() -> None:
-    """
-    A key with timers on both clocks waits for whichever fires first from now.
-    """
+    """A key with timers on both clocks waits for whichever fires first from now."""
     queue = TimerQueue()
     queue.put({"a": (timer(100), timer(1_000, WALL))})
 
@@ -108,9 +90,7 @@ def test_waits_take_the_nearer_clock() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_heap_agrees_with_a_dict(seed: int) -> None:
-    """
-    Any mixture of small and large puts, with and without removals, leaves the heap right and small.
-    """
+    """Any mixture of small and large puts, with and without removals, leaves the heap right and small."""
     rng = np.random.default_rng(seed)
     times, expected = EarliestByKey(), dict[str, int]()
     for _ in range(60):

@@ -1,6 +1,4 @@
-"""
-Record values in columns.
-"""
+"""Record values in columns."""
 
 from __future__ import annotations
 
@@ -27,16 +25,12 @@ TABLE = pa.table({"city": ["Bergen", None], "days": [[1, 2], []], "rain": [True,
 
 
 def all_of(values: Values) -> list[Any]:
-    """
-    Every value in turn.
-    """
+    """Every value in turn."""
     return [values.value(index) for index in range(len(values))]
 
 
 def test_a_struct_becomes_a_dict() -> None:
-    """
-    Each row is a dict of its columns, nested ones included, in the columns' order.
-    """
+    """Each row is a dict of its columns, nested ones included, in the columns' order."""
     assert all_of(ArrowValues(TABLE)) == [
         {"city": "Bergen", "days": [1, 2], "rain": True},
         {"city": None, "days": [], "rain": False},
@@ -45,9 +39,7 @@ def test_a_struct_becomes_a_dict() -> None:
 
 
 def test_batches_structs_and_slices_are_alike() -> None:
-    """
-    A record batch and a sliced struct array give the same dicts as the table.
-    """
+    """A record batch and a sliced struct array give the same dicts as the table."""
     batch = TABLE.to_batches()[0]
     sliced = pa.concat_arrays([batch.to_struct_array(), batch.to_struct_array()]).slice(1, 2)
 
@@ -56,9 +48,7 @@ def test_batches_structs_and_slices_are_alike() -> None:
 
 
 def test_a_null_struct_is_none_and_no_columns_are_an_empty_dict() -> None:
-    """
-    A missing row has no value; a row without columns has an empty one.
-    """
+    """A missing row has no value; a row without columns has an empty one."""
     struct = pa.array([None, {"a": 1}])
 
     assert all_of(ArrowValues(struct)) == [None, {"a": 1}]
@@ -75,9 +65,7 @@ def test_a_null_struct_is_none_and_no_columns_are_an_empty_dict() -> None:
     ],
 )
 def test_changing_a_value_does_not_change_other_copies(values: Values) -> None:
-    """
-    A second look finds the value as it was.
-    """
+    """A second look finds the value as it was."""
     before = all_of(values)
     for value in all_of(values):
         if isinstance(value["days"], list):
@@ -94,9 +82,7 @@ class _Marked(datetime):
 
 
 def test_times_are_shared_unless_they_carry_something_that_can_change() -> None:
-    """
-    A dict of a value is copied and its times are not, but for a datetime with attributes of its own.
-    """
+    """A dict of a value is copied and its times are not, but for a datetime with attributes of its own."""
     marked = _Marked(2013, 2, 8, tzinfo=UTC)
     marked.notes = ["snow"]
     times = [datetime(2013, 2, 8, tzinfo=UTC), date(2013, 2, 8), Decimal("1.5"), pd.Timestamp("2013-02-08")]
@@ -111,18 +97,14 @@ def test_times_are_shared_unless_they_carry_something_that_can_change() -> None:
 
 
 def test_json_and_bytes() -> None:
-    """
-    A text is decoded, bytes stay bytes, and neither is no value.
-    """
+    """A text is decoded, bytes stay bytes, and neither is no value."""
     values = JsonValues(pa.array(["[1]", None, "null", None]), pa.array([None, b"\x00", None, None]))
 
     assert all_of(values) == [[1], b"\x00", None, None]
 
 
 def test_broken_json_is_a_data_error() -> None:
-    """
-    The record whose value is not JSON says so, and only when it is asked.
-    """
+    """The record whose value is not JSON says so, and only when it is asked."""
     values = JsonValues(pa.array(["{", "1"]))
 
     assert values.value(1) == 1
@@ -140,18 +122,14 @@ def test_broken_json_is_a_data_error() -> None:
     ],
 )
 def test_taking_reorders(values: Values) -> None:
-    """
-    `take` gives the chosen values in the chosen order, repeated ones too.
-    """
+    """`take` gives the chosen values in the chosen order, repeated ones too."""
     first, second = all_of(values)
 
     assert all_of(values.take(np.array([1, 0, 1]))) == [second, first, second]
 
 
 def test_values_travel() -> None:
-    """
-    Arrow-backed values are pickled without what they have decoded.
-    """
+    """Arrow-backed values are pickled without what they have decoded."""
     for values in (ArrowValues(TABLE), JsonValues(pa.array(["1"]), pa.array([None], pa.binary()))):
         before = all_of(values)
 
@@ -159,9 +137,7 @@ def test_values_travel() -> None:
 
 
 def test_concatenated_values_count_on() -> None:
-    """
-    Positions run through all parts, empty ones included.
-    """
+    """Positions run through all parts, empty ones included."""
     values = ConcatenatedValues([PythonValues([]), PythonValues([1, 2]), PythonValues([]), PythonValues([3])])
 
     assert (len(values), all_of(values)) == (3, [1, 2, 3])

@@ -1,6 +1,4 @@
-"""
-User code that hangs: it is interrupted in any thread, told of where it cannot be, and never mistaken.
-"""
+"""User code that hangs: it is interrupted in any thread, told of where it cannot be, and never mistaken."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ RELEASE = threading.Event()
 
 
 def spin() -> None:
-    """
-    Hang in Python code that catches what it can.
-    """
+    """Hang in Python code that catches what it can."""
     turns = 0
     while True:
         try:
@@ -43,9 +39,7 @@ def spin() -> None:
 
 
 def in_thread(code: Callable[[], Any]) -> Any:
-    """
-    What the code returns or raises in a thread that is not the main one.
-    """
+    """What the code returns or raises in a thread that is not the main one."""
     outcomes: list[Any] = []
 
     def run() -> None:
@@ -61,9 +55,7 @@ def in_thread(code: Callable[[], Any]) -> Any:
 
 
 def limited(code: Callable[[], Any], limit: UserCodeWatchdog | None = None) -> Any:
-    """
-    Run code as a key's turn.
-    """
+    """Run code as a key's turn."""
     limit = limit or UserCodeWatchdog("c", LIMIT_MS)
     with limit.watching():
         try:
@@ -74,9 +66,7 @@ def limited(code: Callable[[], Any], limit: UserCodeWatchdog | None = None) -> A
 
 
 def test_code_that_spins_is_interrupted():
-    """
-    In the main thread by a signal, elsewhere by an exception; code that catches exceptions does not go on.
-    """
+    """In the main thread by a signal, elsewhere by an exception; code that catches exceptions does not go on."""
     with pytest.raises(CodeTimeoutError):
         limited(spin)
     assert isinstance(in_thread(lambda: limited(spin)), CodeTimeoutError)
@@ -84,9 +74,7 @@ def test_code_that_spins_is_interrupted():
 
 @pytest.mark.timeout(60, method="thread")
 def test_code_that_sleeps_is_interrupted_in_the_main_thread():
-    """
-    A signal ends a call that blocks.
-    """
+    """A signal ends a call that blocks."""
     with pytest.raises(CodeTimeoutError):
         limited(lambda: NEVER.wait(600))
 
@@ -126,9 +114,7 @@ thread.join(60)
 
 
 def test_a_debugger_does_not_see_code_hang_after_an_interruption():
-    """
-    Nothing of an interruption is left in its thread, where CPython 3.11 would look for it for ever while code is traced.
-    """
+    """Nothing of an interruption is left in its thread, where CPython 3.11 would look for it for ever while code is traced."""
     done = subprocess.run(
         [sys.executable, "-c", TRACED], env={**os.environ, **SHORT_LIVED}, capture_output=True, check=True
     )
@@ -137,9 +123,7 @@ def test_a_debugger_does_not_see_code_hang_after_an_interruption():
 
 
 def test_code_that_takes_turns_is_left_alone():
-    """
-    Many short turns take longer than the limit together, in either thread, and none is interrupted.
-    """
+    """Many short turns take longer than the limit together, in either thread, and none is interrupted."""
     clock = SystemClock()
 
     def turns() -> int:
@@ -158,9 +142,7 @@ def test_code_that_takes_turns_is_left_alone():
 
 
 def test_time_between_turns_does_not_count():
-    """
-    Nothing is raised into the engine's own code, however long it takes.
-    """
+    """Nothing is raised into the engine's own code, however long it takes."""
 
     def idle() -> str:
         limit = UserCodeWatchdog("c", 20)
@@ -174,9 +156,7 @@ def test_time_between_turns_does_not_count():
 
 
 def test_a_turn_whose_end_was_cut_short_is_over_with_its_bundle():
-    """
-    An exception may arrive at the very moment at which a turn ends; the next bundle's reading is not its code.
-    """
+    """An exception may arrive at the very moment at which a turn ends; the next bundle's reading is not its code."""
 
     def two_bundles() -> str:
         limit = UserCodeWatchdog("c", 20)
@@ -190,9 +170,7 @@ def test_a_turn_whose_end_was_cut_short_is_over_with_its_bundle():
 
 
 class Slow(Computation):
-    """
-    Hangs on the number thirteen, in the way that is asked for.
-    """
+    """Hangs on the number thirteen, in the way that is asked for."""
 
     def __init__(self, way: str) -> None:
         self.way = way
@@ -208,9 +186,7 @@ class Slow(Computation):
 
 
 def start(way: str, **options: Any) -> tuple[Store, Any]:
-    """
-    A run of its own thread.
-    """
+    """A run of its own thread."""
     RELEASE.clear()
     store = Store.in_memory(
         objects=MemoryObjects(), registry=MemoryRegistry(), clock=SystemClock(), rng=SeededRng(1)
@@ -223,16 +199,12 @@ def start(way: str, **options: Any) -> tuple[Store, Any]:
 
 
 def rows(*numbers: int) -> list[dict[str, Any]]:
-    """
-    A row for each number, under a key of its own.
-    """
+    """A row for each number, under a key of its own."""
     return [{"k": f"k{n}", "t": n, "n": n} for n in numbers]
 
 
 def test_a_record_that_hangs_becomes_a_dead_letter():
-    """
-    Its effects are rolled back, the letter names it and shows where it hung, the others count once.
-    """
+    """Its effects are rolled back, the letter names it and shows where it hung, the others count once."""
     store, run = start("spins")
     run.inject("in", rows(1, 13, 2)).wait(60_000)
     run.stop()
@@ -246,9 +218,7 @@ def test_a_record_that_hangs_becomes_a_dead_letter():
 
 
 def test_a_record_that_hangs_may_stop_the_pipeline():
-    """
-    With ``stop`` the run ends with an error that names computation and key, and nothing is committed.
-    """
+    """With ``stop`` the run ends with an error that names computation and key, and nothing is committed."""
     store, run = start("spins", on_error="stop")
     receipt = run.inject("in", rows(1, 13))
     with pytest.raises(InvalidError, match=r"user code failed.*`c`.*`k13`.*exceeds its time limit"):
@@ -260,9 +230,7 @@ def test_a_record_that_hangs_may_stop_the_pipeline():
 
 @pytest.mark.untraced
 def test_code_that_cannot_be_interrupted_ends_the_run():
-    """
-    The error names computation and key; stopping does not wait for the code, and it commits nothing.
-    """
+    """The error names computation and key; stopping does not wait for the code, and it commits nothing."""
     store, run = start("blocks")
     receipt = run.inject("in", rows(1, 13))
     with pytest.raises(InvalidError, match=r"exceeds its time limit.*`c`.*`k13`"):
@@ -281,9 +249,7 @@ def test_code_that_cannot_be_interrupted_ends_the_run():
 
 
 def test_no_limit_of_nothing():
-    """
-    The limit is longer than nothing.
-    """
+    """The limit is longer than nothing."""
     pipeline = EnginePipeline("p")
     with pytest.raises(InvalidError, match="user_code_timeout_ms"):
         pipeline.inject("in", key="k", at="t").apply(Computation(), name="c", user_code_timeout_ms=0)

@@ -1,6 +1,4 @@
-"""
-Requests for dead letters: which letters are meant, and when a request waits.
-"""
+"""Requests for dead letters: which letters are meant, and when a request waits."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ ALL = LetterSelection()
 
 
 def letter(name: str = "a/b/0000000003/000001", **fields: Any) -> StoredLetter:
-    """
-    A letter of the pipeline ``a/b``.
-    """
+    """A letter of the pipeline ``a/b``."""
     told = {
         "computation": "c",
         "stream": "in",
@@ -31,9 +27,7 @@ def letter(name: str = "a/b/0000000003/000001", **fields: Any) -> StoredLetter:
 
 
 def test_a_request_waits_until_it_is_answered() -> None:
-    """
-    Asking again while it waits for all letters is the same request; later, or after the answer, it is another one.
-    """
+    """Asking again while it waits for all letters is the same request; later, or after the answer, it is another one."""
     txns = {superstep_app_id("a/b"): 5}
     first = LetterRequest.next(txns, "a/b", "retry", ALL)
     txns |= {first.app_id: first.number}
@@ -51,9 +45,7 @@ def test_a_request_waits_until_it_is_answered() -> None:
 
 
 def test_requests_are_told_apart() -> None:
-    """
-    By what they ask for, by their letters and by the pipeline; drops come first, then the oldest.
-    """
+    """By what they ask for, by their letters and by the pipeline; drops come first, then the oldest."""
     of_key = LetterSelection(key="k/%\N{SNOWMAN}")
     later, other = {superstep_app_id("p"): 7}, {superstep_app_id("q"): 9}
     requests = [
@@ -69,9 +61,7 @@ def test_requests_are_told_apart() -> None:
 
 
 def test_only_letters_of_its_pipeline_up_to_its_superstep_are_meant() -> None:
-    """
-    A letter that fails again is of a later superstep, so it is not retried for ever.
-    """
+    """A letter that fails again is of a later superstep, so it is not retried for ever."""
     request = LetterRequest.next({superstep_app_id("a/b"): 3}, "a/b", "retry", ALL)
 
     assert request.has(letter())
@@ -94,23 +84,17 @@ def test_only_letters_of_its_pipeline_up_to_its_superstep_are_meant() -> None:
     ],
 )
 def test_which_letters_a_selection_means(selection: LetterSelection, *, is_meant: bool) -> None:
-    """
-    Those for which all that it says holds; as text it says the same.
-    """
+    """Those for which all that it says holds; as text it says the same."""
     assert selection.has(letter()) is is_meant
     assert LetterSelection.of(selection.text) == selection
 
 
 def test_letters_that_do_not_say_when_they_failed_are_old() -> None:
-    """
-    The first versions wrote them so.
-    """
+    """The first versions wrote them so."""
     assert LetterSelection(before_us=0).has(letter(failed_at=None))
 
 
 def test_a_selection_of_the_wrong_type_is_refused() -> None:
-    """
-    At the call.
-    """
+    """At the call."""
     with pytest.raises(InvalidError, match="wrong type"):
         LetterSelection(key=7)  # type: ignore[arg-type]

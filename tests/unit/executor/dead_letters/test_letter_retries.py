@@ -1,6 +1,4 @@
-"""
-Retried letters take effect once: through crashes at each failpoint, takeovers, cuts, and several requests at a time.
-"""
+"""Retried letters take effect once: through crashes at each failpoint, takeovers, cuts, and several requests at a time."""
 
 from __future__ import annotations
 
@@ -37,15 +35,11 @@ ALL = LetterSelection()
 
 
 class Crash(BaseException):
-    """
-    The end of a process.
-    """
+    """The end of a process."""
 
 
 class Fickle(mp.Computation):
-    """
-    Counts its records and forwards them; odd ones, and the timers of key ``a``, fail until it is mended.
-    """
+    """Counts its records and forwards them; odd ones, and the timers of key ``a``, fail until it is mended."""
 
     def __init__(self, *, mended: bool) -> None:
         self.mended = mended
@@ -64,18 +58,14 @@ class Fickle(mp.Computation):
 
 
 class Seen(mp.Computation):
-    """
-    Lists what it gets.
-    """
+    """Lists what it gets."""
 
     def process_record(self, context, record):
         context.state.set(sorted([*context.state.get([]), orjson.dumps(record.value).decode()]))
 
 
 def pipeline(*, mended: bool, name: str = "fickle", **options: Any) -> mp.Pipeline:
-    """
-    ``in`` → ``fickle`` → ``seen``.
-    """
+    """``in`` → ``fickle`` → ``seen``."""
     made = mp.Pipeline("p")
     stream = made.inject("in", key="k", at="n", id="n").apply(
         Fickle(mended=mended), name=name, produces="out", **options
@@ -85,9 +75,7 @@ def pipeline(*, mended: bool, name: str = "fickle", **options: Any) -> mp.Pipeli
 
 
 class Pond:
-    """
-    A store in memory for several owners, one after the other.
-    """
+    """A store in memory for several owners, one after the other."""
 
     def __init__(self) -> None:
         self.clock, self.rng = ManualClock(), SeededRng(1)
@@ -97,9 +85,7 @@ class Pond:
         return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
 
     def start(self, made: mp.Pipeline, *, deaf: bool = False) -> LocalRun:
-        """
-        Start a run; a deaf one is never notified of lost leases.
-        """
+        """Start a run; a deaf one is never notified of lost leases."""
         store = self.store()
         runner = LocalRunner(
             store, clock=self.clock, rng=self.rng, progress=False, intervals=1, dead_letter_limit=None
@@ -111,9 +97,7 @@ class Pond:
         return run
 
     def copy(self) -> Pond:
-        """
-        Another store with the same contents.
-        """
+        """Another store with the same contents."""
         other = Pond()
         for path in self.disk.list(""):
             other.disk.put(path, self.disk.get(path))
@@ -147,9 +131,7 @@ def ended(run: LocalRun) -> None:
 
 @pytest.fixture(scope="module")
 def failed() -> Pond:
-    """
-    A store whose pipeline has ended, with letters of records and timers.
-    """
+    """A store whose pipeline has ended, with letters of records and timers."""
     pond = Pond()
     run = pond.start(pipeline(mended=False))
     run.inject("in", rows())
@@ -161,9 +143,7 @@ def failed() -> Pond:
 
 @pytest.fixture(scope="module")
 def right() -> dict[str, dict[str, Any]]:
-    """
-    The states of code that was right from the start.
-    """
+    """The states of code that was right from the start."""
     pond = Pond()
     run = pond.start(pipeline(mended=True))
     run.inject("in", rows())
@@ -176,9 +156,7 @@ def coordinator_of(run: LocalRun) -> Coordinator:
 
 
 def dying_at(number: int) -> tuple[Callable[[str], None], list[str]]:
-    """
-    A listener that ends the process at the failpoint of this number, and what it has reached.
-    """
+    """A listener that ends the process at the failpoint of this number, and what it has reached."""
     reached: list[str] = []
 
     def listen(name: str) -> None:
@@ -190,9 +168,7 @@ def dying_at(number: int) -> tuple[Callable[[str], None], list[str]]:
 
 
 def test_a_crash_at_any_failpoint(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
-    """
-    Whether the tool dies while it asks or the pipeline while it retries: the next run does what is left, once.
-    """
+    """Whether the tool dies while it asks or the pipeline while it retries: the next run does what is left, once."""
     died_at = set()
     number = 0
     while True:
@@ -226,9 +202,7 @@ def test_a_crash_at_any_failpoint(failed: Pond, right: dict[str, dict[str, Any]]
 
 
 def test_an_owner_that_was_taken_over_retries_nothing(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
-    """
-    It has the letters in a superstep that it cannot commit; the new owner retries them.
-    """
+    """It has the letters in a superstep that it cannot commit; the new owner retries them."""
     pond = failed.copy()
     former = pond.start(pipeline(mended=True), deaf=True)
     former.run_until_quiet()
@@ -248,9 +222,7 @@ def test_an_owner_that_was_taken_over_retries_nothing(failed: Pond, right: dict[
 
 
 def test_keys_are_cut_between_request_and_retry(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
-    """
-    Each letter goes to the interval that has its key by then.
-    """
+    """Each letter goes to the interval that has its key by then."""
     pond = failed.copy()
     run = pond.start(pipeline(mended=True))
     run.run_until_quiet()
@@ -264,9 +236,7 @@ def test_keys_are_cut_between_request_and_retry(failed: Pond, right: dict[str, d
 
 
 def test_two_requests_that_overlap(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
-    """
-    A letter that both mean is retried once.
-    """
+    """A letter that both mean is retried once."""
     pond = failed.copy()
     assert pond.ask(selection=LetterSelection(key="x")) == 1
     assert pond.ask(selection=LetterSelection(stream="in")) == 5
@@ -280,9 +250,7 @@ def test_two_requests_that_overlap(failed: Pond, right: dict[str, dict[str, Any]
 
 
 def test_what_is_dropped_is_not_retried(failed: Pond, right: dict[str, dict[str, Any]]) -> None:
-    """
-    Though the retry was asked for first, and has begun.
-    """
+    """Though the retry was asked for first, and has begun."""
     pond = failed.copy()
     pond.ask()
     run = pond.start(pipeline(mended=True))
@@ -297,9 +265,7 @@ def test_what_is_dropped_is_not_retried(failed: Pond, right: dict[str, dict[str,
 
 
 def test_a_request_is_withdrawn_while_it_is_honoured(failed: Pond, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    The letters that are left stay.
-    """
+    """The letters that are left stay."""
     monkeypatch.setattr("millpond.executor.dead_letters.letter_retries._RETRIED_MAX", 2)
     pond = failed.copy()
     pond.ask()
@@ -318,9 +284,7 @@ def test_a_request_is_withdrawn_while_it_is_honoured(failed: Pond, monkeypatch: 
 def test_a_request_that_is_repeated_while_it_is_answered(
     failed: Pond, right: dict[str, dict[str, Any]]
 ) -> None:
-    """
-    The answer gives way, nothing is retried twice, and the next answer counts.
-    """
+    """The answer gives way, nothing is retried twice, and the next answer counts."""
     pond = failed.copy()
     pond.ask()
     run = pond.start(pipeline(mended=True))
@@ -344,9 +308,7 @@ def test_a_request_that_is_repeated_while_it_is_answered(
 def test_more_letters_than_a_superstep_retries(
     failed: Pond, right: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    The next supersteps retry the others, each once, also if the run ends in between.
-    """
+    """The next supersteps retry the others, each once, also if the run ends in between."""
     monkeypatch.setattr("millpond.executor.dead_letters.letter_retries._RETRIED_MAX", 2)
     pond = failed.copy()
     pond.ask()
@@ -362,9 +324,7 @@ def test_more_letters_than_a_superstep_retries(
 
 
 def test_letters_follow_a_computation_that_is_renamed(failed: Pond) -> None:
-    """
-    Those of the former name go to the computation that has its rows.
-    """
+    """Those of the former name go to the computation that has its rows."""
     pond = failed.copy()
     pond.ask()
     ended(pond.start(pipeline(mended=True, name="steady", renamed_from="fickle")))
@@ -375,9 +335,7 @@ def test_letters_follow_a_computation_that_is_renamed(failed: Pond) -> None:
 
 
 def test_letters_that_no_code_of_the_pipeline_gets(failed: Pond, caplog: pytest.LogCaptureFixture) -> None:
-    """
-    They stay, a warning says why, and the request is answered.
-    """
+    """They stay, a warning says why, and the request is answered."""
     pond = failed.copy()
     pond.ask()
     letters = pond.states()["dead_letters"]
@@ -392,9 +350,7 @@ def test_letters_that_no_code_of_the_pipeline_gets(failed: Pond, caplog: pytest.
 
 
 def test_letters_of_a_computation_that_has_no_intervals(failed: Pond) -> None:
-    """
-    Its rows were dropped with it, but not its letters; when it is back they are its first input.
-    """
+    """Its rows were dropped with it, but not its letters; when it is back they are its first input."""
     pond = failed.copy()
     dropping = mp.Pipeline("p", drop=["fickle"])
     dropping.inject("in", key="k", at="n", id="n").apply(Seen(), name="seen")
@@ -408,9 +364,7 @@ def test_letters_of_a_computation_that_has_no_intervals(failed: Pond) -> None:
 
 
 def test_an_extractor_that_never_does_the_same_twice() -> None:
-    """
-    It has a key when the letter is looked for and none when it is read: the letter stays, and the run goes on.
-    """
+    """It has a key when the letter is looked for and none when it is read: the letter stays, and the run goes on."""
     keys = iter([None, "a", None])
     made = mp.Pipeline("p")
     made.inject("in", key=lambda _: next(keys), at="n").apply(Seen(), name="fickle")
@@ -429,9 +383,7 @@ def test_an_extractor_that_never_does_the_same_twice() -> None:
 
 
 def test_without_a_letter_nothing_is_asked(failed: Pond) -> None:
-    """
-    A selection that means none is refused.
-    """
+    """A selection that means none is refused."""
     pond = failed.copy()
     with pytest.raises(InvalidError, match="no such dead letter"):
         pond.ask(selection=LetterSelection(computation="seen"))
@@ -440,9 +392,7 @@ def test_without_a_letter_nothing_is_asked(failed: Pond) -> None:
 
 @pytest.mark.parametrize("options", [{"time_sorted": True}, {"productions": "weak"}, {"on_late": "drop"}])
 def test_other_kinds_of_computations(options: dict[str, Any]) -> None:
-    """
-    In the order of time, with weak productions, and where late records are dropped.
-    """
+    """In the order of time, with weak productions, and where late records are dropped."""
     repaired, right = Pond(), Pond()
     for pond, mended in ((repaired, False), (right, True)):
         run = pond.start(pipeline(mended=mended, **options))

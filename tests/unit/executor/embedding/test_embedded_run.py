@@ -1,6 +1,4 @@
-"""
-The run that the functions of a pipeline share: who opens it, who ends it, and what the others are told; without Spark.
-"""
+"""The run that the functions of a pipeline share: who opens it, who ends it, and what the others are told; without Spark."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ from millpond.statestore.errors import InvalidError, QueryStoppedError, Unavaila
 
 @dataclass
 class Batch:
-    """
-    A frame that knows which start of a query it is of, as Spark's own thread does.
-    """
+    """A frame that knows which start of a query it is of, as Spark's own thread does."""
 
     start: str
 
@@ -38,9 +34,7 @@ class Batch:
 
 @dataclass
 class Run:
-    """
-    A run that notes its calls; a batch below zero fails, and then nothing else succeeds.
-    """
+    """A run that notes its calls; a batch below zero fails, and then nothing else succeeds."""
 
     number: int
     topology: Any
@@ -96,8 +90,7 @@ class Run:
 
 @dataclass
 class Bench:
-    """
-    A pipeline of two streams, whose runs are counted.
+    """A pipeline of two streams, whose runs are counted.
 
     Attributes:
         events: what has happened.
@@ -137,9 +130,7 @@ def bench() -> Iterator[Bench]:
 
 
 def test_all_functions_share_the_run_that_the_first_batch_opens(bench: Bench) -> None:
-    """
-    Whichever query comes first opens it; closing one closes it for all, and a second time does nothing.
-    """
+    """Whichever query comes first opens it; closing one closes it for all, and a second time does nothing."""
     left, right = bench.function("left"), bench.function("right")
     right(Batch("r1"), 0)
     left(Batch("l1"), 0)
@@ -150,9 +141,7 @@ def test_all_functions_share_the_run_that_the_first_batch_opens(bench: Bench) ->
 
 
 def test_a_failure_is_told_to_the_other_queries_and_a_new_start_goes_on(bench: Bench) -> None:
-    """
-    A query that fed the failed run fails with its error at its next batch; one that was started since does not.
-    """
+    """A query that fed the failed run fails with its error at its next batch; one that was started since does not."""
     left, right = bench.function("left"), bench.function("right")
     left(Batch("l1"), 0)
     right(Batch("r1"), 0)
@@ -168,9 +157,7 @@ def test_a_failure_is_told_to_the_other_queries_and_a_new_start_goes_on(bench: B
 
 
 def test_a_query_that_was_not_there_goes_on_after_a_failure(bench: Bench) -> None:
-    """
-    Its own batches have not failed, and nothing of it is lost.
-    """
+    """Its own batches have not failed, and nothing of it is lost."""
     left, right = bench.function("left"), bench.function("right")
     with pytest.raises(UnavailableError):
         left(Batch("l1"), -2)
@@ -180,9 +167,7 @@ def test_a_query_that_was_not_there_goes_on_after_a_failure(bench: Bench) -> Non
 
 
 def test_a_stopped_query_ends_no_other(bench: Bench) -> None:
-    """
-    What a user stops in the middle of a batch fails alone; the next batch of another query opens the run again.
-    """
+    """What a user stops in the middle of a batch fails alone; the next batch of another query opens the run again."""
     left, right = bench.function("left"), bench.function("right")
     right(Batch("r1"), 0)
     with pytest.raises(QueryStoppedError):
@@ -194,9 +179,7 @@ def test_a_stopped_query_ends_no_other(bench: Bench) -> None:
 
 
 def test_a_batch_under_way_survives_that_another_query_is_stopped(bench: Bench) -> None:
-    """
-    Its run is over before it has begun to be processed: it is, by the next one.
-    """
+    """Its run is over before it has begun to be processed: it is, by the next one."""
     left, right = bench.function("left"), bench.function("right")
 
     def stop_left() -> None:
@@ -210,9 +193,7 @@ def test_a_batch_under_way_survives_that_another_query_is_stopped(bench: Bench) 
 
 
 def test_a_batch_that_comes_while_the_run_is_closed_is_taken_by_the_next(bench: Bench) -> None:
-    """
-    Closing is no failure of a query that goes on.
-    """
+    """Closing is no failure of a query that goes on."""
     left, right = bench.function("left"), bench.function("right")
     bench.during[1] = left.close
     right(Batch("r1"), 0)
@@ -222,9 +203,7 @@ def test_a_batch_that_comes_while_the_run_is_closed_is_taken_by_the_next(bench: 
 
 
 def test_a_run_that_is_closed_under_each_try_of_a_batch_is_told(bench: Bench) -> None:
-    """
-    The tries have a bound.
-    """
+    """The tries have a bound."""
     function = bench.function("left")
 
     class Closing(dict[int, Callable[[], None]]):
@@ -239,9 +218,7 @@ def test_a_run_that_is_closed_under_each_try_of_a_batch_is_told(bench: Bench) ->
 
 
 def test_at_the_end_of_a_with_the_work_is_done_and_after_an_error_it_is_not(bench: Bench) -> None:
-    """
-    Either way the leases are given back.
-    """
+    """Either way the leases are given back."""
     with bench.function("left") as function:
         function(Batch("l1"), 0)
 
@@ -257,9 +234,7 @@ def test_at_the_end_of_a_with_the_work_is_done_and_after_an_error_it_is_not(benc
 
 
 def test_at_the_end_of_the_process_no_batch_opens_the_run_again(bench: Bench) -> None:
-    """
-    The leases are given back, and a batch that comes after that is left to the next process.
-    """
+    """The leases are given back, and a batch that comes after that is left to the next process."""
     function = bench.function("left")
     function(Batch("l1"), 0)
     bench.embedded._close_at_exit()
@@ -270,9 +245,7 @@ def test_at_the_end_of_the_process_no_batch_opens_the_run_again(bench: Bench) ->
 
 
 def test_functions_agree_on_the_options_of_their_run(bench: Bench) -> None:
-    """
-    Said once or twice, but not in two ways, nor when it is too late; once the run has ended, they may change.
-    """
+    """Said once or twice, but not in two ways, nor when it is too late; once the run has ended, they may change."""
     left = bench.function("left", intervals=2, tick_ms=50)
     bench.function("right")
     bench.function("right", intervals=2, cache_mib=64)
@@ -288,9 +261,7 @@ def test_functions_agree_on_the_options_of_their_run(bench: Bench) -> None:
 
 
 def test_the_run_is_there_between_the_first_batch_and_the_end(bench: Bench) -> None:
-    """
-    Before and after, asking for it says what opens it.
-    """
+    """Before and after, asking for it says what opens it."""
     function = bench.function("left")
     with pytest.raises(InvalidError, match="the first batch of a query opens it"):
         _ = function.run
@@ -305,9 +276,7 @@ def test_the_run_is_there_between_the_first_batch_and_the_end(bench: Bench) -> N
 def test_a_stream_without_a_function_is_told_at_the_end(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    It may get one until then; a stream whose query had nothing to bring is no mistake.
-    """
+    """It may get one until then; a stream whose query had nothing to bring is no mistake."""
     caplog.set_level(logging.INFO, "millpond")
     function = bench.function("left")
     function(Batch("l1"), 0)
@@ -326,9 +295,7 @@ def test_a_stream_without_a_function_is_told_at_the_end(
 def test_a_second_pipeline_of_the_name_takes_over_and_says_so(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    In one process the former run ends in order, and its queries are told to share one Pipeline object.
-    """
+    """In one process the former run ends in order, and its queries are told to share one Pipeline object."""
     other = Bench(_pipeline(), bench.events)
     former, latter = bench.function("left"), other.function("right")
     former(Batch("l1"), 0)
@@ -343,9 +310,7 @@ def test_a_second_pipeline_of_the_name_takes_over_and_says_so(
 
 
 def test_pipelines_of_other_names_leave_each_other_alone(bench: Bench) -> None:
-    """
-    A store has room for several.
-    """
+    """A store has room for several."""
     other = Bench(_pipeline("another"), bench.events)
     bench.function("left")(Batch("l1"), 0)
     other.function("left")(Batch("l2"), 0)
@@ -355,9 +320,7 @@ def test_pipelines_of_other_names_leave_each_other_alone(bench: Bench) -> None:
 
 
 def test_queries_that_begin_at_once_open_one_run(bench: Bench) -> None:
-    """
-    Each has a thread of its own.
-    """
+    """Each has a thread of its own."""
     functions = [bench.function("left"), bench.function("right")] * 4
     barrier = threading.Barrier(len(functions))
 
@@ -376,9 +339,7 @@ def test_queries_that_begin_at_once_open_one_run(bench: Bench) -> None:
 
 
 def test_functions_of_one_pipeline_and_store_share_a_run_however_they_are_made(tmp_path: Path) -> None:
-    """
-    Another pipeline object, or another store, has another one.
-    """
+    """Another pipeline object, or another store, has another one."""
     pipeline, pond = _pipeline(), tmp_path / "pond"
     left, right = (pipeline.foreach_batch(pond, into=stream) for stream in ("left", "right"))
     again = pipeline.foreach_batch(str(pond), into="left")
@@ -400,17 +361,13 @@ def test_functions_of_one_pipeline_and_store_share_a_run_however_they_are_made(t
 def test_mistakes_are_refused_where_the_function_is_made(
     tmp_path: Path, into: str, options: dict[str, Any], words: str
 ) -> None:
-    """
-    The query does not have to start for it.
-    """
+    """The query does not have to start for it."""
     with pytest.raises(InvalidError, match=words):
         _pipeline().foreach_batch(tmp_path / "pond", into=into, **options)
 
 
 def test_a_pipeline_that_cannot_run_has_no_functions(tmp_path: Path) -> None:
-    """
-    It is checked as a whole.
-    """
+    """It is checked as a whole."""
     pipeline = Pipeline("p")
     pipeline.inject("left", key="k", at="t")
     pipeline.stream("nowhere").apply(Computation(), name="c")

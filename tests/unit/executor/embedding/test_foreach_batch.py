@@ -1,6 +1,4 @@
-"""
-Embedding: a computation in the user's own streaming query, over restarts and unknown checkpoints.
-"""
+"""Embedding: a computation in the user's own streaming query, over restarts and unknown checkpoints."""
 
 from __future__ import annotations
 
@@ -36,8 +34,7 @@ SCHEMA = "k string, t long, id string, n long"
 
 
 class Book(Computation):
-    """
-    A ledger of any name, which is also that of the stream that it produces to.
+    """A ledger of any name, which is also that of the stream that it produces to.
 
     Args:
         name: the name.
@@ -47,17 +44,13 @@ class Book(Computation):
         self.name = name
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Append and produce.
-        """
+        """Append and produce."""
         context.state.set([*context.state.get([]), record.value["n"]])
         context.produce(self.name, {"n": record.value["n"]})
 
 
 class Job:
-    """
-    A user's streaming job: files come in, one per batch.
-    """
+    """A user's streaming job: files come in, one per batch."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         registry = MemoryRegistry()
@@ -72,9 +65,7 @@ class Job:
         )
 
     def bring(self, *numbers: int) -> None:
-        """
-        One more file, a second younger than the one before: Spark takes them in that order.
-        """
+        """One more file, a second younger than the one before: Spark takes them in that order."""
         count = len(list(self.input.iterdir()))
         file = self._folder / f"{count:04d}.json"
         file.write_bytes(b"\n".join(orjson.dumps(row) for row in numbered(numbers)))
@@ -104,9 +95,7 @@ class Job:
         )
 
     def run(self, **options: Any) -> None:
-        """
-        One process's life: consume what there is, and go.
-        """
+        """One process's life: consume what there is, and go."""
         function = self.embedded(**options)
         try:
             self.start(function).awaitTermination()
@@ -127,9 +116,7 @@ def job(spark: SparkSession, tmp_path: Path) -> Iterator[Job]:
 
 
 def test_a_query_goes_on_where_it_was(job: Job) -> None:
-    """
-    Each batch is one superstep; started again with its checkpoint, the query takes what is new.
-    """
+    """Each batch is one superstep; started again with its checkpoint, the query takes what is new."""
     job.bring(0, 1, 2)
     job.bring(5, 6)
     job.run()
@@ -140,9 +127,7 @@ def test_a_query_goes_on_where_it_was(job: Job) -> None:
 
 
 def test_a_query_may_begin_with_history(job: Job) -> None:
-    """
-    The rows of ``backfill`` come before the first batch, and once.
-    """
+    """The rows of ``backfill`` come before the first batch, and once."""
     job.bring(10, 11)
     job.run(backfill=numbered((0, 1, 2)))
     job.bring(12)
@@ -152,9 +137,7 @@ def test_a_query_may_begin_with_history(job: Job) -> None:
 
 
 def test_each_version_says_where_its_batch_ends(job: Job) -> None:
-    """
-    As the query's own checkpoint has it, which may get lost.
-    """
+    """As the query's own checkpoint has it, which may get lost."""
     job.bring(0, 1)
     job.bring(5, 6)
     job.run()
@@ -168,9 +151,7 @@ def test_each_version_says_where_its_batch_ends(job: Job) -> None:
 
 
 def test_a_batch_that_is_repeated_counts_once(job: Job) -> None:
-    """
-    Killed between the store's commit and the checkpoint's, Spark repeats a batch, and nothing happens twice.
-    """
+    """Killed between the store's commit and the checkpoint's, Spark repeats a batch, and nothing happens twice."""
     job.bring(0, 1)
     job.bring(5, 6)
     job.run()
@@ -184,9 +165,7 @@ def test_a_batch_that_is_repeated_counts_once(job: Job) -> None:
 
 
 def test_a_rewound_checkpoint_is_refused(job: Job) -> None:
-    """
-    With an older copy of its checkpoint the query is stopped and told what to do; nothing is written.
-    """
+    """With an older copy of its checkpoint the query is stopped and told what to do; nothing is written."""
     job.bring(0)
     job.run()
     shutil.copytree(job.checkpoint, job.checkpoint.with_name("older"))
@@ -204,9 +183,7 @@ def test_a_rewound_checkpoint_is_refused(job: Job) -> None:
 
 
 def test_a_foreign_checkpoint_is_refused_or_accepted(job: Job) -> None:
-    """
-    A checkpoint that is unknown to the store is refused unless the caller accepts it.
-    """
+    """A checkpoint that is unknown to the store is refused unless the caller accepts it."""
     job.bring(0)
     job.run()
     job.checkpoint = job.checkpoint.with_name("another")
@@ -221,9 +198,7 @@ def test_a_foreign_checkpoint_is_refused_or_accepted(job: Job) -> None:
 
 
 def test_a_new_store_refuses_an_old_checkpoint(job: Job, spark: SparkSession, tmp_path: Path) -> None:
-    """
-    A store that lacks what the checkpoint has handed out says so: those records would be missing.
-    """
+    """A store that lacks what the checkpoint has handed out says so: those records would be missing."""
     job.bring(0)
     job.run()
     other = tmp_path / "other"
@@ -239,8 +214,7 @@ def test_a_new_store_refuses_an_old_checkpoint(job: Job, spark: SparkSession, tm
 
 
 def test_a_renamed_computation_is_refused_or_goes_on(job: Job) -> None:
-    """
-    Under another name the query's checkpoint is refused with the former name; with ``renamed_from`` rows, positions
+    """Under another name the query's checkpoint is refused with the former name; with ``renamed_from`` rows, positions
     and the sink go on, and a second rename says under which name the query was started first.
     """
     job.bring(0, 1)
@@ -264,9 +238,7 @@ def test_a_renamed_computation_is_refused_or_goes_on(job: Job) -> None:
 
 
 def test_only_a_streaming_query_may_call_it(job: Job, spark: SparkSession) -> None:
-    """
-    A direct call has no checkpoint that could tell a repeated batch from a new one.
-    """
+    """A direct call has no checkpoint that could tell a repeated batch from a new one."""
     function = job.embedded()
     frame = spark.createDataFrame([("a", 1, "1", 1)], SCHEMA)
 

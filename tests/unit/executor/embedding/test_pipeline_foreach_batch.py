@@ -1,6 +1,4 @@
-"""
-A whole pipeline in the user's own streaming queries: windows, two computations, two inputs, each in a query of its own.
-"""
+"""A whole pipeline in the user's own streaming queries: windows, two computations, two inputs, each in a query of its own."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ SCHEMA: Final = "k string, us long, id string, amount long"
 
 
 class Balance(Computation):
-    """
-    Payments less orders, of each customer.
+    """Payments less orders, of each customer.
 
     Args:
         poison: the amount at which the code fails.
@@ -65,9 +62,7 @@ class Balance(Computation):
 
 
 def _pipeline(folder: Path, *, poison: int | None = None, **payments: Any) -> Pipeline:
-    """
-    Options are those of the payments.
-    """
+    """Options are those of the payments."""
     pipeline = Pipeline("shop")
     pipeline.inject("payments", key="k", at="t", id="id", **payments)
     pipeline.inject("orders", key="k", at="t", id="id", watermark=BoundedDisorder("10s"))
@@ -105,9 +100,7 @@ def _states(store: Store) -> dict[str, int]:
 
 
 def _shown(folder: Path) -> Counter[tuple[str, str]]:
-    """
-    What each window has shown in all its panes together.
-    """
+    """What each window has shown in all its panes together."""
     total: Counter[tuple[str, str]] = Counter()
     if not (folder / "minutes").exists():
         return total
@@ -118,9 +111,7 @@ def _shown(folder: Path) -> Counter[tuple[str, str]]:
 
 
 class Shop:
-    """
-    Two streams of files, each read by a query of its own, and a store.
-    """
+    """Two streams of files, each read by a query of its own, and a store."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         registry = MemoryRegistry()
@@ -134,8 +125,7 @@ class Shop:
             (folder / stream).mkdir()
 
     def bring(self, stream: str, *seconds: int) -> None:
-        """
-        One more file of a stream, with a row at each of these seconds; a second younger than the one before, as Spark
+        """One more file of a stream, with a row at each of these seconds; a second younger than the one before, as Spark
         takes them in that order.
         """
         rows = _rows(stream, seconds)
@@ -169,18 +159,14 @@ class Shop:
         )
 
     def run(self, pipeline: Pipeline, *streams: str) -> None:
-        """
-        A life of the job: both queries at once consume what there is.
-        """
+        """A life of the job: both queries at once consume what there is."""
         with self.function(pipeline, "orders"):
             queries = [self.start(pipeline, stream) for stream in streams or self.brought]
             for query in queries:
                 query.awaitTermination()
 
     def assert_as_locally(self) -> None:
-        """
-        States and windows are those of the local runner on the same rows.
-        """
+        """States and windows are those of the local runner on the same rows."""
         local = self.folder / "local"
         rows = {
             stream: [{**row, "t": row["us"]} for row in brought] for stream, brought in self.brought.items()
@@ -201,9 +187,7 @@ def shop(spark: SparkSession, tmp_path: Path) -> Iterator[Shop]:
 
 
 def test_two_queries_feed_a_pipeline_with_windows(shop: Shop) -> None:
-    """
-    Over two lives with ``availableNow`` state and panes are those of the local runner; all due work is done at the end.
-    """
+    """Over two lives with ``availableNow`` state and panes are those of the local runner; all due work is done at the end."""
     shop.bring("payments", *range(0, 80, 3))
     shop.bring("payments", *range(1, 120, 3))
     shop.bring("orders", *range(0, 100, 2))
@@ -218,8 +202,7 @@ def test_two_queries_feed_a_pipeline_with_windows(shop: Shop) -> None:
 def test_the_delay_of_each_frame_is_taken_whenever_its_query_begins(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    The second query's first batch says its watermark, though the run has been open since the other's; until then its
+    """The second query's first batch says its watermark, though the run has been open since the other's; until then its
     stream keeps event time where it was.
     """
     caplog.set_level(logging.INFO, "millpond")
@@ -240,9 +223,7 @@ def test_the_delay_of_each_frame_is_taken_whenever_its_query_begins(
 
 
 def test_a_declared_watermark_goes_before_that_of_the_frame(shop: Shop) -> None:
-    """
-    What the pipeline says of its stream is what its author means.
-    """
+    """What the pipeline says of its stream is what its author means."""
     shop.bring("orders", 100)
     shop.bring("payments", 100)
     pipeline = _pipeline(shop.folder, watermark=BoundedDisorder("5s"))
@@ -253,9 +234,7 @@ def test_a_declared_watermark_goes_before_that_of_the_frame(shop: Shop) -> None:
 
 
 def test_a_batch_that_spark_brings_again_is_skipped(shop: Shop) -> None:
-    """
-    Killed before it noted the batch in its checkpoint, Spark repeats it under the same number, and nothing counts twice.
-    """
+    """Killed before it noted the batch in its checkpoint, Spark repeats it under the same number, and nothing counts twice."""
     shop.bring("payments", 1, 2, 3)
     shop.bring("orders", 1, 2)
     shop.run(_pipeline(shop.folder))
@@ -269,9 +248,7 @@ def test_a_batch_that_spark_brings_again_is_skipped(shop: Shop) -> None:
 
 
 def test_a_query_may_be_stopped_and_started_while_another_goes_on(shop: Shop) -> None:
-    """
-    In one process, with the same function: the run stays what it is.
-    """
+    """In one process, with the same function: the run stays what it is."""
     pipeline = _pipeline(shop.folder)
     shop.bring("payments", 1, 2, 3)
     shop.bring("orders", 1)
@@ -297,9 +274,7 @@ def test_a_query_may_be_stopped_and_started_while_another_goes_on(shop: Shop) ->
 
 
 def test_a_failure_is_that_of_all_queries_and_a_new_start_goes_on(shop: Shop) -> None:
-    """
-    What stops the run by one stream's record is the error of the other stream's next batch; mended, both go on.
-    """
+    """What stops the run by one stream's record is the error of the other stream's next batch; mended, both go on."""
     broken = _pipeline(shop.folder, poison=8)
     shop.bring("payments", 1)
     shop.bring("orders", 1)
@@ -320,9 +295,7 @@ def test_a_failure_is_that_of_all_queries_and_a_new_start_goes_on(shop: Shop) ->
 
 
 def test_a_query_that_ends_by_itself_waits_for_no_slower_stream(shop: Shop) -> None:
-    """
-    A stream far ahead of another, which will bring nothing, is consumed to its end in spite of its ``skew_limit``.
-    """
+    """A stream far ahead of another, which will bring nothing, is consumed to its end in spite of its ``skew_limit``."""
     shop.bring("payments", 1, 2)
     shop.bring("payments", 1_000)
     shop.bring("payments", 2_000)
@@ -333,9 +306,7 @@ def test_a_query_that_ends_by_itself_waits_for_no_slower_stream(shop: Shop) -> N
 
 
 def test_a_query_that_waits_for_a_slower_stream_can_be_stopped(shop: Shop) -> None:
-    """
-    It ends at once, the run does not, and the batch comes again.
-    """
+    """It ends at once, the run does not, and the batch comes again."""
     pipeline = _pipeline(shop.folder, skew_limit="10s")
     shop.bring("orders", 1)
     shop.start(pipeline, "orders").awaitTermination()
@@ -353,8 +324,7 @@ def test_a_query_that_waits_for_a_slower_stream_can_be_stopped(shop: Shop) -> No
 
 
 class Slow(Computation):
-    """
-    Code that is at work on its first record until it may end.
+    """Code that is at work on its first record until it may end.
 
     Args:
         folder: where it says that it works, and is told to go on.
@@ -373,8 +343,7 @@ class Slow(Computation):
 
 
 def test_a_query_that_is_stopped_in_a_batch_ends_no_other(shop: Shop) -> None:
-    """
-    Spark cancels what is under way, and the run with it; the other query opens it again, and the stopped one goes on
+    """Spark cancels what is under way, and the run with it; the other query opens it again, and the stopped one goes on
     with its batch when it is started again.
     """
     pipeline = Pipeline("slow")
@@ -398,9 +367,7 @@ def test_a_query_that_is_stopped_in_a_batch_ends_no_other(shop: Shop) -> None:
 
 
 def _await(query: StreamingQuery, is_so: Callable[[], bool]) -> None:
-    """
-    Wait for something while a query runs.
-    """
+    """Wait for something while a query runs."""
     for _ in range(600):
         if is_so():
             return
@@ -409,9 +376,7 @@ def _await(query: StreamingQuery, is_so: Callable[[], bool]) -> None:
 
 
 def test_a_frame_without_a_column_of_its_stream_is_refused(shop: Shop, spark: SparkSession) -> None:
-    """
-    At its first batch, with the column's name, though the run was opened by another stream.
-    """
+    """At its first batch, with the column's name, though the run was opened by another stream."""
     pipeline = _pipeline(shop.folder)
     shop.bring("orders", 1)
     shop.bring("payments", 1)

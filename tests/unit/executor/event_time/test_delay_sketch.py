@@ -1,6 +1,4 @@
-"""
-Delay sketches: percentiles of what was seen, on the way and over time.
-"""
+"""Delay sketches: percentiles of what was seen, on the way and over time."""
 
 from __future__ import annotations
 
@@ -14,34 +12,26 @@ from millpond.statestore.errors import InvalidError
 
 
 def sketch(*delays: int) -> DelaySketch:
-    """
-    A sketch of these delays.
-    """
+    """A sketch of these delays."""
     made = DelaySketch()
     made.add(np.array(delays, np.int64))
     return made
 
 
 def test_nothing_seen_is_no_delay():
-    """
-    An empty sketch answers 0 at every percentile.
-    """
+    """An empty sketch answers 0 at every percentile."""
     assert DelaySketch().at(99) == 0
     assert RecentDelays().at(100) == 0
 
 
 def test_the_hundredth_percentile_is_the_longest_delay():
-    """
-    Nothing that was seen exceeds it.
-    """
+    """Nothing that was seen exceeds it."""
     assert sketch(3, 500, 20).at(100) == 500
 
 
 @pytest.mark.parametrize("percentile", [50, 90, 99, 99.9])
 def test_the_share_above_is_what_was_asked_for(percentile):
-    """
-    On a heavily skewed distribution the rank is within a tenth of the tail.
-    """
+    """On a heavily skewed distribution the rank is within a tenth of the tail."""
     delays = np.random.default_rng(4).lognormal(10, 2.5, 100_000).astype(np.int64)
     parts = [sketch(*part.tolist()) for part in np.array_split(delays, 7)]
     whole = DelaySketch()
@@ -54,9 +44,7 @@ def test_the_share_above_is_what_was_asked_for(percentile):
 
 
 def test_it_travels():
-    """
-    Pickled and back, a sketch answers as before and can be merged.
-    """
+    """Pickled and back, a sketch answers as before and can be merged."""
     there = pickle.loads(pickle.dumps(sketch(1, 2, 3)))
     there.merge(sketch(10))
 
@@ -64,18 +52,14 @@ def test_it_travels():
 
 
 def test_the_same_delays_give_the_same_bytes():
-    """
-    There is no randomness in a sketch: a simulation repeats itself.
-    """
+    """There is no randomness in a sketch: a simulation repeats itself."""
     delays = np.random.default_rng(5).integers(0, 10**9, 50_000).tolist()
 
     assert pickle.dumps(sketch(*delays)) == pickle.dumps(sketch(*delays))
 
 
 def test_what_is_long_past_is_forgotten():
-    """
-    Once 100,000 newer delays are known, the older ones no longer count.
-    """
+    """Once 100,000 newer delays are known, the older ones no longer count."""
     recent = RecentDelays()
     recent.merge(sketch(*[1_000] * 100_000))
     recent.merge(sketch(*[10] * 50_000))
@@ -88,8 +72,6 @@ def test_what_is_long_past_is_forgotten():
 
 @pytest.mark.parametrize("percentile", [0, -1, 100.1, True, "99"])
 def test_what_is_no_percentile_is_refused(percentile):
-    """
-    It lies above 0 and not above 100.
-    """
+    """It lies above 0 and not above 100."""
     with pytest.raises(InvalidError):
         check_percentile(percentile)

@@ -1,6 +1,4 @@
-"""
-Observations of outside times: of a stream, of its members, of how late records come.
-"""
+"""Observations of outside times: of a stream, of its members, of how late records come."""
 
 from __future__ import annotations
 
@@ -12,27 +10,21 @@ from millpond.testing.fixtures.computations import Count
 
 
 def test_no_records_say_nothing():
-    """
-    Without readable records there is no newest time.
-    """
+    """Without readable records there is no newest time."""
     seen = observe_times(Watch(stream="s"), np.array([], np.int64))
 
     assert (seen.records, seen.newest_at, seen.oldest_at, seen.members) == (0, None, None, {})
 
 
 def test_the_ends_of_time_are_kept():
-    """
-    Newest and oldest are those of the records.
-    """
+    """Newest and oldest are those of the records."""
     seen = observe_times(Watch(stream="s"), np.array([5, 9, 2]))
 
     assert (seen.records, seen.newest_at, seen.oldest_at, seen.delays) == (3, 9, 2, None)
 
 
 def test_delays_are_measured_against_what_was_committed():
-    """
-    A record in front of everything committed has no delay.
-    """
+    """A record in front of everything committed has no delay."""
     watch = Watch(stream="s", newest={DEFAULT_MEMBER: 10}, with_delays=True)
 
     seen = observe_times(watch, np.array([4, 12]))
@@ -41,16 +33,12 @@ def test_delays_are_measured_against_what_was_committed():
 
 
 def test_nothing_is_measured_before_anything_was_committed():
-    """
-    The first records have nothing to be late for.
-    """
+    """The first records have nothing to be late for."""
     assert observe_times(Watch(stream="s", with_delays=True), np.array([4])).delays is None
 
 
 def test_members_are_told_apart():
-    """
-    Each member has its own times, measured against its own; unknown senders have none.
-    """
+    """Each member has its own times, measured against its own; unknown senders have none."""
     watch = Watch(stream="s", newest={"a": 10, "b": 100}, with_delays=True)
 
     seen = observe_times(watch, np.array([8, 90, 95, 1]), ["a", "b", "b", None])
@@ -64,9 +52,7 @@ def test_members_are_told_apart():
 
 
 def test_a_row_that_any_consumer_can_read_moves_the_watermark() -> None:
-    """
-    A row whose key only one of two consumers can read still counts for the watermark (I8).
-    """
+    """A row whose key only one of two consumers can read still counts for the watermark (I8)."""
     pipeline = mp.Pipeline("observe")
     stream = pipeline.inject("in", key="k", at="at", watermark=mp.BoundedDisorder("0s"))
     stream.apply(Count(), name="first")

@@ -1,6 +1,4 @@
-"""
-Injector policies: in order, by observed percentile, by the user's function, and perfect.
-"""
+"""Injector policies: in order, by observed percentile, by the user's function, and perfect."""
 
 from __future__ import annotations
 
@@ -30,17 +28,13 @@ POLICIES = (
 
 
 def seen(newest_at: int, oldest_at: int | None = None) -> TimesSeen:
-    """
-    Some records.
-    """
+    """Some records."""
     return TimesSeen(newest_at=newest_at, oldest_at=newest_at if oldest_at is None else oldest_at)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_all_of_them_keep_the_rules_of_a_watermark(policy):
-    """
-    It starts where it was saved, never falls, takes promises, and ends after all time.
-    """
+    """It starts where it was saved, never falls, takes promises, and ends after all time."""
     assert isinstance(policy, WatermarkPolicy)
     assert policy.start().watermark == TIME_MIN_US
     logic = policy.start(100)
@@ -55,9 +49,7 @@ def test_all_of_them_keep_the_rules_of_a_watermark(policy):
 
 
 def test_a_source_in_order_is_followed_closely():
-    """
-    The watermark is the newest record's time.
-    """
+    """The watermark is the newest record's time."""
     logic = Monotone().start()
 
     logic.observe(seen(70, 10))
@@ -66,9 +58,7 @@ def test_a_source_in_order_is_followed_closely():
 
 
 def test_a_bounded_input_is_waited_for():
-    """
-    Records move nothing before the end.
-    """
+    """Records move nothing before the end."""
     logic = Perfect().start()
 
     logic.observe(seen(70))
@@ -77,9 +67,7 @@ def test_a_bounded_input_is_waited_for():
 
 
 def test_the_sources_own_marks_are_followed():
-    """
-    Records' times move nothing; marks do, and never back.
-    """
+    """Records' times move nothing; marks do, and never back."""
     logic = MarkColumn("created").start()
 
     logic.observe(seen(70))
@@ -92,17 +80,13 @@ def test_the_sources_own_marks_are_followed():
 
 @pytest.mark.parametrize("column", ["", None, 5])
 def test_marks_need_a_column(column):
-    """
-    Anything else is refused where it is written.
-    """
+    """Anything else is refused where it is written."""
     with pytest.raises(InvalidError):
         MarkColumn(column)
 
 
 def test_the_users_function_decides():
-    """
-    It is given what was seen, and may say nothing.
-    """
+    """It is given what was seen, and may say nothing."""
     logic = UserWatermark(lambda seen: seen.oldest_at - 5 if seen.oldest_at > 10 else None).start()
 
     logic.observe(seen(9, 8))
@@ -112,9 +96,7 @@ def test_the_users_function_decides():
 
 
 def test_a_users_function_that_fails_is_named():
-    """
-    What it raised is the error's cause.
-    """
+    """What it raised is the error's cause."""
     logic = UserWatermark(lambda seen: 1 // 0).start()
 
     with pytest.raises(InvalidError, match="watermark's function raised ZeroDivisionError"):
@@ -122,33 +104,25 @@ def test_a_users_function_that_fails_is_named():
 
 
 def test_a_user_watermark_needs_a_function():
-    """
-    Anything else is refused where it is written.
-    """
+    """Anything else is refused where it is written."""
     with pytest.raises(InvalidError):
         UserWatermark("newest")
 
 
 def test_only_the_percentile_asks_for_delays():
-    """
-    Other policies do not pay for measuring them.
-    """
+    """Other policies do not pay for measuring them."""
     assert [wants_delays(policy) for policy in POLICIES] == [False, True, False, False, False]
 
 
 @pytest.mark.parametrize("arguments", [(0,), (101,), (99, 0)])
 def test_a_percentile_that_cannot_work_is_refused(arguments):
-    """
-    An impossible percentile or number of records is an error where it is written.
-    """
+    """An impossible percentile or number of records is an error where it is written."""
     with pytest.raises(InvalidError):
         ObservedPercentile(*arguments)
 
 
 def test_the_percentile_waits_until_it_knows_enough():
-    """
-    Before that many records have been measured, the watermark stands.
-    """
+    """Before that many records have been measured, the watermark stands."""
     logic = ObservedPercentile(50, records_min=3).start()
     watch = Watch(stream="s", newest={DEFAULT_MEMBER: 1_000}, with_delays=True)
 
@@ -161,9 +135,7 @@ def test_the_percentile_waits_until_it_knows_enough():
 
 @pytest.mark.parametrize("percentile", [90, 99])
 def test_about_that_many_records_are_late(percentile):
-    """
-    With skewed disorder the share of late records is what the percentile leaves.
-    """
+    """With skewed disorder the share of late records is what the percentile leaves."""
     random = np.random.default_rng(7)
     count, size = 200_000, 500
     made = np.arange(count) * 1_000

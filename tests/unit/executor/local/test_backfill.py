@@ -1,6 +1,4 @@
-"""
-Backfills in the local runner: piece by piece, in the order of time, each record once, wherever the process dies.
-"""
+"""Backfills in the local runner: piece by piece, in the order of time, each record once, wherever the process dies."""
 
 from __future__ import annotations
 
@@ -34,27 +32,21 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Count(mp.Computation):
-    """
-    Counts a key's records.
-    """
+    """Counts a key's records."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
 
 
 class Seen(mp.Computation):
-    """
-    Keeps what it is given: the number, whether it was late, and the watermark's distance.
-    """
+    """Keeps what it is given: the number, whether it was late, and the watermark's distance."""
 
     def process_record(self, context, record):
         context.state.set([*context.state.get([]), [record.value["n"], record.late]])
 
 
 class Forward(Count):
-    """
-    Counts, and produces each record again.
-    """
+    """Counts, and produces each record again."""
 
     def process_record(self, context, record):
         super().process_record(context, record)
@@ -62,9 +54,7 @@ class Forward(Count):
 
 
 class Alarm(mp.Computation):
-    """
-    Sets a timer two seconds after each record, and keeps the numbers and alarms in their order.
-    """
+    """Sets a timer two seconds after each record, and keeps the numbers and alarms in their order."""
 
     def process_record(self, context, record):
         context.state.set([*context.state.get([]), record.value["n"]])
@@ -103,9 +93,7 @@ WHOLE = {"a": 11, "b": 11}
 
 
 def test_the_input_of_run_is_cut_where_it_was(store: mp.Store) -> None:
-    """
-    Given again with all rows, a bounded input is history before its stored position, and live behind it: 22, not 33.
-    """
+    """Given again with all rows, a bounded input is history before its stored position, and live behind it: 22, not 33."""
     runner(store).run(pipeline(joins=False), {"s": ROWS[:11]}, finish=False)
     runner(store).run(pipeline("input"), {"s": ROWS}, finish=False)
 
@@ -113,9 +101,7 @@ def test_the_input_of_run_is_cut_where_it_was(store: mp.Store) -> None:
 
 
 def test_history_that_overlaps_the_input_counts_once_by_its_ids(store: mp.Store) -> None:
-    """
-    Where an overlapping second stream counted 22 for 11.
-    """
+    """Where an overlapping second stream counted 22 for 11."""
     runner(store).run(pipeline(joins=False, ids=True), {"s": ROWS[:11]}, finish=False)
     summary = runner(store).run(pipeline(ROWS, ids=True), {"s": ROWS}, finish=False)
 
@@ -125,9 +111,7 @@ def test_history_that_overlaps_the_input_counts_once_by_its_ids(store: mp.Store)
 
 
 def test_a_store_without_history_begins_with_what_comes(store: mp.Store) -> None:
-    """
-    And the next run with what comes then.
-    """
+    """And the next run with what comes then."""
     for until in (11, 22):
         runner(store).run(pipeline("input"), {"s": ROWS[:until]}, finish=False)
 
@@ -135,9 +119,7 @@ def test_a_store_without_history_begins_with_what_comes(store: mp.Store) -> None
 
 
 def test_history_is_in_order_and_never_late_and_timers_fire_on_the_way(store: mp.Store) -> None:
-    """
-    Though the stream's watermark is behind it all, and it has more rows than a piece.
-    """
+    """Though the stream's watermark is behind it all, and it has more rows than a piece."""
     made = mp.Pipeline("p")
     stream = made.inject("s", key="k", at="at")
     stream.apply(Count(), name="old")
@@ -156,9 +138,7 @@ def test_history_is_in_order_and_never_late_and_timers_fire_on_the_way(store: mp
 
 
 def test_a_run_that_is_fed_by_hand_gives_history_first(store: mp.Store) -> None:
-    """
-    Before what was injected, in stepping mode one piece a step.
-    """
+    """Before what was injected, in stepping mode one piece a step."""
     made = pipeline(ROWS[:11])
     with runner(store).start(made, stepping=True) as run:
         run.inject("s", ROWS[11:])
@@ -172,9 +152,7 @@ def test_a_run_that_is_fed_by_hand_gives_history_first(store: mp.Store) -> None:
 
 
 def test_a_stream_that_was_too_far_ahead_goes_on_after_the_history(store: mp.Store) -> None:
-    """
-    A skew limit counts from the slowest computation, which the one that joins is until it has its history.
-    """
+    """A skew limit counts from the slowest computation, which the one that joins is until it has its history."""
     made = mp.Pipeline("p")
     stream = made.inject("s", key="k", at="at", skew_limit="1s")
     stream.apply(Count(), name="old")
@@ -188,9 +166,7 @@ def test_a_stream_that_was_too_far_ahead_goes_on_after_the_history(store: mp.Sto
 
 
 def test_a_run_with_a_thread_gives_history_too(store: mp.Store) -> None:
-    """
-    Without a call.
-    """
+    """Without a call."""
     with runner(store).start(pipeline(ROWS[:11])) as run:
         run.inject("s", ROWS[11:]).wait()
         assert run.run_until_quiet(timeout_ms=60_000)
@@ -200,9 +176,7 @@ def test_a_run_with_a_thread_gives_history_too(store: mp.Store) -> None:
 
 @pytest.mark.parametrize("kind", ["table", "file", "pandas", "iterator"])
 def test_history_is_rows_of_any_kind(store: mp.Store, tmp_path: Path, kind: str) -> None:
-    """
-    A table, the path of a Parquet file, a frame, or mappings.
-    """
+    """A table, the path of a Parquet file, a frame, or mappings."""
     table = pa.Table.from_pylist(ROWS[:11])
     pq.write_table(table, tmp_path / "rows.parquet")
     kinds = {
@@ -217,9 +191,7 @@ def test_history_is_rows_of_any_kind(store: mp.Store, tmp_path: Path, kind: str)
 
 
 def test_histories_of_several_streams_go_on_together(store: mp.Store) -> None:
-    """
-    The one that has come least far first, so that none is late because of another.
-    """
+    """The one that has come least far first, so that none is late because of another."""
     made = mp.Pipeline("p")
     for name in ("left", "right"):
         made.inject(name, key="k", at="at")
@@ -239,9 +211,7 @@ def test_histories_of_several_streams_go_on_together(store: mp.Store) -> None:
 
 @pytest.mark.parametrize("mode", ["weak", "time_sorted", "cut into intervals"])
 def test_history_goes_through_every_kind_of_computation(store: mp.Store, mode: str) -> None:
-    """
-    One whose productions do not wait for the commit, one that sorts its records, one of many intervals.
-    """
+    """One whose productions do not wait for the commit, one that sorts its records, one of many intervals."""
     options: dict[str, Any] = {
         "weak": {"productions": "weak"},
         "time_sorted": {"time_sorted": True},
@@ -263,9 +233,7 @@ def test_history_goes_through_every_kind_of_computation(store: mp.Store, mode: s
 
 
 def test_unreadable_history_becomes_dead_letters_of_the_one_that_joins(store: mp.Store) -> None:
-    """
-    As live records do.
-    """
+    """As live records do."""
     rows = [*ROWS[:5], {"k": None, "at": 1, "id": "x", "n": 0}, {"k": "a", "at": None, "id": "y", "n": 0}]
     summary = mp.LocalRunner(store, progress=False, dead_letter_limit=None).run(
         pipeline(rows), {"s": ROWS[11:12]}, finish=False
@@ -276,9 +244,7 @@ def test_unreadable_history_becomes_dead_letters_of_the_one_that_joins(store: mp
 
 
 def test_an_empty_history_is_all_of_it(store: mp.Store) -> None:
-    """
-    The next run does not ask for it again.
-    """
+    """The next run does not ask for it again."""
     runner(store).run(pipeline([]), {"s": ROWS[:11]}, finish=False)
     runner(store).run(pipeline("/nowhere/rows.parquet"), {"s": ROWS}, finish=False)
 
@@ -286,9 +252,7 @@ def test_an_empty_history_is_all_of_it(store: mp.Store) -> None:
 
 
 def test_what_was_given_by_hand_is_no_input(store: mp.Store) -> None:
-    """
-    No position counts it, so what lies before is not known.
-    """
+    """No position counts it, so what lies before is not known."""
     with runner(store).start(pipeline(joins=False), stepping=True) as run:
         run.inject("s", ROWS[:11])
         run.run_until_quiet()
@@ -298,9 +262,7 @@ def test_what_was_given_by_hand_is_no_input(store: mp.Store) -> None:
 
 
 def test_a_loaded_computation_takes_no_backfill(store: mp.Store) -> None:
-    """
-    It begins with its rows; and the refusal leaves no lease behind.
-    """
+    """It begins with its rows; and the refusal leaves no lease behind."""
     store.load("new", [{"key": "a", "state": 5}])
 
     with pytest.raises(mp.InvalidError, match="has run, or was loaded, without its backfill"):
@@ -313,9 +275,7 @@ def test_a_loaded_computation_takes_no_backfill(store: mp.Store) -> None:
 
 
 def test_a_shorter_history_than_was_consumed_is_another_one(store: mp.Store) -> None:
-    """
-    It is refused, and the right one goes on.
-    """
+    """It is refused, and the right one goes on."""
     made = pipeline(ROWS[:11])
     run = runner(store).start(made, stepping=True)
     run.step()
@@ -329,9 +289,7 @@ def test_a_shorter_history_than_was_consumed_is_another_one(store: mp.Store) -> 
 
 
 def test_a_renamed_computation_keeps_what_it_was_given(store: mp.Store) -> None:
-    """
-    Its history moves with its rows.
-    """
+    """Its history moves with its rows."""
     runner(store).run(pipeline("input"), {"s": ROWS[:11]}, finish=False)
     made = mp.Pipeline("p", drop=["windows"])
     stream = made.inject("s", key="k", at="at")
@@ -344,9 +302,7 @@ def test_a_renamed_computation_keeps_what_it_was_given(store: mp.Store) -> None:
 
 
 def test_a_rewind_to_before_it_joined_gives_it_history_again() -> None:
-    """
-    Its position goes back with its rows.
-    """
+    """Its position goes back with its rows."""
     disk, registry, clock = MemoryObjects(), mp.MemoryRegistry(), ManualClock()
     with mp.Store.in_memory(objects=disk, registry=registry, clock=clock, rng=SeededRng(1)) as store:
         runner(store).run(pipeline(joins=False), {"s": ROWS[:11]}, finish=False)
@@ -363,16 +319,12 @@ def test_a_rewind_to_before_it_joined_gives_it_history_again() -> None:
 
 
 class Died(BaseException):
-    """
-    The process died here.
-    """
+    """The process died here."""
 
 
 @pytest.mark.parametrize("ids", [False, True])
 def test_each_record_counts_once_wherever_the_process_dies(*, ids: bool) -> None:
-    """
-    At every failpoint of the run that gives the history, and again at the same one of the run after that.
-    """
+    """At every failpoint of the run that gives the history, and again at the same one of the run after that."""
     deaths = 0
     for death in range(1, 1_000, 4 if ids else 1):
         disk, registry = MemoryObjects(), mp.MemoryRegistry()
@@ -422,9 +374,7 @@ def declared(backfill: Any, *, behind: bool = False, **inject: Any) -> mp.Pipeli
 
 
 def test_what_has_no_history_is_refused_when_the_pipeline_is_checked() -> None:
-    """
-    Streams that computations produce, times of arrival, changes of a table, and streams that are not consumed.
-    """
+    """Streams that computations produce, times of arrival, changes of a table, and streams that are not consumed."""
     with pytest.raises(mp.InvalidError, match="consumes injected streams only"):
         declared(ROWS, behind=True).check()
     with pytest.raises(mp.InvalidError, match="by time of arrival"):

@@ -1,6 +1,4 @@
-"""
-Bounded input: watermarks follow the rows that are still to come.
-"""
+"""Bounded input: watermarks follow the rows that are still to come."""
 
 from __future__ import annotations
 
@@ -35,42 +33,32 @@ _TEN = 10
 
 
 class _Seen(Computation):
-    """
-    Notes each pane, and the watermark of the sources when it came.
-    """
+    """Notes each pane, and the watermark of the sources when it came."""
 
     def __init__(self) -> None:
         self.panes: list[tuple[int, Any]] = []
         self.watermarks: list[int] = []
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Note the window's start and the number of its elements.
-        """
+        """Note the window's start and the number of its elements."""
         self.panes.append((record.value["window"][0], record.value["value"]))
         self.watermarks.append(context.watermark)
 
 
 class _Panes(Computation):
-    """
-    Notes each pane's start, value and timing.
-    """
+    """Notes each pane's start, value and timing."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, str]] = []
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Note the pane.
-        """
+        """Note the pane."""
         value = record.value
         self.seen.append((value["window"][0], value["value"], value["pane"]["timing"]))
 
 
 def run(rows: Any, *, shift: bool = False, **options: Any) -> tuple[_Seen, RunSummary]:
-    """
-    Count the rows of one key by tens, on a bounded input.
-    """
+    """Count the rows of one key by tens, on a bounded input."""
     pipeline, seen, clock = Pipeline("bounded"), _Seen(), ManualClock()
     stream = pipeline.inject("s", key="k", at="t", **options)
     if shift:
@@ -87,17 +75,13 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_at(times: Iterable[int]) -> list[dict[str, Any]]:
-    """
-    A row of one key at each time.
-    """
+    """A row of one key at each time."""
     return [{"k": "only", "t": at} for at in times]
 
 
 @pytest.mark.parametrize("make", [list, pa.Table.from_pylist])
 def test_windows_close_as_sorted_input_goes_on(make: Callable[[Any], Any]) -> None:
-    """
-    A window of sorted input is shown when no row of it is left, not at the end; each has all its rows.
-    """
+    """A window of sorted input is shown when no row of it is left, not at the end; each has all its rows."""
     seen, summary = run(make(rows_at(range(100))))
 
     assert seen.panes == [(start, _TEN) for start in range(0, 100, _TEN)]
@@ -108,9 +92,7 @@ def test_windows_close_as_sorted_input_goes_on(make: Callable[[Any], Any]) -> No
 
 @pytest.mark.parametrize("disorder", [3, 25, 1_000])
 def test_no_row_is_late_whatever_the_order(disorder: int) -> None:
-    """
-    However far out of order the rows are, and whatever the policy promises, each is in its window.
-    """
+    """However far out of order the rows are, and whatever the policy promises, each is in its window."""
     rng = SeededRng(disorder)
     times = sorted(range(100), key=lambda at: at + rng.random() * disorder)
     seen, summary = run(rows_at(times), watermark=BoundedDisorder(0))
@@ -121,9 +103,7 @@ def test_no_row_is_late_whatever_the_order(disorder: int) -> None:
 
 @pytest.mark.parametrize("options", [{"watermark": Perfect()}, {"shift": True}])
 def test_windows_wait_for_the_end_where_that_is_asked_for(options: dict[str, Any]) -> None:
-    """
-    With `Perfect`, and where code may move records freely, watermarks wait for the input's end as before.
-    """
+    """With `Perfect`, and where code may move records freely, watermarks wait for the input's end as before."""
     seen, summary = run(rows_at(range(100)), **options)
 
     assert seen.panes == [(start, _TEN) for start in range(0, 100, _TEN)]
@@ -132,9 +112,7 @@ def test_windows_wait_for_the_end_where_that_is_asked_for(options: dict[str, Any
 
 
 def by_share(rows: Any, **options: Any) -> list[tuple[int, int, str]]:
-    """
-    Start, number of elements and timing of each pane of windows of ten that are shown at 80 % and at their end.
-    """
+    """Start, number of elements and timing of each pane of windows of ten that are shown at 80 % and at their end."""
     pipeline, panes, clock = Pipeline("bounded"), _Panes(), ManualClock()
     stream = pipeline.inject("s", key="k", at="t", **options)
     tiers = AfterEach(WatermarkPercentile(80), WatermarkPercentile(100))
@@ -147,9 +125,7 @@ def by_share(rows: Any, **options: Any) -> list[tuple[int, int, str]]:
 
 @pytest.mark.parametrize("make", [list, pa.Table.from_pylist])
 def test_windows_end_early_at_a_percentile(make: Callable[[Any], Any]) -> None:
-    """
-    Where one row of ten comes fifty late, windows are shown without it at the 80th percentile, and with it at their end.
-    """
+    """Where one row of ten comes fifty late, windows are shown without it at the 80th percentile, and with it at their end."""
     delayed = [at for at in range(100) if at % _TEN == 3]
     order = sorted(range(100), key=lambda at: at + 50 if at in delayed else at)
     panes = by_share(make(rows_at(order)))
@@ -161,18 +137,14 @@ def test_windows_end_early_at_a_percentile(make: Callable[[Any], Any]) -> None:
 
 
 def test_percentiles_wait_where_watermarks_do() -> None:
-    """
-    With `Perfect` the 80th percentile waits for the end of the input too, and each pane has all rows.
-    """
+    """With `Perfect` the 80th percentile waits for the end of the input too, and each pane has all rows."""
     panes = by_share(rows_at(range(100)), watermark=Perfect())
 
     assert {pane[1] for pane in panes} == {_TEN}
 
 
 def test_several_inputs_go_on_together() -> None:
-    """
-    Of several inputs the one that has come least far goes on, so that a join closes its windows on the way.
-    """
+    """Of several inputs the one that has come least far goes on, so that a join closes its windows on the way."""
     pipeline, seen, clock = Pipeline("join"), _Seen(), ManualClock()
     streams = {name: pipeline.inject(name, key="k", at="t") for name in ("left", "right")}
     strategy = WindowingStrategy(window_fn=FixedWindows(_TEN))
@@ -185,9 +157,7 @@ def test_several_inputs_go_on_together() -> None:
 
 
 def test_rows_without_a_time_hold_nothing_back() -> None:
-    """
-    A row whose time cannot be read becomes a dead letter, and watermarks go on without it.
-    """
+    """A row whose time cannot be read becomes a dead letter, and watermarks go on without it."""
     rows: list[dict[str, Any]] = [*rows_at(range(30)), {"k": "only", "t": "soon"}, *rows_at(range(30, 60))]
     seen, summary = run(rows)
 

@@ -1,6 +1,4 @@
-"""
-The local runner with a disk tier: rows that memory does not hold are read of the store once.
-"""
+"""The local runner with a disk tier: rows that memory does not hold are read of the store once."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ KEYS = 50
 
 
 class RowFileMeter(MeteredObjects):
-    """
-    A store that counts what is read of its row files.
-    """
+    """A store that counts what is read of its row files."""
 
     row_bytes = 0
 
@@ -46,9 +42,7 @@ class RowFileMeter(MeteredObjects):
 
 
 class Machine:
-    """
-    A machine that runs the pipeline with a disk and next to no memory.
-    """
+    """A machine that runs the pipeline with a disk and next to no memory."""
 
     def __init__(self, objects: RowFileMeter, registry: MemoryRegistry, folder: Path, disk_mib: int) -> None:
         self.objects = objects
@@ -59,8 +53,7 @@ class Machine:
         self.run: LocalRun = runner.start(ledger_pipeline(), stepping=True)
 
     def touch(self, first: int) -> int:
-        """
-        Bring a record to each key.
+        """Bring a record to each key.
 
         Returns:
             How much was read of row files in the store for it.
@@ -73,9 +66,7 @@ class Machine:
 
 @pytest.mark.parametrize("disk_mib", [0, 64])
 def test_evicted_rows_are_read_of_the_store_once(tmp_path: Path, disk_mib: int) -> None:
-    """
-    With a disk a machine reads nothing that it wrote, and what another one wrote once; without one, each time.
-    """
+    """With a disk a machine reads nothing that it wrote, and what another one wrote once; without one, each time."""
     objects, registry = RowFileMeter(MemoryObjects()), MemoryRegistry()
     former = Machine(objects, registry, tmp_path / "former", disk_mib)
     read = [former.touch(0), former.touch(KEYS)]

@@ -1,6 +1,4 @@
-"""
-Runs of the local runner that end their input, and runs that leave it open.
-"""
+"""Runs of the local runner that end their input, and runs that leave it open."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Late(Computation):
-    """
-    Keeps of each record whether it was late, and passes it on.
-    """
+    """Keeps of each record whether it was late, and passes it on."""
 
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set([*context.state.get([]), [record.value["n"], record.late]])
@@ -36,18 +32,14 @@ class Late(Computation):
 
 
 class Kept(Computation):
-    """
-    Keeps the numbers of its records.
-    """
+    """Keeps the numbers of its records."""
 
     def process_record(self, context: Context, record: Record) -> None:
         context.state.set([*context.state.get([]), record.value["n"]])
 
 
 class Pond:
-    """
-    A store in memory that outlives its runs.
-    """
+    """A store in memory that outlives its runs."""
 
     def __init__(self) -> None:
         self.disk = FaultyObjects(MemoryObjects())
@@ -77,9 +69,7 @@ def rows(*numbers: int) -> list[dict[str, Any]]:
 
 
 def test_a_run_that_leaves_its_input_open_leaves_watermarks_with_their_policy() -> None:
-    """
-    Rows of one run are never late because of each other, whatever their order; those of the next run may be.
-    """
+    """Rows of one run are never late because of each other, whatever their order; those of the next run may be."""
     pond = Pond()
 
     first = pond.runner().run(pipeline(), {"in": rows(30, 1, 20)}, finish=False)
@@ -94,9 +84,7 @@ def test_a_run_that_leaves_its_input_open_leaves_watermarks_with_their_policy() 
 
 @pytest.mark.parametrize("kill_at", range(3, 19, 3))
 def test_a_killed_run_that_leaves_its_input_open_is_resumed(kill_at: int) -> None:
-    """
-    Wherever it was killed, the next run leaves state and watermark where an undisturbed one does.
-    """
+    """Wherever it was killed, the next run leaves state and watermark where an undisturbed one does."""
     pond = Pond()
     numbers = [*range(30_000, 45_000), *range(30_000)]
     table = pa.table({"k": [f"{n // 50}" for n in numbers], "at": numbers, "n": numbers})
@@ -119,9 +107,7 @@ def test_a_killed_run_that_leaves_its_input_open_is_resumed(kill_at: int) -> Non
 
 
 def test_time_of_arrival_follows_the_clock() -> None:
-    """
-    With the time of arrival as event time, each run's rows are stamped once and are never late.
-    """
+    """With the time of arrival as event time, each run's rows are stamped once and are never late."""
     pond = Pond()
     for count in (2, 4):
         summary = pond.runner().run(pipeline(at=IngressTime()), {"in": rows(*range(count))}, finish=False)
@@ -131,9 +117,7 @@ def test_time_of_arrival_follows_the_clock() -> None:
 
 
 def test_input_of_an_ended_stream_is_refused() -> None:
-    """
-    After a run to the end new rows are refused, injected ones too; ``accept_ended`` takes them as late.
-    """
+    """After a run to the end new rows are refused, injected ones too; ``accept_ended`` takes them as late."""
     pond = Pond()
     assert pond.runner().run(pipeline(), {"in": rows(1, 2)}).ended == ("in",)
 

@@ -1,6 +1,4 @@
-"""
-The intake: order, bounds, receipts, and the end.
-"""
+"""The intake: order, bounds, receipts, and the end."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ def of(stream: str, count: int = 1) -> Arrival:
 
 class TestHoldingBack:
     def test_a_stream_that_is_held_back_waits(self):
-        """
-        What it has handed in stays in order behind the others; it may not add records.
-        """
+        """What it has handed in stays in order behind the others; it may not add records."""
         intake = Intake(10)
         fast, slow, movement_of_fast = of("fast"), of("slow"), update()
         intake.put(fast, timeout_ms=0)
@@ -51,9 +47,7 @@ class TestHoldingBack:
         assert intake.take(10).updates == [held]
 
     def test_what_is_held_back_takes_no_room_from_others(self):
-        """
-        A fast stream that filled the intake does not keep the slow one out.
-        """
+        """A fast stream that filled the intake does not keep the slow one out."""
         intake = Intake(10)
         intake.put(of("fast", 10), timeout_ms=0)
         with pytest.raises(UnavailableError, match="full"):
@@ -64,9 +58,7 @@ class TestHoldingBack:
         intake.put(of("slow", 10), timeout_ms=0)
 
     def test_the_end_reaches_what_is_held_back(self):
-        """
-        Its receipts tell what ended the run.
-        """
+        """Its receipts tell what ended the run."""
         intake = Intake(10)
         waiting = of("fast")
         intake.put(waiting, timeout_ms=0)
@@ -80,9 +72,7 @@ class TestHoldingBack:
 
 class TestOrder:
     def test_updates_come_before_the_arrivals_behind_them_only(self):
-        """
-        A watermark never overtakes records that were handed in before it.
-        """
+        """A watermark never overtakes records that were handed in before it."""
         intake = Intake(10)
         entries = [update(1), arrival(), arrival(), update(2), arrival()]
         for entry in entries:
@@ -95,9 +85,7 @@ class TestOrder:
         assert not third
 
     def test_a_bundle_is_bounded_but_never_empty(self):
-        """
-        Arrivals are taken up to the limit; a larger one is taken alone.
-        """
+        """Arrivals are taken up to the limit; a larger one is taken alone."""
         intake = Intake(100)
         for count in (3, 3, 50):
             intake.put(arrival(count), timeout_ms=0)
@@ -109,9 +97,7 @@ class TestOrder:
 
 class TestBounds:
     def test_a_full_intake_refuses_in_time(self):
-        """
-        Who does not want to wait is told that there is no room.
-        """
+        """Who does not want to wait is told that there is no room."""
         intake = Intake(5)
         intake.put(arrival(4), timeout_ms=0)
 
@@ -120,9 +106,7 @@ class TestBounds:
         intake.put(arrival(1), timeout_ms=0)
 
     def test_an_arrival_larger_than_the_intake_is_let_in_alone(self):
-        """
-        Nothing is refused for ever.
-        """
+        """Nothing is refused for ever."""
         intake = Intake(5)
 
         intake.put(arrival(50), timeout_ms=0)
@@ -131,9 +115,7 @@ class TestBounds:
             intake.put(arrival(1), timeout_ms=0)
 
     def test_a_producer_that_waits_for_room_continues_once_there_is_room(self):
-        """
-        Taking makes room for those who wait: backpressure, not loss.
-        """
+        """Taking makes room for those who wait: backpressure, not loss."""
         intake = Intake(1)
         intake.put(arrival(), timeout_ms=0)
         waiting = threading.Thread(target=intake.put, args=(arrival(),), kwargs={"timeout_ms": None})
@@ -146,9 +128,7 @@ class TestBounds:
         assert len(intake.take(1).arrivals) == 1
 
     def test_updates_take_no_room(self):
-        """
-        A watermark can be moved while the intake is full.
-        """
+        """A watermark can be moved while the intake is full."""
         intake = Intake(1)
         intake.put(arrival(), timeout_ms=0)
 
@@ -159,9 +139,7 @@ class TestBounds:
 
 class TestReceipt:
     def test_a_receipt_waits_for_all_its_pieces(self):
-        """
-        It is durable once the last piece has been committed.
-        """
+        """It is durable once the last piece has been committed."""
         receipt = Receipt(2)
         receipt.settle()
         assert not receipt.wait(timeout_ms=0)
@@ -171,15 +149,11 @@ class TestReceipt:
         assert receipt.is_durable
 
     def test_nothing_is_durable_at_once(self):
-        """
-        A receipt for no rows at all has nothing to wait for.
-        """
+        """A receipt for no rows at all has nothing to wait for."""
         assert Receipt(0).is_durable
 
     def test_a_failure_is_raised_in_each_waiting_thread(self):
-        """
-        One lost piece spoils the receipt.
-        """
+        """One lost piece spoils the receipt."""
         receipt = Receipt(2)
         receipt.settle(FencedError("gone"))
         receipt.settle()
@@ -191,9 +165,7 @@ class TestReceipt:
 
 class TestEnd:
     def test_after_the_end_everything_is_refused_with_the_reason(self):
-        """
-        What waits in the intake and who waits for it learn why.
-        """
+        """What waits in the intake and who waits for it learn why."""
         intake, receipt = Intake(5), Receipt()
         intake.put(arrival(1, receipt), timeout_ms=0)
 
@@ -208,9 +180,7 @@ class TestEnd:
                 call()
 
     def test_the_first_reason_stands(self):
-        """
-        Stopping after a failure does not hide the failure.
-        """
+        """Stopping after a failure does not hide the failure."""
         intake = Intake(5)
         intake.end(FencedError("first"))
         intake.end(UnavailableError("second"))
@@ -219,9 +189,7 @@ class TestEnd:
             intake.put(arrival(), timeout_ms=0)
 
     def test_idle_is_known_only_while_the_worker_rests(self):
-        """
-        No waiter hears that all is done while something is being done.
-        """
+        """No waiter hears that all is done while something is being done."""
         intake = Intake(5)
         assert not intake.wait_until_idle(0)
         resting = threading.Thread(target=intake.rest, args=(60_000,))

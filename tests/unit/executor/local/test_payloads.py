@@ -14,9 +14,7 @@ _TALLY = mp.JsonPayload({"type": "object", "required": ["k"]})
 
 
 class Tally(mp.Computation):
-    """
-    Keeps of each record of a key whether it was late.
-    """
+    """Keeps of each record of a key whether it was late."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set([*context.state.get([]), record.late])

@@ -1,6 +1,4 @@
-"""
-Sources of rows: the same run as with the rows in memory, and refused when they are no longer the same.
-"""
+"""Sources of rows: the same run as with the rows in memory, and refused when they are no longer the same."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ _TEN = 10
 
 
 class Numbered(RowSource):
-    """
-    Rows with a time each, made as they are read.
-    """
+    """Rows with a time each, made as they are read."""
 
     def __init__(self, count: int, *, disorder: int = 0, name: str = "it") -> None:
         self.name = name
@@ -67,9 +63,7 @@ class Numbered(RowSource):
 
 
 class Seen(Computation):
-    """
-    Notes each pane, and the watermark at which it came.
-    """
+    """Notes each pane, and the watermark at which it came."""
 
     def __init__(self) -> None:
         self.panes: list[tuple[int, Any, int]] = []
@@ -79,9 +73,7 @@ class Seen(Computation):
 
 
 class Pond:
-    """
-    A store in memory, of which each run sees what the ones before it did.
-    """
+    """A store in memory, of which each run sees what the ones before it did."""
 
     def __init__(self) -> None:
         self._objects, self._registry = MemoryObjects(), MemoryRegistry()
@@ -93,9 +85,7 @@ class Pond:
         )
 
     def run(self, rows: Any, *, finish: bool = True, **options: Any) -> Any:
-        """
-        Counts of windows of ten; what was seen, and the summary.
-        """
+        """Counts of windows of ten; what was seen, and the summary."""
         pipeline, seen = Pipeline("bounded"), Seen()
         stream = pipeline.inject("s", key="k", at="t", **options)
         stream.window(FixedWindows(_TEN)).combine(Count(), name="counts").apply(seen, name="seen")
@@ -111,9 +101,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("disorder", [0, 7, 300])
 @pytest.mark.parametrize("finish", [True, False])
 def test_a_source_gives_what_its_rows_give(disorder: int, finish: bool) -> None:
-    """
-    The same panes at the same watermarks, sorted or not, at the end of the input or before more.
-    """
+    """The same panes at the same watermarks, sorted or not, at the end of the input or before more."""
     source = Numbered(100, disorder=disorder)
     options = {"finish": finish, "watermark": BoundedDisorder(disorder)}
     read, read_summary = Pond().run(source, **options)
@@ -125,9 +113,7 @@ def test_a_source_gives_what_its_rows_give(disorder: int, finish: bool) -> None:
 
 
 def test_one_piece_is_alive_at_a_time() -> None:
-    """
-    However many rows a source has, no more than a piece of them waits to be processed, for times or for good.
-    """
+    """However many rows a source has, no more than a piece of them waits to be processed, for times or for good."""
     source = Numbered(200)
     Pond().run(source)
 
@@ -135,9 +121,7 @@ def test_one_piece_is_alive_at_a_time() -> None:
 
 
 def test_a_longer_source_goes_on_where_the_store_is() -> None:
-    """
-    Of a source that has grown only the rows behind are processed, and each commit says where they end.
-    """
+    """Of a source that has grown only the rows behind are processed, and each commit says where they end."""
     pond = Pond()
     _, first = pond.run(Numbered(35), finish=False)
     _, second = pond.run(Numbered(80), finish=False)
@@ -148,9 +132,7 @@ def test_a_longer_source_goes_on_where_the_store_is() -> None:
 
 
 def test_a_source_of_other_rows_is_refused() -> None:
-    """
-    A source that no longer says of the consumed rows what it said of them then stops the run before it does anything.
-    """
+    """A source that no longer says of the consumed rows what it said of them then stops the run before it does anything."""
     pond = Pond()
     pond.run(Numbered(35), finish=False)
 
@@ -160,9 +142,7 @@ def test_a_source_of_other_rows_is_refused() -> None:
 
 
 def test_changes_are_read_as_a_whole() -> None:
-    """
-    Of a change stream all rows are in memory, because the images are put in order.
-    """
+    """Of a change stream all rows are in memory, because the images are put in order."""
 
     class Changes(Numbered):
         def rows(self) -> list[dict[str, Any]]:
@@ -176,9 +156,7 @@ def test_changes_are_read_as_a_whole() -> None:
 
 
 def test_all_rows_of_tables_are_a_table() -> None:
-    """
-    Tables of the same columns are put together; others, and mappings, are a list of mappings.
-    """
+    """Tables of the same columns are put together; others, and mappings, are a list of mappings."""
 
     class Tables(RowSource):
         def __init__(self, *tables: Rows) -> None:

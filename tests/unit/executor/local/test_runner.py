@@ -1,6 +1,4 @@
-"""
-The local runner: topologies, time, restarts, failures, and what the outside world gets.
-"""
+"""The local runner: topologies, time, restarts, failures, and what the outside world gets."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.policy import BoundedDisorder, ManualWatermark
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.pipeline import DEAD_LETTERS, EnginePipeline
+from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.errors import FencedError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
@@ -29,9 +28,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Collect(Computation):
-    """
-    Keeps the values of its records in order of arrival, and passes them on.
-    """
+    """Keeps the values of its records in order of arrival, and passes them on."""
 
     def __init__(self, output: str | None = None) -> None:
         self.output = output
@@ -43,9 +40,7 @@ class Collect(Computation):
 
 
 class CountDown(Computation):
-    """
-    Sends itself the number less one, until it is zero.
-    """
+    """Sends itself the number less one, until it is zero."""
 
     def process_record(self, context, record):
         context.state.set([*(context.state.get() or []), record.value["n"]])
@@ -54,9 +49,7 @@ class CountDown(Computation):
 
 
 class Alarm(Computation):
-    """
-    Sets a timer ten microseconds after each record and notes when it fires.
-    """
+    """Sets a timer ten microseconds after each record and notes when it fires."""
 
     def __init__(self, domain: str) -> None:
         self.domain = domain
@@ -71,18 +64,14 @@ class Alarm(Computation):
 
 
 class Late(Computation):
-    """
-    Notes which records were late.
-    """
+    """Notes which records were late."""
 
     def process_record(self, context, record):
         context.state.set([*(context.state.get() or []), record.late])
 
 
 class Picky(Computation):
-    """
-    Refuses the number thirteen.
-    """
+    """Refuses the number thirteen."""
 
     def process_record(self, context, record):
         context.state.set([*(context.state.get() or []), record.value["n"]])
@@ -94,18 +83,14 @@ RUNG = threading.Event()
 
 
 class Ring(Computation):
-    """
-    Tells the test that a record has come.
-    """
+    """Tells the test that a record has come."""
 
     def process_record(self, context, record):
         RUNG.set()
 
 
 class Pond:
-    """
-    A store in memory, and runs on it that only move when they are told to.
-    """
+    """A store in memory, and runs on it that only move when they are told to."""
 
     def __init__(self, objects=None, **options: object) -> None:
         self.clock = ManualClock()
@@ -141,9 +126,7 @@ def injected(**options: object) -> tuple[EnginePipeline, object]:
 
 
 def a_chain(**options: object) -> EnginePipeline:
-    """
-    The stream in, then first, then second.
-    """
+    """The stream in, then first, then second."""
     pipeline, stream = injected(**options)
     stream.apply(Collect("mid"), name="first", produces="mid").apply(Collect(), name="second")
     return pipeline
@@ -151,9 +134,7 @@ def a_chain(**options: object) -> EnginePipeline:
 
 class TestTopologies:
     def test_consumers_of_one_stream_have_their_own_keys(self):
-        """
-        Each consumer of an injected and of a produced stream extracts its own key.
-        """
+        """Each consumer of an injected and of a produced stream extracts its own key."""
         pond = Pond()
         pipeline, stream = injected()
         mid = stream.apply(Collect("mid"), name="by_own_key", produces="mid")
@@ -170,9 +151,7 @@ class TestTopologies:
         assert pond.states("by_parity") == {"odd": [1, 3], "even": [2]}
 
     def test_several_producers_and_inputs_flow_together(self):
-        """
-        A computation that subscribes to produced and injected streams gets all of them.
-        """
+        """A computation that subscribes to produced and injected streams gets all of them."""
         pond = Pond()
         pipeline, stream = injected()
         other = pipeline.inject("other", key="k", at="at")
@@ -188,9 +167,7 @@ class TestTopologies:
         assert sorted(pond.states("all")["a"]) == [1, 2, 2]
 
     def test_a_cycle_runs_until_it_comes_to_rest(self):
-        """
-        Productions of a computation to itself are delivered one superstep later each.
-        """
+        """Productions of a computation to itself are delivered one superstep later each."""
         pond = Pond()
         pipeline, _ = injected()
         pipeline.add(CountDown(), name="loop", subscribes={"in": None, "again": None}, produces=["again"])
@@ -203,9 +180,7 @@ class TestTopologies:
         assert run.summary().supersteps == 5
 
     def test_a_cycle_that_never_rests_is_bounded(self):
-        """
-        Stepping gives up after the stated number of supersteps and says so.
-        """
+        """Stepping gives up after the stated number of supersteps and says so."""
         pipeline, _ = injected()
         pipeline.add(CountDown(), name="loop", subscribes={"in": None, "again": None}, produces=["again"])
         run = Pond().start(pipeline)
@@ -214,9 +189,7 @@ class TestTopologies:
         assert not run.run_until_quiet(supersteps_max=10)
 
     def test_a_computation_may_have_several_intervals(self):
-        """
-        Keys are spread over intervals and still handled once each.
-        """
+        """Keys are spread over intervals and still handled once each."""
         pond = Pond(intervals=3)
         run = pond.start(a_chain())
 
@@ -231,9 +204,7 @@ class TestTopologies:
 
 class TestSupersteps:
     def test_what_arrives_together_is_committed_together(self):
-        """
-        Many injections between two commits make one bundle and one commit.
-        """
+        """Many injections between two commits make one bundle and one commit."""
         run = Pond().start(a_chain())
         for number in range(50):
             run.inject("in", rows(number))
@@ -245,9 +216,7 @@ class TestSupersteps:
         assert run.step() is None
 
     def test_nothing_happens_but_in_a_step(self):
-        """
-        In stepping mode an injected record waits, and its receipt with it.
-        """
+        """In stepping mode an injected record waits, and its receipt with it."""
         run = Pond().start(a_chain())
 
         receipt = run.inject("in", rows(1))
@@ -257,9 +226,7 @@ class TestSupersteps:
         assert receipt.is_durable
 
     def test_productions_are_not_delivered_before_their_commit(self):
-        """
-        A strong production reaches its consumer one superstep after it was made durable.
-        """
+        """A strong production reaches its consumer one superstep after it was made durable."""
         pond = Pond()
         run = pond.start(a_chain())
         run.inject("in", rows(1))
@@ -270,9 +237,7 @@ class TestSupersteps:
         assert pond.states("second") == {}
 
     def test_a_large_injection_is_cut(self):
-        """
-        One receipt covers all its pieces; each superstep stays bounded.
-        """
+        """One receipt covers all its pieces; each superstep stays bounded."""
         pond = Pond()
         run = pond.start(a_chain())
         table = pa.table({"k": [f"{n % 100}" for n in range(30_000)], "at": range(30_000), "n": [1] * 30_000})
@@ -288,9 +253,7 @@ class TestSupersteps:
 
 class TestTime:
     def test_event_timers_fire_in_order_once_the_watermark_passes(self):
-        """
-        A timer waits for the low watermark, which waits for the bound on disorder.
-        """
+        """A timer waits for the low watermark, which waits for the bound on disorder."""
         pond = Pond()
         pipeline, stream = injected(watermark=BoundedDisorder("20us"))
         stream.apply(Alarm("event"), name="alarm").apply(Collect(), name="after")
@@ -307,9 +270,7 @@ class TestTime:
         assert pond.states("after") == {"a": [20, 25]}
 
     def test_a_promise_of_the_source_fires_timers_and_makes_records_late(self):
-        """
-        To advance the watermark is to give up what is older.
-        """
+        """To advance the watermark is to give up what is older."""
         pond = Pond()
         pipeline, stream = injected(watermark=ManualWatermark())
         stream.apply(Alarm("event"), name="alarm")
@@ -325,9 +286,7 @@ class TestTime:
         assert pond.states("alarm") == {"a": [30]}
 
     def test_a_finished_input_fires_everything(self):
-        """
-        After the end of the input every event timer is due.
-        """
+        """After the end of the input every event timer is due."""
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Alarm("event"), name="alarm")
@@ -341,9 +300,7 @@ class TestTime:
         assert run.summary().watermark == TIME_MAX_US
 
     def test_wall_timers_fire_on_an_idle_stream(self):
-        """
-        The injected clock alone makes them due; no record has to come.
-        """
+        """The injected clock alone makes them due; no record has to come."""
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Alarm("wall"), name="alarm")
@@ -358,9 +315,7 @@ class TestTime:
         assert pond.states("alarm") == {"a": [1]}
 
     def test_the_slowest_input_holds_the_watermark(self):
-        """
-        A computation with two inputs waits for both.
-        """
+        """A computation with two inputs waits for both."""
         pipeline, _ = injected()
         pipeline.inject("other", key="k", at="at")
         pipeline.add(Collect(), name="join", subscribes={"in": None, "other": None})
@@ -377,9 +332,7 @@ class TestTime:
 
 class TestRestart:
     def test_undelivered_productions_are_read_back(self):
-        """
-        What was produced and not delivered is delivered after the restart, once.
-        """
+        """What was produced and not delivered is delivered after the restart, once."""
         pond = Pond()
         run = pond.start(a_chain())
         run.inject("in", rows(1, 2))
@@ -393,9 +346,7 @@ class TestRestart:
         assert again.summary().totals.records == 4
 
     def test_a_run_that_was_never_stopped_is_taken_over(self):
-        """
-        A process that vanished leaves nothing but its commits, and those are enough.
-        """
+        """A process that vanished leaves nothing but its commits, and those are enough."""
         pond = Pond()
         pond.start(a_chain()).inject("in", rows(9))
         run = pond.start(a_chain())
@@ -409,9 +360,7 @@ class TestRestart:
 
     @pytest.mark.parametrize("domain", ["event", "wall"])
     def test_timers_survive(self, domain):
-        """
-        A pending timer of either domain fires after the restart, once.
-        """
+        """A pending timer of either domain fires after the restart, once."""
         pond = Pond()
         pipeline, stream = injected(watermark=ManualWatermark())
         stream.apply(Alarm(domain), name="alarm")
@@ -429,9 +378,7 @@ class TestRestart:
         assert again.summary().totals.timers == 1
 
     def test_a_watermark_never_falls_over_a_restart(self):
-        """
-        A promise is durable once its receipt says so.
-        """
+        """A promise is durable once its receipt says so."""
         pond = Pond()
         run = pond.start(a_chain(watermark=ManualWatermark()))
         run.inject("in", rows(1))
@@ -443,9 +390,7 @@ class TestRestart:
         assert pond.start(a_chain(watermark=ManualWatermark())).watermark("second") == 50
 
     def test_steps_and_restarts_in_any_order_give_one_answer(self):
-        """
-        Restarting after every superstep changes nothing.
-        """
+        """Restarting after every superstep changes nothing."""
         pond = Pond()
         pipeline, _ = injected(id="n")
         pipeline.add(CountDown(), name="loop", subscribes={"in": None, "again": None}, produces=["again"])
@@ -464,9 +409,7 @@ class TestRestart:
 
 class TestDeadLetters:
     def test_a_record_whose_code_raises_is_kept_and_the_others_count(self):
-        """
-        Its effects are rolled back; the letter says what, whose and why.
-        """
+        """Its effects are rolled back; the letter says what, whose and why."""
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Picky(), name="picky", retries=1)
@@ -481,9 +424,7 @@ class TestDeadLetters:
         assert "thirteen" in letter["error"]
 
     def test_unreadable_rows_become_letters(self):
-        """
-        A missing key, an unreadable time, and what is no row at all: each is kept with its reason.
-        """
+        """A missing key, an unreadable time, and what is no row at all: each is kept with its reason."""
         pond = Pond()
         run = pond.start(a_chain())
 
@@ -498,9 +439,7 @@ class TestDeadLetters:
         assert run.summary().totals.injected == 1
 
     def test_productions_without_a_key_become_letters(self):
-        """
-        A consumer whose extractor finds no key in a production loses nothing.
-        """
+        """A consumer whose extractor finds no key in a production loses nothing."""
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Collect("mid"), name="first", produces="mid").apply(Collect(), name="second", key="city")
@@ -513,9 +452,7 @@ class TestDeadLetters:
         assert [letter["computation"] for letter in pond.letters()] == ["second"]
 
     def test_dead_letters_can_be_consumed(self):
-        """
-        A subscriber to them gets them as records.
-        """
+        """A subscriber to them gets them as records."""
 
         class Mourner(Computation):
             def process_record(self, context, record):
@@ -533,9 +470,7 @@ class TestDeadLetters:
         assert "thirteen" in pond.states("mourner")["a"]
 
     def test_a_computation_may_stop_the_run_instead(self):
-        """
-        The error is raised to each caller that steps, injects or waits; nothing of the bundle counts.
-        """
+        """The error is raised to each caller that steps, injects or waits; nothing of the bundle counts."""
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Picky(), name="picky", on_error="stop", retries=0)
@@ -552,9 +487,7 @@ class TestDeadLetters:
 
 class TestDuplicates:
     def test_a_record_that_comes_again_counts_once(self):
-        """
-        In one bundle, in a later one, and after a restart.
-        """
+        """In one bundle, in a later one, and after a restart."""
         pond = Pond()
         run = pond.start(a_chain(id="n"))
         run.inject("in", rows(1, 1, 2))
@@ -571,9 +504,7 @@ class TestDuplicates:
         assert again.summary().totals.duplicates == 4
 
     def test_a_computation_may_do_without(self):
-        """
-        Without exactly-once every delivery counts.
-        """
+        """Without exactly-once every delivery counts."""
         pond = Pond()
         pipeline, stream = injected(id="n")
         stream.apply(Collect(), name="all", exactly_once=False)
@@ -587,9 +518,7 @@ class TestDuplicates:
 
 class TestSinks:
     def test_each_production_arrives_once_whatever_the_restarts(self, tmp_path):
-        """
-        A sink has what was committed, also when the process stopped right after the commit.
-        """
+        """A sink has what was committed, also when the process stopped right after the commit."""
         pond = Pond()
 
         def pipeline() -> EnginePipeline:
@@ -612,9 +541,7 @@ class TestSinks:
         assert sorted(values) == list(range(6))
 
     def test_a_sink_that_refuses_ends_the_run(self, tmp_path):
-        """
-        A value that does not fit is an error of the run, not a lost record.
-        """
+        """A value that does not fit is an error of the run, not a lost record."""
         pipeline = a_chain()
         schema = pa.schema([("n", pa.string())])
         pipeline.stream("mid").sink("out", DeltaSink(str(tmp_path / "out"), schema))
@@ -627,9 +554,7 @@ class TestSinks:
 
 class TestBounded:
     def test_no_record_is_late_whatever_the_order(self):
-        """
-        A bounded input's watermark waits for its end, and then passes everything.
-        """
+        """A bounded input's watermark waits for its end, and then passes everything."""
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Late(), name="late")
@@ -653,9 +578,7 @@ class TestBounded:
         ids=["table", "batch", "pandas", "list", "generator"],
     )
     def test_inputs_of_every_form_give_the_same(self, given):
-        """
-        Arrow, pandas, lists and generators are all inputs.
-        """
+        """Arrow, pandas, lists and generators are all inputs."""
         pond = Pond()
 
         pond.runner().run(a_chain(), {"in": given})
@@ -663,9 +586,7 @@ class TestBounded:
         assert pond.states("second") == {"a": [1, 2]}
 
     def test_a_run_that_was_killed_is_resumed_by_running_it_again(self):
-        """
-        What the store has consumed is skipped: the same input twice is consumed once.
-        """
+        """What the store has consumed is skipped: the same input twice is consumed once."""
         pond = Pond()
         numbers = list(range(50_000))
         table = pa.table({"k": [f"{n % 101}" for n in numbers], "at": numbers, "n": numbers})
@@ -691,9 +612,7 @@ class TestBounded:
         assert pond.runner().run(a_chain(), {"in": table}).run.injected == 0
 
     def test_another_input_is_refused(self):
-        """
-        A store that has consumed more than there is was fed by something else.
-        """
+        """A store that has consumed more than there is was fed by something else."""
         pond = Pond()
         pond.runner().run(a_chain(), {"in": rows(1, 2, 3)})
 
@@ -701,9 +620,7 @@ class TestBounded:
             pond.runner().run(a_chain(), {"in": rows(1)})
 
     def test_inputs_must_fit_the_pipeline(self):
-        """
-        Unknown inputs, missing inputs, missing columns and what is no table are refused by name.
-        """
+        """Unknown inputs, missing inputs, missing columns and what is no table are refused by name."""
         runner = Pond().runner()
 
         with pytest.raises(InvalidError, match="input=`other`"):
@@ -718,16 +635,12 @@ class TestBounded:
             runner.run(a_chain(), {"in": pd.DataFrame({"k": ["a", 1]})})
 
     def test_an_empty_input_only_ends(self):
-        """
-        Nothing to consume is no error.
-        """
+        """Nothing to consume is no error."""
         assert Pond().runner().run(a_chain(), {"in": []}).totals.injected == 0
 
 
 class WakingClock(ManualClock):
-    """
-    Does something after so many sleeps.
-    """
+    """Does something after so many sleeps."""
 
     def __init__(self, sleeps: int) -> None:
         super().__init__()
@@ -743,9 +656,7 @@ class WakingClock(ManualClock):
 
 class TestFailures:
     def test_a_run_that_lost_its_leases_is_fenced(self):
-        """
-        The newest owner wins; the former owner's commit changes nothing, and its callers get the error.
-        """
+        """The newest owner wins; the former owner's commit changes nothing, and its callers get the error."""
         pond = Pond()
         first = pond.start(a_chain())
         first.inject("in", rows(1))
@@ -761,9 +672,7 @@ class TestFailures:
         assert pond.states("second") == {"a": [1]}
 
     def test_it_pauses_while_the_lease_service_is_away(self):
-        """
-        A suspended lease stops the commits until it is held again; nothing is lost.
-        """
+        """A suspended lease stops the commits until it is held again; nothing is lost."""
         pond = Pond()
         pond.clock = WakingClock(20)
         store = pond.store()
@@ -782,9 +691,7 @@ class TestFailures:
         assert pond.clock.slept_ms
 
     def test_it_gives_up_when_the_lease_service_stays_away(self):
-        """
-        The pause has a bound.
-        """
+        """The pause has a bound."""
         pond = Pond(pause_timeout_ms=1_000)
         store = pond.store()
         runner = LocalRunner(store, clock=pond.clock, rng=pond.rng, progress=False, pause_timeout_ms=1_000)
@@ -796,9 +703,7 @@ class TestFailures:
             run.run_until_quiet()
 
     def test_it_goes_on_after_the_object_store_was_away(self):
-        """
-        Files that could not be written are written again; each record counts once.
-        """
+        """Files that could not be written are written again; each record counts once."""
         objects = FaultyObjects(MemoryObjects())
         pond = Pond(objects)
         run = pond.start(a_chain())
@@ -812,9 +717,7 @@ class TestFailures:
         assert pond.states("second") == {"a": [1, 2]}
 
     def test_a_lost_reply_of_a_commit_counts_once(self):
-        """
-        A commit that landed unheard is found by reading back.
-        """
+        """A commit that landed unheard is found by reading back."""
         objects = FaultyObjects(MemoryObjects())
         pond = Pond(objects)
         run = pond.start(a_chain())
@@ -828,9 +731,7 @@ class TestFailures:
         assert pond.states("second") == {"a": [1, 2]}
 
     def test_a_commit_of_another_pipeline_is_seen(self):
-        """
-        Another pipeline that commits to the same table does not disturb.
-        """
+        """Another pipeline that commits to the same table does not disturb."""
         pond = Pond()
         run = pond.start(a_chain())
         run.inject("in", rows(1))
@@ -848,9 +749,7 @@ class TestFailures:
         assert pond.states("third") == {"a": [7]}
 
     def test_a_wrong_table_is_the_callers_mistake_and_not_the_runs_end(self):
-        """
-        Missing columns, unknown streams and what is no time are refused at the call.
-        """
+        """Missing columns, unknown streams and what is no time are refused at the call."""
         pond = Pond()
         run = pond.start(a_chain())
 
@@ -870,9 +769,7 @@ class TestFailures:
         assert pond.states("second") == {"a": [1]}
 
     def test_options_that_cannot_work_are_refused(self):
-        """
-        A runner without intervals, or without room for a record, cannot run.
-        """
+        """A runner without intervals, or without room for a record, cannot run."""
         with pytest.raises(InvalidError, match="intervals"):
             LocalRunner("nowhere", intervals=0)
         with pytest.raises(InvalidError, match="intake_records_max"):
@@ -881,9 +778,7 @@ class TestFailures:
 
 class TestStop:
     def test_stopping_drains_nothing_and_says_so(self):
-        """
-        What was committed stays, what was not is refused to its receipt, and leases are given back.
-        """
+        """What was committed stays, what was not is refused to its receipt, and leases are given back."""
         pond = Pond()
         run = pond.start(a_chain())
         run.inject("in", rows(1))
@@ -901,9 +796,7 @@ class TestStop:
         assert not pond.registry.owners
 
     def test_a_run_is_stopped_at_the_end_of_a_with(self):
-        """
-        Leaving the block gives the leases back.
-        """
+        """Leaving the block gives the leases back."""
         pond = Pond()
 
         with pond.start(a_chain()) as run:
@@ -913,9 +806,7 @@ class TestStop:
         assert not pond.registry.owners
 
     def test_a_full_intake_refuses_in_stepping_mode(self):
-        """
-        No other thread makes room while the caller waits, so it does not wait.
-        """
+        """No other thread makes room while the caller waits, so it does not wait."""
         run = Pond(intake_records_max=2).start(a_chain())
         run.inject("in", rows(1, 2))
 
@@ -925,9 +816,7 @@ class TestStop:
 
 class TestThread:
     def test_a_worker_handles_what_is_injected(self):
-        """
-        Receipts, rest and backpressure work with a thread as with steps.
-        """
+        """Receipts, rest and backpressure work with a thread as with steps."""
         pond = Pond(intake_records_max=3)
         with pond.runner().start(a_chain()) as run:
             for number in range(20):
@@ -940,9 +829,7 @@ class TestThread:
                 run.step()
 
     def test_a_wall_timer_wakes_the_worker(self):
-        """
-        An idle run notices that the injected clock has moved; no record has to come.
-        """
+        """An idle run notices that the injected clock has moved; no record has to come."""
         RUNG.clear()
         pond = Pond()
         pipeline, stream = injected()
@@ -957,9 +844,7 @@ class TestThread:
             assert RUNG.wait(60)
 
     def test_a_failure_reaches_every_waiting_thread(self):
-        """
-        What ends the worker is raised by every later call.
-        """
+        """What ends the worker is raised by every later call."""
         pond = Pond()
         pipeline, stream = injected()
         stream.apply(Picky(), name="picky", on_error="stop", retries=0)

@@ -1,6 +1,4 @@
-"""
-Updates of a local run while its thread works: nothing is lost or counted twice, and each caller gets its own answer.
-"""
+"""Updates of a local run while its thread works: nothing is lost or counted twice, and each caller gets its own answer."""
 
 from __future__ import annotations
 
@@ -29,8 +27,7 @@ UPDATES = 12
 
 
 class Sum(Computation):
-    """
-    Adds up the numbers of a key, and forwards each.
+    """Adds up the numbers of a key, and forwards each.
 
     Args:
         generation: tells its code from that of another pipeline.
@@ -40,22 +37,16 @@ class Sum(Computation):
         self.generation = generation
 
     def process_record(self, context: Any, record: Any) -> None:
-        """
-        Add and forward.
-        """
+        """Add and forward."""
         context.state.set(context.state.get(0) + record.value["n"])
         context.produce("added", record.value)
 
 
 class Last(Computation):
-    """
-    Counts what comes.
-    """
+    """Counts what comes."""
 
     def process_record(self, context: Any, record: Any) -> None:
-        """
-        Count.
-        """
+        """Count."""
         context.state.set(context.state.get(0) + 1)
 
 
@@ -66,9 +57,7 @@ def pipeline(
     streams: tuple[str, ...] = ("s",),
     productions: ProductionMode = "strong",
 ) -> EnginePipeline:
-    """
-    A sum, whose forwarded numbers are counted, and further streams that are counted.
-    """
+    """A sum, whose forwarded numbers are counted, and further streams that are counted."""
     made = EnginePipeline("p", retire=() if with_last else ("last",))
     for stream in streams:
         made.inject(stream, key="k", at="n", id="n" if stream == "s" else None)
@@ -82,25 +71,19 @@ def pipeline(
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    """
-    A store in memory.
-    """
+    """A store in memory."""
     with Store.in_memory(clock=ManualClock(), rng=SeededRng(1)) as opened:
         yield opened
 
 
 def states(store: Store, computation: str) -> dict[str, str]:
-    """
-    The stored states of a computation, by key.
-    """
+    """The stored states of a computation, by key."""
     store.committer.refresh()
     return {row["key"]: row["state"] for row in store.rows_view(computation).to_arrow().to_pylist()}
 
 
 def started(store: Store, made: EnginePipeline, *, stepping: bool = False) -> LocalRun:
-    """
-    A run of a pipeline, with a thread of its own unless it steps.
-    """
+    """A run of a pipeline, with a thread of its own unless it steps."""
     return LocalRunner(store, progress=False, upkeep=None).start(made, stepping=stepping)
 
 
@@ -108,9 +91,7 @@ def started(store: Store, made: EnginePipeline, *, stepping: bool = False) -> Lo
 def test_nothing_is_lost_or_counted_twice_under_a_steady_inject(
     store: Store, productions: ProductionMode
 ) -> None:
-    """
-    Each record that another thread injects during many updates is in the sum once, and its receipt is durable.
-    """
+    """Each record that another thread injects during many updates is in the sum once, and its receipt is durable."""
     receipts: list[Receipt] = []
     with started(store, pipeline(productions=productions)) as run:
 
@@ -133,9 +114,7 @@ def test_nothing_is_lost_or_counted_twice_under_a_steady_inject(
 
 
 def test_records_that_wait_for_a_stream_that_goes_are_refused_and_others_are_not(store: Store) -> None:
-    """
-    The receipt of such records says why, the run goes on, and what waits for other streams is processed.
-    """
+    """The receipt of such records says why, the run goes on, and what waits for other streams is processed."""
     run = started(store, pipeline(streams=("s", "more")), stepping=True)
     gone = run.inject("more", {"k": "k", "n": 1})
     promised = run.advance_watermark("more", 5)
@@ -155,9 +134,7 @@ def test_records_that_wait_for_a_stream_that_goes_are_refused_and_others_are_not
 
 
 def test_rows_that_wait_and_lack_what_a_new_key_needs_are_refused(store: Store) -> None:
-    """
-    A consumer that is added with a key of another field refuses rows without it; the run does not end.
-    """
+    """A consumer that is added with a key of another field refuses rows without it; the run does not end."""
     run = started(store, pipeline(), stepping=True)
     waiting = run.inject("s", {"k": "k", "n": 1})
     changed = pipeline()
@@ -174,9 +151,7 @@ def test_rows_that_wait_and_lack_what_a_new_key_needs_are_refused(store: Store) 
 
 
 def test_an_update_that_is_refused_ends_nothing(store: Store) -> None:
-    """
-    The thread runs the old pipeline as before, and the caller gets the error.
-    """
+    """The thread runs the old pipeline as before, and the caller gets the error."""
     with started(store, pipeline()) as run:
         run.inject("s", {"k": "k", "n": 1}).wait()
         with pytest.raises(InvalidError, match="no injector"):
@@ -191,9 +166,7 @@ def test_an_update_that_is_refused_ends_nothing(store: Store) -> None:
 
 
 def test_a_sink_that_cannot_be_opened_leaves_the_run_as_it_was(store: Store) -> None:
-    """
-    Sinks are opened before anything changes.
-    """
+    """Sinks are opened before anything changes."""
 
     class Broken:
         identity = "nowhere"
@@ -211,9 +184,7 @@ def test_a_sink_that_cannot_be_opened_leaves_the_run_as_it_was(store: Store) -> 
 
 
 def test_code_of_the_pipeline_cannot_update_it(store: Store) -> None:
-    """
-    It is told so, instead of waiting for itself for ever.
-    """
+    """It is told so, instead of waiting for itself for ever."""
     runs: list[LocalRun] = []
     answers: list[str] = []
 
@@ -236,9 +207,7 @@ def test_code_of_the_pipeline_cannot_update_it(store: Store) -> None:
 
 
 def test_an_update_of_a_run_that_has_ended_is_refused(store: Store) -> None:
-    """
-    After a stop no update can come.
-    """
+    """After a stop no update can come."""
     run = started(store, pipeline())
     run.stop()
     with pytest.raises(InvalidError, match="stopped"):
@@ -267,8 +236,7 @@ _UPDATE_POINTS = [
 def test_a_process_that_dies_within_an_update_leaves_a_store_for_either_pipeline(
     point: str, goes_on: str
 ) -> None:
-    """
-    Wherever it dies, a restart with the old or the new pipeline goes on from the last superstep: each record
+    """Wherever it dies, a restart with the old or the new pipeline goes on from the last superstep: each record
     counts once, and what was retired is not lost.
     """
     disk, registry = MemoryObjects(), MemoryRegistry()
@@ -311,9 +279,7 @@ def test_a_process_that_dies_within_an_update_leaves_a_store_for_either_pipeline
 
 @pytest.mark.parametrize("point", [None, "update.checked", "update.leases_released"])
 def test_an_owner_that_was_fenced_updates_nothing(point: str | None) -> None:
-    """
-    Another process that has taken the pipeline, or takes it within the update, goes on alone.
-    """
+    """Another process that has taken the pipeline, or takes it within the update, goes on alone."""
     disk, registry = MemoryObjects(), MemoryRegistry()
     first, second = (
         Store.in_memory(objects=disk, registry=registry, clock=ManualClock(), rng=SeededRng(number))
@@ -343,9 +309,7 @@ def test_an_owner_that_was_fenced_updates_nothing(point: str | None) -> None:
 
 
 def test_an_update_does_not_wait_for_code_that_hangs(store: Store) -> None:
-    """
-    When code that cannot be interrupted has ended the run, the update says so.
-    """
+    """When code that cannot be interrupted has ended the run, the update says so."""
     release, began = threading.Event(), threading.Event()
 
     class Hangs(Computation):
@@ -371,9 +335,7 @@ def test_an_update_does_not_wait_for_code_that_hangs(store: Store) -> None:
 
 
 def test_a_service_that_goes_away_midway_ends_the_run_with_its_error(store: Store) -> None:
-    """
-    Once something has changed there is no way back: the run ends, and says why to everyone.
-    """
+    """Once something has changed there is no way back: the run ends, and says why to everyone."""
 
     def away(name: str) -> None:
         if name == "update.leases_released":
@@ -389,9 +351,7 @@ def test_a_service_that_goes_away_midway_ends_the_run_with_its_error(store: Stor
 
 
 def test_what_an_update_says_it_changed(store: Store) -> None:
-    """
-    Names of what is new, gone and different, the version of the commit, and how long supersteps paused.
-    """
+    """Names of what is new, gone and different, the version of the commit, and how long supersteps paused."""
     run = started(store, pipeline(streams=("s", "more")), stepping=True)
     done = run.update(pipeline(1, streams=("s", "other")))
     run.stop()

@@ -1,6 +1,4 @@
-"""
-Weak productions in the local runner: taken within the superstep, checkpointed when a consumer is slow.
-"""
+"""Weak productions in the local runner: taken within the superstep, checkpointed when a consumer is slow."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ GATE = threading.Event()
 
 
 class Pass(Computation):
-    """
-    Passes its records on, and takes its time by the clock of the test.
+    """Passes its records on, and takes its time by the clock of the test.
 
     Args:
         output: the stream; ``None``: counts instead.
@@ -58,9 +55,7 @@ class Pass(Computation):
 
 
 class Pond:
-    """
-    A store in memory, and one run after the other on it.
-    """
+    """A store in memory, and one run after the other on it."""
 
     def __init__(self, pipeline: Callable[[], EnginePipeline], **options: Any) -> None:
         self.pipeline = pipeline
@@ -99,9 +94,7 @@ def chain(
     sink: str | None = None,
     modes: tuple[str, str] = ("weak", "weak"),
 ) -> Callable[[], EnginePipeline]:
-    """
-    ``in`` → ``a`` → ``b`` → ``c``; ``c`` counts.
-    """
+    """``in`` → ``a`` → ``b`` → ``c``; ``c`` counts."""
 
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("p")
@@ -118,16 +111,12 @@ def chain(
 
 
 def rows(*numbers: int) -> list[dict[str, object]]:
-    """
-    A row for each number, under the key ``k``.
-    """
+    """A row for each number, under the key ``k``."""
     return [{"k": f"k{n}", "t": n, "n": n} for n in numbers]
 
 
 def test_weak_productions_reach_their_consumers_in_one_superstep():
-    """
-    Three computations run in one superstep, and the stateless ones leave no file at all.
-    """
+    """Three computations run in one superstep, and the stateless ones leave no file at all."""
     pond = Pond(chain(), intervals=2)
     with pond.start() as run:
         run.inject("in", rows(1, 2, 3))
@@ -141,9 +130,7 @@ def test_weak_productions_reach_their_consumers_in_one_superstep():
 
 
 def test_any_mix_of_weak_and_strong():
-    """
-    A strong stream takes a superstep more; what comes out is the same.
-    """
+    """A strong stream takes a superstep more; what comes out is the same."""
     steps = {}
     for modes in (("strong", "strong"), ("weak", "strong"), ("strong", "weak"), ("weak", "weak")):
         pond = Pond(chain(modes=modes), intervals=3)
@@ -158,9 +145,7 @@ def test_any_mix_of_weak_and_strong():
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_production_that_waits_too_long_is_checkpointed(restarts):
-    """
-    When b takes more than a second, c gets its production from the checkpoint, and once (figure 11).
-    """
+    """When b takes more than a second, c gets its production from the checkpoint, and once (figure 11)."""
     pond = Pond(chain(b_takes_ms=1_500), intervals=2)
     run = pond.start()
     receipt = run.inject("in", rows(7))
@@ -178,9 +163,7 @@ def test_a_production_that_waits_too_long_is_checkpointed(restarts):
 
 
 def test_a_checkpointed_production_holds_the_watermark():
-    """
-    Until c has the production that was checkpointed for it, its input watermark waits.
-    """
+    """Until c has the production that was checkpointed for it, its input watermark waits."""
     pond = Pond(chain(b_takes_ms=1_500))
     with pond.start() as run:
         run.inject("in", rows(7))
@@ -192,9 +175,7 @@ def test_a_checkpointed_production_holds_the_watermark():
 
 
 def test_who_is_fast_is_not_asked_again():
-    """
-    Of two consumers only the one that was too slow gets the checkpointed production.
-    """
+    """Of two consumers only the one that was too slow gets the checkpointed production."""
 
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("p")
@@ -215,9 +196,7 @@ def test_who_is_fast_is_not_asked_again():
 
 
 def test_a_slow_consumer_does_not_keep_the_sender_waiting():
-    """
-    While c hangs in its code, what b produced is checkpointed and the injected record is acknowledged.
-    """
+    """While c hangs in its code, what b produced is checkpointed and the injected record is acknowledged."""
     pond = Pond(chain(c_waits=True))
     clock = SystemClock()
     with Store.in_memory(objects=pond.disk, registry=pond.registry, clock=clock, rng=pond.rng) as store:
@@ -236,9 +215,7 @@ def test_a_slow_consumer_does_not_keep_the_sender_waiting():
 
 
 def test_a_consumer_that_blocks_for_ever_ends_the_run():
-    """
-    It was left behind in a thread that nothing can interrupt: the run's error names it, and no process waits for it.
-    """
+    """It was left behind in a thread that nothing can interrupt: the run's error names it, and no process waits for it."""
     pond = Pond(chain(c_waits=True, c_timeout_ms=100))
     with Store.in_memory(
         objects=pond.disk, registry=pond.registry, clock=SystemClock(), rng=pond.rng
@@ -255,9 +232,7 @@ def test_a_consumer_that_blocks_for_ever_ends_the_run():
 
 
 def test_sinks_get_weak_productions_once(tmp_path):
-    """
-    A sink takes them from the rows after the commit; after a crash in between, from there as well.
-    """
+    """A sink takes them from the rows after the commit; after a crash in between, from there as well."""
     pond = Pond(chain(sink=str(tmp_path / "out")))
     run = pond.start()
     run.inject("in", rows(1, 2))
@@ -270,9 +245,7 @@ def test_sinks_get_weak_productions_once(tmp_path):
 
 
 def test_what_is_not_committed_has_not_happened():
-    """
-    A commit that fails takes back what consumers made of weak productions, though their code has run.
-    """
+    """A commit that fails takes back what consumers made of weak productions, though their code has run."""
     pond = Pond(chain(), pause_timeout_ms=0)
     run = pond.start()
     run.inject("in", rows(9))
@@ -295,9 +268,7 @@ def test_what_is_not_committed_has_not_happened():
 
 
 def test_a_pipeline_that_becomes_strong_delivers_nothing_again(tmp_path):
-    """
-    What was delivered as weak stays delivered when the code says strong at the next start.
-    """
+    """What was delivered as weak stays delivered when the code says strong at the next start."""
     sink = str(tmp_path / "out")
     pond = Pond(chain(sink=sink))
     run = pond.start()

@@ -1,6 +1,4 @@
-"""
-Which intervals are compacted next.
-"""
+"""Which intervals are compacted next."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ INTERVALS = intervals_from_boundaries("c", [f"{number:03d}" for number in range(
 
 
 def schedule(fan_in: int) -> CompactionSchedule:
-    """
-    A schedule that is only asked what is due.
-    """
+    """A schedule that is only asked what is due."""
     policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=fan_in))
     return CompactionSchedule(
         UNUSED, UNUSED, UNUSED, clock=ManualClock(), rng=SeededRng(1), policy=policy, workers=UNUSED
@@ -31,9 +27,7 @@ def schedule(fan_in: int) -> CompactionSchedule:
 
 
 def request(superstep: int, *intervals: Interval) -> CommitRequest:
-    """
-    A superstep in which the intervals get a file each.
-    """
+    """A superstep in which the intervals get a file each."""
     fence = Fence(Sequencer(1), CommitNumber(superstep))
     files = [
         RowFile(
@@ -59,9 +53,7 @@ def request(superstep: int, *intervals: Interval) -> CommitRequest:
 
 
 def test_those_with_most_files_come_first() -> None:
-    """
-    Where more intervals are due than may be prepared, none waits for ever behind others with fewer files.
-    """
+    """Where more intervals are due than may be prepared, none waits for ever behind others with fewer files."""
     compactions = schedule(fan_in=2)
     for superstep in (1, 2):
         compactions.note(request(superstep, *INTERVALS))
@@ -74,9 +66,7 @@ def test_those_with_most_files_come_first() -> None:
 
 
 def test_those_with_few_files_are_not_due() -> None:
-    """
-    An interval is due from `fan_in` files on.
-    """
+    """An interval is due from `fan_in` files on."""
     compactions = schedule(fan_in=2)
     compactions.note(request(1, *INTERVALS))
     compactions.note(request(2, INTERVALS[7]))

@@ -1,6 +1,4 @@
-"""
-The helper process: work elsewhere, and nothing left of it when its parent is gone.
-"""
+"""The helper process: work elsewhere, and nothing left of it when its parent is gone."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ def is_alive(process_id: int) -> bool:
 
 
 def test_work_is_done_in_another_process(helper):
-    """
-    It is started at the first piece of work, used again, and gone after the end.
-    """
+    """It is started at the first piece of work, used again, and gone after the end."""
     assert helper.process_id is None
     first = helper.submit(os.getpid).result()
     assert helper.submit(os.getpid).result() == first == helper.process_id != os.getpid()
@@ -67,9 +63,7 @@ def test_work_is_done_in_another_process(helper):
 
 
 def test_errors_come_back_as_they_are(helper, tmp_path):
-    """
-    An error of the tree keeps class, message and details; any other one is no reason to stop.
-    """
+    """An error of the tree keeps class, message and details; any other one is no reason to stop."""
     with pytest.raises(DataError, match="missing") as caught:
         helper.submit(open_objects(str(tmp_path)).get, "nothing").result()
     assert caught.value.details["path"] == "nothing"
@@ -79,17 +73,13 @@ def test_errors_come_back_as_they_are(helper, tmp_path):
 
 
 def test_what_it_prints_does_not_get_between(helper):
-    """
-    Standard output of the other process is not the channel of its answers.
-    """
+    """Standard output of the other process is not the channel of its answers."""
     assert helper.submit(print, "to whom it may concern").result() is None
     assert helper.submit(len, b"x" * (1 << 22)).result() == 1 << 22
 
 
 def test_a_killed_process_is_replaced(helper):
-    """
-    The work it did is reported as not done, and the next piece gets a fresh process.
-    """
+    """The work it did is reported as not done, and the next piece gets a fresh process."""
     killed = helper.submit(os.getpid).result()
     with pytest.raises(UnavailableError, match="helper process has ended"):
         helper.submit(os.kill, killed, signal.SIGKILL).result()
@@ -97,9 +87,7 @@ def test_a_killed_process_is_replaced(helper):
 
 
 def test_an_interrupt_is_not_for_it(helper):
-    """
-    A signal that a terminal sends to the whole group does not end it, not even while it starts.
-    """
+    """A signal that a terminal sends to the whole group does not end it, not even while it starts."""
     first = helper.submit(os.getpid)
     assert wait_until(lambda: helper.process_id is not None, SystemClock())
     os.kill(helper.process_id, signal.SIGINT)
@@ -109,9 +97,7 @@ def test_an_interrupt_is_not_for_it(helper):
 
 
 def test_a_stopped_process_is_replaced(helper, monkeypatch):
-    """
-    One that takes no question, and one that gives no answer, are given up after a bounded time.
-    """
+    """One that takes no question, and one that gives no answer, are given up after a bounded time."""
     stopped = helper.submit(os.getpid).result()
     os.kill(stopped, signal.SIGSTOP)
     monkeypatch.setattr("millpond.executor.maintenance.helper_process._ANSWER_S_MAX", 0.2)
@@ -124,9 +110,7 @@ def test_a_stopped_process_is_replaced(helper, monkeypatch):
 
 
 def test_it_works_for_a_program_with_many_files(helper):
-    """
-    The numbers of its pipes may be above a thousand.
-    """
+    """The numbers of its pipes may be above a thousand."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4_096, hard), hard))
     with contextlib.ExitStack() as held:
@@ -137,18 +121,14 @@ def test_it_works_for_a_program_with_many_files(helper):
 
 
 def test_it_ends_if_its_parent_is_gone_before_it_looks(helper, monkeypatch):
-    """
-    It is told whose it is, so that a fork that keeps its pipes open does not keep it.
-    """
+    """It is told whose it is, so that a fork that keeps its pipes open does not keep it."""
     monkeypatch.setattr("millpond.executor.maintenance.helper_process.os.getpid", lambda: 1)
     with pytest.raises(UnavailableError, match="helper process has ended"):
         helper.submit(divmod, 7, 2).result()
 
 
 def test_it_ends_with_its_parent():
-    """
-    A parent that is killed with SIGKILL leaves no helper behind, not even a busy one.
-    """
+    """A parent that is killed with SIGKILL leaves no helper behind, not even a busy one."""
     command = [sys.executable, "-c", ORPHAN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -164,9 +144,7 @@ class Count(Computation):
 
 
 def test_a_pipeline_on_disk_compacts_and_collects_in_it(tmp_path):
-    """
-    The files of a running pipeline stay few, its log is checkpointed, and killing the process changes nothing.
-    """
+    """The files of a running pipeline stay few, its log is checkpointed, and killing the process changes nothing."""
     registry, clock = MemoryRegistry(), SystemClock()
     policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=4, files_max=8), collect_every=30)
     pipeline = EnginePipeline("p")
@@ -188,9 +166,7 @@ def test_a_pipeline_on_disk_compacts_and_collects_in_it(tmp_path):
 
 
 def test_what_is_under_way_can_be_cut_short(helper):
-    """
-    Closing does not wait for endless work; the process is gone, with its scratch files.
-    """
+    """Closing does not wait for endless work; the process is gone, with its scratch files."""
     process_id, scratch = helper.submit(os.getpid).result(), helper.submit(tempfile.gettempdir).result()
     assert Path(scratch).is_dir()
     endless, waiting = helper.submit(signal.pause), helper.submit(os.getpid)

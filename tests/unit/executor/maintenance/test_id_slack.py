@@ -1,6 +1,4 @@
-"""
-How long a repeated record is recognised, while compactions forget what no sender may repeat any more.
-"""
+"""How long a repeated record is recognised, while compactions forget what no sender may repeat any more."""
 
 from __future__ import annotations
 
@@ -37,21 +35,15 @@ EAGER: Final = UpkeepPolicy(
 
 
 class Total(Computation):
-    """
-    Counts a key's records.
-    """
+    """Counts a key's records."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        One more.
-        """
+        """One more."""
         context.state.set(context.state.get(0) + 1)
 
 
 class Pond:
-    """
-    A store in memory that is compacted at every chance, and a count of one key's records.
-    """
+    """A store in memory that is compacted at every chance, and a count of one key's records."""
 
     def __init__(
         self, id_slack: Duration = "3h", *, on_late: OnLate = "process", upkeep: UpkeepPolicy | None = EAGER
@@ -63,9 +55,7 @@ class Pond:
         self.start(id_slack)
 
     def start(self, id_slack: Duration) -> None:
-        """
-        Run the pipeline, with another slack perhaps.
-        """
+        """Run the pipeline, with another slack perhaps."""
         made = EnginePipeline("p")
         made.inject("in", key="k", at="at", id="id", watermark=ManualWatermark(), id_slack=id_slack).apply(
             Total(), name="total", on_late=self._on_late
@@ -77,32 +67,24 @@ class Pond:
         self.run = runner.start(made, stepping=True)
 
     def open(self) -> Store:
-        """
-        The store.
-        """
+        """The store."""
         return Store.in_memory(
             objects=self._objects, registry=self._registry, clock=self.clock, rng=SeededRng("store")
         )
 
     def stop(self) -> None:
-        """
-        End the run.
-        """
+        """End the run."""
         self.run.stop()
         self.store.close()
 
     def send(self, id_: str, at: int = NOW_US, *, times: int = 1) -> None:
-        """
-        A record, once in each of so many supersteps.
-        """
+        """A record, once in each of so many supersteps."""
         for _ in range(times):
             self.run.inject("in", [{"k": "key", "id": id_, "at": at}])
             self.run.step()
 
     def pass_minutes(self, minutes: int) -> None:
-        """
-        Time passes, and records of other keys' keep the compactions going.
-        """
+        """Time passes, and records of other keys' keep the compactions going."""
         self.clock.advance_ms(minutes * MINUTE_MS)
         for number in range(4):
             self.run.inject(
@@ -112,24 +94,18 @@ class Pond:
 
     @property
     def count(self) -> int:
-        """
-        How many records of the key have counted.
-        """
+        """How many records of the key have counted."""
         rows = self.store.rows_view("total").to_arrow().to_pylist()
         return sum(int(row["state"]) for row in rows if row["key"] == "key")
 
     @property
     def totals(self) -> Any:
-        """
-        The run's totals.
-        """
+        """The run's totals."""
         return self.run.summary().totals
 
 
 def test_a_fast_clock_makes_no_honest_record_count_twice() -> None:
-    """
-    After one record that is nine hours fast, 120 honest ones that come twice each count 120, with 120 duplicates.
-    """
+    """After one record that is nine hours fast, 120 honest ones that come twice each count 120, with 120 duplicates."""
     pond = Pond()
     pond.send("fast", NOW_US + 9 * HOUR_US)
     pond.run.advance_watermark("in", NOW_US + 9 * HOUR_US)
@@ -143,9 +119,7 @@ def test_a_fast_clock_makes_no_honest_record_count_twice() -> None:
 
 
 def test_a_late_record_that_comes_again_counts_once() -> None:
-    """
-    A record nine hours behind the watermark, repeated every ten commits, counts once.
-    """
+    """A record nine hours behind the watermark, repeated every ten commits, counts once."""
     pond = Pond()
     pond.run.advance_watermark("in", NOW_US)
     for number in range(40):
@@ -158,9 +132,7 @@ def test_a_late_record_that_comes_again_counts_once() -> None:
 
 
 def test_a_late_record_that_is_dropped_and_comes_again_is_one_drop() -> None:
-    """
-    With ``on_late="drop"`` a late record sent five times, with compactions in between, is one drop and four duplicates.
-    """
+    """With ``on_late="drop"`` a late record sent five times, with compactions in between, is one drop and four duplicates."""
     pond = Pond(on_late="drop")
     pond.run.advance_watermark("in", NOW_US)
     for number in range(5):
@@ -184,8 +156,7 @@ def test_a_late_record_that_is_dropped_and_comes_again_is_one_drop() -> None:
 def test_an_id_goes_when_its_slack_has_passed_on_both_clocks(
     id_slack: str, wall_minutes: int, event_hours: int, counts: int
 ) -> None:
-    """
-    A record that comes again within the injector's slack, on the wall clock or in event time, counts once; after both,
+    """A record that comes again within the injector's slack, on the wall clock or in event time, counts once; after both,
     and a minute that arrivals are rounded up by, it counts again, as its id is gone.
     """
     pond = Pond(id_slack)
@@ -199,9 +170,7 @@ def test_an_id_goes_when_its_slack_has_passed_on_both_clocks(
 
 @pytest.mark.parametrize("first", ["1d", "1h"])
 def test_offline_maintenance_knows_the_slack_of_the_last_run(first: str) -> None:
-    """
-    ``millpond gc`` keeps ids for as long as the pipeline said when it ran last, also when it has said less before.
-    """
+    """``millpond gc`` keeps ids for as long as the pipeline said when it ran last, also when it has said less before."""
     pond = Pond(first, upkeep=None)
     pond.stop()
     for id_slack, minutes, expected in (("5h", 4 * 60, 1), ("2h", 2 * 60 + 2, 2)):
@@ -221,9 +190,7 @@ def test_offline_maintenance_knows_the_slack_of_the_last_run(first: str) -> None
 
 
 def test_the_slack_is_a_positive_duration() -> None:
-    """
-    Three hours unless said otherwise; a slack of nothing is refused.
-    """
+    """Three hours unless said otherwise; a slack of nothing is refused."""
     made = EnginePipeline("p")
     made.inject("default", key="k", at="at", id="id")
     with pytest.raises(InvalidError, match="id_slack must be positive"):
@@ -233,9 +200,7 @@ def test_the_slack_is_a_positive_duration() -> None:
 
 
 def test_a_computation_keeps_ids_for_its_slowest_sender() -> None:
-    """
-    The longest slack of several streams with ids counts, and a stream without ids does not.
-    """
+    """The longest slack of several streams with ids counts, and a stream without ids does not."""
     made = EnginePipeline("p")
     made.inject("short", key="k", at="at", id="id", id_slack="1h")
     made.inject("long", key="k", at="at", id="id", id_slack="2h")
@@ -246,9 +211,7 @@ def test_a_computation_keeps_ids_for_its_slowest_sender() -> None:
 
 
 def test_an_embedded_computation_has_a_slack_too(tmp_path: Path) -> None:
-    """
-    ``foreach_batch`` takes the slack of its input.
-    """
+    """``foreach_batch`` takes the slack of its input."""
     embedded = foreach_batch(tmp_path, Total(), key="k", at="at", id="id", id_slack="10m", name="total")
 
     assert embedded._embedded.pipeline.check().id_slack_us("total") == HOUR_US // 6

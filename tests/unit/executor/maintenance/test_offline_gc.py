@@ -1,6 +1,4 @@
-"""
-Offline garbage collection, as a function and as a command.
-"""
+"""Offline garbage collection, as a function and as a command."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def pipeline() -> EnginePipeline:
 
 
 class Pond:
-    """
-    A store in memory on which a pipeline has left forty files.
-    """
+    """A store in memory on which a pipeline has left forty files."""
 
     def __init__(self) -> None:
         self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
@@ -76,9 +72,7 @@ class Pond:
 
 
 def test_a_store_at_rest_is_compacted_and_cleaned():
-    """
-    Each interval is left with its last superstep's file and one other; the rest is off the disk.
-    """
+    """Each interval is left with its last superstep's file and one other; the rest is off the disk."""
     pond = Pond()
     pond.run.stop()
     before = pond.counts()
@@ -99,9 +93,7 @@ def test_a_store_at_rest_is_compacted_and_cleaned():
 
 
 def test_the_pipeline_goes_on_afterwards():
-    """
-    After the next start it counts on, and knows what it has consumed.
-    """
+    """After the next start it counts on, and knows what it has consumed."""
     pond = Pond()
     pond.run.stop()
     pond.collect()
@@ -113,9 +105,7 @@ def test_the_pipeline_goes_on_afterwards():
 
 
 def test_a_running_pipeline_keeps_its_leases():
-    """
-    What another process holds is not compacted, and not disturbed.
-    """
+    """What another process holds is not compacted, and not disturbed."""
     pond = Pond()
     collected = pond.collect()
     pond.run.inject("in", [{"k": "a", "at": 1, "id": "more"}])
@@ -127,9 +117,7 @@ def test_a_running_pipeline_keeps_its_leases():
 
 
 def test_a_repair_and_an_offline_collection_exclude_each_other():
-    """
-    Either is refused with the reason while the other is at work, a dry run is not, and a dead one blocks no other.
-    """
+    """Either is refused with the reason while the other is at work, a dry run is not, and a dead one blocks no other."""
     pond = Pond()
     pond.run.stop()
     working = MemoryLeases(pond.registry, pond.clock, writer_id="worker")
@@ -147,9 +135,7 @@ def test_a_repair_and_an_offline_collection_exclude_each_other():
 
 
 def test_a_collection_that_lost_its_hold_deletes_nothing(monkeypatch: pytest.MonkeyPatch):
-    """
-    It slept past its session after the survey, and a repair may have brought back what it found.
-    """
+    """It slept past its session after the survey, and a repair may have brought back what it found."""
     pond = Pond()
     pond.run.stop()
     before = {path for path in pond.disk.list("") if path.startswith("computation=")}
@@ -168,9 +154,7 @@ def test_a_collection_that_lost_its_hold_deletes_nothing(monkeypatch: pytest.Mon
 
 
 def test_a_dry_run_takes_no_lease_and_writes_nothing():
-    """
-    It tells what would be compacted, even while a pipeline runs.
-    """
+    """It tells what would be compacted, even while a pipeline runs."""
     pond = Pond()
     before = {path: pond.disk.get(path) for path in pond.disk.list("")}
     collected = pond.collect(dry_run=True)
@@ -182,9 +166,7 @@ def test_a_dry_run_takes_no_lease_and_writes_nothing():
 
 
 def test_commands_collect_and_verify(tmp_path: Path, zookeeper_hosts: str):
-    """
-    `millpond gc` compactions a store on disk, `millpond verify` finds it sound, and then finds the damage.
-    """
+    """`millpond gc` compactions a store on disk, `millpond verify` finds it sound, and then finds the damage."""
     path = tmp_path / "pond"
     rows = [{"k": "a", "at": number, "id": str(number)} for number in range(5)]
     for number in range(1, 5):
@@ -213,9 +195,7 @@ def test_commands_collect_and_verify(tmp_path: Path, zookeeper_hosts: str):
 
 
 def test_the_command_repairs(tmp_path: Path, zookeeper_hosts: str):
-    """
-    `millpond repair` asks first, turns a bit back, takes the store back from a cut file, and the run goes on.
-    """
+    """`millpond repair` asks first, turns a bit back, takes the store back from a cut file, and the run goes on."""
     path = tmp_path / "pond"
     rows = [{"k": "a", "at": number, "id": str(number)} for number in range(5)]
     command, given = CliRunner(), [str(path), "--zookeeper", zookeeper_hosts]

@@ -1,6 +1,4 @@
-"""
-Upgrading by hand: all rows get today's form, nothing else of them changes, and a killed upgrade is finished later.
-"""
+"""Upgrading by hand: all rows get today's form, nothing else of them changes, and a killed upgrade is finished later."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ SECOND_US = 1_000_000
 
 
 class Count(Computation):
-    """
-    Counts, with a timer and a hold.
-    """
+    """Counts, with a timer and a hold."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -42,9 +38,7 @@ class Count(Computation):
 
 
 class Packed(Count):
-    """
-    The same as a dict in another codec; thirteen is refused.
-    """
+    """The same as a dict in another codec; thirteen is refused."""
 
     state_version = 1
     codec: Codec = MsgpackCodec()
@@ -65,9 +59,7 @@ class Packed(Count):
 
 
 class Pond:
-    """
-    A store in memory whose files are as on disk, and pipelines on it one after the other.
-    """
+    """A store in memory whose files are as on disk, and pipelines on it one after the other."""
 
     def __init__(self) -> None:
         self.objects, self.registry = MemoryObjects(), MemoryRegistry()
@@ -120,16 +112,12 @@ class Pond:
 
 
 def unchanged(row: dict[str, Any]) -> dict[str, Any]:
-    """
-    What an upgrade leaves as it is.
-    """
+    """What an upgrade leaves as it is."""
     return {name: row[name] for name in ("key", "timers", "hold", "superstep", "record_ids", "productions")}
 
 
 def test_rows_change_their_state_and_nothing_else():
-    """
-    State and version are today's; timers, holds, ids and productions stay, and the pipeline goes on.
-    """
+    """State and version are today's; timers, holds, ids and productions stay, and the pipeline goes on."""
     pond = Pond()
     pond.run(Count(), "a", "b", "b", "c")
     before = pond.rows()
@@ -148,9 +136,7 @@ def test_rows_change_their_state_and_nothing_else():
 
 
 def test_timers_fire_after_it():
-    """
-    What was due later finds the upgraded state.
-    """
+    """What was due later finds the upgraded state."""
     pond = Pond()
     pond.run(Count(), "a")
     pond.upgrade()
@@ -162,9 +148,7 @@ def test_timers_fire_after_it():
 
 
 def test_a_dry_run_changes_nothing():
-    """
-    The code is called for each row, and the log has no further version; the pipeline may run meanwhile.
-    """
+    """The code is called for each row, and the log has no further version; the pipeline may run meanwhile."""
     pond = Pond()
     pond.run(Count(), *["bad"] * 13, "a")
     with pond.start(Packed()):
@@ -176,9 +160,7 @@ def test_a_dry_run_changes_nothing():
 
 
 def test_a_row_that_fails_stays_and_is_named():
-    """
-    The others are upgraded, and the next call tries it again.
-    """
+    """The others are upgraded, and the next call tries it again."""
     pond = Pond()
     pond.run(Count(), *["bad"] * 13, "a")
     (done,) = pond.upgrade()
@@ -189,9 +171,7 @@ def test_a_row_that_fails_stays_and_is_named():
 
 
 def test_a_running_pipeline_is_left_alone():
-    """
-    Its leases are held, so nothing is upgraded.
-    """
+    """Its leases are held, so nothing is upgraded."""
     pond = Pond()
     pond.run(Count(), "a")
     with pond.start(Packed()), pytest.raises(ConflictError):
@@ -201,9 +181,7 @@ def test_a_running_pipeline_is_left_alone():
 
 @pytest.mark.parametrize("bytes_at_once", [1 << 26, 0])
 def test_killed_anywhere_it_is_finished_later(monkeypatch: pytest.MonkeyPatch, bytes_at_once: int):
-    """
-    Each kill leaves a sound store; the calls together upgrade each row once, and one more finds nothing to do.
-    """
+    """Each kill leaves a sound store; the calls together upgrade each row once, and one more finds nothing to do."""
 
     class Killed(BaseException):
         pass
@@ -239,9 +217,7 @@ def test_killed_anywhere_it_is_finished_later(monkeypatch: pytest.MonkeyPatch, b
 
 
 def test_what_cannot_be_upgraded_is_refused():
-    """
-    An unknown computation, one without a version, and a rename that the pipeline has yet to make.
-    """
+    """An unknown computation, one without a version, and a rename that the pipeline has yet to make."""
     pond = Pond()
     pond.run(Count(), "a")
     with pytest.raises(InvalidError, match="no such computation"):

@@ -1,6 +1,4 @@
-"""
-Parting while a pipeline runs: after a split each interval gets files of its own, and no answer changes.
-"""
+"""Parting while a pipeline runs: after a split each interval gets files of its own, and no answer changes."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ KEYS = "abcxyz"
 
 
 class Pond:
-    """
-    A store in memory, and a run over it that is stepped.
-    """
+    """A store in memory, and a run over it that is stepped."""
 
     def __init__(self, memory_bytes_max: int = 1 << 26) -> None:
         self.clock, self.rng = ManualClock(), SeededRng(1)
@@ -62,9 +58,7 @@ class Pond:
             self.run.run_until_quiet()
 
     def shared(self) -> list[str]:
-        """
-        The files that more than one live interval reads.
-        """
+        """The files that more than one live interval reads."""
         snapshot = self.store.committer.snapshot
         live = snapshot.live_intervals("count")
         return [
@@ -80,9 +74,7 @@ class Pond:
 
 @pytest.mark.parametrize("memory_bytes_max", [1 << 26, 1])
 def test_shared_files_are_parted_once_the_parts_have_files_of_their_own(memory_bytes_max: int) -> None:
-    """
-    In memory and through the disk; the rows are those of before, and the store is sound.
-    """
+    """In memory and through the disk; the rows are those of before, and the store is sound."""
     pond = Pond(memory_bytes_max)
     pond.feed(3)
     pond.coordinator.recut(Cut.split(WHOLE, ["m"]))
@@ -97,9 +89,7 @@ def test_shared_files_are_parted_once_the_parts_have_files_of_their_own(memory_b
 
 
 def test_a_split_that_an_earlier_run_left_is_parted() -> None:
-    """
-    A new owner finds the files of intervals that are no more.
-    """
+    """A new owner finds the files of intervals that are no more."""
     pond = Pond()
     pond.feed(3)
     pond.coordinator.recut(Cut.split(WHOLE, ["m"]))
@@ -113,9 +103,7 @@ def test_a_split_that_an_earlier_run_left_is_parted() -> None:
 
 
 def test_split_again_before_it_is_parted() -> None:
-    """
-    The files of the first interval are parted among all three, then those of the second.
-    """
+    """The files of the first interval are parted among all three, then those of the second."""
     pond = Pond()
     pond.feed(3)
     pond.coordinator.recut(Cut.split(WHOLE, ["m"]))
@@ -130,9 +118,7 @@ def test_split_again_before_it_is_parted() -> None:
 
 
 def test_a_merge_undoes_it() -> None:
-    """
-    What was shared belongs to the one interval again, and its own compactions take it.
-    """
+    """What was shared belongs to the one interval again, and its own compactions take it."""
     pond = Pond()
     pond.feed(3)
     cut = Cut.split(WHOLE, ["m"])
@@ -148,9 +134,7 @@ def test_a_merge_undoes_it() -> None:
 
 
 def test_a_store_that_is_away_puts_it_off() -> None:
-    """
-    A parting that could not be prepared is tried again later, and leaves nothing behind.
-    """
+    """A parting that could not be prepared is tried again later, and leaves nothing behind."""
     pond = Pond()
     pond.feed(3)
     pond.coordinator.recut(Cut.split(WHOLE, ["m"]))

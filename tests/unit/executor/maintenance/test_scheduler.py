@@ -1,6 +1,4 @@
-"""
-Upkeep of a running pipeline: few files, no garbage, the same answers.
-"""
+"""Upkeep of a running pipeline: few files, no garbage, the same answers."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ COMPACTIONS = CompactionPolicy(fan_in=4, files_max=8)
 
 
 class Window(Computation):
-    """
-    Counts a key's records, and forgets it ten seconds after the first.
-    """
+    """Counts a key's records, and forgets it ten seconds after the first."""
 
     def process_record(self, context, record):
         count = context.state.get()
@@ -50,9 +46,7 @@ class Window(Computation):
 
 
 class Total(Computation):
-    """
-    Counts for ever.
-    """
+    """Counts for ever."""
 
     def process_record(self, context, record):
         context.state.set((context.state.get() or 0) + 1)
@@ -67,9 +61,7 @@ def pipeline() -> EnginePipeline:
 
 
 class Pond:
-    """
-    A store in memory, and a pipeline that is stepped over it.
-    """
+    """A store in memory, and a pipeline that is stepped over it."""
 
     def __init__(self, upkeep: UpkeepPolicy | None = None, objects: Any = None) -> None:
         self.disk = MemoryObjects() if objects is None else objects
@@ -132,9 +124,7 @@ class Pond:
 
 
 def test_files_and_bytes_stay_bounded():
-    """
-    After 300 supersteps each interval has few files, and they hold at most three times what is live.
-    """
+    """After 300 supersteps each interval has few files, and they hold at most three times what is live."""
     pond, most = Pond(), 0
     for second in range(300):
         pond.step(second)
@@ -151,9 +141,7 @@ def test_files_and_bytes_stay_bounded():
 
 
 def test_a_compacted_store_answers_like_one_that_is_not():
-    """
-    Rows, counts and duplicates are the same with compactions and without, across restarts.
-    """
+    """Rows, counts and duplicates are the same with compactions and without, across restarts."""
     compacted, plain = Pond(), Pond(UpkeepPolicy(compaction=CompactionPolicy(fan_in=10**6)))
     for second in range(40):
         for pond in (compacted, plain):
@@ -172,9 +160,7 @@ def test_a_compacted_store_answers_like_one_that_is_not():
 
 
 def test_undelivered_productions_survive_a_compaction_and_a_restart():
-    """
-    What the last superstep produced is delivered after a restart although older files were compacted.
-    """
+    """What the last superstep produced is delivered after a restart although older files were compacted."""
     pond = Pond()
     for second in range(9):
         pond.step(second)
@@ -188,9 +174,7 @@ def test_undelivered_productions_survive_a_compaction_and_a_restart():
 
 
 def test_a_former_owners_compaction_is_fenced():
-    """
-    A process that has lost its intervals commits no compaction either.
-    """
+    """A process that has lost its intervals commits no compaction either."""
     pond = Pond()
     for second in range(3):
         pond.step(second)
@@ -208,9 +192,7 @@ def test_a_former_owners_compaction_is_fenced():
 
 
 def test_without_upkeep_nothing_is_compacted():
-    """
-    It can be switched off.
-    """
+    """It can be switched off."""
     disk = MemoryObjects()
     store = Store.in_memory(objects=disk, clock=ManualClock(), rng=SeededRng(1))
     run = LocalRunner(store, clock=ManualClock(), rng=SeededRng(2), progress=False, upkeep=None).start(
@@ -224,9 +206,7 @@ def test_without_upkeep_nothing_is_compacted():
 
 
 def test_a_compaction_that_cannot_be_prepared_is_tried_again():
-    """
-    A store that is away for a moment costs a compaction its turn and nothing else.
-    """
+    """A store that is away for a moment costs a compaction its turn and nothing else."""
     faulty = FaultyObjects(MemoryObjects())
     pond = Pond(objects=faulty)
     for second in range(3):
@@ -240,9 +220,7 @@ def test_a_compaction_that_cannot_be_prepared_is_tried_again():
 
 
 def test_a_damaged_file_is_left_for_its_reader():
-    """
-    Compacting stops for the interval and the file stays: its damage is neither hidden nor spread.
-    """
+    """Compacting stops for the interval and the file stays: its damage is neither hidden nor spread."""
     pond = Pond()
     for second in range(2):
         pond.step(second)
@@ -257,9 +235,7 @@ def test_a_damaged_file_is_left_for_its_reader():
 
 
 def test_compactions_in_the_background_are_the_same():
-    """
-    A run with a thread of its own compacts too, and stops without leaving anything behind.
-    """
+    """A run with a thread of its own compacts too, and stops without leaving anything behind."""
     store = Store.in_memory(rng=SeededRng(1))
     runner = LocalRunner(store, progress=False, upkeep=UpkeepPolicy(compaction=COMPACTIONS))
     with runner.start(pipeline()) as run:
@@ -275,9 +251,7 @@ def test_compactions_in_the_background_are_the_same():
 
 
 def test_a_restart_from_the_same_seed_meets_no_file_of_its_own():
-    """
-    What a killed process left uncommitted has other names than what the next one writes, seed or no seed.
-    """
+    """What a killed process left uncommitted has other names than what the next one writes, seed or no seed."""
     pond = Pond()
     pond.seed = "one and the same"
     for second in range(40):
@@ -292,9 +266,7 @@ def test_a_restart_from_the_same_seed_meets_no_file_of_its_own():
 
 
 class Held(Executor):
-    """
-    Keeps the work that it is given until it is told to do it.
-    """
+    """Keeps the work that it is given until it is told to do it."""
 
     def __init__(self) -> None:
         self.work: list[tuple[Future[Compacted], partial[Compacted]]] = []
@@ -311,9 +283,7 @@ class Held(Executor):
 
 
 def test_a_large_compaction_holds_nothing_up():
-    """
-    While a large compaction takes its time, younger files are compacted and garbage goes; then it lands unharmed.
-    """
+    """While a large compaction takes its time, younger files are compacted and garbage goes; then it lands unharmed."""
     policy = UpkeepPolicy(compaction=COMPACTIONS, collect_every=8, retention="0s")
     pond, plain = (
         Pond(policy),

@@ -1,6 +1,4 @@
-"""
-Where an interval is split: as near to the middle of its work as its keys allow.
-"""
+"""Where an interval is split: as near to the middle of its work as its keys allow."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ SAMPLES = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=2), max_siz
 
 @given(sample=SAMPLES)
 def test_no_other_key_divides_the_work_more_evenly(sample: list[str]) -> None:
-    """
-    Of all keys of the sample the chosen one leaves the smaller difference between both sides; one key has no middle.
-    """
+    """Of all keys of the sample the chosen one leaves the smaller difference between both sides; one key has no middle."""
     interval = Interval("c", "b", "g")
     inside = [key for key in sample if interval.contains(key)]
 
@@ -35,9 +31,7 @@ def test_no_other_key_divides_the_work_more_evenly(sample: list[str]) -> None:
 
 
 def test_a_long_key_is_cut_at_its_prefix() -> None:
-    """
-    A cut is short, unless its prefix parts nothing.
-    """
+    """A cut is short, unless its prefix parts nothing."""
     low, high = "a" * 300, "b" * 300
 
     assert middle_of(Interval("c"), [low, high]) == "b" * 256

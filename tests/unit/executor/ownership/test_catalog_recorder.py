@@ -1,6 +1,4 @@
-"""
-The journal of a pipeline: nothing waits for the catalog, and still every event reaches it.
-"""
+"""The journal of a pipeline: nothing waits for the catalog, and still every event reaches it."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ CLOCK = SystemClock()
 
 
 def test_a_locked_catalog_delays_no_pipeline(tmp_path: Path) -> None:
-    """
-    A pipeline starts and commits while another process locks the catalog; its events reach the catalog later.
-    """
+    """A pipeline starts and commits while another process locks the catalog; its events reach the catalog later."""
     registry = MemoryRegistry()
 
     def opened() -> Store:

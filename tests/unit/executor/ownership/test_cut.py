@@ -1,6 +1,4 @@
-"""
-Cuts: what replaces intervals has their keys, no more and no fewer.
-"""
+"""Cuts: what replaces intervals has their keys, no more and no fewer."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ KEYS = st.lists(st.text(min_size=1, max_size=2), min_size=1, max_size=6, unique=
 
 @given(keys=KEYS)
 def test_a_split_and_its_merge_are_each_others_inverse(keys: list[str]) -> None:
-    """
-    Merging what a split made gives the interval that was split.
-    """
+    """Merging what a split made gives the interval that was split."""
     split = Cut.split(Interval("c"), keys)
 
     assert split.by == intervals_from_boundaries("c", keys)
@@ -30,17 +26,13 @@ def test_a_split_and_its_merge_are_each_others_inverse(keys: list[str]) -> None:
 
 @pytest.mark.parametrize("keys", [[], ["a"], ["g", "e"], ["e", "e"], ["z"]])
 def test_a_split_needs_rising_keys_inside(keys: list[str]) -> None:
-    """
-    The first key of an interval divides nothing, and neither does one outside it.
-    """
+    """The first key of an interval divides nothing, and neither does one outside it."""
     with pytest.raises(InvalidError, match="rising keys inside"):
         Cut.split(Interval("c", "a", "m"), keys)
 
 
 def test_only_neighbours_are_merged() -> None:
-    """
-    Intervals with keys between them, or a single one, are not merged.
-    """
+    """Intervals with keys between them, or a single one, are not merged."""
     first, second, third = intervals_from_boundaries("c", ["g", "m"])
 
     for chosen in ([first, third], [second], []):
@@ -49,9 +41,7 @@ def test_only_neighbours_are_merged() -> None:
 
 
 def test_a_cut_leaves_no_key_out() -> None:
-    """
-    Successors with other bounds, a gap, another computation or one of the replaced intervals are a bug.
-    """
+    """Successors with other bounds, a gap, another computation or one of the replaced intervals are a bug."""
     whole, low, high = Interval("c"), Interval("c", "", "m"), Interval("c", "m")
     for replaced, by in (
         ((whole,), (low,)),

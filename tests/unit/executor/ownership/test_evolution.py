@@ -1,6 +1,4 @@
-"""
-What a rename and a drop leave in the table: readers, verification and the way back find everything in its place.
-"""
+"""What a rename and a drop leave in the table: readers, verification and the way back find everything in its place."""
 
 from __future__ import annotations
 
@@ -27,26 +25,20 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Last(Computation):
-    """
-    Keeps the time of its last record.
-    """
+    """Keeps the time of its last record."""
 
     def process_record(self, context, record):
         context.state.set(record.at)
 
 
 class Packed(Last):
-    """
-    The same in another codec.
-    """
+    """The same in another codec."""
 
     codec = MsgpackCodec()
 
 
 class Pond:
-    """
-    A store in memory, and pipelines on it one after the other.
-    """
+    """A store in memory, and pipelines on it one after the other."""
 
     def __init__(self) -> None:
         self.objects, self.registry = MemoryObjects(), MemoryRegistry()
@@ -56,9 +48,7 @@ class Pond:
         return Store.in_memory(objects=self.objects, registry=self.registry, clock=self.clock, rng=self.rng)
 
     def run(self, pipeline: EnginePipeline, *keys: str) -> Snapshot:
-        """
-        Run the pipeline with a record of each key.
-        """
+        """Run the pipeline with a record of each key."""
         runner = LocalRunner(self.store(), clock=self.clock, rng=self.rng, progress=False, intervals=2)
         with runner.start(pipeline, stepping=True) as run:
             if keys:
@@ -70,26 +60,21 @@ class Pond:
 def one(
     name: str, computation: Computation | None = None, drop: tuple[str, ...] = (), **options: str | int
 ) -> EnginePipeline:
-    """
-    A pipeline of one computation.
-    """
+    """A pipeline of one computation."""
     pipeline = EnginePipeline("p", drop=drop)
     pipeline.inject("in", key="k", at="t").apply(computation or Last(), name=name, **options)
     return pipeline
 
 
 def without_records(snapshot: Snapshot) -> Snapshot:
-    """
-    The table as a version left it that recorded neither codecs nor declared numbers of intervals.
-    """
+    """The table as a version left it that recorded neither codecs nor declared numbers of intervals."""
     prefixes = (CODEC_PREFIX, DECLARED_INTERVALS_PREFIX)
     snapshot.txns = {name: at for name, at in snapshot.txns.items() if not name.startswith(prefixes)}
     return snapshot
 
 
 def test_a_rename_copies_no_file_and_can_be_walked_back():
-    """
-    The files keep their paths and statistics and change their partition; the version before has them under the former
+    """The files keep their paths and statistics and change their partition; the version before has them under the former
     name, both for a reader of that version and for a repair, which walks back from the newest one. The store is sound.
     """
     pond = Pond()
@@ -115,9 +100,7 @@ def test_a_rename_copies_no_file_and_can_be_walked_back():
 
 
 def test_a_dropped_computations_files_are_removed():
-    """
-    They leave the table as data, so that readers of changes see it, and the store is sound.
-    """
+    """They leave the table as data, so that readers of changes see it, and the store is sound."""
     pond = Pond()
     before = pond.run(one("old"), "a", "b")
 
@@ -137,17 +120,13 @@ def test_a_dropped_computations_files_are_removed():
     ],
 )
 def test_contradictions_are_refused_without_a_store(pipeline: EnginePipeline, message: str):
-    """
-    What names a computation both as gone and as there, or gives its rows twice, is refused by the check.
-    """
+    """What names a computation both as gone and as there, or gives its rows twice, is refused by the check."""
     with pytest.raises(InvalidError, match=message):
         pipeline.check()
 
 
 def test_rows_under_both_names_are_not_merged():
-    """
-    A rename whose new name has rows of its own already is refused.
-    """
+    """A rename whose new name has rows of its own already is refused."""
     pond = Pond()
     both = one("old")
     both.stream("in").apply(Last(), name="new")
@@ -158,9 +137,7 @@ def test_rows_under_both_names_are_not_merged():
 
 
 def test_a_name_that_had_other_intervals_is_not_taken():
-    """
-    Rows do not move to a name whose keys were cut elsewhere: two sets of intervals would fire timers twice.
-    """
+    """Rows do not move to a name whose keys were cut elsewhere: two sets of intervals would fire timers twice."""
     pond = Pond()
     pond.run(one("used"), "x", "y")
     pond.run(one("old", drop=("used",)), "a", "b")
@@ -170,9 +147,7 @@ def test_a_name_that_had_other_intervals_is_not_taken():
 
 
 def test_rows_of_another_pipeline_are_not_taken():
-    """
-    Only the pipeline that wrote them gives rows another name.
-    """
+    """Only the pipeline that wrote them gives rows another name."""
     pond = Pond()
     pond.run(one("old"), "a")
     other = EnginePipeline("q")
@@ -183,8 +158,7 @@ def test_rows_of_another_pipeline_are_not_taken():
 
 
 def test_a_store_that_recorded_nothing_still_tells(caplog):
-    """
-    In a store of an older version text and bytes are told by the rows, and more intervals by the table; fewer, which
+    """In a store of an older version text and bytes are told by the rows, and more intervals by the table; fewer, which
     may come of few keys, are accepted with a warning.
     """
     pond = Pond()

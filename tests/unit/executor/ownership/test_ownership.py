@@ -1,6 +1,4 @@
-"""
-Ownership: how keys are cut, how long an owner waits, and that only the newest owner's commits land.
-"""
+"""Ownership: how keys are cut, how long an owner waits, and that only the newest owner's commits land."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ KEYS = st.lists(st.text(max_size=3), min_size=1, max_size=40)
 
 
 class EventfulClock(ManualClock):
-    """
-    A clock at whose next sleep something happens.
-    """
+    """A clock at whose next sleep something happens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,9 +43,7 @@ class EventfulClock(ManualClock):
 
 
 class Pond:
-    """
-    A store in memory on a faulty disk, and its clock.
-    """
+    """A store in memory on a faulty disk, and its clock."""
 
     def __init__(self) -> None:
         self.clock = EventfulClock()
@@ -82,9 +76,7 @@ def next_request(owner: Ownership) -> CommitRequest:
 
 
 def opened(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
-    """
-    An owner that has opened, and the leases that it holds by.
-    """
+    """An owner that has opened, and the leases that it holds by."""
     store = pond.store()
     owner = pond.owner(store)
     owner.open()
@@ -94,9 +86,7 @@ def opened(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
 
 
 def suspended(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
-    """
-    An owner whose lease service is away.
-    """
+    """An owner whose lease service is away."""
     store, owner, leases = opened(pond)
     leases.suspend()
     return store, owner, leases
@@ -105,9 +95,7 @@ def suspended(pond: Pond) -> tuple[Store, Ownership, MemoryLeases]:
 class TestCuts:
     @given(keys=KEYS, count=st.integers(1, 8))
     def test_no_interval_is_cut_without_keys(self, keys: list[str], count: int) -> None:
-        """
-        Cuts rise, there are never too many, and each interval holds a key of the sample.
-        """
+        """Cuts rise, there are never too many, and each interval holds a key of the sample."""
         cuts = boundaries_of(pa.array(keys, pa.string()), count)
 
         assert len(cuts) < count or not cuts
@@ -116,9 +104,7 @@ class TestCuts:
 
     @given(keys=st.lists(st.text(max_size=3), min_size=8, max_size=40, unique=True), count=st.integers(1, 8))
     def test_distinct_keys_are_shared_out_evenly(self, keys: list[str], count: int) -> None:
-        """
-        Where every key occurs once, no interval has more than one key more than another.
-        """
+        """Where every key occurs once, no interval has more than one key more than another."""
         cuts = boundaries_of(pa.array(keys, pa.string()), count)
         intervals = intervals_from_boundaries("c", cuts)
         sizes = [sum(interval.contains(key) for key in keys) for interval in intervals]
@@ -127,24 +113,18 @@ class TestCuts:
         assert max(sizes) - min(sizes) <= 1
 
     def test_a_key_that_is_most_of_the_input_has_its_own_interval(self) -> None:
-        """
-        The sample counts keys as often as they occur, so a hot key is cut out.
-        """
+        """The sample counts keys as often as they occur, so a hot key is cut out."""
         assert boundaries_of(pa.array(["a"] + ["hot"] * 50 + ["z"]), 4) == ("hot",)
 
     @pytest.mark.parametrize("keys", [[], ["a"], ["a", "a", "a"]])
     def test_one_key_is_not_cut(self, keys: list[str]) -> None:
-        """
-        Without two distinct keys there is one interval for all.
-        """
+        """Without two distinct keys there is one interval for all."""
         assert boundaries_of(pa.array(keys, pa.string()), 4) == ()
 
 
 class TestPatience:
     def test_a_commit_waits_while_the_lease_service_is_away(self, pond: Pond) -> None:
-        """
-        Suspended, an owner commits nothing; reconnected, it goes on by itself.
-        """
+        """Suspended, an owner commits nothing; reconnected, it goes on by itself."""
         store, owner, leases = suspended(pond)
         version = store.snapshot().version
         seen: list[int] = []
@@ -155,9 +135,7 @@ class TestPatience:
 
     @pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
     def test_a_wall_clock_that_jumps_neither_prolongs_nor_shortens_it(self, pond: Pond, jump_ms: int) -> None:
-        """
-        A suspended lease is given up after the pause timeout as time passes, not as the wall clock is set.
-        """
+        """A suspended lease is given up after the pause timeout as time passes, not as the wall clock is set."""
         _, owner, _ = suspended(pond)
         began_us = pond.clock.monotonic_us()
         pond.clock.at_next_sleep = lambda: pond.clock.jump_ms(jump_ms)
@@ -167,9 +145,7 @@ class TestPatience:
         assert PAUSE_MS <= (pond.clock.monotonic_us() - began_us) / 1_000 <= PAUSE_MS + 100
 
     def test_patience_ends(self, pond: Pond) -> None:
-        """
-        After the pause timeout the error is raised, and nothing was written.
-        """
+        """After the pause timeout the error is raised, and nothing was written."""
         store, owner, _ = suspended(pond)
         version, began_us = store.snapshot().version, pond.clock.monotonic_us()
 
@@ -179,9 +155,7 @@ class TestPatience:
         assert store.snapshot().version == version
 
     def test_a_lost_session_is_the_end(self, pond: Pond) -> None:
-        """
-        Without a lease there is no wait: the owner is told to stop.
-        """
+        """Without a lease there is no wait: the owner is told to stop."""
         _, owner, leases = opened(pond)
         leases.expire_session()
 
@@ -191,9 +165,7 @@ class TestPatience:
 
     @pytest.mark.parametrize("fault", Fault)
     def test_a_commit_of_unknown_outcome_lands_once(self, pond: Pond, fault: Fault) -> None:
-        """
-        However often the store fails, with or without effect or too late, the commit is one version.
-        """
+        """However often the store fails, with or without effect or too late, the commit is one version."""
         store = pond.store()
         owner = pond.owner(store)
         owner.open()
@@ -208,9 +180,7 @@ class TestPatience:
         assert store.snapshot().version == version + 2
 
     def test_a_store_that_never_answers_is_said(self, pond: Pond) -> None:
-        """
-        An outcome that stays unknown is raised as such, and the same request still lands once later.
-        """
+        """An outcome that stays unknown is raised as such, and the same request still lands once later."""
         store = pond.store()
         owner = pond.owner(store)
         owner.open()
@@ -227,9 +197,7 @@ class TestPatience:
 
 class TestTakingOver:
     def test_an_owner_takes_what_the_table_knows(self, pond: Pond) -> None:
-        """
-        A restart finds the same intervals, each under a higher sequencer and a fence of its own.
-        """
+        """A restart finds the same intervals, each under a higher sequencer and a fence of its own."""
         first = pond.owner()
         first.open()
         first.create(ledger_pipeline().check().computations[LEDGER], pa.array(["a", "b", "c", "d"]))
@@ -246,9 +214,7 @@ class TestTakingOver:
             assert first.get(owned.interval).lease.state is LeaseState.LOST
 
     def test_a_held_pipeline_may_be_refused(self, pond: Pond) -> None:
-        """
-        With ``refuse`` a second process leaves leases and table alone.
-        """
+        """With ``refuse`` a second process leaves leases and table alone."""
         first = pond.owner()
         first.open()
         version = pond.store().snapshot().version
@@ -261,9 +227,7 @@ class TestTakingOver:
         pond.owner(on_held="refuse").open()
 
     def test_leases_that_are_given_back_are_free(self, pond: Pond) -> None:
-        """
-        After close nothing is held, and a standby need not wait.
-        """
+        """After close nothing is held, and a standby need not wait."""
         owner = pond.owner()
         owner.open()
         owner.close()
@@ -273,9 +237,7 @@ class TestTakingOver:
 
     @pytest.mark.timeout(30)
     def test_only_a_standby_waits_for_years(self, pond: Pond) -> None:
-        """
-        Who owns the pipeline and finds keys held that only an owner may cut was overtaken: it ends soon.
-        """
+        """Who owns the pipeline and finds keys held that only an owner may cut was overtaken: it ends soon."""
         owner = pond.owner(on_held="wait")
         owner.open()
         other = pond.store()
@@ -290,9 +252,7 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(["open", "write", "write"]), st.boo
 
 @given(actions=ACTIONS)
 def test_of_two_owners_by_force_only_the_newest_writes(actions: list[tuple[str, bool]]) -> None:
-    """
-    Even if both believe for ever that they hold all leases, only who opened last has an effect.
-    """
+    """Even if both believe for ever that they hold all leases, only who opened last has an effect."""
     pond = Pond()
     # Two services that know nothing of each other: no lease is ever lost, so only the table decides.
     services = {False: MemoryRegistry(), True: MemoryRegistry()}

@@ -1,6 +1,4 @@
-"""
-Splits and merges: one commit, after which only the new intervals can be written.
-"""
+"""Splits and merges: one commit, after which only the new intervals can be written."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ LOW, HIGH = Cut.split(WHOLE, ["m"]).by
 
 
 class Alarm(Computation):
-    """
-    Counts a key's records, and sets a timer for each.
-    """
+    """Counts a key's records, and sets a timer for each."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -44,9 +40,7 @@ class Alarm(Computation):
 
 
 class Rung(Computation):
-    """
-    Counts the timers that fired.
-    """
+    """Counts the timers that fired."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -61,9 +55,7 @@ def alarms() -> EnginePipeline:
 
 
 class Pond:
-    """
-    A store in memory for several owners, whose runs advance only when stepped.
-    """
+    """A store in memory for several owners, whose runs advance only when stepped."""
 
     def __init__(self) -> None:
         self.clock, self.rng = ManualClock(), SeededRng(1)
@@ -73,9 +65,7 @@ class Pond:
         return Store.in_memory(objects=self.disk, registry=self.registry, clock=self.clock, rng=self.rng)
 
     def start(self, *, deaf: bool = False) -> LocalRun:
-        """
-        Start a run; a deaf one is never notified of lost leases.
-        """
+        """Start a run; a deaf one is never notified of lost leases."""
         store = self.store()
         run = LocalRunner(store, clock=self.clock, rng=self.rng, progress=False, intervals=1).start(
             alarms(), stepping=True
@@ -115,9 +105,7 @@ def pond() -> Pond:
 
 
 def test_what_was_replaced_cannot_be_written_any_more(pond: Pond) -> None:
-    """
-    The next commit number of the interval that was split is refused, and so is a lease on it with a new sequencer.
-    """
+    """The next commit number of the interval that was split is refused, and so is a lease on it with a new sequencer."""
     run = feed(pond.start(), "axz")
     held = coordinator_of(run)._ownership.get(WHOLE).fence
 
@@ -133,9 +121,7 @@ def test_what_was_replaced_cannot_be_written_any_more(pond: Pond) -> None:
 
 
 def test_successors_have_higher_sequencers(pond: Pond) -> None:
-    """
-    Also where an interval comes back that was there before: a merge undoes a split, and the next split the merge.
-    """
+    """Also where an interval comes back that was there before: a merge undoes a split, and the next split the merge."""
     run = feed(pond.start(), "axz")
     seen = [max(fence.sequencer for fence in pond.live().values())]
 
@@ -150,9 +136,7 @@ def test_successors_have_higher_sequencers(pond: Pond) -> None:
 
 
 def test_timers_and_ids_are_those_of_before(pond: Pond) -> None:
-    """
-    Each timer fires once, in whichever interval its key is by then, and a repeated record is a duplicate there.
-    """
+    """Each timer fires once, in whichever interval its key is by then, and a repeated record is a duplicate there."""
     run = feed(pond.start(), "abxyz")
 
     coordinator_of(run).recut(Cut.split(WHOLE, ["b", "y"]))
@@ -167,9 +151,7 @@ def test_timers_and_ids_are_those_of_before(pond: Pond) -> None:
 
 
 def test_a_former_owner_cuts_nothing(pond: Pond) -> None:
-    """
-    It is told before it takes a lease, and the intervals stay what they were.
-    """
+    """It is told before it takes a lease, and the intervals stay what they were."""
     former = feed(pond.start(deaf=True), "axz")
     owner = pond.start()
 
@@ -181,9 +163,7 @@ def test_a_former_owner_cuts_nothing(pond: Pond) -> None:
 
 
 def test_a_former_owner_writes_nothing_after_the_cut_of_the_new_one(pond: Pond) -> None:
-    """
-    A process that still believes in the interval that was split is fenced.
-    """
+    """A process that still believes in the interval that was split is fenced."""
     former = feed(pond.start(deaf=True), "axz")
     owner = pond.start()
     coordinator_of(owner).recut(Cut.split(WHOLE, ["m"]))
@@ -196,9 +176,7 @@ def test_a_former_owner_writes_nothing_after_the_cut_of_the_new_one(pond: Pond) 
 
 
 def test_a_new_owner_takes_what_is_live(pond: Pond) -> None:
-    """
-    It takes neither the interval that was split nor its timers a second time.
-    """
+    """It takes neither the interval that was split nor its timers a second time."""
     run = feed(pond.start(), "axz")
     coordinator_of(run).recut(Cut.split(WHOLE, ["m"]))
     run.stop()
@@ -212,9 +190,7 @@ def test_a_new_owner_takes_what_is_live(pond: Pond) -> None:
 
 @pytest.mark.parametrize("cuts", [1, 3])
 def test_keys_may_be_cut_while_a_new_owner_takes_them(pond: Pond, cuts: int) -> None:
-    """
-    Between its leases and its fence the former owner may still cut: it then takes what came of that.
-    """
+    """Between its leases and its fence the former owner may still cut: it then takes what came of that."""
     former = feed(pond.start(deaf=True), "axz")
     undo = [Cut.split(WHOLE, ["m"]), Cut.merge((LOW, HIGH)), Cut.split(WHOLE, ["m"])][:cuts]
 
@@ -234,9 +210,7 @@ def test_keys_may_be_cut_while_a_new_owner_takes_them(pond: Pond, cuts: int) -> 
 
 
 def test_an_owner_that_keeps_cutting_is_not_waited_for_in_vain(pond: Pond) -> None:
-    """
-    After some rounds the new owner gives up with an error that says why, and leaves no lease behind.
-    """
+    """After some rounds the new owner gives up with an error that says why, and leaves no lease behind."""
     former = feed(pond.start(deaf=True), "axz")
     turns = [Cut.split(WHOLE, ["m"]), Cut.merge((LOW, HIGH))]
 

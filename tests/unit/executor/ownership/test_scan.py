@@ -1,6 +1,4 @@
-"""
-Recovery: what a new owner finds in committed files is what the former one knew.
-"""
+"""Recovery: what a new owner finds in committed files is what the former one knew."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ CONTROL = control_interval("p")
 
 
 class Table:
-    """
-    A store's table to which row updates are committed, one file a commit.
-    """
+    """A store's table to which row updates are committed, one file a commit."""
 
     def __init__(self, *intervals: Interval) -> None:
         self.objects = MemoryObjects()
@@ -75,15 +71,11 @@ def made(stream: str = "s") -> list[dict[str, Any]]:
 
 class TestScan:
     def test_an_interval_without_files_owes_nothing(self) -> None:
-        """
-        Nothing is read where nothing was written.
-        """
+        """Nothing is read where nothing was written."""
         assert Table(ALL).scan(ALL) == IntervalSummary()
 
     def test_the_earliest_of_each_kind_counts(self) -> None:
-        """
-        Over all keys: the next timer of either domain, and the oldest time that is still owed.
-        """
+        """Over all keys: the next timer of either domain, and the oldest time that is still owed."""
         table = Table(ALL)
         table.commit(
             ALL,
@@ -96,9 +88,7 @@ class TestScan:
         assert table.scan(ALL) == IntervalSummary(next_event_timer=20, next_wall_timer=800, hold=20)
 
     def test_newer_updates_replace_timers(self) -> None:
-        """
-        A timer that was fired, reset or deleted since is not found again; one that is unchanged stays.
-        """
+        """A timer that was fired, reset or deleted since is not found again; one that is unchanged stays."""
         table = Table(ALL)
         table.commit(
             ALL,
@@ -118,9 +108,7 @@ class TestScan:
         assert table.scan(ALL) == IntervalSummary(next_event_timer=20, hold=20)
 
     def test_only_the_intervals_own_keys_count(self) -> None:
-        """
-        A file may hold keys of a neighbour, whose timers are the neighbour's.
-        """
+        """A file may hold keys of a neighbour, whose timers are the neighbour's."""
         left, right = Interval("c", "", "m"), Interval("c", "m")
         table = Table(ALL, left, right)
         table.commit(ALL, 1, {"key": "a", "timers": [timer(10)]}, {"key": "x", "timers": [timer(5)]})
@@ -129,9 +117,7 @@ class TestScan:
         assert table.scan(right).next_event_timer == 5
 
     def test_states_of_a_large_file_are_not_read(self) -> None:
-        """
-        Of 5 MB of states and timers it reads a small part.
-        """
+        """Of 5 MB of states and timers it reads a small part."""
         table = Table(ALL)
         states = (hashlib.shake_128(f"{number}".encode()).hexdigest(1_000) for number in range(2_500))
         path = table.commit(
@@ -149,9 +135,7 @@ class TestScan:
         assert objects.read_bytes < len(table.objects.get(path)) / 10
 
     def test_a_missing_file_is_named(self) -> None:
-        """
-        An owner that cannot know what is pending does not begin.
-        """
+        """An owner that cannot know what is pending does not begin."""
         table = Table(ALL)
         path = table.commit(ALL, 1, {"key": "a", "timers": [timer(10)]})
         table.objects.delete([path])
@@ -162,9 +146,7 @@ class TestScan:
 
 class TestUndelivered:
     def test_only_the_last_supersteps_files_with_productions_count(self) -> None:
-        """
-        Earlier productions were delivered by the last superstep; files without any are not opened.
-        """
+        """Earlier productions were delivered by the last superstep; files without any are not opened."""
         table = Table(ALL)
         table.commit(ALL, 1, {"key": "a", "productions": made()})
         last = table.commit(ALL, 2, {"key": "a", "productions": made()})
@@ -174,9 +156,7 @@ class TestUndelivered:
         assert table.sources(3, "c") == []
 
     def test_files_come_in_the_order_of_the_run(self) -> None:
-        """
-        By computation and then by key, so that a restart changes no order of arrival.
-        """
+        """By computation and then by key, so that a restart changes no order of arrival."""
         left, right, other = Interval("c", "", "m"), Interval("c", "m"), Interval("b")
         table = Table(left, right, other)
         written = [
@@ -187,9 +167,7 @@ class TestUndelivered:
         assert table.sources(2, "c", "b") == [written[1], written[2], written[0]]
 
     def test_a_pipelines_dead_letters_are_its_own(self) -> None:
-        """
-        Of the dead letters of all pipelines only those of the control interval are found, and cut to it.
-        """
+        """Of the dead letters of all pipelines only those of the control interval are found, and cut to it."""
         theirs = control_interval("q")
         table = Table(CONTROL, theirs)
         mine = table.commit(CONTROL, 2, {"key": "p/1", "productions": made(DEAD_LETTERS)})

@@ -1,6 +1,4 @@
-"""
-Waiting for services that are away: until they are back, until the time is over, or until it is ended.
-"""
+"""Waiting for services that are away: until they are back, until the time is over, or until it is ended."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Service:
-    """
-    A service that is away for so many calls.
-    """
+    """A service that is away for so many calls."""
 
     def __init__(self, away: int, error: type[Exception] = UnavailableError) -> None:
         self.away = away
@@ -42,9 +38,7 @@ class Service:
 
 @pytest.mark.parametrize("error", [UnavailableError, OutcomeUnknownError])
 def test_it_asks_again_until_the_service_is_back(error):
-    """
-    Between two tries it sleeps, and does what was asked for meanwhile.
-    """
+    """Between two tries it sleeps, and does what was asked for meanwhile."""
     clock, service = ManualClock(), Service(3, error)
 
     assert ServiceRetry(clock, 1_000).run(service.call, service.revive) == "here"
@@ -52,9 +46,7 @@ def test_it_asks_again_until_the_service_is_back(error):
 
 
 def test_its_time_is_bounded():
-    """
-    A service that stays away fails after the time.
-    """
+    """A service that stays away fails after the time."""
     clock = ManualClock()
     with pytest.raises(UnavailableError):
         ServiceRetry(clock, 1_000).run(Service(10_000).call)
@@ -63,9 +55,7 @@ def test_its_time_is_bounded():
 
 
 def test_it_can_be_ended():
-    """
-    Once it is ended the next failure is the last, and what works still works.
-    """
+    """Once it is ended the next failure is the last, and what works still works."""
     clock = ManualClock()
     patience = ServiceRetry(clock, 1_000_000)
     patience.end()
@@ -77,9 +67,7 @@ def test_it_can_be_ended():
 
 
 class TellingClock(SystemClock):
-    """
-    Tells when a thread sleeps.
-    """
+    """Tells when a thread sleeps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,9 +79,7 @@ class TellingClock(SystemClock):
 
 
 def test_a_run_that_waits_can_be_stopped():
-    """
-    Stopping ends a pause of an hour; what was injected in it is not acknowledged.
-    """
+    """Stopping ends a pause of an hour; what was injected in it is not acknowledged."""
     clock = TellingClock()
     store = Store.in_memory(objects=MemoryObjects(), registry=MemoryRegistry(), clock=clock, rng=SeededRng(1))
     pipeline = EnginePipeline("p")

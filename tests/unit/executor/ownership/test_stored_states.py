@@ -1,6 +1,4 @@
-"""
-Versions of states in the table: recorded when a pipeline opens, refused when they go back, undone by a rewind.
-"""
+"""Versions of states in the table: recorded when a pipeline opens, refused when they go back, undone by a rewind."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Last(Computation):
-    """
-    Keeps the time of its last record.
-    """
+    """Keeps the time of its last record."""
 
     def process_record(self, context, record):
         context.state.get()
@@ -39,9 +35,7 @@ class Last(Computation):
 
 
 class LastIn(Last):
-    """
-    The same in MessagePack, with a version.
-    """
+    """The same in MessagePack, with a version."""
 
     state_version = 1
     codec = MsgpackCodec()
@@ -52,17 +46,13 @@ class LastIn(Last):
 
 
 class Without(Last):
-    """
-    A version, and nothing that upgrades.
-    """
+    """A version, and nothing that upgrades."""
 
     state_version = 1
 
 
 class Forgetful(LastIn):
-    """
-    Changes the state in place, and returns nothing.
-    """
+    """Changes the state in place, and returns nothing."""
 
     codec = JsonCodec()
     codecs = {}  # noqa: RUF012
@@ -72,9 +62,7 @@ class Forgetful(LastIn):
 
 
 class Pond:
-    """
-    A store in memory, and pipelines on it one after the other.
-    """
+    """A store in memory, and pipelines on it one after the other."""
 
     def __init__(self) -> None:
         self.objects, self.registry = MemoryObjects(), MemoryRegistry()
@@ -104,9 +92,7 @@ class Pond:
 
 @pytest.fixture
 def old_pond(monkeypatch: pytest.MonkeyPatch) -> Pond:
-    """
-    A store whose table was made before there were versions.
-    """
+    """A store whose table was made before there were versions."""
     pond = Pond()
     with monkeypatch.context() as patch:
         schema = table.ROW_SCHEMA
@@ -117,9 +103,7 @@ def old_pond(monkeypatch: pytest.MonkeyPatch) -> Pond:
 
 
 def test_a_rewind_undoes_version_and_codec():
-    """
-    Of a version before the change, the former code goes on, and the newer code upgrades once more.
-    """
+    """Of a version before the change, the former code goes on, and the newer code upgrades once more."""
     pond = Pond()
     before = pond.run(Last(), "a", "b")
     pond.run(LastIn(), "a")
@@ -137,9 +121,7 @@ def test_a_rewind_undoes_version_and_codec():
 
 
 def test_an_old_table_gets_the_column_when_it_is_first_used(old_pond: Pond):
-    """
-    Code without versions leaves the table as it is; the commit that takes the rows for the first that has one adds it.
-    """
+    """Code without versions leaves the table as it is; the commit that takes the rows for the first that has one adds it."""
     old_pond.run(Last(), "a")
     assert STATE_VERSION not in old_pond.columns()
 
@@ -149,9 +131,7 @@ def test_an_old_table_gets_the_column_when_it_is_first_used(old_pond: Pond):
 
 
 def test_another_pipeline_goes_on_while_the_column_comes(old_pond: Pond):
-    """
-    The commit of another pipeline that loses the race against the new column is made.
-    """
+    """The commit of another pipeline that loses the race against the new column is made."""
     with old_pond.start(Last(), pipeline="q", name="other") as other:
         other.inject("in", [{"k": "x", "t": 1}])
         other.run_until_quiet()
@@ -164,9 +144,7 @@ def test_another_pipeline_goes_on_while_the_column_comes(old_pond: Pond):
 
 
 def test_a_version_without_an_upgrade_is_refused_where_there_are_rows():
-    """
-    A computation that has always had a version needs no upgrade; one whose rows are older does.
-    """
+    """A computation that has always had a version needs no upgrade; one whose rows are older does."""
     Pond().run(Without(), "a")
     pond = Pond()
     pond.run(Last(), "a")
@@ -176,9 +154,7 @@ def test_a_version_without_an_upgrade_is_refused_where_there_are_rows():
 
 
 def test_another_codec_needs_a_version():
-    """
-    A codec that neither the version nor ``codecs`` explains is refused, and the error says how it may change.
-    """
+    """A codec that neither the version nor ``codecs`` explains is refused, and the error says how it may change."""
     pond = Pond()
     pond.run(Last(), "a")
     packed = Last()
@@ -193,9 +169,7 @@ def test_another_codec_needs_a_version():
 
 
 def test_a_name_that_is_used_again_starts_at_its_own_version():
-    """
-    A dropped computation's version does not bind a later one of the same name.
-    """
+    """A dropped computation's version does not bind a later one of the same name."""
     pond = Pond()
     pond.run(LastIn(), "a")
     pond.run(Last(), "a", name="d", drop=("c",))
@@ -205,18 +179,14 @@ def test_a_name_that_is_used_again_starts_at_its_own_version():
 
 
 def test_without_versions_nothing_is_recorded():
-    """
-    A pipeline that uses no versions leaves no trace of them in the table.
-    """
+    """A pipeline that uses no versions leaves no trace of them in the table."""
     txns = Pond().run(Last(), "a").txns
 
     assert not any(app_id.startswith(STATE_VERSION_PREFIX) for app_id in txns)
 
 
 def test_an_upgrade_that_returns_nothing_is_refused():
-    """
-    A hook that forgets to return the state would erase it in silence.
-    """
+    """A hook that forgets to return the state would erase it in silence."""
     pond = Pond()
     pond.run(Last(), "a")
 
@@ -236,9 +206,7 @@ def test_an_upgrade_that_returns_nothing_is_refused():
     ],
 )
 def test_wrong_declarations_are_refused(attributes: dict[str, Any], message: str):
-    """
-    What is no version or no codec is refused in the call that declares it.
-    """
+    """What is no version or no codec is refused in the call that declares it."""
     computation = Last()
     for name, value in attributes.items():
         setattr(computation, name, value)

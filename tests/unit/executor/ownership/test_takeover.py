@@ -1,6 +1,4 @@
-"""
-Takeovers: no former owner and no other pipeline ever leaves a second set of intervals.
-"""
+"""Takeovers: no former owner and no other pipeline ever leaves a second set of intervals."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Alarm(Computation):
-    """
-    Sets a timer for each record.
-    """
+    """Sets a timer for each record."""
 
     def process_record(self, context, record):
         context.set_timer(record.at + 10)
@@ -35,9 +31,7 @@ class Alarm(Computation):
 
 
 class Collect(Computation):
-    """
-    Appends each record's number to the state, and forwards the record.
-    """
+    """Appends each record's number to the state, and forwards the record."""
 
     def __init__(self, *outputs: str) -> None:
         self.outputs = outputs
@@ -49,9 +43,7 @@ class Collect(Computation):
 
 
 class Pond:
-    """
-    A store in memory for several owners, whose runs advance only when stepped.
-    """
+    """A store in memory for several owners, whose runs advance only when stepped."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -69,9 +61,7 @@ class Pond:
         return runner.start(pipeline, stepping=True)
 
     def start_deaf(self, pipeline: EnginePipeline) -> LocalRun:
-        """
-        Start a run that is never notified of lost leases.
-        """
+        """Start a run that is never notified of lost leases."""
         store = self.store()
         run = self.start(pipeline, store)
         store.leases.hold_notices()
@@ -112,9 +102,7 @@ def finished(run: LocalRun) -> LocalRun:
 
 class TestIntervals:
     def test_a_former_owner_creates_no_intervals(self):
-        """
-        A former owner creates no intervals; two overlapping sets would fire each timer twice.
-        """
+        """A former owner creates no intervals; two overlapping sets would fire each timer twice."""
         pond = Pond()
         former, owner = pond.start_deaf(alarms()), pond.start(alarms())
         former.inject("in", rows("abcd"))
@@ -129,9 +117,7 @@ class TestIntervals:
         assert finished(pond.start(alarms())).summary().totals.timers == 4
 
     def test_a_former_owner_takes_no_lease_of_its_successor(self):
-        """
-        Intervals of the new owner stay its own, even if the former owner was never notified.
-        """
+        """Intervals of the new owner stay its own, even if the former owner was never notified."""
         pond = Pond()
         former, owner = pond.start_deaf(alarms()), pond.start(alarms())
         owner.inject("in", rows("a"))
@@ -144,9 +130,7 @@ class TestIntervals:
         assert finished(owner).summary().totals.timers == 1
 
     def test_intervals_created_during_a_takeover_are_taken_over(self):
-        """
-        Intervals that a former owner commits up to the fence belong to the new owner too.
-        """
+        """Intervals that a former owner commits up to the fence belong to the new owner too."""
         pond = Pond()
         former = pond.start_deaf(alarms())
         former.inject("in", rows("abcd"))
@@ -161,9 +145,7 @@ class TestIntervals:
         assert finished(pond.start(alarms())).summary().totals.timers == 8
 
     def test_boundaries_of_long_keys_are_truncated(self):
-        """
-        A boundary is part of names in ZooKeeper and in the log, so a key of a megabyte is truncated.
-        """
+        """A boundary is part of names in ZooKeeper and in the log, so a key of a megabyte is truncated."""
         sample = pa.array([letter * 1_000_000 for letter in "abcd"])
 
         cuts = boundaries_of(sample, 4)
@@ -173,9 +155,7 @@ class TestIntervals:
 
 class TestPipelines:
     def test_a_computation_belongs_to_one_pipeline(self):
-        """
-        A computation of another pipeline is refused: supersteps of the two are numbered differently.
-        """
+        """A computation of another pipeline is refused: supersteps of the two are numbered differently."""
         pond = Pond()
         run = pond.start(a_chain("x"))
         run.inject("in", rows("a"))
@@ -190,9 +170,7 @@ class TestPipelines:
         assert pond.states("second") == {"a": [0], "b": [0]}
 
     def test_a_computation_is_claimed_by_its_first_input(self):
-        """
-        Of two pipelines started before any input, the second to process a record is refused.
-        """
+        """Of two pipelines started before any input, the second to process a record is refused."""
         pond = Pond()
         run, other = pond.start(a_chain("x")), pond.start(a_chain("y"))
         run.inject("in", rows("a"))
@@ -207,9 +185,7 @@ class TestPipelines:
 
 class TestChangedPipelines:
     def test_productions_of_a_removed_computation_are_delivered(self):
-        """
-        A remaining consumer gets every production of a computation that a restart removed.
-        """
+        """A remaining consumer gets every production of a computation that a restart removed."""
         pond = Pond()
         run = pond.start(a_chain("p", first="old"))
         run.inject("in", rows("a"))
@@ -222,9 +198,7 @@ class TestChangedPipelines:
 
     @pytest.mark.parametrize("seed", range(4))
     def test_a_restart_keeps_the_order_of_arrival(self, seed):
-        """
-        Records of equal time arrive in the order of their producers' keys, also when read from files.
-        """
+        """Records of equal time arrive in the order of their producers' keys, also when read from files."""
         pond = Pond()
         pond.rng = SeededRng(seed)
         pipeline = EnginePipeline("p")

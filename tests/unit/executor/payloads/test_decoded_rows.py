@@ -20,9 +20,7 @@ _PAYLOAD = mp.JsonPayload({"type": "object"})
 
 
 class Failing(mp.Payload):
-    """
-    Raises what it was told to.
-    """
+    """Raises what it was told to."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()

@@ -14,9 +14,7 @@ from millpond.executor.payloads.payload import misfit
 
 
 class Words(mp.Payload):
-    """
-    Words with an equals sign; it counts how often what decodes is made.
-    """
+    """Words with an equals sign; it counts how often what decodes is made."""
 
     made = 0
 

@@ -1,6 +1,4 @@
-"""
-A computation's fingerprint is that of its code: the same in every process, and another once the code changes.
-"""
+"""A computation's fingerprint is that of its code: the same in every process, and another once the code changes."""
 
 from __future__ import annotations
 
@@ -13,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from millpond.dataflow.combiners.combiners import CombineFn, Count, Sum
+from millpond.dataflow.combiners.combine_fn import CombineFn
+from millpond.dataflow.combiners.combiners import Count, Sum
 from millpond.dataflow.pipeline import Pipeline
 from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.pipeline.code_fingerprint import code_fingerprint
@@ -64,9 +63,7 @@ made = Alert()
 
 
 def fingerprint(code: str, made: str = "made") -> str:
-    """
-    The fingerprint of what a module makes.
-    """
+    """The fingerprint of what a module makes."""
     module = ModuleType("written")
     sys.modules["written"] = module
     try:
@@ -94,9 +91,7 @@ def fingerprint(code: str, made: str = "made") -> str:
     ],
 )
 def test_a_change_of_the_code_changes_it(old: str, new: str) -> None:
-    """
-    Of the class, its bases, what it names in its module, and the values of the instance.
-    """
+    """Of the class, its bases, what it names in its module, and the values of the instance."""
     assert CODE.count(old) == 1
     assert fingerprint(CODE.replace(old, new)) != fingerprint(CODE)
 
@@ -106,17 +101,13 @@ def test_a_change_of_the_code_changes_it(old: str, new: str) -> None:
     [("# a remark", "# another"), ("\n\ndef helper", "\n\n\n\n\ndef helper"), ('"c", "d"', '"d", "c"')],
 )
 def test_what_runs_as_before_keeps_it(old: str, new: str) -> None:
-    """
-    Comments, line numbers, and the order in which a set is written.
-    """
+    """Comments, line numbers, and the order in which a set is written."""
     assert CODE.count(old) == 1
     assert fingerprint(CODE.replace(old, new)) == fingerprint(CODE)
 
 
 def test_two_processes_agree(tmp_path: Path) -> None:
-    """
-    Whatever hashes they give to text, whether they compile a module or load it, and where it lies.
-    """
+    """Whatever hashes they give to text, whether they compile a module or load it, and where it lies."""
     (tmp_path / "written.py").write_text(CODE)
     program = (
         "from millpond.executor.pipeline.code_fingerprint import code_fingerprint;"
@@ -138,9 +129,7 @@ def test_two_processes_agree(tmp_path: Path) -> None:
 
 
 def test_a_windowed_step_has_that_of_its_options() -> None:
-    """
-    Its class is Millpond's own: windows and combiners tell two of them apart.
-    """
+    """Its class is Millpond's own: windows and combiners tell two of them apart."""
 
     def step(size: str, combiner: CombineFn[Any, Any, Any]) -> str:
         pipeline = Pipeline("p")
@@ -152,8 +141,6 @@ def test_a_windowed_step_has_that_of_its_options() -> None:
 
 
 def test_a_key_extractor_is_part_of_it() -> None:
-    """
-    It decides what a computation gets, and for which key.
-    """
+    """It decides what a computation gets, and for which key."""
     assert code_fingerprint(1, [lambda value: value["a"]]) != code_fingerprint(1, [lambda value: value["b"]])
     assert code_fingerprint(1, ["a"]) != code_fingerprint(1, ["b"])

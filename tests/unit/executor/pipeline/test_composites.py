@@ -1,6 +1,4 @@
-"""
-Composites: functions from streams to streams, whose steps have one name in the graph.
-"""
+"""Composites: functions from streams to streams, whose steps have one name in the graph."""
 
 from __future__ import annotations
 
@@ -13,27 +11,21 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Split(mp.Computation):
-    """
-    Produces numbers by whether they are even, to streams that it calls by the composite's names.
-    """
+    """Produces numbers by whether they are even, to streams that it calls by the composite's names."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.produce("odd" if record.value["number"] % 2 else "even", record.value)
 
 
 class Tally(mp.Computation):
-    """
-    Counts records.
-    """
+    """Counts records."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(context.state.get(0) + 1)
 
 
 class Halve(mp.Computation):
-    """
-    Halves a number until it is odd, by a stream that it consumes itself.
-    """
+    """Halves a number until it is odd, by a stream that it consumes itself."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         number = record.value["number"]
@@ -42,9 +34,7 @@ class Halve(mp.Computation):
 
 
 def parted(numbers: mp.DataflowStream) -> tuple[mp.DataflowStream, mp.DataflowStream]:
-    """
-    Even and odd numbers, each counted.
-    """
+    """Even and odd numbers, each counted."""
     streams = numbers.pipeline.add(
         Split(), name="split", subscribes={numbers.name: None}, produces=["even", "odd"]
     )
@@ -55,9 +45,7 @@ def parted(numbers: mp.DataflowStream) -> tuple[mp.DataflowStream, mp.DataflowSt
 
 
 def halved(numbers: mp.DataflowStream) -> mp.DataflowStream:
-    """
-    The odd part of each number, in a cycle.
-    """
+    """The odd part of each number, in a cycle."""
     again = numbers.pipeline.stream("again")
     produced = numbers.pipeline.add(
         Halve(),
@@ -76,9 +64,7 @@ _ROWS = [{"key": "k", "at": number, "number": number} for number in range(1, 8)]
 
 
 def _run(*pipelines: mp.Pipeline) -> mp.Store:
-    """
-    Run pipelines one after the other on one store, the last one over all rows.
-    """
+    """Run pipelines one after the other on one store, the last one over all rows."""
     clock = ManualClock()
     store = mp.Store.in_memory(clock=clock, rng=SeededRng(1))
     for number, pipeline in enumerate(pipelines):
@@ -93,9 +79,7 @@ def _states(store: mp.Store, *names: str) -> list[Any]:
 
 
 def test_steps_are_named_after_their_composite() -> None:
-    """
-    What a composite declares begins with its name, nested ones with both, and the topology knows its steps.
-    """
+    """What a composite declares begins with its name, nested ones with both, and the topology knows its steps."""
     pipeline = mp.Pipeline("p")
 
     def both(numbers: mp.DataflowStream) -> mp.DataflowStream:
@@ -113,9 +97,7 @@ def test_steps_are_named_after_their_composite() -> None:
 
 
 def test_a_composite_may_be_applied_twice() -> None:
-    """
-    Two applications are two sets of steps with rows of their own, and SQL and totals know them by their names.
-    """
+    """Two applications are two sets of steps with rows of their own, and SQL and totals know them by their names."""
     pipeline = mp.Pipeline("p")
     numbers = _numbers(pipeline)
     _, odd = numbers.transform("first", parted)
@@ -128,9 +110,7 @@ def test_a_composite_may_be_applied_twice() -> None:
 
 
 def test_a_composite_may_have_a_cycle_and_arguments() -> None:
-    """
-    ``pipeline.stream`` within a composite is its own stream, and arguments are handed on.
-    """
+    """``pipeline.stream`` within a composite is its own stream, and arguments are handed on."""
     pipeline, shown = mp.Pipeline("p"), []
 
     def with_factor(numbers: mp.DataflowStream, factor: int, *, name: str) -> mp.DataflowStream:
@@ -147,18 +127,14 @@ def test_a_composite_may_have_a_cycle_and_arguments() -> None:
 
 
 class Sum(mp.Computation):
-    """
-    Adds numbers up.
-    """
+    """Adds numbers up."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(context.state.get(0) + record.value)
 
 
 def test_windows_and_joins_work_within_a_composite() -> None:
-    """
-    Windowed steps, joins and sinks within a composite are connected by its own streams.
-    """
+    """Windowed steps, joins and sinks within a composite are connected by its own streams."""
     pipeline = mp.Pipeline("p")
 
     def joined(numbers: mp.DataflowStream) -> mp.DataflowStream:
@@ -179,18 +155,14 @@ def test_windows_and_joins_work_within_a_composite() -> None:
 
 
 class Last(mp.Computation):
-    """
-    Keeps the last value.
-    """
+    """Keeps the last value."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(record.value["value"])
 
 
 def test_a_step_moves_into_a_composite_with_its_rows() -> None:
-    """
-    ``renamed_from`` takes the whole former name: a step that moves into a composite keeps its rows.
-    """
+    """``renamed_from`` takes the whole former name: a step that moves into a composite keeps its rows."""
     before, after = mp.Pipeline("p"), mp.Pipeline("p")
     _numbers(before).apply(Tally(), name="tally")
     _numbers(after).transform(
@@ -202,9 +174,7 @@ def test_a_step_moves_into_a_composite_with_its_rows() -> None:
 
 
 def test_dead_letters_are_those_of_the_whole_pipeline() -> None:
-    """
-    The stream of dead letters has its own name within a composite, too.
-    """
+    """The stream of dead letters has its own name within a composite, too."""
     pipeline = mp.Pipeline("p")
     _numbers(pipeline).apply(Tally(), name="tally")
     pipeline.transform(
@@ -216,9 +186,7 @@ def test_dead_letters_are_those_of_the_whole_pipeline() -> None:
 
 
 def test_a_mistake_within_a_composite_names_the_step() -> None:
-    """
-    An error within names the step in full, and what is declared after it is outside of the composite again.
-    """
+    """An error within names the step in full, and what is declared after it is outside of the composite again."""
     pipeline = mp.Pipeline("p")
     numbers = _numbers(pipeline)
     with pytest.raises(mp.InvalidError, match=r"outer\.tally"):
@@ -255,17 +223,13 @@ def _before_a_step(pipeline: mp.Pipeline) -> None:
     ],
 )
 def test_a_malformed_composite_is_refused(declare: Any) -> None:
-    """
-    A name that is taken, is none or is too long together with those around it, and what is no function are refused.
-    """
+    """A name that is taken, is none or is too long together with those around it, and what is no function are refused."""
     with pytest.raises(mp.InvalidError):
         declare(mp.Pipeline("p"))
 
 
 def test_a_feedback_and_a_union_within_a_composite_have_its_names() -> None:
-    """
-    A composite names its own stream as a feedback by the stream's own name, and a union in it goes on under the whole one.
-    """
+    """A composite names its own stream as a feedback by the stream's own name, and a union in it goes on under the whole one."""
     pipeline = mp.Pipeline("p")
 
     def around(numbers: mp.DataflowStream) -> mp.DataflowStream:

@@ -1,6 +1,4 @@
-"""
-Injection: outside rows become records; unreadable ones are told apart.
-"""
+"""Injection: outside rows become records; unreadable ones are told apart."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ def node(**changes: object):
 @pytest.mark.parametrize("rows", [ROWS, pa.Table.from_pylist(ROWS)])
 class TestBothForms:
     def test_names_are_read_alike_from_dicts_and_columns(self, rows):
-        """
-        Key, time and id come from the fields that the injector names.
-        """
+        """Key, time and id come from the fields that the injector names."""
         injected = read_injected(node(), None, rows)
 
         assert injected.keys.to_pylist() == ["Bergen", "Oslo"]
@@ -41,9 +37,7 @@ class TestBothForms:
         assert not injected.errors
 
     def test_functions_are_called_alike(self, rows):
-        """
-        A function gets the row as a dict, whatever its form.
-        """
+        """A function gets the row as a dict, whatever its form."""
         functions = {
             "key": lambda row: row["city"][0],
             "at": lambda row: datetime.fromtimestamp(row["time"], UTC),
@@ -57,9 +51,7 @@ class TestBothForms:
         assert injected.ids.to_pylist() == [b"5", b"7"]
 
     def test_a_consumer_may_take_its_key_from_elsewhere(self, rows):
-        """
-        The consumer's extractor comes before the injector's.
-        """
+        """The consumer's extractor comes before the injector's."""
         assert read_injected(node(), "id", rows).keys.to_pylist() == ["x", "y"]
         assert read_injected(node(), lambda row: row["city"].upper(), rows).keys.to_pylist() == [
             "BERGEN",
@@ -67,24 +59,18 @@ class TestBothForms:
         ]
 
     def test_without_an_id_nothing_is_deduplicated(self, rows):
-        """
-        An injector that names no id gives none.
-        """
+        """An injector that names no id gives none."""
         assert read_injected(node(id=None), None, rows).ids is None
 
     def test_rows_are_values(self, rows):
-        """
-        A record's value is the whole row as a dict.
-        """
+        """A record's value is the whole row as a dict."""
         values = row_values(rows)
 
         assert row_count(rows) == len(values) == 2
         assert values.value(1) == ROWS[1]
 
     def test_a_function_that_raises_spoils_its_own_row_only(self, rows):
-        """
-        The error says what was raised.
-        """
+        """The error says what was raised."""
         injected = read_injected(node(at=lambda row: 1 // (row["time"] - 5)), None, rows)
 
         assert list(injected.errors) == [0]
@@ -93,9 +79,7 @@ class TestBothForms:
 
 class TestUnreadable:
     def test_each_bad_row_is_told_with_its_reason(self):
-        """
-        Bad keys, times, ids and rows are errors of their own; the good row stays.
-        """
+        """Bad keys, times, ids and rows are errors of their own; the good row stays."""
         rows = [
             {"city": None, "time": 5, "id": "a"},
             {"city": "b", "time": "soon", "id": "b"},
@@ -116,9 +100,7 @@ class TestUnreadable:
         ("column", "kind"), [("city", pa.list_(pa.int64())), ("time", pa.float64()), ("id", pa.float64())]
     )
     def test_a_column_of_the_wrong_type_is_a_mistake_in_the_call(self, column, kind):
-        """
-        The error names the column.
-        """
+        """The error names the column."""
         rows = pa.Table.from_pylist(ROWS).drop_columns([column]).append_column(column, pa.nulls(2, kind))
 
         with pytest.raises(InvalidError, match=f"column=`{column}`"):
@@ -126,9 +108,7 @@ class TestUnreadable:
 
     @pytest.mark.parametrize("column", ["city", "time", "id"])
     def test_a_missing_column_is_a_mistake_in_the_call(self, column):
-        """
-        The error names the column.
-        """
+        """The error names the column."""
         with pytest.raises(InvalidError, match=f"column=`{column}`"):
             read_injected(node(), None, pa.Table.from_pylist(ROWS).drop_columns([column]))
 
@@ -142,9 +122,7 @@ class TestUnreadable:
         ],
     )
     def test_ids_of_every_sensible_type_become_bytes(self, ids, expected):
-        """
-        Text, bytes, whole numbers and nulls are ids.
-        """
+        """Text, bytes, whole numbers and nulls are ids."""
         rows = pa.table({"city": ["a", "b"], "time": [1, 2], "id": ids})
 
         assert read_injected(node(), None, rows).ids.to_pylist() == expected
@@ -165,9 +143,7 @@ class TestUnreadable:
     ],
 )
 def test_rows_of_which_none_can_be_read_are_the_programs_mistake(rows: list[Any], words: str) -> None:
-    """
-    A misspelt key, or one of a type that no key has, in rows that are dicts is one sentence, as it is for a table.
-    """
+    """A misspelt key, or one of a type that no key has, in rows that are dicts is one sentence, as it is for a table."""
     queries = node(key="query", at="t", id=None)
 
     with pytest.raises(InvalidError, match=words):
@@ -175,9 +151,7 @@ def test_rows_of_which_none_can_be_read_are_the_programs_mistake(rows: list[Any]
 
 
 def test_one_row_that_can_be_read_is_enough() -> None:
-    """
-    Rows differ: those that lack a field become dead letters, and a key that is null is no other type.
-    """
+    """Rows differ: those that lack a field become dead letters, and a key that is null is no other type."""
     queries = node(key="query", at="t", id=None)
 
     check_fields(queries, [None], [{"query": 7}, {"query": "cat", "t": 1}, "no row"])

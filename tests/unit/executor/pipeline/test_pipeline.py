@@ -1,6 +1,4 @@
-"""
-Pipelines: what they freeze into, and every mistake refused with the name of what is wrong.
-"""
+"""Pipelines: what they freeze into, and every mistake refused with the name of what is wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +11,8 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import BoundedDisorder
-from millpond.executor.pipeline.pipeline import DEAD_LETTERS, EnginePipeline
+from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.weak import is_addressed
 from millpond.statestore.errors import InvalidError
 
@@ -25,9 +24,7 @@ class Pass(Computation):
 
 @dataclass(frozen=True)
 class Place:
-    """
-    A sink that only has a place.
-    """
+    """A sink that only has a place."""
 
     identity: str
 
@@ -50,9 +47,7 @@ def refused(pipeline: EnginePipeline, *texts: str, inputs=None) -> None:
 
 class TestTopology:
     def test_a_chain_is_frozen_with_all_its_parts(self):
-        """
-        Injector, computations with their extractors, and sinks are found by name.
-        """
+        """Injector, computations with their extractors, and sinks are found by name."""
         pipeline = EnginePipeline("zeitgeist")
         queries = pipeline.inject(
             "queries", key="query", at="time", id="id", watermark=BoundedDisorder("30s")
@@ -74,9 +69,7 @@ class TestTopology:
         assert plain == {"queries", "counter", "detector"}
 
     def test_one_stream_may_have_several_consumers_with_their_own_extractors(self):
-        """
-        Each consumer says for itself how it gets its key.
-        """
+        """Each consumer says for itself how it gets its key."""
         pipeline = a_pipeline()
         queries = pipeline.stream("queries")
         queries.apply(Pass(), name="by_city", key="city")
@@ -90,9 +83,7 @@ class TestTopology:
         assert consumers[2].subscription.key is None
 
     def test_several_computations_may_produce_to_one_stream(self):
-        """
-        A stream is an edge that any computation may produce to.
-        """
+        """A stream is an edge that any computation may produce to."""
         pipeline = a_pipeline()
         for name in ("a", "b"):
             pipeline.stream("queries").apply(Pass(), name=name, produces="merged")
@@ -100,9 +91,7 @@ class TestTopology:
         assert [node.name for node in pipeline.check().producers_of("merged")] == ["a", "b"]
 
     def test_cycles_are_allowed(self):
-        """
-        A computation may consume what it produces, and a stream may be named before it exists.
-        """
+        """A computation may consume what it produces, and a stream may be named before it exists."""
         pipeline = a_pipeline()
         made = pipeline.add(
             Pass(), name="loop", subscribes={"queries": None, "again": None}, produces=["again", "out"]
@@ -112,9 +101,7 @@ class TestTopology:
         assert set(pipeline.check().computations) == {"loop", "after"}
 
     def test_dead_letters_may_be_consumed_and_kept(self):
-        """
-        The reserved stream is produced by every computation and open to subscriptions and sinks.
-        """
+        """The reserved stream is produced by every computation and open to subscriptions and sinks."""
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter")
         dead = pipeline.stream(DEAD_LETTERS)
@@ -126,9 +113,7 @@ class TestTopology:
         assert [node.name for node in topology.producers_of(DEAD_LETTERS)] == ["counter", "mourner"]
 
     def test_apply_names_its_output_after_the_computation_unless_told(self):
-        """
-        One name, several names, or none: the first is returned.
-        """
+        """One name, several names, or none: the first is returned."""
         queries = a_pipeline().stream("queries")
 
         assert queries.apply(Pass(), name="a").name == "a"
@@ -138,9 +123,7 @@ class TestTopology:
             queries.apply(Pass(), name="d", produces=[])
 
     def test_a_topology_travels(self):
-        """
-        A topology can be pickled, since tasks on other machines need its nodes.
-        """
+        """A topology can be pickled, since tasks on other machines need its nodes."""
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter")
 
@@ -150,9 +133,7 @@ class TestTopology:
         assert len(copy.consumers_of("queries")) == 1
 
     def test_asking_for_what_is_not_there_names_it(self):
-        """
-        Unknown computations and injectors are refused by name.
-        """
+        """Unknown computations and injectors are refused by name."""
         topology = a_pipeline().check()
 
         with pytest.raises(InvalidError, match="computation=`missing`"):
@@ -164,9 +145,7 @@ class TestTopology:
 class TestDeclarations:
     @pytest.mark.parametrize("name", ["", "a b", "a/b", "1st", "ø", "x" * 101, "-a", None, 5, DEAD_LETTERS])
     def test_bad_names_are_refused_everywhere(self, name):
-        """
-        A name that could not be a table, a folder and a node at once is refused where it is written.
-        """
+        """A name that could not be a table, a folder and a node at once is refused where it is written."""
         pipeline = a_pipeline()
         with pytest.raises(InvalidError, match="name"):
             EnginePipeline(name)
@@ -179,9 +158,7 @@ class TestDeclarations:
 
     @pytest.mark.parametrize("name", ["", "a b", None])
     def test_bad_names_of_sinks_and_references_are_refused(self, name):
-        """
-        Sinks and references to streams obey the same rule.
-        """
+        """Sinks and references to streams obey the same rule."""
         pipeline = a_pipeline()
         with pytest.raises(InvalidError, match="sink's name"):
             pipeline.stream("queries").sink(name, Place("x"))
@@ -191,9 +168,7 @@ class TestDeclarations:
             pipeline.add(Pass(), name="a", subscribes={name: None})
 
     def test_duplicates_are_refused_by_name(self):
-        """
-        Two computations, two injectors of a stream, two sinks: each needs a name of its own.
-        """
+        """Two computations, two injectors of a stream, two sinks: each needs a name of its own."""
         pipeline = a_pipeline()
         queries = pipeline.stream("queries")
         queries.apply(Pass(), name="a")
@@ -210,17 +185,13 @@ class TestDeclarations:
 
     @pytest.mark.parametrize("computation", [Pass, object(), None, lambda context, record: None])
     def test_what_is_no_computation_is_refused(self, computation):
-        """
-        A class, a function or anything else is not an instance of Computation.
-        """
+        """A class, a function or anything else is not an instance of Computation."""
         with pytest.raises(InvalidError, match="computation=`counter`"):
             a_pipeline().stream("queries").apply(computation, name="counter")
 
     @pytest.mark.parametrize("key", [5, "", [], ["city", None]])
     def test_a_key_extractor_of_the_wrong_type_is_refused(self, key):
-        """
-        The error names computation and stream.
-        """
+        """The error names computation and stream."""
         with pytest.raises(InvalidError, match="computation=`counter` stream=`queries`"):
             a_pipeline().stream("queries").apply(Pass(), name="counter", key=key)
 
@@ -236,9 +207,7 @@ class TestDeclarations:
         ],
     )
     def test_an_injector_with_wrong_arguments_is_refused(self, arguments):
-        """
-        Key, time, id and watermark are checked where they are written.
-        """
+        """Key, time, id and watermark are checked where they are written."""
         with pytest.raises(InvalidError, match="stream=`s`"):
             EnginePipeline("p").inject("s", **arguments)
 
@@ -248,9 +217,7 @@ class TestDeclarations:
         ids=lambda arguments: next(iter(arguments)),
     )
     def test_a_stream_by_time_of_arrival_has_its_own_watermark(self, arguments):
-        """
-        Whatever would hold it or move it otherwise is refused.
-        """
+        """Whatever would hold it or move it otherwise is refused."""
         with pytest.raises(InvalidError, match="has its own watermark"):
             EnginePipeline("p").inject("s", key="k", at=IngressTime(), **arguments)
 
@@ -267,32 +234,24 @@ class TestDeclarations:
         ],
     )
     def test_options_that_mean_nothing_are_refused(self, options):
-        """
-        Negative bounds, wrong types and unknown options name the computation.
-        """
+        """Negative bounds, wrong types and unknown options name the computation."""
         with pytest.raises(InvalidError, match="computation=`counter`"):
             a_pipeline().stream("queries").apply(Pass(), name="counter", **options)
 
     @pytest.mark.parametrize("subscribes", [{}, ["queries"], "queries"])
     def test_a_computation_must_subscribe_to_something(self, subscribes):
-        """
-        Subscriptions are a mapping, and not an empty one.
-        """
+        """Subscriptions are a mapping, and not an empty one."""
         with pytest.raises(InvalidError, match="computation=`counter`"):
             a_pipeline().add(Pass(), name="counter", subscribes=subscribes)
 
     def test_produces_is_a_list(self):
-        """
-        One name in place of a list would be read as letters.
-        """
+        """One name in place of a list would be read as letters."""
         with pytest.raises(InvalidError, match="produces=`out`"):
             a_pipeline().add(Pass(), name="counter", subscribes={"queries": None}, produces="out")
 
     @pytest.mark.parametrize("sink", [None, "out/spikes", Place])
     def test_what_is_no_sink_is_refused(self, sink):
-        """
-        A path is not a sink yet.
-        """
+        """A path is not a sink yet."""
         with pytest.raises(InvalidError, match="sink=`s`"):
             a_pipeline().stream("queries").sink("s", sink)
 
@@ -301,9 +260,7 @@ class TestHooks:
     @pytest.mark.parametrize("hook", ["process_record", "process_records", "process_timer"])
     @pytest.mark.parametrize("kind", ["generator", "async", "async generator"])
     def test_hooks_whose_body_would_never_run_are_refused(self, hook, kind):
-        """
-        A hook that yields or is async would do nothing in silence; the error names it when the pipeline is built.
-        """
+        """A hook that yields or is async would do nothing in silence; the error names it when the pipeline is built."""
 
         def generator(self, context, record):
             yield record
@@ -323,51 +280,39 @@ class TestHooks:
 
 class TestCheck:
     def test_an_unknown_stream_names_who_wants_it_and_what_may_be_meant(self):
-        """
-        A misspelt stream is named together with its consumer and the nearest name.
-        """
+        """A misspelt stream is named together with its consumer and the nearest name."""
         pipeline = a_pipeline()
         pipeline.stream("querys").apply(Pass(), name="counter")
 
         refused(pipeline, "stream=`querys`", "computation=`counter`", "'queries'")
 
     def test_a_sink_of_an_unknown_stream_is_named(self):
-        """
-        A sink on a stream without a producer would stay empty.
-        """
+        """A sink on a stream without a producer would stay empty."""
         pipeline = a_pipeline()
         pipeline.stream("nothing").sink("s", Place("x"))
 
         refused(pipeline, "stream=`nothing`", "sink=`s`")
 
     def test_an_injected_stream_cannot_be_produced(self):
-        """
-        The low watermark of such a stream would be undefined.
-        """
+        """The low watermark of such a stream would be undefined."""
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter", produces="queries")
 
         refused(pipeline, "injected", "stream=`queries`", "computation=`counter`")
 
     def test_a_pipeline_without_injectors_is_refused(self):
-        """
-        Nothing could ever happen in it.
-        """
+        """Nothing could ever happen in it."""
         refused(EnginePipeline("empty"), "no injector", "pipeline=`empty`")
 
     def test_a_cycle_that_nothing_feeds_is_refused(self):
-        """
-        A computation that no outside record can reach is a mistake.
-        """
+        """A computation that no outside record can reach is a mistake."""
         pipeline = a_pipeline()
         pipeline.add(Pass(), name="island", subscribes={"loop": None}, produces=["loop"])
 
         refused(pipeline, "computation=`island`")
 
     def test_a_horizon_in_a_cycle_is_refused(self):
-        """
-        With every round the watermark would lie further back.
-        """
+        """With every round the watermark would lie further back."""
 
         class Back(Pass):
             late_data_horizon = "1s"
@@ -379,9 +324,7 @@ class TestCheck:
         refused(pipeline, "late_data_horizon", "computation=`back`")
 
     def test_a_horizon_that_is_none_is_refused_at_its_line(self):
-        """
-        It is a duration that is not negative, or unbounded.
-        """
+        """It is a duration that is not negative, or unbounded."""
         for horizon in (-1, "soon"):
             back = Pass()
             back.late_data_horizon = horizon
@@ -389,9 +332,7 @@ class TestCheck:
                 a_pipeline().stream("queries").apply(back, name="back")
 
     def test_names_that_differ_by_case_only_are_refused(self):
-        """
-        SQL engines do not tell them apart.
-        """
+        """SQL engines do not tell them apart."""
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter")
         pipeline.stream("queries").apply(Pass(), name="Counter")
@@ -399,9 +340,7 @@ class TestCheck:
         refused(pipeline, "`counter`", "`Counter`")
 
     def test_two_sinks_cannot_share_a_place(self):
-        """
-        Both sinks and the place are named.
-        """
+        """Both sinks and the place are named."""
         pipeline = a_pipeline()
         counts = pipeline.stream("queries").apply(Pass(), name="counter")
         counts.sink("s1", Place("out")).sink("s2", Place("out"))
@@ -409,18 +348,14 @@ class TestCheck:
         refused(pipeline, "first=`s1`", "second=`s2`", "`out`")
 
     def test_an_injected_stream_has_no_sink(self):
-        """
-        Nothing durable holds outside records until a computation has made something of them.
-        """
+        """Nothing durable holds outside records until a computation has made something of them."""
         pipeline = a_pipeline()
         pipeline.stream("queries").sink("s", Place("out"))
 
         refused(pipeline, "sink=`s`", "stream=`queries`")
 
     def test_inputs_and_injectors_must_agree(self):
-        """
-        An input that no injector names, and an injector without input, are refused by name.
-        """
+        """An input that no injector names, and an injector without input, are refused by name."""
         pipeline = a_pipeline()
 
         refused(pipeline, "no injector", "input=`clicks`", inputs=["queries", "clicks"])
@@ -429,9 +364,7 @@ class TestCheck:
 
 class TestPickling:
     def test_an_attribute_that_cannot_travel_is_named(self):
-        """
-        The error says which attribute of which computation.
-        """
+        """The error says which attribute of which computation."""
         holder = Pass()
         holder.fine = 1
         holder.lock = threading.Lock()
@@ -441,9 +374,7 @@ class TestPickling:
         refused(pipeline, "computation=`counter`", "attribute=`lock`", "type=`Pass`")
 
     def test_a_method_that_holds_on_to_something_is_named(self):
-        """
-        A class made in a function drags what its methods refer to along with it.
-        """
+        """A class made in a function drags what its methods refer to along with it."""
         lock = threading.Lock()
 
         class Holding(Computation):
@@ -456,9 +387,7 @@ class TestPickling:
         refused(pipeline, "computation=`counter`", "attribute=`process_record`")
 
     def test_an_object_that_refuses_as_a_whole_is_named(self):
-        """
-        Where no attribute is to blame, the computation alone is named.
-        """
+        """Where no attribute is to blame, the computation alone is named."""
 
         class Stubborn(Computation):
             def __reduce__(self) -> str:
@@ -470,9 +399,7 @@ class TestPickling:
         refused(pipeline, "computation=`counter`", "not me")
 
     def test_extractors_that_cannot_travel_are_named(self):
-        """
-        Key extractors and the functions of injectors are checked too.
-        """
+        """Key extractors and the functions of injectors are checked too."""
         lock = threading.Lock()
         pipeline = a_pipeline()
         pipeline.stream("queries").apply(Pass(), name="counter", key=lambda value: str(lock))

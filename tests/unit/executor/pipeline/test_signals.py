@@ -1,6 +1,4 @@
-"""
-The stream of signals: who consumes it, and what may be said on it.
-"""
+"""The stream of signals: who consumes it, and what may be said on it."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from millpond.testing.fixtures.panes import SeenPanes
 
 
 def waiting(**options: Any) -> mp.Pipeline:
-    """
-    A step that waits for a signal, and one that does not.
-    """
+    """A step that waits for a signal, and one that does not."""
     pipeline = mp.Pipeline("p")
     rows = pipeline.inject("in", key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
     windows = rows.window(mp.FixedWindows(10), trigger=mp.Repeatedly(mp.AfterSignal("show")))
@@ -26,9 +22,7 @@ def waiting(**options: Any) -> mp.Pipeline:
 
 
 def test_only_steps_that_wait_for_a_signal_consume_the_stream() -> None:
-    """
-    The stream is there where a trigger waits, and is no input that a runner must be given.
-    """
+    """The stream is there where a trigger waits, and is no input that a runner must be given."""
     topology = waiting().check(inputs=["in"])
 
     assert [consumer.computation.name for consumer in topology.consumers_of(SIGNALS)] == ["counts"]
@@ -38,17 +32,13 @@ def test_only_steps_that_wait_for_a_signal_consume_the_stream() -> None:
 
 
 def test_the_name_is_reserved() -> None:
-    """
-    A user's stream cannot have the name of the stream of signals.
-    """
+    """A user's stream cannot have the name of the stream of signals."""
     with pytest.raises(mp.InvalidError, match="reserved"):
         mp.Pipeline("p").inject(SIGNALS, key="k", at="at")
 
 
 def test_signals_are_not_dropped_as_late_records() -> None:
-    """
-    A step that drops late records drops no signal.
-    """
+    """A step that drops late records drops no signal."""
     node = waiting(on_late="drop").check().computations["counts"]
 
     assert node.drops_late("in")
@@ -65,9 +55,7 @@ def test_signals_are_not_dropped_as_late_records() -> None:
     ],
 )
 def test_malformed_signals_are_refused(arguments: tuple[Any, ...], message: str) -> None:
-    """
-    An unknown name, a key that is no text and a window that is none are refused at the call.
-    """
+    """An unknown name, a key that is no text and a window that is none are refused at the call."""
     with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(waiting(), stepping=True) as run:
         with pytest.raises(mp.InvalidError, match=message):
             run.signal(*arguments)
@@ -78,9 +66,7 @@ def test_malformed_signals_are_refused(arguments: tuple[Any, ...], message: str)
 
 
 def test_a_co_grouping_can_wait_for_a_signal() -> None:
-    """
-    A step over several streams is signalled as any other.
-    """
+    """A step over several streams is signalled as any other."""
     pipeline, seen = mp.Pipeline("p"), SeenPanes()
     streams = {
         name: pipeline.inject(name, key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
@@ -98,9 +84,7 @@ def test_a_co_grouping_can_wait_for_a_signal() -> None:
 
 
 def test_a_threaded_run_gives_a_receipt() -> None:
-    """
-    The receipt of a signal tells when it is durable.
-    """
+    """The receipt of a signal tells when it is durable."""
     with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(waiting()) as run:
         run.inject("in", [{"k": "a", "at": 1}]).wait()
         receipt = run.signal("show", "a")

@@ -1,6 +1,4 @@
-"""
-The allocator of worker processes, in processes of their own: it is chosen for all of a process.
-"""
+"""The allocator of worker processes, in processes of their own: it is chosen for all of a process."""
 
 from __future__ import annotations
 
@@ -27,15 +25,11 @@ def allocator_of_a_worker(**environment: str) -> str:
 
 
 def test_workers_use_the_allocator_that_keeps_least() -> None:
-    """
-    A worker process allocates with jemalloc, or as Arrow does by itself where it was built without.
-    """
+    """A worker process allocates with jemalloc, or as Arrow does by itself where it was built without."""
     has_jemalloc = "jemalloc" in pa.supported_memory_backends()
     assert allocator_of_a_worker() == ("jemalloc" if has_jemalloc else pa.default_memory_pool().backend_name)
 
 
 def test_what_the_user_has_chosen_stays() -> None:
-    """
-    An allocator that Arrow's own variable names is not replaced.
-    """
+    """An allocator that Arrow's own variable names is not replaced."""
     assert allocator_of_a_worker(ARROW_DEFAULT_MEMORY_POOL="system") == "system"

@@ -1,6 +1,4 @@
-"""
-The hand-over of slots between the worker processes of an executor, here between threads and real processes.
-"""
+"""The hand-over of slots between the worker processes of an executor, here between threads and real processes."""
 
 from __future__ import annotations
 
@@ -21,18 +19,14 @@ _secrets = itertools.count()
 
 
 def report_of(handed: HandedOver) -> None:
-    """
-    Answer with the number of records, and with the plan as the process's name.
-    """
+    """Answer with the number of records, and with the plan as the process's name."""
     read = sum(batch.num_rows for batch in handed.batches)
     handed.give(SlotReport(slot=0, process=handed.plan.decode(), read_bytes=read))
 
 
 @pytest.fixture
 def homes() -> Iterator[Callable[..., SlotHomes]]:
-    """
-    Makes what a process keeps of its slots; all of one test belong to one run.
-    """
+    """Makes what a process keeps of its slots; all of one test belong to one run."""
     secret = f"{os.getpid()}-{next(_secrets)}"
     made: list[SlotHomes] = []
 
@@ -52,9 +46,7 @@ def neighbour_of(homes: SlotHomes, slot: int = 0) -> Connection:
 
 
 def test_the_first_to_run_a_slot_is_its_home(homes: Callable[..., SlotHomes]) -> None:
-    """
-    Others hand plan and records over and get its report, as often as they like; empty slots too.
-    """
+    """Others hand plan and records over and get its report, as often as they like; empty slots too."""
     home, other = homes(), homes()
 
     assert home.neighbour(0, 1) is None
@@ -66,9 +58,7 @@ def test_the_first_to_run_a_slot_is_its_home(homes: Callable[..., SlotHomes]) ->
 
 
 def test_a_process_is_home_to_so_many_slots_only(homes: Callable[..., SlotHomes]) -> None:
-    """
-    A slot beyond that is run where it is, until a process that has room for it becomes its home.
-    """
+    """A slot beyond that is run where it is, until a process that has room for it becomes its home."""
     full, free = homes(), homes()
 
     assert [full.neighbour(slot, 1) for slot in (0, 1)] == [None, None]
@@ -79,9 +69,7 @@ def test_a_process_is_home_to_so_many_slots_only(homes: Callable[..., SlotHomes]
 
 
 def test_a_home_that_is_given_up_can_be_taken(homes: Callable[..., SlotHomes]) -> None:
-    """
-    The next process to run the slot becomes its home.
-    """
+    """The next process to run the slot becomes its home."""
     first, second, third = homes(), homes(), homes()
     assert first.neighbour(0, 1) is None
     assert hand_over(neighbour_of(second), b"", []) is not None
@@ -92,9 +80,7 @@ def test_a_home_that_is_given_up_can_be_taken(homes: Callable[..., SlotHomes]) -
 
 
 def test_a_stranger_is_not_served(homes: Callable[..., SlotHomes]) -> None:
-    """
-    A process that does not know the run's secret gets no slot run, whatever it sends.
-    """
+    """A process that does not know the run's secret gets no slot run, whatever it sends."""
     handed: list[bytes] = []
     home = homes(lambda slot: handed.append(slot.plan))
     stranger = homes(secret="another run")
@@ -108,9 +94,7 @@ def test_a_stranger_is_not_served(homes: Callable[..., SlotHomes]) -> None:
 def test_a_home_that_fails_has_no_report(
     homes: Callable[..., SlotHomes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    The process that waits is told, so that it runs the slot itself and finds the error; the home logs it.
-    """
+    """The process that waits is told, so that it runs the slot itself and finds the error; the home logs it."""
 
     def fail(_: HandedOver) -> None:
         raise ArithmeticError
@@ -124,9 +108,7 @@ def test_a_home_that_fails_has_no_report(
 
 
 def test_a_report_is_given_once(homes: Callable[..., SlotHomes]) -> None:
-    """
-    What code does that was reported as stuck does not reach the process that waited.
-    """
+    """What code does that was reported as stuck does not reach the process that waited."""
 
     def give_twice(handed: HandedOver) -> None:
         handed.give(SlotReport(slot=0, process="first"))
@@ -144,18 +126,14 @@ def test_a_report_is_given_once(homes: Callable[..., SlotHomes]) -> None:
 
 
 def _be_home(secret: str, pipe: Connection) -> None:
-    """
-    A process that takes a slot and ends without a word when it is handed over.
-    """
+    """A process that takes a slot and ends without a word when it is handed over."""
     homes = SlotHomes(secret, lambda _: os._exit(3), executor=1)
     pipe.send(homes.neighbour(0, 1) is None)
     pipe.recv()
 
 
 def test_a_home_that_is_killed_frees_its_slot(homes: Callable[..., SlotHomes]) -> None:
-    """
-    The process that handed the slot over hears of it at once, and the next one becomes the home.
-    """
+    """The process that handed the slot over hears of it at once, and the next one becomes the home."""
     mine = homes()
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_be_home, args=(mine.secret, theirs))

@@ -1,6 +1,4 @@
-"""
-Modules of the user's that Spark's workers cannot import.
-"""
+"""Modules of the user's that Spark's workers cannot import."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ def key(row):
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """
-    A module in a folder that only this process looks into.
-    """
+    """A module in a folder that only this process looks into."""
     (tmp_path / f"{MODULE}.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield importlib.import_module(MODULE)
@@ -49,9 +45,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
 
 
 def test_modules_that_are_not_installed_are_known(module: Any) -> None:
-    """
-    They are found wherever the code refers to them: a class, a function, or a module that a function uses.
-    """
+    """They are found wherever the code refers to them: a class, a function, or a module that a function uses."""
 
     def uses_module(row: Any) -> Any:
         return helper.key(row)
@@ -65,9 +59,7 @@ def test_modules_that_are_not_installed_are_known(module: Any) -> None:
 
 
 def test_installed_modules_are_no_question() -> None:
-    """
-    The standard library, Millpond and what pip installs are where Python looks for them.
-    """
+    """The standard library, Millpond and what pip installs are where Python looks for them."""
     import pyarrow as pa
 
     assert own_modules(cloudpickle.dumps([Path("x"), pa.array([1]), EnginePipeline, "os", len])) == ()
@@ -77,9 +69,7 @@ def test_installed_modules_are_no_question() -> None:
 def test_a_module_that_workers_cannot_import_is_refused_before_the_run(
     spark: SparkSession, tmp_path: Path, module: Any
 ) -> None:
-    """
-    One sentence names the module and the way out; no store is made.
-    """
+    """One sentence names the module and the way out; no store is made."""
     pipeline = EnginePipeline("p")
     pipeline.inject("in", key="k", at="t").apply(module.Counter(), name="c")
     frame = spark.createDataFrame([("a", 1)], "k string, t long")

@@ -1,6 +1,4 @@
-"""
-Targets of routed rows: one integer names an interval and says whether the record is readable.
-"""
+"""Targets of routed rows: one integer names an interval and says whether the record is readable."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ from millpond.executor.python_workers.routed_columns import (
 
 @pytest.mark.parametrize("position", [0, 1, 2_147_483_646])
 def test_a_target_names_its_interval(position: int) -> None:
-    """
-    The position comes back from either kind of target, and the kinds never coincide.
-    """
+    """The position comes back from either kind of target, and the kinds never coincide."""
     readable, unreadable = readable_target(position), unreadable_target(position)
 
     assert position_of(readable) == position_of(unreadable) == position

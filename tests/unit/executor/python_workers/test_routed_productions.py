@@ -1,6 +1,4 @@
-"""
-Productions by shuffle: what a slot gets is what it would have read itself, in the same order.
-"""
+"""Productions by shuffle: what a slot gets is what it would have read itself, in the same order."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ POSITIONS = {"own": (4, 0, 7, 2), "by_field": (1, 3)}
 
 
 def key_of(value: Any) -> str:
-    """
-    The key extractor of the second consumer, which finds none in some values.
-    """
+    """The key extractor of the second consumer, which finds none in some values."""
     key: str = value["key"]
     return key
 
@@ -100,9 +96,7 @@ PRODUCTION = st.fixed_dictionaries(
 
 
 def told(deliveries: Deliveries) -> list[tuple[Any, ...]]:
-    """
-    Everything that is in deliveries.
-    """
+    """Everything that is in deliveries."""
     keys = deliveries.keys.to_pylist()
     return [
         (deliveries.stream, key, int(at), deliveries.values.value(row))
@@ -116,9 +110,7 @@ def letter(letter: DeadLetter) -> tuple[Any, ...]:
 
 @given(st.lists(st.lists(PRODUCTION, max_size=12), max_size=4), st.data())
 def test_a_slot_gets_what_it_would_have_read(files: list[list[dict[str, Any]]], data: st.DataObject) -> None:
-    """
-    Deliveries and letters are the same, whatever the order in which Spark brings the rows.
-    """
+    """Deliveries and letters are the same, whatever the order in which Spark brings the rows."""
     tables = [pa.Table.from_pylist(file, PRODUCTION_SCHEMA) for file in files]
     rows = [
         batch
@@ -152,9 +144,7 @@ def test_a_slot_gets_what_it_would_have_read(files: list[list[dict[str, Any]]], 
 
 
 def test_records_from_outside_stay_among_them() -> None:
-    """
-    Rows of both kinds come in one batch.
-    """
+    """Rows of both kinds come in one batch."""
     table = pa.Table.from_pylist(
         [{"stream": "mid", "key": "a", "value": "1", "value_bytes": None, "at": 5}], PRODUCTION_SCHEMA
     )
@@ -183,9 +173,7 @@ def test_records_from_outside_stay_among_them() -> None:
 
 
 def test_a_missing_file_is_told_by_the_slot(tmp_path: Any) -> None:
-    """
-    The task that routes yields the error, and the task that gets it raises it.
-    """
+    """The task that routes yields the error, and the task that gets it raises it."""
     setting = WorkerSetting(
         url=str(tmp_path),
         storage_options={},
@@ -206,9 +194,7 @@ def test_a_missing_file_is_told_by_the_slot(tmp_path: Any) -> None:
 
 
 def test_an_empty_table_is_no_deliveries() -> None:
-    """
-    A slot whose productions all belong to other intervals delivers nothing.
-    """
+    """A slot whose productions all belong to other intervals delivers nothing."""
     routed = RoutedProductions(
         pa.table(
             {

@@ -1,6 +1,4 @@
-"""
-A Spark task without Spark: what a slot reports, and what a worker process keeps between tasks.
-"""
+"""A Spark task without Spark: what a slot reports, and what a worker process keeps between tasks."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ SECOND_LOW, SECOND_HIGH = Interval("second", "", "m"), Interval("second", "m")
 
 
 class Forward(Computation):
-    """
-    Counts its records and passes them on; refuses thirteen.
-    """
+    """Counts its records and passes them on; refuses thirteen."""
 
     def __init__(self, output: str | None = None) -> None:
         self.output = output
@@ -62,9 +58,7 @@ class Forward(Computation):
 
 
 def key_of(value: Any) -> str | None:
-    """
-    The key extractor of the second computation, which finds no key for seven.
-    """
+    """The key extractor of the second computation, which finds no key for seven."""
     return None if value["n"] == 7 else value["k"]
 
 
@@ -127,16 +121,12 @@ def setting(folder: Path, disk: DiskOptions | None = None) -> WorkerSetting:
 
 
 def run(plan: TaskPlan, slot: int, batches: Sequence[pa.RecordBatch]) -> SlotReport:
-    """
-    Run a slot in this process, as a task does that finds it at home.
-    """
+    """Run a slot in this process, as a task does that finds it at home."""
     return run_slot(WorkerProcess.of(plan.setting), plan, slot, batches)
 
 
 def batch(*rows: tuple[int, str | None, int]) -> pa.RecordBatch:
-    """
-    Routed rows: target, key and number.
-    """
+    """Routed rows: target, key and number."""
     targets, keys, numbers = zip(*rows, strict=True)
     return pa.record_batch(
         {
@@ -149,9 +139,7 @@ def batch(*rows: tuple[int, str | None, int]) -> pa.RecordBatch:
 
 
 def test_a_slot_runs_its_intervals_only(tmp_path: Path) -> None:
-    """
-    Each slot reports manifests of its own intervals, and letters for the unreadable records that it got.
-    """
+    """Each slot reports manifests of its own intervals, and letters for the unreadable records that it got."""
     whole = plan(tmp_path, 1, [LOW, HIGH], slots=2)
 
     low = run(whole, 0, [batch((0, "a", 1), (0, "b", 2), (unreadable_target(0), None, 3))])
@@ -166,9 +154,7 @@ def test_a_slot_runs_its_intervals_only(tmp_path: Path) -> None:
 
 
 def test_a_task_ends_without_a_search_of_all_modules(tmp_path: Path) -> None:
-    """
-    PySpark collects garbage after each task: it finds that of the task, and searches nothing that was there before.
-    """
+    """PySpark collects garbage after each task: it finds that of the task, and searches nothing that was there before."""
     gc.unfreeze()
     before = len(gc.get_objects())
     try:
@@ -183,9 +169,7 @@ def test_a_task_ends_without_a_search_of_all_modules(tmp_path: Path) -> None:
 
 
 def test_a_worker_reads_what_the_disk_has_not_got(tmp_path: Path) -> None:
-    """
-    What a worker reads counts as read while it comes from the store, and not when the machine's disk has it.
-    """
+    """What a worker reads counts as read while it comes from the store, and not when the machine's disk has it."""
     made = run(plan(tmp_path / "pond", 1, [LOW]), 0, [batch((0, "a", 1))])
     file = made.manifests[0].file
     assert file is not None
@@ -200,9 +184,7 @@ def test_a_worker_reads_what_the_disk_has_not_got(tmp_path: Path) -> None:
 
 
 def test_productions_reach_the_intervals_of_their_consumer(tmp_path: Path) -> None:
-    """
-    Each interval gets its part; records without a key are reported once, by the first interval.
-    """
+    """Each interval gets its part; records without a key are reported once, by the first interval."""
     made = run(plan(tmp_path, 1, [LOW]), 0, [batch((0, "a", 1), (0, "c", 7), (0, "d", 2))])
     file = made.manifests[0].file
     assert file is not None
@@ -217,9 +199,7 @@ def test_productions_reach_the_intervals_of_their_consumer(tmp_path: Path) -> No
 
 
 def test_a_task_that_runs_again_counts_once(tmp_path: Path) -> None:
-    """
-    What an attempt did that was not committed is undone by the next one in the same process.
-    """
+    """What an attempt did that was not committed is undone by the next one in the same process."""
     whole = plan(tmp_path, 1, [LOW])
     first = run(whole, 0, [batch((0, "a", 1))])
     again = run(whole, 0, [batch((0, "a", 1))])
@@ -234,9 +214,7 @@ def test_a_task_that_runs_again_counts_once(tmp_path: Path) -> None:
 
 
 def test_an_error_of_user_code_is_reported(tmp_path: Path) -> None:
-    """
-    What a retry would repeat is in the report as it was raised, so the driver raises it itself.
-    """
+    """What a retry would repeat is in the report as it was raised, so the driver raises it itself."""
     task = make_task(plan(tmp_path, 1, [LOW]))
     (report,) = read_slot_reports(pa.Table.from_batches(list(task([batch((0, "a", 13))]))))
 
@@ -247,9 +225,7 @@ def test_an_error_of_user_code_is_reported(tmp_path: Path) -> None:
 
 
 def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
-    """
-    A task that receives another slot's records fails, because skipping them would lose them.
-    """
+    """A task that receives another slot's records fails, because skipping them would lose them."""
     columns = RoutedColumns(key="k", at="at", id=None, error=None, own=("k", "at"))
     two_slots = TaskPlan(
         setting=setting(tmp_path),
@@ -280,9 +256,7 @@ def test_records_in_a_wrong_partition_are_refused(tmp_path: Path) -> None:
 
 
 def test_runs_with_one_secret_do_not_meet(tmp_path: Path) -> None:
-    """
-    Two stores whose runs drew the same secret, as seeded generators do, have homes of their own.
-    """
+    """Two stores whose runs drew the same secret, as seeded generators do, have homes of their own."""
     first, second = (
         WorkerProcess(replace(setting(tmp_path), url=str(tmp_path / name))) for name in ("first", "second")
     )
@@ -298,9 +272,7 @@ def test_runs_with_one_secret_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_a_slot_of_another_store_is_not_run(tmp_path: Path) -> None:
-    """
-    A process that is handed a slot of another store refuses it, so that the other one runs it itself.
-    """
+    """A process that is handed a slot of another store refuses it, so that the other one runs it itself."""
     process = WorkerProcess(setting(tmp_path))
     other = plan(tmp_path / "other", 1, [LOW])
 

@@ -1,6 +1,4 @@
-"""
-The log of Spark's file source is taken back in a fork, so that the files which came later are read in batches again.
-"""
+"""The log of Spark's file source is taken back in a fork, so that the files which came later are read in batches again."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from millpond.executor.repair.file_source_log import forget_later_files
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """
-    After batches 0 to 5, each with one file, as Spark lays it out; 2 and 5 are compactions.
-    """
+    """After batches 0 to 5, each with one file, as Spark lays it out; 2 and 5 are compactions."""
     (tmp_path / "read me").mkdir()
     (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
     source = tmp_path / "checkpoint" / "sources" / "0"
@@ -35,9 +31,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def notes(checkpoint: Path) -> dict[str, list[int]]:
-    """
-    The files of the log, with the batches that they tell of.
-    """
+    """The files of the log, with the batches that they tell of."""
     return {
         path.name: [json.loads(line)["batchId"] for line in path.read_text().splitlines()[1:]]
         for path in (checkpoint / "sources" / "0").iterdir()
@@ -47,9 +41,7 @@ def notes(checkpoint: Path) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("batch", [0, 1, 2, 4])
 def test_only_later_files_are_forgotten(checkpoint: Path, batch: int) -> None:
-    """
-    What stays is one file of the log, also where Spark has removed those that a compaction holds.
-    """
+    """What stays is one file of the log, also where Spark has removed those that a compaction holds."""
     for removed in ("0", "1"):
         (checkpoint / "sources" / "0" / removed).unlink()
     forget_later_files(checkpoint, batch)
@@ -59,17 +51,13 @@ def test_only_later_files_are_forgotten(checkpoint: Path, batch: int) -> None:
 
 
 def test_a_query_that_had_not_begun_forgets_all(checkpoint: Path) -> None:
-    """
-    Nothing is left of its log.
-    """
+    """Nothing is left of its log."""
     forget_later_files(checkpoint, -1)
     assert notes(checkpoint) == {}
 
 
 def test_files_that_are_gone_are_not_forgotten(checkpoint: Path) -> None:
-    """
-    Spark is to fail over them, rather than go on without them.
-    """
+    """Spark is to fail over them, rather than go on without them."""
     before = notes(checkpoint)
     (checkpoint.parent / "read me" / "4.json").unlink()
     forget_later_files(checkpoint, 3)
@@ -87,9 +75,7 @@ def test_files_that_are_gone_are_not_forgotten(checkpoint: Path) -> None:
     ],
 )
 def test_other_sources_are_left_alone(tmp_path: Path, offset: str, text: str) -> None:
-    """
-    Those of other kinds, folders elsewhere, and a log of another version of Spark.
-    """
+    """Those of other kinds, folders elsewhere, and a log of another version of Spark."""
     for name, content in (("offsets/0", f"v1\n{{}}\n{offset}"), ("sources/0/0", text)):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(content)

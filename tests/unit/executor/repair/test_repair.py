@@ -1,6 +1,4 @@
-"""
-Repair: every kind of damage, then a sound store, and a runner that goes on to the same answer.
-"""
+"""Repair: every kind of damage, then a sound store, and a runner that goes on to the same answer."""
 
 from __future__ import annotations
 
@@ -70,18 +68,14 @@ def rows(rounds: int) -> list[dict[str, object]]:
 
 
 class Pond:
-    """
-    A store in memory whose pipeline consumes a growing input, a restart each time.
-    """
+    """A store in memory whose pipeline consumes a growing input, a restart each time."""
 
     def __init__(self) -> None:
         self.disk, self.registry, self.clock = MemoryObjects(), MemoryRegistry(), ManualClock()
         self.opened = 0
 
     def copy(self) -> Pond:
-        """
-        The same store on another disk.
-        """
+        """The same store on another disk."""
         made, mark = Pond(), self.leases().high_water.read()
         made.clock.advance_ms(3_600_000)
         made.opened = 1_000
@@ -136,9 +130,7 @@ class Pond:
         return list(load(Log(self.disk)).files)
 
     def of_kind(self, *, is_compaction: bool) -> LiveFile:
-        """
-        The newest live file that a compaction, or a superstep, has made.
-        """
+        """The newest live file that a compaction, or a superstep, has made."""
         return [
             file
             for file in self.live()
@@ -161,16 +153,12 @@ def expected(rounds: int) -> Counter[str]:
 
 
 def totals(pond: Pond) -> dict[str, dict[str, int]]:
-    """
-    The counters of user code.
-    """
+    """The counters of user code."""
     return counts_by_computation(load(Log(pond.disk)).txns, "p")
 
 
 def check_sound(pond: Pond) -> None:
-    """
-    Nothing is found any more, by any reader; and after going on every record has counted once.
-    """
+    """Nothing is found any more, by any reader; and after going on every record has counted once."""
     mark = pond.leases().high_water.read()
     assert mark is not None
     assert verify_store(pond.disk, mark).findings == ()
@@ -203,16 +191,12 @@ def original() -> Pond:
 
 @pytest.fixture
 def pond(original: Pond) -> Pond:
-    """
-    A store with superstep files, compactions, and all of its log.
-    """
+    """A store with superstep files, compactions, and all of its log."""
     return original.copy()
 
 
 def test_a_sound_store_needs_no_repair(pond):
-    """
-    Nothing is planned, and a repair by force would lose nothing.
-    """
+    """Nothing is planned, and a repair by force would lose nothing."""
     plan = pond.plan()
     assert not plan.is_needed
     assert not plan.is_rollback
@@ -222,9 +206,7 @@ def test_a_sound_store_needs_no_repair(pond):
 @pytest.mark.parametrize("offset", [5, 400, -30])
 @pytest.mark.parametrize("kind", ["superstep", "compaction", "commit"])
 def test_a_flipped_bit_is_turned_back(pond, kind, offset):
-    """
-    Row files and commits are what they were, to the byte, and no version is undone.
-    """
+    """Row files and commits are what they were, to the byte, and no version is undone."""
     path = (
         commit_path(load(Log(pond.disk)).version - 9)
         if kind == "commit"
@@ -246,9 +228,7 @@ def test_a_flipped_bit_is_turned_back(pond, kind, offset):
 def test_a_compaction_is_taken_again_from_what_it_was_compacted_from(
     pond, damage: Callable[[MemoryObjects, str], None]
 ):
-    """
-    As long as those files are there nothing is lost.
-    """
+    """As long as those files are there nothing is lost."""
     path = pond.of_kind(is_compaction=True).path
     damage(pond.disk, path)
     plan = pond.repair()
@@ -261,9 +241,7 @@ def test_a_compaction_is_taken_again_from_what_it_was_compacted_from(
 
 
 def test_a_compaction_of_compactions_is_taken_again_as_far_down_as_needed(pond):
-    """
-    Where what it was compacted from is damaged too, that is looked for in the same way.
-    """
+    """Where what it was compacted from is damaged too, that is looked for in the same way."""
     for rounds in range(ROUNDS, 3 * ROUNDS):
         pond.consume(rounds)
     known = {path for path in pond.disk.list("") if path.endswith(".parquet")}
@@ -295,9 +273,7 @@ def test_a_compaction_of_compactions_is_taken_again_as_far_down_as_needed(pond):
 def test_a_lost_file_takes_the_store_back_and_its_input_is_read_again(
     pond, damage: Callable[[MemoryObjects, str], None]
 ):
-    """
-    State, productions and positions of all keys go back together; going on gives every record once.
-    """
+    """State, productions and positions of all keys go back together; going on gives every record once."""
     path = pond.of_kind(is_compaction=False).path
     damage(pond.disk, path)
     plan = pond.repair()
@@ -311,9 +287,7 @@ def test_a_lost_file_takes_the_store_back_and_its_input_is_read_again(
 @pytest.mark.parametrize("back", [0, 1, 7, 20])
 @pytest.mark.parametrize("damage", [cut, lambda disk, path: disk.delete([path])])
 def test_a_lost_commit_takes_the_store_back(pond, back, damage: Callable[[MemoryObjects, str], None]):
-    """
-    The newest version before it is restored under a version above all that there were, the old log is kept aside.
-    """
+    """The newest version before it is restored under a version above all that there were, the old log is kept aside."""
     newest = load(Log(pond.disk)).version
     path = commit_path(newest - back)
     damage(pond.disk, path)
@@ -328,9 +302,7 @@ def test_a_lost_commit_takes_the_store_back(pond, back, damage: Callable[[Memory
 
 
 def test_a_log_that_was_rolled_back_goes_on_above_the_mark(pond):
-    """
-    The newest ten commits are gone without a trace; the high-water mark knows that they were there.
-    """
+    """The newest ten commits are gone without a trace; the high-water mark knows that they were there."""
     newest = load(Log(pond.disk)).version
     pond.disk.delete([commit_path(version) for version in range(newest - 9, newest + 1)])
     plan = pond.repair()
@@ -340,9 +312,7 @@ def test_a_log_that_was_rolled_back_goes_on_above_the_mark(pond):
 
 
 def test_a_damaged_checkpoint_is_set_aside(pond):
-    """
-    The commits say the same; nothing is lost.
-    """
+    """The commits say the same; nothing is lost."""
     write_checkpoint(pond.disk, every=1)
     path = next(path for path in pond.disk.list("_delta_log") if path.endswith(".checkpoint.parquet"))
     flip(pond.disk, path, 100, 200)
@@ -355,9 +325,7 @@ def test_a_damaged_checkpoint_is_set_aside(pond):
 
 @pytest.mark.parametrize("back", [0, 5])
 def test_a_damaged_commit_behind_a_checkpoint_costs_history_only(pond, back):
-    """
-    What the checkpoint stands for is not needed: older versions go, and no state.
-    """
+    """What the checkpoint stands for is not needed: older versions go, and no state."""
     write_checkpoint(pond.disk, every=1)
     made = load(Log(pond.disk)).version
     pond.consume(ROUNDS)
@@ -371,9 +339,7 @@ def test_a_damaged_commit_behind_a_checkpoint_costs_history_only(pond, back):
 
 
 def test_nothing_that_is_whole_is_refused(pond):
-    """
-    Without any whole version only a copy helps, and nothing is changed.
-    """
+    """Without any whole version only a copy helps, and nothing is changed."""
     for path in pond.disk.list("_delta_log"):
         cut(pond.disk, path)
     with pytest.raises(DataError, match="restore it from a copy"):
@@ -381,9 +347,7 @@ def test_nothing_that_is_whole_is_refused(pond):
 
 
 def test_a_running_pipeline_is_not_repaired_under_its_feet(pond):
-    """
-    Another process holds the leases: nothing is changed.
-    """
+    """Another process holds the leases: nothing is changed."""
     pond.disk.delete([pond.of_kind(is_compaction=False).path])
     holder = MemoryLeases(pond.registry, pond.clock, writer_id="runner")
     snapshot = load(Log(pond.disk))
@@ -398,9 +362,7 @@ def test_a_running_pipeline_is_not_repaired_under_its_feet(pond):
 
 
 def test_sinks_get_everything_again_and_miss_nothing(pond, tmp_path):
-    """
-    A sink has outputs of supersteps that are undone; what takes their place is not mistaken for them.
-    """
+    """A sink has outputs of supersteps that are undone; what takes their place is not mistaken for them."""
     sink = DeltaSink(str(tmp_path / "out"))
     pond.consume(ROUNDS + 2, sink)
     pond.disk.delete([pond.of_kind(is_compaction=False).path])
@@ -414,9 +376,7 @@ def test_sinks_get_everything_again_and_miss_nothing(pond, tmp_path):
 
 
 def test_a_counter_that_is_younger_than_the_restored_version_restarts(pond):
-    """
-    What is read again is counted again, so a counter that there was not at that version begins at nothing.
-    """
+    """What is read again is counted again, so a counter that there was not at that version begins at nothing."""
     old = set(pond.disk.list(""))
     pond.consume(ROUNDS + 1)
     assert totals(pond) == {"first": {"young": ROWS}}
@@ -428,9 +388,7 @@ def test_a_counter_that_is_younger_than_the_restored_version_restarts(pond):
 
 
 def test_a_commit_whose_reply_was_lost_is_the_repairs_own(pond):
-    """
-    A put that is repeated below, and then finds itself, is no other writer: the repair goes on to its end.
-    """
+    """A put that is repeated below, and then finds itself, is no other writer: the repair goes on to its end."""
     newest = load(Log(pond.disk)).version
     cut(pond.disk, commit_path(newest - 3))
 
@@ -447,9 +405,7 @@ def test_a_commit_whose_reply_was_lost_is_the_repairs_own(pond):
 
 
 def test_a_plan_whose_files_were_collected_meanwhile_is_refused(pond):
-    """
-    A collection between plan and repair changes no version; nothing is committed that lacks a file.
-    """
+    """A collection between plan and repair changes no version; nothing is committed that lacks a file."""
     cut(pond.disk, pond.of_kind(is_compaction=True).path)
     plan = pond.plan()
     pond.disk.delete(plan.restored[0].sources[:1])
@@ -463,9 +419,7 @@ def test_a_plan_whose_files_were_collected_meanwhile_is_refused(pond):
 
 @pytest.mark.parametrize("arguments", [["--dry-run"], ["--yes"]])
 def test_a_place_without_a_store_is_said_to_be_none(tmp_path, arguments):
-    """
-    A mistyped path is not made, and no message suggests to restore a store that never existed.
-    """
+    """A mistyped path is not made, and no message suggests to restore a store that never existed."""
     result = CliRunner().invoke(main, ["repair", str(tmp_path / "nowhere"), *arguments])
     assert result.exit_code != 0
     assert "no store at this path" in result.output
@@ -474,9 +428,7 @@ def test_a_place_without_a_store_is_said_to_be_none(tmp_path, arguments):
 
 @pytest.fixture(scope="module")
 def lacking(original: Pond) -> tuple[Pond, RepairPlan]:
-    """
-    A store that lacks a part of a commit, and the plan of its repair, which takes most of the time.
-    """
+    """A store that lacks a part of a commit, and the plan of its repair, which takes most of the time."""
     damaged = original.copy()
     cut(damaged.disk, commit_path(load(Log(damaged.disk)).version - 3))
     return damaged, damaged.plan()
@@ -484,9 +436,7 @@ def lacking(original: Pond) -> tuple[Pond, RepairPlan]:
 
 @pytest.mark.parametrize("stop_after", range(1, 12))
 def test_killed_midway_it_is_repaired_again(lacking, stop_after):
-    """
-    Whatever it had done when it was killed, the next repair finds a state that can be restored.
-    """
+    """Whatever it had done when it was killed, the next repair finds a state that can be restored."""
     pond, plan = lacking[0].copy(), lacking[1]
     done = 0
 

@@ -1,6 +1,4 @@
-"""
-``mp.replay_on_spark``: what other code would have made of the sources that a run on Spark has read.
-"""
+"""``mp.replay_on_spark``: what other code would have made of the sources that a run on Spark has read."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ ROWS: Final = [{"k": key, "at": at * 1_000_000, "n": at} for at in range(1, 11) 
 
 
 class Alarm(mp.Computation):
-    """
-    Sums a key's numbers; an alarm where the sum reaches a limit, and once more three seconds later in event time.
+    """Sums a key's numbers; an alarm where the sum reaches a limit, and once more three seconds later in event time.
 
     Key c has none, and the limit of key b is always the same.
     """
@@ -65,9 +62,7 @@ def a_stream(spark: SparkSession, folder: Path, files_at_once: int) -> DataFrame
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession, zookeeper_hosts: str) -> Path:
-    """
-    A store that has read five files, one at a time, to their end.
-    """
+    """A store that has read five files, one at a time, to their end."""
     made = tmp_path_factory.mktemp("replayed")
     (made / "input").mkdir()
     for number in range(FILES):
@@ -82,9 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession, zookee
 
 
 def version_after(pond: Path, batches: int) -> int:
-    """
-    The first version that has so many batches.
-    """
+    """The first version that has so many batches."""
     with mp.Store.open(pond, read_only=True) as store:
         for version in range(store.snapshot().version + 1):
             txns = store.snapshot(version).txns
@@ -118,9 +111,7 @@ def test_the_same_code_differs_in_nothing(
     batches: int,
     batches_of_replay: int,
 ) -> None:
-    """
-    Neither in rows and timers nor in sinks; the files after the version are read two at a time.
-    """
+    """Neither in rows and timers nor in sinks; the files after the version are read two at a time."""
     version = version_after(folder / "pond", batches) if batches else 0
     pipeline, stream = a_pipeline(folder), a_stream(spark, folder, 2)
     done, difference = replay(folder / "pond", tmp_path / "new", pipeline, stream, version, zookeeper_hosts)
@@ -136,9 +127,7 @@ def test_the_same_code_differs_in_nothing(
 def test_another_constant_differs_where_it_counts(
     folder: Path, tmp_path: Path, spark: SparkSession, zookeeper_hosts: str
 ) -> None:
-    """
-    Only in the key that it concerns; the original is as it was, and the same call again changes nothing.
-    """
+    """Only in the key that it concerns; the original is as it was, and the same call again changes nothing."""
     pond, new = folder / "pond", tmp_path / "new"
     untouched = pond / "rows", pond / "checkpoints", folder / "alarms"
     before = digests(*untouched)
@@ -157,9 +146,7 @@ def test_another_constant_differs_where_it_counts(
 
 
 def test_a_bounded_input(tmp_path: Path, spark: SparkSession, zookeeper_hosts: str) -> None:
-    """
-    It is read again from a version that had none of it, and not from one that had all of it.
-    """
+    """It is read again from a version that had none of it, and not from one that had all of it."""
     pond = tmp_path / "pond"
     frame = spark.createDataFrame([tuple(row.values()) for row in ROWS], SCHEMA).coalesce(1)
     runner = mp.SparkRunner(pond, spark=spark, zookeeper=zookeeper_hosts, intervals=1, progress=False)

@@ -1,6 +1,4 @@
-"""
-Progress: log lines through the logging tree, a live line in a terminal.
-"""
+"""Progress: log lines through the logging tree, a live line in a terminal."""
 
 from __future__ import annotations
 
@@ -13,9 +11,10 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from millpond.executor.reporting.progress import Progress, SuperstepReport
+from millpond.executor.reporting.progress import Progress
 from millpond.executor.reporting.progress_line import ProgressLine, duration_text, line_text
 from millpond.executor.reporting.progress_log import ProgressLog, watermark_text
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, Superstep, TableVersion
 from millpond.testing.fixtures.determinism import ManualClock
 
@@ -59,9 +58,7 @@ def _report(superstep: int = 1, *, records: int = 100, late: int = 0, **figures:
 
 @contextmanager
 def _bare_logging() -> Iterator[None]:
-    """
-    As in a program that has not set up logging; pytest has handlers of its own on the root.
-    """
+    """As in a program that has not set up logging; pytest has handlers of its own on the root."""
     tree = logging.getLogger("millpond")
     tree.propagate = False
     try:
@@ -76,9 +73,7 @@ def _json_lines(text: str) -> list[dict[str, object]]:
 
 
 def test_each_superstep_is_one_json_line_outside_a_terminal() -> None:
-    """
-    A program without logging that runs outside a terminal gets every figure as JSON on the stream.
-    """
+    """A program without logging that runs outside a terminal gets every figure as JSON on the stream."""
     console = _pipe()
     with _bare_logging():
         progress = Progress("zeitgeist", clock=ManualClock(FEBRUARY_9), console=console)
@@ -112,9 +107,7 @@ def test_each_superstep_is_one_json_line_outside_a_terminal() -> None:
 
 
 def test_own_handler_goes_with_the_run() -> None:
-    """
-    After the run the logging tree is as it was before.
-    """
+    """After the run the logging tree is as it was before."""
     logger = logging.getLogger("millpond.progress.passing")
     with _bare_logging():
         progress = Progress("passing", clock=ManualClock(), console=_pipe())
@@ -127,9 +120,7 @@ def test_own_handler_goes_with_the_run() -> None:
 
 
 def test_programs_own_handlers_get_the_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    Where logging is set up, lines go there and nothing is written to the stream.
-    """
+    """Where logging is set up, lines go there and nothing is written to the stream."""
     console = _pipe()
     with caplog.at_level(logging.INFO, logger="millpond"):
         progress = Progress("zeitgeist", clock=ManualClock(), console=console)
@@ -141,9 +132,7 @@ def test_programs_own_handlers_get_the_lines(caplog: pytest.LogCaptureFixture) -
 
 
 def test_level_of_the_tree_silences_the_lines() -> None:
-    """
-    ``logging.getLogger("millpond").setLevel(WARNING)`` is all that it takes.
-    """
+    """``logging.getLogger("millpond").setLevel(WARNING)`` is all that it takes."""
     console = _pipe()
     with _bare_logging():
         logging.getLogger("millpond").setLevel(logging.WARNING)
@@ -155,9 +144,7 @@ def test_level_of_the_tree_silences_the_lines() -> None:
 
 
 def test_disabled_progress_says_nothing() -> None:
-    """
-    A runner that is told so neither logs nor shows anything.
-    """
+    """A runner that is told so neither logs nor shows anything."""
     console = _terminal()
     with _bare_logging():
         progress = Progress("zeitgeist", clock=ManualClock(), enabled=False, console=console)
@@ -168,9 +155,7 @@ def test_disabled_progress_says_nothing() -> None:
 
 
 def test_supersteps_between_two_lines_are_added_up() -> None:
-    """
-    With a bound on the lines a second, none of the counts is lost, those before the end included.
-    """
+    """With a bound on the lines a second, none of the counts is lost, those before the end included."""
     stream, clock = io.StringIO(), ManualClock()
     with _bare_logging():
         log = ProgressLog("fast", clock, every_ms=1_000, fallback=stream)
@@ -186,9 +171,7 @@ def test_supersteps_between_two_lines_are_added_up() -> None:
 
 
 def test_closing_twice_and_reporting_late_do_nothing() -> None:
-    """
-    A closed progress stays closed.
-    """
+    """A closed progress stays closed."""
     console = _pipe()
     with _bare_logging():
         progress = Progress("zeitgeist", clock=ManualClock(), console=console)
@@ -200,9 +183,7 @@ def test_closing_twice_and_reporting_late_do_nothing() -> None:
 
 
 def test_terminal_gets_a_live_line_and_no_log_lines() -> None:
-    """
-    In a terminal one line is drawn in place; its last state stays when the run ends.
-    """
+    """In a terminal one line is drawn in place; its last state stays when the run ends."""
     console = _terminal()
     with _bare_logging():
         progress = Progress("zeitgeist", clock=ManualClock(), console=console)
@@ -217,9 +198,7 @@ def test_terminal_gets_a_live_line_and_no_log_lines() -> None:
 
 
 def test_log_lines_for_people_are_pairs(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    A program that logs in a terminal gets ``key=value`` pairs.
-    """
+    """A program that logs in a terminal gets ``key=value`` pairs."""
     with caplog.at_level(logging.INFO, logger="millpond"):
         progress = Progress("zeitgeist", clock=ManualClock(), console=_terminal())
         progress.report(_report())
@@ -230,9 +209,7 @@ def test_log_lines_for_people_are_pairs(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_live_line_is_drawn_ten_times_a_second_at_most() -> None:
-    """
-    A thousand supersteps a second cost the terminal no more than ten.
-    """
+    """A thousand supersteps a second cost the terminal no more than ten."""
     console, clock = _terminal(), ManualClock()
     line = ProgressLine("fast", clock, console)
     for superstep in range(1_000):
@@ -245,9 +222,7 @@ def test_live_line_is_drawn_ten_times_a_second_at_most() -> None:
 
 
 def test_live_line_names_only_what_happened() -> None:
-    """
-    Late records, duplicates and dead letters are shown once there are any.
-    """
+    """Late records, duplicates and dead letters are shown once there are any."""
     quiet, eventful = _report(), _report(late=1_234, duplicates=2, dead_letters=3, pending=4)
 
     assert line_text("p", quiet, quiet) == (
@@ -269,9 +244,7 @@ def test_live_line_names_only_what_happened() -> None:
 def test_watermarks_beyond_the_calendar_are_shown(
     watermark_us: EventTimeMicros, in_log: str, in_line: str
 ) -> None:
-    """
-    The ends of time have names, and what no calendar knows is shown as a number.
-    """
+    """The ends of time have names, and what no calendar knows is shown as a number."""
     report = _report(watermark_us=watermark_us)
 
     assert watermark_text(watermark_us) == in_log
@@ -290,7 +263,5 @@ def test_watermarks_beyond_the_calendar_are_shown(
     ],
 )
 def test_durations_are_shown_in_their_largest_unit(duration_ms: float, text: str) -> None:
-    """
-    A lag is read at a glance, whether it is milliseconds or years.
-    """
+    """A lag is read at a glance, whether it is milliseconds or years."""
     assert duration_text(duration_ms) == text

@@ -1,6 +1,4 @@
-"""
-A directory of files: the oldest unfinished one holds the watermark, and no row counts twice.
-"""
+"""A directory of files: the oldest unfinished one holds the watermark, and no row counts twice."""
 
 from __future__ import annotations
 
@@ -26,21 +24,15 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Count(Computation):
-    """
-    Counts.
-    """
+    """Counts."""
 
     def process_record(self, context: Any, record: Any) -> None:
-        """
-        One more.
-        """
+        """One more."""
         context.state.set(context.state.get(0) + 1)
 
 
 class Disk:
-    """
-    A store in memory that runs may share, one after the other.
-    """
+    """A store in memory that runs may share, one after the other."""
 
     def __init__(self) -> None:
         self.objects, self.registry = MemoryObjects(), MemoryRegistry()
@@ -48,9 +40,7 @@ class Disk:
         self.stores: list[Store] = []
 
     def run(self, row_id: str | None = FILE_ROW) -> LocalRun:
-        """
-        A run of a pipeline that counts the rows of each key.
-        """
+        """A run of a pipeline that counts the rows of each key."""
         pipeline = EnginePipeline("files")
         stream = pipeline.inject("rows", key="k", at="t", id=row_id, watermark=ManualWatermark())
         stream.apply(Count(), name="count")
@@ -62,17 +52,13 @@ class Disk:
         return runner.start(pipeline, stepping=True)
 
     def counts(self) -> dict[str, str]:
-        """
-        The count of each key.
-        """
+        """The count of each key."""
         rows = self.stores[-1].rows_view("count").to_arrow().to_pylist()
         return {row["key"]: row["state"] for row in rows}
 
 
 def write(folder: Path, created: int, *keys: str, mode: str = "w") -> Path:
-    """
-    A file whose name says when it was created, with a row for each key.
-    """
+    """A file whose name says when it was created, with a row for each key."""
     path = folder / f"{created}.log"
     with path.open(mode) as file:
         file.writelines(json.dumps({"k": key, "t": created + 1}) + "\n" for key in keys)
@@ -80,26 +66,20 @@ def write(folder: Path, created: int, *keys: str, mode: str = "w") -> Path:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """
-    The rows of a file.
-    """
+    """The rows of a file."""
     for line in path.read_text().splitlines():
         yield json.loads(line)
 
 
 def injector(run: LocalRun, folder: Path, **options: Any) -> DirectoryInjector:
-    """
-    The directory's injector.
-    """
+    """The directory's injector."""
     return DirectoryInjector(
         run, "rows", folder, read=read, created=lambda path: int(path.stem), pattern="*.log", **options
     )
 
 
 def test_the_watermark_is_that_of_the_oldest_unfinished_file(tmp_path):
-    """
-    Finished files count no more, whatever order they were found in; the last mark stays.
-    """
+    """Finished files count no more, whatever order they were found in; the last mark stays."""
     run = Disk().run()
     still_open = {tmp_path / "200.log"}
     files = injector(run, tmp_path, is_closed=lambda path: path not in still_open)
@@ -118,9 +98,7 @@ def test_the_watermark_is_that_of_the_oldest_unfinished_file(tmp_path):
 
 
 def test_an_empty_directory_says_nothing(tmp_path):
-    """
-    Without files there is no watermark.
-    """
+    """Without files there is no watermark."""
     run = Disk().run()
 
     assert injector(run, tmp_path).poll() == 0
@@ -128,9 +106,7 @@ def test_an_empty_directory_says_nothing(tmp_path):
 
 
 def test_a_file_may_grow_until_it_is_closed(tmp_path):
-    """
-    Only its new rows are injected.
-    """
+    """Only its new rows are injected."""
     disk = Disk()
     run, closed = disk.run(), set()
     files = injector(run, tmp_path, is_closed=closed.__contains__)
@@ -145,9 +121,7 @@ def test_a_file_may_grow_until_it_is_closed(tmp_path):
 
 
 def test_nothing_counts_twice_after_a_restart(tmp_path):
-    """
-    The directory is read again, and rows that are durable already are duplicates.
-    """
+    """The directory is read again, and rows that are durable already are duplicates."""
     disk = Disk()
     write(tmp_path, 100, "a", "b")
     with disk.run() as run:
@@ -163,9 +137,7 @@ def test_nothing_counts_twice_after_a_restart(tmp_path):
 
 
 def test_finished_files_may_leave(tmp_path):
-    """
-    Who is told of a finished file may delete it, for all its rows are durable.
-    """
+    """Who is told of a finished file may delete it, for all its rows are durable."""
     disk = Disk()
     run = disk.run()
     write(tmp_path, 100, "a")
@@ -182,9 +154,7 @@ def test_finished_files_may_leave(tmp_path):
 
 
 def test_only_files_that_appear_too_late_are_late(tmp_path):
-    """
-    The mark passes no row of a file that was there before a younger one was finished.
-    """
+    """The mark passes no row of a file that was there before a younger one was finished."""
     run = Disk().run()
     files = injector(run, tmp_path)
     for created in (10, 30, 20):
@@ -199,17 +169,13 @@ def test_only_files_that_appear_too_late_are_late(tmp_path):
 
 
 def test_a_stream_without_ids_is_refused(tmp_path):
-    """
-    Its rows would count twice after a crash.
-    """
+    """Its rows would count twice after a crash."""
     with pytest.raises(InvalidError, match="need ids"):
         injector(Disk().run(row_id=None), tmp_path)
 
 
 def test_a_file_that_cannot_be_read_is_unavailable(tmp_path):
-    """
-    The error can be retried; nothing of the file counts as finished.
-    """
+    """The error can be retried; nothing of the file counts as finished."""
 
     def fail(path: Path) -> Any:
         raise PermissionError(path)

@@ -1,6 +1,4 @@
-"""
-The life cycle of a run: its phases, and its first failure.
-"""
+"""The life cycle of a run: its phases, and its first failure."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from millpond.statestore.errors import InternalError, InvalidError, UnavailableE
 
 
 def test_a_run_is_stopped_once() -> None:
-    """
-    Only the first call of stop begins to stop the run, and wakes threads that wait for it.
-    """
+    """Only the first call of stop begins to stop the run, and wakes threads that wait for it."""
     lifecycle = Lifecycle()
     assert not lifecycle.wait_for_stop(0)
 
@@ -24,9 +20,7 @@ def test_a_run_is_stopped_once() -> None:
 
 
 def test_the_first_error_is_kept() -> None:
-    """
-    Later errors change nothing except that user code may be found to hang.
-    """
+    """Later errors change nothing except that user code may be found to hang."""
     lifecycle = Lifecycle()
     first = UnavailableError("away")
     lifecycle.fail(first)
@@ -40,9 +34,7 @@ def test_the_first_error_is_kept() -> None:
 
 
 def test_what_ended_a_run_is_raised() -> None:
-    """
-    A failure comes before the phase: a run that failed and was stopped raises its error.
-    """
+    """A failure comes before the phase: a run that failed and was stopped raises its error."""
     lifecycle = Lifecycle()
     lifecycle.check_phase(Phase.RUNNING)
     lifecycle.stop()
@@ -56,9 +48,7 @@ def test_what_ended_a_run_is_raised() -> None:
 
 
 def test_a_run_is_stopped_before_it_is_closed() -> None:
-    """
-    To close a run that still takes input, or to close it twice, is an error of the engine.
-    """
+    """To close a run that still takes input, or to close it twice, is an error of the engine."""
     lifecycle = Lifecycle()
     with pytest.raises(InternalError, match="stopped before it is closed"):
         lifecycle.close()

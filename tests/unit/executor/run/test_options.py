@@ -1,6 +1,4 @@
-"""
-Options of runners: refused where no pipeline can run with them, and who closes the store.
-"""
+"""Options of runners: refused where no pipeline can run with them, and who closes the store."""
 
 from __future__ import annotations
 
@@ -33,18 +31,14 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
     ],
 )
 def test_both_runners_refuse_the_same_options(name: str, value: Any) -> None:
-    """
-    An option that is out of its range is refused by either runner, and the error names it.
-    """
+    """An option that is out of its range is refused by either runner, and the error names it."""
     for make in (LocalRunner, SparkRunner):
         with pytest.raises(InvalidError, match=name):
             make("nowhere", **{name: value})
 
 
 def test_an_open_store_keeps_its_durability(tmp_path: Path) -> None:
-    """
-    A runner opens its store with the durability that it is given; an open store with another one is refused.
-    """
+    """A runner opens its store with the durability that it is given; an open store with another one is refused."""
     registry = MemoryRegistry()
     with Store.open(
         tmp_path / "pond",
@@ -58,17 +52,13 @@ def test_an_open_store_keeps_its_durability(tmp_path: Path) -> None:
 
 
 def test_intervals_may_be_left_to_the_runner() -> None:
-    """
-    Without a number of intervals Spark's parallelism decides.
-    """
+    """Without a number of intervals Spark's parallelism decides."""
     assert RunnerOptions(store="nowhere").intervals is None
     assert RunnerOptions(store="nowhere", cache_mib=2).cache_bytes == 2 * 2**20
 
 
 def test_the_disk_is_asked_for_in_mib(tmp_path: Path) -> None:
-    """
-    Without a number each machine takes the default; 0 is none.
-    """
+    """Without a number each machine takes the default; 0 is none."""
     assert RunnerOptions(store="nowhere").disk == DiskOptions()
     assert RunnerOptions(store="nowhere", disk_mib=0).disk == DiskOptions(budget_bytes=0)
     assert RunnerOptions(store="nowhere", disk_mib=3, disk_folder=tmp_path).disk == DiskOptions(
@@ -77,9 +67,7 @@ def test_the_disk_is_asked_for_in_mib(tmp_path: Path) -> None:
 
 
 def test_a_store_of_the_caller_stays_open() -> None:
-    """
-    A run on an open store releases nothing, also if it cannot start.
-    """
+    """A run on an open store releases nothing, also if it cannot start."""
     store = Store.in_memory(clock=ManualClock(), rng=SeededRng(1))
     options = RunnerOptions(store=store)
 

@@ -1,6 +1,4 @@
-"""
-What the runs of both runners have in common.
-"""
+"""What the runs of both runners have in common."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Engine:
-    """
-    Supersteps on Spark without a job.
-    """
+    """Supersteps on Spark without a job."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -65,9 +61,7 @@ def run(request: pytest.FixtureRequest) -> Run[Any]:
 
 
 def test_a_run_stops_at_the_end_of_its_block(run: Run[Any]) -> None:
-    """
-    After the ``with`` the run takes nothing more, and stopping it again does nothing.
-    """
+    """After the ``with`` the run takes nothing more, and stopping it again does nothing."""
     with run as entered:
         assert entered is run
         assert run.is_active
@@ -79,9 +73,7 @@ def test_a_run_stops_at_the_end_of_its_block(run: Run[Any]) -> None:
 
 
 def test_an_error_in_the_block_is_raised_and_the_run_is_stopped(run: Run[Any]) -> None:
-    """
-    The error of the caller comes out of the ``with`` as it was raised.
-    """
+    """The error of the caller comes out of the ``with`` as it was raised."""
     with pytest.raises(KeyError, match="mine"), run:
         raise KeyError("mine")
 
@@ -89,9 +81,7 @@ def test_an_error_in_the_block_is_raised_and_the_run_is_stopped(run: Run[Any]) -
 
 
 def test_arguments_are_checked_in_the_call(run: Run[Any]) -> None:
-    """
-    What cannot be promised of a stream is refused at once, and does not end the run.
-    """
+    """What cannot be promised of a stream is refused at once, and does not end the run."""
     with run:
         with pytest.raises(InvalidError, match="stream=`nowhere`"):
             run.finish("nowhere")
@@ -105,42 +95,30 @@ def test_arguments_are_checked_in_the_call(run: Run[Any]) -> None:
 
 
 class Full:
-    """
-    A sink that takes nothing.
-    """
+    """A sink that takes nothing."""
 
     identity = "full"
     delivered = 0
 
     def open(self, *_: Any, **__: Any) -> Full:
-        """
-        Itself.
-        """
+        """Itself."""
         return self
 
     def write(self, superstep: int, _: Any) -> None:
-        """
-        Refuse.
-        """
+        """Refuse."""
         raise InvalidError("the sink is full", superstep=superstep)
 
 
 class Echo(Computation):
-    """
-    Produces what it gets.
-    """
+    """Produces what it gets."""
 
     def process_record(self, context: Any, record: Any) -> None:
-        """
-        Produce.
-        """
+        """Produce."""
         context.produce("c", record.value)
 
 
 def test_a_sink_that_fails_on_a_quiet_stream_ends_the_run() -> None:
-    """
-    No further record, batch or tick is needed for it: what follows is refused with the error of the sink.
-    """
+    """No further record, batch or tick is needed for it: what follows is refused with the error of the sink."""
     made = EnginePipeline("p")
     made.inject("in", key="k", at="at").apply(Echo(), name="c").sink("full", Full())
     clock = SystemClock()
@@ -155,9 +133,7 @@ def test_a_sink_that_fails_on_a_quiet_stream_ends_the_run() -> None:
 
 
 def test_what_a_sink_raises_ends_a_run_of_either_runner(run: Run[Any]) -> None:
-    """
-    The failure comes from the thread of the sinks, and the run is over at once.
-    """
+    """The failure comes from the thread of the sinks, and the run is over at once."""
     coordinator: Coordinator = run._coordinator if isinstance(run, SparkRun) else run._worker.coordinator  # type: ignore[attr-defined]
     coordinator.sinks.on_failure(InvalidError("the sink is full"))
 

@@ -1,6 +1,4 @@
-"""
-A sink that keeps one row for each key: panes replace, retractions delete, each superstep once.
-"""
+"""A sink that keeps one row for each key: panes replace, retractions delete, each superstep once."""
 
 from __future__ import annotations
 
@@ -38,17 +36,13 @@ SCHEMA = pa.schema([("user", pa.string()), ("flights", pa.int64())])
 
 
 class Killed(BaseException):
-    """
-    The process ends here.
-    """
+    """The process ends here."""
 
 
 def shown(
     value: Any, *, key: str = "k", window: Window = GLOBAL_WINDOW, takes_back: bool = False
 ) -> tuple[str, str]:
-    """
-    A production: a pane of a windowed step, or what takes one back.
-    """
+    """A production: a pane of a windowed step, or what takes one back."""
     pane = Pane(
         index=0, nonspeculative_index=-1, timing=Timing.EARLY, is_last=False, is_retraction=takes_back
     )
@@ -56,24 +50,18 @@ def shown(
 
 
 def productions(*made: tuple[str, str]) -> pa.Table:
-    """
-    A superstep's productions.
-    """
+    """A superstep's productions."""
     rows = [{"stream": "s", "key": key, "value": text, "value_bytes": None, "at": 5} for key, text in made]
     return pa.Table.from_pylist(rows, schema=PRODUCTION_SCHEMA).drop_columns(["stream"])
 
 
 def by_user(user: str, flights: int, *, takes_back: bool = False) -> tuple[str, str]:
-    """
-    A production for a table by user.
-    """
+    """A production for a table by user."""
     return shown({"user": user, "flights": flights}, takes_back=takes_back)
 
 
 def a_writer(folder: Path, rows_max: int = 3, **options: Any) -> UpsertSinkWriter:
-    """
-    A writer with small leaves.
-    """
+    """A writer with small leaves."""
     settings_of_it: dict[str, Any] = {"schema": SCHEMA, "keys": ["user"], **options}
     return UpsertSinkWriter(
         open_objects(str(folder)),
@@ -87,9 +75,7 @@ def a_writer(folder: Path, rows_max: int = 3, **options: Any) -> UpsertSinkWrite
 
 
 def table_of(folder: Path, version: int | None = None) -> dict[str, int]:
-    """
-    What delta-rs reads; it must have one row a user.
-    """
+    """What delta-rs reads; it must have one row a user."""
     rows = DeltaTable(str(folder), version=version).to_pyarrow_table().to_pylist()
     counts = {row["user"]: row["flights"] for row in rows}
     assert len(counts) == len(rows)
@@ -97,9 +83,7 @@ def table_of(folder: Path, version: int | None = None) -> dict[str, int]:
 
 
 def test_a_pane_replaces_and_a_retraction_deletes(tmp_path: Path) -> None:
-    """
-    Every version of the table holds what stands at that moment, one row a key.
-    """
+    """Every version of the table holds what stands at that moment, one row a key."""
     writer = a_writer(tmp_path)
     writer.write(1, productions(by_user("a", 1), by_user("b", 2)))
     writer.write(2, productions(by_user("a", 1, takes_back=True), by_user("a", 4)))
@@ -117,9 +101,7 @@ def test_a_pane_replaces_and_a_retraction_deletes(tmp_path: Path) -> None:
 def test_a_row_follows_its_value_to_another_key_of_the_pipeline(
     tmp_path: Path, retraction_first: bool
 ) -> None:
-    """
-    Two keys of the pipeline change one row in one superstep: in either order, the new value stands.
-    """
+    """Two keys of the pipeline change one row in one superstep: in either order, the new value stands."""
     writer = a_writer(tmp_path)
     writer.write(1, productions(by_user("a", 1)))
     both = [by_user("a", 1, takes_back=True), by_user("a", 2)]
@@ -131,9 +113,7 @@ def test_a_row_follows_its_value_to_another_key_of_the_pipeline(
 
 
 def test_a_retraction_of_what_has_been_replaced_deletes_nothing(tmp_path: Path) -> None:
-    """
-    What takes back an older content leaves the newer one.
-    """
+    """What takes back an older content leaves the newer one."""
     writer = a_writer(tmp_path)
     writer.write(1, productions(by_user("a", 1)))
     writer.write(2, productions(by_user("a", 2)))
@@ -144,9 +124,7 @@ def test_a_retraction_of_what_has_been_replaced_deletes_nothing(tmp_path: Path) 
 
 
 def test_without_a_schema_rows_are_told_apart_by_key_and_window(tmp_path: Path) -> None:
-    """
-    Windows have columns of their own, null for the global one, and the value inside is JSON text.
-    """
+    """Windows have columns of their own, null for the global one, and the value inside is JSON text."""
     writer = DeltaSink(str(tmp_path), mode="upsert").open("store", "p", "board")
     writer.write(1, productions(shown({"n": 1}, window=Window(0, 10)), shown(2), shown([3], key="m")))
     writer.write(2, productions(shown({"n": 4}, window=Window(0, 10))))
@@ -158,9 +136,7 @@ def test_without_a_schema_rows_are_told_apart_by_key_and_window(tmp_path: Path) 
 
 
 def test_records_without_windows_keep_the_newest_of_each_key(tmp_path: Path) -> None:
-    """
-    A stream of plain values makes a table of the last one of each key.
-    """
+    """A stream of plain values makes a table of the last one of each key."""
     writer = DeltaSink(str(tmp_path), mode="upsert").open("store", "p", "board")
     writer.write(1, productions(("a", "1"), ("b", "2"), ("a", "3")))
     writer.write(2, productions(("b", "4")))
@@ -180,9 +156,7 @@ _MOVES = st.lists(
 def test_the_table_is_a_mapping_whatever_comes(
     moves: list[list[tuple[int, bool]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """
-    After every superstep the table says what a dictionary says, in leaves that share no keys.
-    """
+    """After every superstep the table says what a dictionary says, in leaves that share no keys."""
     folder = tmp_path_factory.mktemp("board")
     expected: dict[str, int] = {}
     content = 0
@@ -210,9 +184,7 @@ def test_the_table_is_a_mapping_whatever_comes(
 
 
 def test_a_superstep_rewrites_the_leaves_that_it_touches_and_no_others(tmp_path: Path) -> None:
-    """
-    In a table of a hundred leaves, a change of one row rewrites one file, and new rows at the end another.
-    """
+    """In a table of a hundred leaves, a change of one row rewrites one file, and new rows at the end another."""
     writer = a_writer(tmp_path)
     writer.write(1, productions(*(by_user(f"{number:03d}", number) for number in range(300))))
     before = {file.path for file in writer._writer.snapshot.files}
@@ -230,9 +202,7 @@ KILLS = ["sink.file_written", "commit.before_put", "commit.after_put", "commit.b
 @pytest.mark.parametrize("failpoint", KILLS)
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, failpoint: str, nth: int) -> None:
-    """
-    Killed at any point of a superstep, and offered it again: the table is that of a run without a kill.
-    """
+    """Killed at any point of a superstep, and offered it again: the table is that of a run without a kill."""
     seen = 0
 
     def kill(name: str) -> None:
@@ -262,9 +232,7 @@ def test_a_kill_in_the_middle_changes_nothing(tmp_path: Path, failpoint: str, nt
 
 
 def test_two_writers_at_once_bring_the_table_up_to_date_once() -> None:
-    """
-    A writer whose view is old reads again, and finds the superstep there.
-    """
+    """A writer whose view is old reads again, and finds the superstep there."""
     objects = MemoryObjects()
     first, second = (
         UpsertSinkWriter(
@@ -288,9 +256,7 @@ def test_two_writers_at_once_bring_the_table_up_to_date_once() -> None:
 
 
 def test_what_other_engines_do_to_the_table_is_taken_in(tmp_path: Path) -> None:
-    """
-    After an OPTIMIZE the rows are cut into leaves again, and still told apart.
-    """
+    """After an OPTIMIZE the rows are cut into leaves again, and still told apart."""
     writer = a_writer(tmp_path)
     writer.write(1, productions(*(by_user(f"{number}", number) for number in range(9))))
     DeltaTable(str(tmp_path)).optimize.compact()
@@ -302,9 +268,7 @@ def test_what_other_engines_do_to_the_table_is_taken_in(tmp_path: Path) -> None:
 
 
 def test_replaced_files_go_by_an_ordinary_vacuum_while_the_sink_writes(tmp_path: Path) -> None:
-    """
-    As docs/windows.md advises: what was replaced more than a week ago goes, the table and its writer stay.
-    """
+    """As docs/windows.md advises: what was replaced more than a week ago goes, the table and its writer stay."""
     # By the writer's clock it is 1970.
     writer = a_writer(tmp_path)
     for superstep in range(1, 6):
@@ -323,9 +287,7 @@ def test_replaced_files_go_by_an_ordinary_vacuum_while_the_sink_writes(tmp_path:
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
 def test_a_damaged_leaf_is_named_and_not_rewritten(tmp_path: Path, damage: str) -> None:
-    """
-    What cannot be read is an error of the tree with the file's name; the table stays as it is.
-    """
+    """What cannot be read is an error of the tree with the file's name; the table stays as it is."""
     writer = a_writer(tmp_path)
     writer.write(1, productions(by_user("a", 1), by_user("b", 2)))
     (leaf,) = writer._writer.snapshot.files
@@ -354,17 +316,13 @@ def test_a_damaged_leaf_is_named_and_not_rewritten(tmp_path: Path, damage: str) 
     ],
 )
 def test_what_cannot_work_is_refused_where_it_is_written(options: dict[str, Any]) -> None:
-    """
-    A mode that there is not, keys that are no columns, or a type that cannot be compared.
-    """
+    """A mode that there is not, keys that are no columns, or a type that cannot be compared."""
     with pytest.raises(InvalidError):
         DeltaSink("out", **options)
 
 
 def test_a_table_with_more_columns_is_refused(tmp_path: Path) -> None:
-    """
-    Rows are rewritten, so columns that the sink does not know would be lost.
-    """
+    """Rows are rewritten, so columns that the sink does not know would be lost."""
     a_writer(tmp_path, schema=SCHEMA.append(pa.field("more", pa.string())))
 
     with pytest.raises(InvalidError, match="would lose"):
@@ -373,9 +331,7 @@ def test_a_table_with_more_columns_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_every_version_reads_the_same_everywhere(tmp_path: Path, spark: SparkSession) -> None:
-    """
-    delta-rs, DuckDB and delta-spark find the same rows at each version.
-    """
+    """delta-rs, DuckDB and delta-spark find the same rows at each version."""
     import duckdb
 
     writer = a_writer(tmp_path)
@@ -395,9 +351,7 @@ def test_every_version_reads_the_same_everywhere(tmp_path: Path, spark: SparkSes
 
 
 def _sessions(folder: Path) -> mp.Pipeline:
-    """
-    Clicks in sessions that merge, corrected as they come; and how many sessions have how many clicks.
-    """
+    """Clicks in sessions that merge, corrected as they come; and how many sessions have how many clicks."""
     pipeline = mp.Pipeline("sessions")
     clicks = pipeline.inject("clicks", key="user", at="at", watermark=mp.ManualWatermark())
     sessions = clicks.window(
@@ -465,9 +419,7 @@ def _play(folder: Path, kill_at: tuple[str, int] | None = None) -> tuple[dict[An
 
 
 def test_sessions_that_merge_leave_one_row_each(tmp_path: Path) -> None:
-    """
-    The table has the sessions that stand, and an aggregate on other keys has counted each of them once.
-    """
+    """The table has the sessions that stand, and an aggregate on other keys has counted each of them once."""
     boards, sizes = _play(tmp_path)
 
     assert boards == {("a", 0, 40): "5", ("b", 5, 19): "2", ("b", 100, 110): "1", ("c", 1, 11): "1"}
@@ -480,7 +432,5 @@ def test_sessions_that_merge_leave_one_row_each(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("nth", [6])
 def test_a_run_that_is_killed_leaves_the_same_tables(tmp_path: Path, failpoint: str, nth: int) -> None:
-    """
-    Killed anywhere between a superstep and its sinks, and started again: the same rows, once.
-    """
+    """Killed anywhere between a superstep and its sinks, and started again: the same rows, once."""
     assert _play(tmp_path / "killed", (failpoint, nth)) == _play(tmp_path / "whole")

@@ -1,6 +1,4 @@
-"""
-Sinks: each superstep once, in columns that fit, in a table that every Delta reader knows.
-"""
+"""Sinks: each superstep once, in columns that fit, in a table that every Delta reader knows."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ from millpond.statestore.system import SystemClock, SystemRng
 
 
 def productions(*records: tuple, blob=None) -> pa.Table:
-    """
-    Productions with (key, at, JSON text).
-    """
+    """Productions with (key, at, JSON text)."""
     rows = [
         {"stream": "s", "key": key, "value": value, "value_bytes": blob, "at": at}
         for key, at, value in records
@@ -47,9 +43,7 @@ def a_writer(objects, schema=None, store_id="store") -> DeltaSinkWriter:
 
 class TestExactlyOnce:
     def test_a_superstep_is_written_once(self, tmp_path):
-        """
-        The same superstep again, from the same writer or after a restart, changes nothing.
-        """
+        """The same superstep again, from the same writer or after a restart, changes nothing."""
         sink = DeltaSink(str(tmp_path / "out"))
         writer = sink.open("store", "p", "spikes")
         writer.write(1, productions(("a", 5, "1")))
@@ -65,9 +59,7 @@ class TestExactlyOnce:
         assert table.version() == 2
 
     def test_two_writers_at_once_deliver_once(self):
-        """
-        A writer whose view is old finds out at the commit that the superstep is there.
-        """
+        """A writer whose view is old finds out at the commit that the superstep is there."""
         objects = MemoryObjects()
         first, second = a_writer(objects), a_writer(objects)
 
@@ -78,9 +70,7 @@ class TestExactlyOnce:
         assert len(a_writer(objects)._writer.snapshot.files) == 1
 
     def test_another_store_counts_its_own_supersteps(self):
-        """
-        Two stores may append to one table.
-        """
+        """Two stores may append to one table."""
         objects = MemoryObjects()
         a_writer(objects, store_id="one").write(7, productions(("a", 5, "1")))
 
@@ -91,9 +81,7 @@ class TestExactlyOnce:
         assert other.delivered == 3
 
     def test_nothing_to_deliver_writes_nothing(self):
-        """
-        An empty superstep makes no file and no commit.
-        """
+        """An empty superstep makes no file and no commit."""
         objects = MemoryObjects()
         writer = a_writer(objects)
 
@@ -105,9 +93,7 @@ class TestExactlyOnce:
 
 class TestColumns:
     def test_without_a_schema_the_value_is_json_text(self, tmp_path):
-        """
-        Key, time in UTC and JSON text can be read by any Delta reader.
-        """
+        """Key, time in UTC and JSON text can be read by any Delta reader."""
         writer = DeltaSink(str(tmp_path)).open("store", "p", "spikes")
 
         writer.write(1, productions(("a", 5, '{"n":1}')))
@@ -116,9 +102,7 @@ class TestColumns:
         assert row == {"key": "a", "at": datetime(1970, 1, 1, 0, 0, 0, 5, tzinfo=UTC), "value": '{"n":1}'}
 
     def test_with_a_schema_fields_become_columns(self, tmp_path):
-        """
-        Numbers, text, times, dates, lists and structs find their columns; what is absent is null.
-        """
+        """Numbers, text, times, dates, lists and structs find their columns; what is absent is null."""
         schema = pa.schema(
             [
                 ("key", pa.string()),
@@ -149,9 +133,7 @@ class TestColumns:
         }
 
     def test_a_column_that_no_value_has_is_a_warning(self, caplog):
-        """
-        The warning has the misspelt column and the fields that the values do have, once.
-        """
+        """The warning has the misspelt column and the fields that the values do have, once."""
         caplog.set_level(logging.WARNING, "millpond")
         writer = a_writer(MemoryObjects(), pa.schema([("key", pa.string()), ("volme", pa.int64())]))
         for superstep in (1, 2):
@@ -161,17 +143,13 @@ class TestColumns:
         assert "sink=`spikes` columns=`['volme']` fields=`['volume']`" in warning
 
     def test_a_value_without_fields_needs_a_column(self):
-        """
-        A plain number would be lost whole where the table has columns for fields only.
-        """
+        """A plain number would be lost whole where the table has columns for fields only."""
         schema = pa.schema([("key", pa.string()), ("count", pa.int64())])
         with pytest.raises(InvalidError, match=r"no fields.*sink=`s`.*key=`a` value=`7`"):
             sink_table(productions(("a", 1, "7")), schema, "s")
 
     def test_key_and_at_are_the_records_own(self):
-        """
-        Fields of the value do not shadow them; a bare value fills the column value.
-        """
+        """Fields of the value do not shadow them; a bare value fills the column value."""
         schema = pa.schema(
             [("key", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("value", pa.int64())]
         )
@@ -192,27 +170,21 @@ class TestColumns:
         ],
     )
     def test_a_value_that_does_not_fit_names_sink_column_and_key(self, kind, good, bad):
-        """
-        The error points at the first record that does not fit.
-        """
+        """The error points at the first record that does not fit."""
         records = productions(("fine", 1, f'{{"n":{good}}}'), ("broken", 2, f'{{"n":{bad}}}'))
 
         with pytest.raises(InvalidError, match=r"sink=`s` column=`n` .* key=`broken`"):
             sink_table(records, pa.schema([("n", kind)]), "s")
 
     def test_a_null_in_a_column_that_takes_none_is_refused(self):
-        """
-        A required column needs a value in every record.
-        """
+        """A required column needs a value in every record."""
         schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 
         with pytest.raises(InvalidError, match="key=`a`"):
             sink_table(productions(("a", 1, "{}")), schema, "s")
 
     def test_bytes_and_damaged_values_are_refused(self):
-        """
-        Plain bytes have no column, and text that is not JSON is damage.
-        """
+        """Plain bytes have no column, and text that is not JSON is damage."""
         with pytest.raises(InvalidError, match="sink=`s`"):
             sink_table(productions(("a", 1, None), blob=b"x"), None, "s")
         with pytest.raises(DataError, match="sink=`s`"):
@@ -221,9 +193,7 @@ class TestColumns:
 
 class TestPlace:
     def test_a_table_with_other_columns_is_refused(self):
-        """
-        The error names the column, what is there and what was wanted.
-        """
+        """The error names the column, what is there and what was wanted."""
         objects = MemoryObjects()
         a_writer(objects, pa.schema([("n", pa.int64())])).write(1, productions(("a", 1, '{"n":1}')))
 
@@ -233,9 +203,7 @@ class TestPlace:
             a_writer(objects, pa.schema([("n", pa.int64()), pa.field("m", pa.int64(), nullable=False)]))
 
     def test_a_table_without_rows_takes_the_columns_of_the_mended_program(self, tmp_path):
-        """
-        A wrong schema stops the run at its first value; the table that it has made does not outlive it.
-        """
+        """A wrong schema stops the run at its first value; the table that it has made does not outlive it."""
         wrong, right = (pa.schema([("key", pa.string()), ("n", kind)]) for kind in (pa.bool_(), pa.float64()))
         with pytest.raises(InvalidError, match="does not fit its column"):
             DeltaSink(str(tmp_path), wrong).open("store", "p", "spikes").write(
@@ -249,9 +217,7 @@ class TestPlace:
         assert DeltaTable(str(tmp_path)).to_pyarrow_table().to_pylist() == [{"key": "a", "n": 1.0}]
 
     def test_a_table_with_rows_takes_further_columns(self, tmp_path):
-        """
-        Rows from before the column have null in it.
-        """
+        """Rows from before the column have null in it."""
         before = pa.schema([("key", pa.string())])
         DeltaSink(str(tmp_path), before).open("store", "p", "spikes").write(
             1, productions(("a", 5, '{"n":1}'))
@@ -265,9 +231,7 @@ class TestPlace:
         assert rows == [{"key": "a", "n": None}, {"key": "b", "n": 2}]
 
     def test_a_table_of_another_program_keeps_its_columns(self, tmp_path):
-        """
-        An empty table that no sink of this name has made is refused as it is.
-        """
+        """An empty table that no sink of this name has made is refused as it is."""
         DeltaTable.create(str(tmp_path), pa.schema([("n", pa.int64())]), name="other")
 
         with pytest.raises(InvalidError, match="other columns"):
@@ -275,18 +239,14 @@ class TestPlace:
         assert DeltaTable(str(tmp_path)).version() == 0
 
     def test_a_path_that_is_a_file_is_refused(self, tmp_path):
-        """
-        The error comes when the sink is opened, before any record is lost.
-        """
+        """The error comes when the sink is opened, before any record is lost."""
         (tmp_path / "file").write_text("x")
 
         with pytest.raises(UnavailableError):
             DeltaSink(str(tmp_path / "file")).open("store", "p", "spikes")
 
     def test_one_place_has_one_identity(self, tmp_path):
-        """
-        A path, the same path with a slash and as a file URL are one place; it travels with the pipeline.
-        """
+        """A path, the same path with a slash and as a file URL are one place; it travels with the pipeline."""
         sink = DeltaSink(str(tmp_path), pa.schema([("n", pa.int64())]))
 
         assert isinstance(sink, Sink)
@@ -295,9 +255,7 @@ class TestPlace:
         assert pickle.loads(pickle.dumps(sink)) == sink
 
     def test_a_table_is_as_durable_as_the_store_unless_it_says_otherwise(self, tmp_path):
-        """
-        A sink without a durability takes the store's; one with its own keeps it, and a bucket has no choice.
-        """
+        """A sink without a durability takes the store's; one with its own keeps it, and a bucket has no choice."""
         path = str(tmp_path)
 
         assert DeltaSink(path).following("disk").durability == "disk"
@@ -307,18 +265,14 @@ class TestPlace:
             DeltaSink(path, durability="tape")
 
     def test_what_can_never_be_a_table_is_refused_at_once(self):
-        """
-        An empty path, and a type that Delta does not have, are errors where they are written.
-        """
+        """An empty path, and a type that Delta does not have, are errors where they are written."""
         with pytest.raises(InvalidError, match="path"):
             DeltaSink("")
         with pytest.raises(InvalidError, match="column=`t`"):
             DeltaSink("x", pa.schema([("t", pa.duration("us"))]))
 
     def test_dates_and_decimals_are_read_from_text(self):
-        """
-        What JSON has no word for is read from its text.
-        """
+        """What JSON has no word for is read from its text."""
         schema = pa.schema([("d", pa.date32()), ("m", pa.decimal128(9, 2))])
 
         table = sink_table(productions(("a", 1, '{"d":"2013-02-08","m":"1.10"}')), schema, "s")

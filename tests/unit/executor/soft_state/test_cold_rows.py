@@ -1,6 +1,4 @@
-"""
-Rows that stay in Arrow until they are needed.
-"""
+"""Rows that stay in Arrow until they are needed."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from millpond.testing.fixtures.row_updates import row_updates
 
 
 def cold(count: int) -> ColdRows:
-    """
-    So many rows, every third with a timer, each of its number's weight.
-    """
+    """So many rows, every third with a timer, each of its number's weight."""
     updates = row_updates(
         [
             {
@@ -33,9 +29,7 @@ def cold(count: int) -> ColdRows:
 
 
 def test_a_row_is_taken_once_with_its_timers() -> None:
-    """
-    What is taken is as it was read, weighs what it was said to weigh, and is here no more.
-    """
+    """What is taken is as it was read, weighs what it was said to weigh, and is here no more."""
     rows = cold(10)
     taken, weight = rows.take(["k003", "k008"])
 
@@ -47,9 +41,7 @@ def test_a_row_is_taken_once_with_its_timers() -> None:
 
 
 def test_memory_is_given_back_when_half_has_gone() -> None:
-    """
-    Rows that are left are the same after the others' memory was given back.
-    """
+    """Rows that are left are the same after the others' memory was given back."""
     rows = cold(100)
     assert rows.drop([f"k{n:03}" for n in range(50)]) == sum(range(50))
 
@@ -60,9 +52,7 @@ def test_memory_is_given_back_when_half_has_gone() -> None:
 
 
 def test_binary_states_stay_binary() -> None:
-    """
-    A codec that is not text gets its bytes back.
-    """
+    """A codec that is not text gets its bytes back."""
     updates = row_updates([{"key": "a", "state_bytes": b"\x00"}, {"key": "b", "state_bytes": b"\x01"}])
     rows = ColdRows(merge_updates(updates), np.ones(2, np.int64))
 

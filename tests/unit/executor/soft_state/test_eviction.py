@@ -1,6 +1,4 @@
-"""
-Which rows are evicted first.
-"""
+"""Which rows are evicted first."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ ONLY_RECORDS = Expectations(by_record=1.0, record_gap=2.0, free_gap=5.0)
 
 
 def candidates(waits: list[float], ages: list[float], expectations: Expectations) -> Candidates:
-    """
-    Rows called by their positions.
-    """
+    """Rows called by their positions."""
     keys = [str(number) for number in range(len(waits))]
     return Candidates(keys=keys, waits=np.array(waits), ages=np.array(ages), expectations=expectations)
 
@@ -48,15 +44,11 @@ def candidates(waits: list[float], ages: list[float], expectations: Expectations
 def test_the_row_that_is_needed_last_goes_first(
     waits: list[float], ages: list[float], expectations: Expectations, order: list[int]
 ) -> None:
-    """
-    It is needed at its next timer or with its next record, which is the less likely the longer none has come.
-    """
+    """It is needed at its next timer or with its next record, which is the less likely the longer none has come."""
     assert window_aware(candidates(waits, ages, expectations)).tolist() == order
 
 
 def test_the_baseline_goes_by_use() -> None:
-    """
-    Least recently used ignores timers.
-    """
+    """Least recently used ignores timers."""
     rows = candidates([7.0, NEVER, 1.0], [3.0, 2.0, 1.0], SESSIONS)
     assert least_recently_used(rows).tolist() == [0, 1, 2]

@@ -1,6 +1,4 @@
-"""
-Which files may have a key.
-"""
+"""Which files may have a key."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ def paths(known: KeysOfFiles, *keys: str) -> list[str]:
 
 
 def test_a_file_that_has_none_of_the_keys_is_left_out() -> None:
-    """
-    A file whose keys are not known may have any in its range.
-    """
+    """A file whose keys are not known may have any in its range."""
     known = KeysOfFiles(lambda: 1_000)
     assert paths(known, "k1", "k5") == ["a", "b", "c"]
     known.note("a", pa.array(["k7", "k1"]))
@@ -37,9 +33,7 @@ def test_a_file_that_has_none_of_the_keys_is_left_out() -> None:
 
 
 def test_a_file_that_is_dropped_may_have_any_key() -> None:
-    """
-    So may one that was noted too long ago for the memory that there is.
-    """
+    """So may one that was noted too long ago for the memory that there is."""
     known = KeysOfFiles(lambda: 24)
     known.note("a", pa.array(["k1"]))
     known.note("b", pa.chunked_array([["k1"], ["k2"]]))
@@ -56,9 +50,7 @@ def test_a_file_that_is_dropped_may_have_any_key() -> None:
 
 
 def test_a_file_without_a_key_of_the_interval_is_left_out() -> None:
-    """
-    After a split a file may have rows of the other part only.
-    """
+    """After a split a file may have rows of the other part only."""
     known = KeysOfFiles(lambda: 1_000)
     known.note("a", pa.array([], pa.string()))
 

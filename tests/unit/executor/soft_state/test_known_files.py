@@ -1,6 +1,4 @@
-"""
-What another list of committed files means for soft state.
-"""
+"""What another list of committed files means for soft state."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ OWN: Mapping[str, str] = {"interval": "millpond/interval/c//"}
 
 
 def file(path: str, first: int | None, last: int | None, tags: Mapping[str, str] = OWN) -> LiveFile:
-    """
-    A live file that holds supersteps ``first`` to ``last``.
-    """
+    """A live file that holds supersteps ``first`` to ``last``."""
     return LiveFile(
         path=path,
         size_bytes=1,
@@ -35,9 +31,7 @@ def file(path: str, first: int | None, last: int | None, tags: Mapping[str, str]
 
 
 def known(*files: LiveFile) -> KnownFiles:
-    """
-    Files that were read from nothing.
-    """
+    """Files that were read from nothing."""
     known_files = KnownFiles()
     known_files.take_in(files, files)
     return known_files
@@ -47,18 +41,14 @@ ONE, TWO, THREE = (file(f"{number}", number, number) for number in (1, 2, 3))
 
 
 def test_from_nothing_everything_is_read() -> None:
-    """
-    Soft state without files can follow no list, not even an empty one.
-    """
+    """Soft state without files can follow no list, not even an empty one."""
     assert known().unread_in([ONE]) is None
     assert known().unread_in([]) is None
     assert not known().are([])
 
 
 def test_later_supersteps_are_unread() -> None:
-    """
-    Files of later supersteps are read, whatever their place in the list.
-    """
+    """Files of later supersteps are read, whatever their place in the list."""
     assert known(ONE).unread_in([THREE, ONE, TWO]) == [THREE, TWO]
     assert known(ONE, TWO).unread_in([ONE, TWO]) == []
     assert known(ONE, TWO).are([TWO, ONE])
@@ -72,9 +62,7 @@ def test_later_supersteps_are_unread() -> None:
     ],
 )
 def test_a_rewrite_of_known_supersteps_is_not_unread(rewrite: LiveFile) -> None:
-    """
-    OPTIMIZE's files and compactions (which have no lower bound) that reach no further are not read.
-    """
+    """OPTIMIZE's files and compactions (which have no lower bound) that reach no further are not read."""
     assert known(ONE, TWO).unread_in([rewrite]) == []
     assert known(ONE, TWO).unread_in([rewrite, THREE]) == [THREE]
 
@@ -92,16 +80,12 @@ def test_a_rewrite_of_known_supersteps_is_not_unread(rewrite: LiveFile) -> None:
     ],
 )
 def test_what_proves_nothing_is_read_from_nothing(files: list[LiveFile]) -> None:
-    """
-    Old and new rows in one file, unknown ones, a second file of a known superstep, files that vanish.
-    """
+    """Old and new rows in one file, unknown ones, a second file of a known superstep, files that vanish."""
     assert known(ONE, TWO).unread_in(files) is None
 
 
 def test_adopted_files_count_until_they_are_disowned() -> None:
-    """
-    An adopted file is among the files; only confirming it moves position and superstep.
-    """
+    """An adopted file is among the files; only confirming it moves position and superstep."""
     known_files = known(ONE)
     assert (known_files.position, known_files.superstep) == ("1", 1)
     known_files.take_in([ONE, TWO], [TWO])
@@ -114,8 +98,6 @@ def test_adopted_files_count_until_they_are_disowned() -> None:
     ("low", "high", "expected"), [("a", "b", False), ("a", "m", True), ("x", "z", False), ("n", "o", True)]
 )
 def test_key_ranges_prune(low: str, high: str, *, expected: bool) -> None:
-    """
-    A file is left out when its range and the wanted one do not meet; an unknown bound meets all.
-    """
+    """A file is left out when its range and the wanted one do not meet; an unknown bound meets all."""
     assert FileKeys("f", "m", "p").may_hold_any(low, high) is expected
     assert FileKeys("f", None, None).may_hold_any(low, high)

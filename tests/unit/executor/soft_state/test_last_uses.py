@@ -1,6 +1,4 @@
-"""
-When rows were used last.
-"""
+"""When rows were used last."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ BUNDLES = st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True
 
 @given(BUNDLES)
 def test_a_row_is_never_younger_than_it_is(bundles: list[list[str]]) -> None:
-    """
-    Its age is that of its own last bundle, or of an earlier one whose first row was used again since.
-    """
+    """Its age is that of its own last bundle, or of an earlier one whose first row was used again since."""
     uses, order, last = LastUses(), dict[str, int](), dict[str, int]()
     for number, bundle in enumerate(bundles):
         for key in bundle:
@@ -38,9 +34,7 @@ def test_a_row_is_never_younger_than_it_is(bundles: list[list[str]]) -> None:
 
 
 def test_the_clock_counts_that_has_gone_further() -> None:
-    """
-    Watermarks stand still while no input comes, and run while old input is read.
-    """
+    """Watermarks stand still while no input comes, and run while old input is read."""
     uses = LastUses()
     uses.note("a", (100, 1_000))
 
@@ -50,9 +44,7 @@ def test_the_clock_counts_that_has_gone_further() -> None:
 
 
 def test_bundles_of_evicted_rows_are_forgotten() -> None:
-    """
-    Those behind them count to the bundle before.
-    """
+    """Those behind them count to the bundle before."""
     uses = LastUses()
     for number, key in enumerate("abc"):
         uses.note(key, (number, 0))

@@ -1,6 +1,4 @@
-"""
-One budget for all intervals of a process.
-"""
+"""One budget for all intervals of a process."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ INTERVALS = [Interval("c", f"{number}", f"{number + 1}") for number in range(4)]
 
 
 def test_one_that_is_alone_has_all() -> None:
-    """
-    Whatever it uses already.
-    """
+    """Whatever it uses already."""
     budget = MemoryBudget(100)
     assert budget.limit_of(INTERVALS[0]) == 100
     budget.report(INTERVALS[0], 70)
@@ -23,9 +19,7 @@ def test_one_that_is_alone_has_all() -> None:
 
 
 def test_each_has_what_the_others_leave_and_its_part_at_least() -> None:
-    """
-    One that has taken more than its part gives way as the others need theirs.
-    """
+    """One that has taken more than its part gives way as the others need theirs."""
     budget = MemoryBudget(100)
     for interval, used in zip(INTERVALS, (80, 10, 5, 0), strict=True):
         budget.report(interval, used)
@@ -40,9 +34,7 @@ def test_each_has_what_the_others_leave_and_its_part_at_least() -> None:
 
 
 def test_one_that_leaves_gives_all_back() -> None:
-    """
-    And counts no more for the parts of the others.
-    """
+    """And counts no more for the parts of the others."""
     budget = MemoryBudget(90)
     for interval in INTERVALS[:3]:
         budget.report(interval, 40)
@@ -57,9 +49,7 @@ def test_one_that_leaves_gives_all_back() -> None:
 
 
 def test_soft_state_has_less_for_what_else_is_kept() -> None:
-    """
-    But half of the budget, whatever else the process keeps.
-    """
+    """But half of the budget, whatever else the process keeps."""
     page_indexes = 30
     budget = MemoryBudget(100, lambda: page_indexes)
     budget.report(INTERVALS[0], 60)
@@ -78,9 +68,7 @@ def test_soft_state_has_less_for_what_else_is_kept() -> None:
 
 
 def test_threads_lose_no_report() -> None:
-    """
-    What they report one after the other or at once adds up.
-    """
+    """What they report one after the other or at once adds up."""
     budget = MemoryBudget(1_000)
 
     def report(interval: Interval) -> None:

@@ -1,6 +1,4 @@
-"""
-The row cache: what it may call provably new.
-"""
+"""The row cache: what it may call provably new."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ from millpond.executor.soft_state.row_cache import RowCache
 
 
 def test_a_deletion_that_is_taken_back_leaves_a_row_that_may_exist() -> None:
-    """
-    A bundle deletes a key's row, eviction begins, the bundle is taken back: the key is not provably new.
-    """
+    """A bundle deletes a key's row, eviction begins, the bundle is taken back: the key is not provably new."""
     cache = RowCache(lambda: 100)
     cache.put(["gone", "kept"], ["state" * 20, "state" * 20], {})
     undo = cache.put(["gone"], [None], {})
@@ -25,9 +21,7 @@ def test_a_deletion_that_is_taken_back_leaves_a_row_that_may_exist() -> None:
 
 
 def test_the_filter_of_all_keys_does_not_grow_with_the_state() -> None:
-    """
-    Of more keys than it can be exact about within a third of the limit the filter forgets none.
-    """
+    """Of more keys than it can be exact about within a third of the limit the filter forgets none."""
     cache = RowCache(lambda: 600_000)
     keys = pa.chunked_array([[f"key{number}" for number in range(300_000)]])
 

@@ -1,6 +1,4 @@
-"""
-Soft state follows the committed files, whether or not the bundles of this process were committed.
-"""
+"""Soft state follows the committed files, whether or not the bundles of this process were committed."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from millpond.executor.soft_state.row_reader import StoreRowReader
 from millpond.executor.soft_state.soft_state import SoftState
 from millpond.statestore.errors import DataError, InternalError
 from millpond.statestore.interval import Interval
-from millpond.statestore.rows.bloom import fingerprints
+from millpond.statestore.rows.fingerprint import fingerprints
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 from millpond.testing.fixtures.interval_run import IntervalRun
 
@@ -32,28 +30,20 @@ INTERVAL = Interval("c")
 
 
 class Append(Computation):
-    """
-    Keeps the values of its key, and sets a timer at the value.
-    """
+    """Keeps the values of its key, and sets a timer at the value."""
 
     def process_record(self, context: Context, record: Record) -> None:
-        """
-        Append, and wait until the value.
-        """
+        """Append, and wait until the value."""
         context.state.set([*context.state.get([]), record.value])
         context.set_timer(record.value)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """
-        Append that it fired.
-        """
+        """Append that it fired."""
         context.state.set([*context.state.get([]), f"fired {timer.at}"])
 
 
 class CountingReader(StoreRowReader):
-    """
-    Remembers what was read.
-    """
+    """Remembers what was read."""
 
     def __init__(self, run: IntervalRun) -> None:
         super().__init__(run.objects)
@@ -68,9 +58,7 @@ class CountingReader(StoreRowReader):
         interval: Interval | None = None,
         large: Collection[str] = (),
     ) -> pa.Table:
-        """
-        Read, and take a note.
-        """
+        """Read, and take a note."""
         wanted = None if keys is None else sorted(keys)
         self.reads.append((len(paths), tuple(columns), wanted))
         return super().read(paths, columns, keys=wanted, interval=interval, large=large)
@@ -82,26 +70,20 @@ class CountingReader(StoreRowReader):
         interval: Interval,
         keep: Callable[[pa.Table], pa.Table],
     ) -> pa.Table:
-        """
-        Scan, and take a note.
-        """
+        """Scan, and take a note."""
         self.reads.append((1, tuple(columns), None))
         return super().scan(file, columns, interval, keep)
 
 
 def run_of(workers: int = 1, budget_bytes: int = 1 << 20) -> IntervalRun:
-    """
-    A fresh store that runs `Append`.
-    """
+    """A fresh store that runs `Append`."""
     return IntervalRun(
         ComputationNode(name="c", computation=Append(), subscriptions=()), INTERVAL, workers, budget_bytes
     )
 
 
 def records(*pairs: tuple[str, int], ids: Sequence[bytes] | None = None) -> list[Deliveries]:
-    """
-    Records as (key, value), all at time 0.
-    """
+    """Records as (key, value), all at time 0."""
     return [
         Deliveries(
             stream="in",
@@ -114,24 +96,18 @@ def records(*pairs: tuple[str, int], ids: Sequence[bytes] | None = None) -> list
 
 
 def state_of(soft_state: SoftState, *keys: str) -> list[str | bytes | None]:
-    """
-    The encoded states of keys.
-    """
+    """The encoded states of keys."""
     return soft_state.load(sorted(keys))
 
 
 def due(soft_state: SoftState, watermark: int) -> set[str]:
-    """
-    The keys with due event timers.
-    """
+    """The keys with due event timers."""
     return soft_state.timers.due_keys(EventTimeMicros(watermark), WallTimeMicros(0))
 
 
 class TestFollowing:
     def test_a_process_that_is_behind_reads_only_the_missing_files(self) -> None:
-        """
-        After two bundles of another process the two files are read, not those before.
-        """
+        """After two bundles of another process the two files are read, not those before."""
         run = run_of()
         run.step(records(("a", 10), ("b", 50)))
         reader = CountingReader(run)
@@ -147,9 +123,7 @@ class TestFollowing:
         assert (due(behind, 49), due(behind, 50), behind.position) == ({"c"}, {"b", "c"}, run.files[-1].path)
 
     def test_deletions_are_followed(self) -> None:
-        """
-        A key that another process deleted has no row here either, and its timer is gone.
-        """
+        """A key that another process deleted has no row here either, and its timer is gone."""
 
         class Deletes(Append):
             def process_timer(self, context: Context, timer: Timer) -> None:
@@ -166,9 +140,7 @@ class TestFollowing:
         assert (state_of(behind, "a", "b"), due(behind, 99)) == ([None, "[50]"], {"b"})
 
     def test_a_bundle_that_lost_is_taken_back_without_reading_everything(self) -> None:
-        """
-        When another process's file was committed, this one undoes its own and reads that file only.
-        """
+        """When another process's file was committed, this one undoes its own and reads that file only."""
         run = run_of(workers=2)
         run.step(records(("a", 10), ("b", 11)))
         reader = CountingReader(run)
@@ -186,9 +158,7 @@ class TestFollowing:
         assert loser.timers.hold() == 11
 
     def test_the_timers_of_a_bundle_that_lost_are_taken_back(self) -> None:
-        """
-        A timer that it set is gone, one that it consumed is pending again.
-        """
+        """A timer that it set is gone, one that it consumed is pending again."""
         run = run_of()
         run.step(records(("a", 10)))
         run.attempt(run.bundle(records(("b", 7)), watermark=10))
@@ -199,9 +169,7 @@ class TestFollowing:
         assert [timer.at for timer in soft_state.timers_of("a")] == [10]
 
     def test_a_lost_bundles_rows_may_have_been_evicted(self) -> None:
-        """
-        A row that went while its bundle was pending comes back whole, timers included.
-        """
+        """A row that went while its bundle was pending comes back whole, timers included."""
         run = run_of(budget_bytes=0)
         run.step(records(("a", 10)))
 
@@ -225,9 +193,7 @@ class TestFollowing:
         assert result.updates.column("hold").cast(pa.int64()).to_pylist() == [10]
 
     def test_a_bundle_that_was_never_adopted_is_taken_back(self) -> None:
-        """
-        Processing again without a file in between starts from the committed rows.
-        """
+        """Processing again without a file in between starts from the committed rows."""
         run = run_of()
         run.step(records(("a", 10)))
         bundle = run.bundle(records(("a", 20)))
@@ -239,9 +205,7 @@ class TestFollowing:
         assert result.updates.column("state").to_pylist() == ["[10,20]"]
 
     def test_a_rewrite_of_known_rows_is_not_read(self) -> None:
-        """
-        After an OPTIMIZE nothing is read, and later reads go to the new file.
-        """
+        """After an OPTIMIZE nothing is read, and later reads go to the new file."""
         run = run_of(budget_bytes=0)
         reader = CountingReader(run)
         soft_state = SoftState(INTERVAL, reader, MemoryBudget(0))
@@ -260,9 +224,7 @@ class TestFollowing:
         assert [file.path for file in soft_state.files] == [file.path for file in run.files]
 
     def test_a_rewrite_that_reaches_further_is_read_with_all_files(self) -> None:
-        """
-        A file that mixes known and unknown rows proves nothing: everything is read again.
-        """
+        """A file that mixes known and unknown rows proves nothing: everything is read again."""
         run = run_of()
         run.step(records(("a", 10)))
         behind = SoftState(INTERVAL, CountingReader(run))
@@ -275,9 +237,7 @@ class TestFollowing:
         assert state_of(behind, "a", "b") == ["[10,20]", "[30]"]
 
     def test_an_adopted_file_may_be_rewritten_before_it_was_seen(self) -> None:
-        """
-        A committed bundle whose file was merged away at once is neither lost nor applied twice.
-        """
+        """A committed bundle whose file was merged away at once is neither lost nor applied twice."""
         run = run_of()
         run.step(records(("a", 10)))
         run.step(records(("a", 20)))
@@ -287,9 +247,7 @@ class TestFollowing:
         assert run.rows().column("state").to_pylist() == ["[10,20,30]"]
 
     def test_files_that_vanish_are_not_believed(self) -> None:
-        """
-        When known files are gone without a trace, only what is there counts.
-        """
+        """When known files are gone without a trace, only what is there counts."""
         run = run_of()
         run.step(records(("a", 10)))
         run.step(records(("b", 20)))
@@ -302,9 +260,7 @@ class TestFollowing:
         assert (state_of(soft_state, "b"), due(soft_state, 99), soft_state.position) == ([None], set(), None)
 
     def test_a_missing_file_is_an_error_and_nothing_is_believed(self) -> None:
-        """
-        After a failed read the soft state is empty, and the next synchronise reads everything.
-        """
+        """After a failed read the soft state is empty, and the next synchronise reads everything."""
         run = run_of()
         run.step(records(("a", 10)))
         behind = SoftState(INTERVAL, StoreRowReader(run.objects))
@@ -321,9 +277,7 @@ class TestFollowing:
         assert state_of(behind, "a", "b") == ["[10]", "[20]"]
 
     def test_keys_of_other_intervals_stay_out(self) -> None:
-        """
-        A file may hold keys of several intervals; only this one's are taken in.
-        """
+        """A file may hold keys of several intervals; only this one's are taken in."""
         run = run_of()
         run.step(records(("a", 10), ("m", 20), ("z", 30)))
         part = SoftState(Interval("c", "b", "n"), StoreRowReader(run.objects))
@@ -332,9 +286,7 @@ class TestFollowing:
         assert (due(part, 99), part.timers.hold()) == ({"m"}, 20)
 
     def test_a_file_is_adopted_once_and_after_its_bundle(self) -> None:
-        """
-        Adopting without a bundle is our bug.
-        """
+        """Adopting without a bundle is our bug."""
         run = run_of()
         attempt = run.attempt(run.bundle(records(("a", 10))))
 
@@ -344,9 +296,7 @@ class TestFollowing:
 
 class TestMemory:
     def test_new_keys_cost_no_read(self) -> None:
-        """
-        While nothing was evicted, and mostly after that, a new key is known to be new.
-        """
+        """While nothing was evicted, and mostly after that, a new key is known to be new."""
         run = run_of()
         reader = CountingReader(run)
         soft_state = SoftState(INTERVAL, reader, MemoryBudget(3_000))
@@ -358,9 +308,7 @@ class TestMemory:
         assert len(reader.reads) <= 2
 
     def test_evicted_rows_come_back_in_one_pruned_read(self) -> None:
-        """
-        All missing rows of a bundle are read together, by their keys.
-        """
+        """All missing rows of a bundle are read together, by their keys."""
         run = run_of()
         run.step(records(("a", 1), ("b", 2), ("c", 3)))
         reader = CountingReader(run)
@@ -373,9 +321,7 @@ class TestMemory:
         assert [timer.at for timer in soft_state.timers_of("c")] == [3]
 
     def test_files_that_have_none_of_the_missing_rows_are_not_read(self) -> None:
-        """
-        Whatever lies in the same range of keys: what this process wrote since it began to evict, it knows.
-        """
+        """Whatever lies in the same range of keys: what this process wrote since it began to evict, it knows."""
         run = run_of()
         run.step(records(*((f"key {number:03}", 10) for number in range(100))))
         reader = CountingReader(run)
@@ -391,9 +337,7 @@ class TestMemory:
         assert state_of(soft_state, "key 000", "key 099") == ["[10,20]"] * 2
 
     def test_intervals_share_the_budget_of_their_process(self) -> None:
-        """
-        One that is idle gives back what another one needs, and both have the right rows afterwards.
-        """
+        """One that is idle gives back what another one needs, and both have the right rows afterwards."""
         run, memory = run_of(), MemoryBudget(24_000)
         run.step(records(*((f"key {number:03}", 10) for number in range(100))))
         idle = SoftState(Interval("c", "", "key 050"), StoreRowReader(run.objects), memory)
@@ -415,9 +359,7 @@ class TestMemory:
         assert idle.used_bytes <= memory.used_bytes <= idle.used_bytes + 3_000
 
     def test_filters_count_towards_the_budget(self) -> None:
-        """
-        The fewer rows stay, the more keys and ids there are to know of: rows keep a quarter.
-        """
+        """The fewer rows stay, the more keys and ids there are to know of: rows keep a quarter."""
         run, memory = run_of(), MemoryBudget(200_000)
         soft_state = SoftState(INTERVAL, StoreRowReader(run.objects), memory)
         run.replace_soft_state(0, soft_state)
@@ -432,9 +374,7 @@ class TestMemory:
         assert 40_000 < soft_state.used_bytes <= 50_000 < memory.used_bytes - (1 << 20)
 
     def test_timers_of_evicted_rows_are_known(self) -> None:
-        """
-        Evicting a row does not forget when it wants to be woken, nor what it holds.
-        """
+        """Evicting a row does not forget when it wants to be woken, nor what it holds."""
         run = run_of(budget_bytes=0)
         run.step(records(("a", 5), ("b", 9)))
         result = run.step(watermark=5)
@@ -443,9 +383,7 @@ class TestMemory:
         assert run.rows().column("state").to_pylist() == ['[5,"fired 5"]', "[9]"]
 
     def test_a_cold_start_fills_the_budget_with_the_nearest_timers(self) -> None:
-        """
-        Of more rows than fit, those whose timers come first are taken in.
-        """
+        """Of more rows than fit, those whose timers come first are taken in."""
         run = run_of()
         run.step(records(*((f"key {number:03}", 1_000 - number) for number in range(100))))
         reader = CountingReader(run)
@@ -462,9 +400,7 @@ class TestMemory:
 
 class TestKnownIds:
     def test_a_new_owner_of_more_than_memory_holds_reads_timers_and_no_states(self) -> None:
-        """
-        It knows which keys there are and what is due, and reads a state when its key first comes.
-        """
+        """It knows which keys there are and what is due, and reads a state when its key first comes."""
         run = run_of(budget_bytes=1_000)
         run.step(records(*((f"k{number:03}", 100 + number) for number in range(100))))
         run.step(records(("k007", 5_000)), watermark=101)
@@ -484,9 +420,7 @@ class TestKnownIds:
         assert reader.reads[-1][2] == ["k000", "k007"]
 
     def test_fresh_ids_cost_no_read(self) -> None:
-        """
-        An id that was never seen is admitted without reading record ids.
-        """
+        """An id that was never seen is admitted without reading record ids."""
         run = run_of()
         reader = CountingReader(run)
         run.replace_soft_state(0, SoftState(INTERVAL, reader))
@@ -496,9 +430,7 @@ class TestKnownIds:
         assert reader.reads == []
 
     def test_own_duplicates_are_settled_in_memory_and_others_by_one_read(self) -> None:
-        """
-        Ids of files that this process wrote are in memory; those of others are read by key.
-        """
+        """Ids of files that this process wrote are in memory; those of others are read by key."""
         run = run_of(workers=2)
         reader = CountingReader(run)
         run.replace_soft_state(0, SoftState(INTERVAL, reader))
@@ -514,9 +446,7 @@ class TestKnownIds:
         assert [keys for _, columns, keys in reader.reads if columns == ("key", "record_ids")] == [["a"]]
 
     def test_ids_in_memory_are_those_of_the_files_that_are_there(self) -> None:
-        """
-        When a compaction has replaced the small files, their ids go from memory, and are found in the large one.
-        """
+        """When a compaction has replaced the small files, their ids go from memory, and are found in the large one."""
         run = run_of()
         reader = CountingReader(run)
         run.replace_soft_state(0, SoftState(INTERVAL, reader))
@@ -533,9 +463,7 @@ class TestKnownIds:
         assert [columns for _, columns, _ in reader.reads] == [("key", "record_ids")]
 
     def test_a_full_filter_is_rebuilt_from_the_ids_that_are_left(self) -> None:
-        """
-        Ids without files are forgotten then, and those in files are not.
-        """
+        """Ids without files are forgotten then, and those in files are not."""
         run = run_of()
         run.step(records(*(("a", number) for number in range(60)), ids=[b"%d" % n for n in range(60)]))
         files = run.soft_state(0).files
@@ -553,9 +481,7 @@ class TestKnownIds:
         assert known.may_be_known(fingerprints(pa.array([b"%d" % n for n in range(60)], pa.binary()))).all()
 
     def test_an_id_of_a_bundle_that_was_taken_back_counts_again(self) -> None:
-        """
-        The filter remembers it, the files do not, and the files decide.
-        """
+        """The filter remembers it, the files do not, and the files decide."""
         run = run_of()
         bundle = run.bundle(records(("a", 1), ids=[b"1"]))
         run.attempt(bundle)

@@ -1,6 +1,4 @@
-"""
-What rows are used by.
-"""
+"""What rows are used by."""
 
 from __future__ import annotations
 
@@ -11,16 +9,12 @@ from millpond.executor.soft_state.use_statistics import UseStatistics
 
 
 def wait(microseconds: float):
-    """
-    Each row waits so long for its next timer.
-    """
+    """Each row waits so long for its next timer."""
     return lambda key: microseconds
 
 
 def test_rows_that_records_come_to_before_their_timers() -> None:
-    """
-    Nine records ten microseconds apart, then the timer: nine uses of ten are records'.
-    """
+    """Nine records ten microseconds apart, then the timer: nine uses of ten are records'."""
     statistics = UseStatistics()
     for session in range(50):
         for number in range(10):
@@ -36,9 +30,7 @@ def test_rows_that_records_come_to_before_their_timers() -> None:
 
 
 def test_rows_without_timers_that_are_not_used_again_count() -> None:
-    """
-    One row is used each microsecond, and nine never again: a row is not used for long on average.
-    """
+    """One row is used each microsecond, and nine never again: a row is not used for long on average."""
     statistics = UseStatistics()
     statistics.follow([f"cold {number}" for number in range(9)], wait(NEVER), (0, 0))
     for now in range(1, 101):
@@ -48,9 +40,7 @@ def test_rows_without_timers_that_are_not_used_again_count() -> None:
 
 
 def test_a_bundle_of_any_size_is_followed_by_few_of_its_rows() -> None:
-    """
-    And so is any number of bundles.
-    """
+    """And so is any number of bundles."""
     statistics = UseStatistics()
     statistics.follow([f"{number}" for number in range(10_000)], wait(NEVER), (0, 0))
     assert 32 <= len(statistics._followed) <= 64
@@ -62,9 +52,7 @@ def test_a_bundle_of_any_size_is_followed_by_few_of_its_rows() -> None:
 
 
 def test_the_newest_uses_count_most() -> None:
-    """
-    A load that changes is learned again within some thousand uses.
-    """
+    """A load that changes is learned again within some thousand uses."""
     statistics = UseStatistics()
     for number in range(40_000):
         clocks = (number * 10, 0)

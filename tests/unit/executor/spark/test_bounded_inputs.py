@@ -1,6 +1,4 @@
-"""
-The end of inputs in a Spark run, without Spark: bounded inputs, ended streams, late batches.
-"""
+"""The end of inputs in a Spark run, without Spark: bounded inputs, ended streams, late batches."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 
 class Engine:
-    """
-    An engine without Spark jobs: commits each plan as one record at time 5.
-    """
+    """An engine without Spark jobs: commits each plan as one record at time 5."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -45,9 +41,7 @@ class Engine:
 
 
 def a_run(store: Store, clock: ManualClock) -> SparkRun:
-    """
-    A run of a pipeline whose one computation reads the inputs facts and events.
-    """
+    """A run of a pipeline whose one computation reads the inputs facts and events."""
     pipeline = EnginePipeline("p")
     for stream in ("facts", "events"):
         pipeline.inject(stream, key="k", at="at", watermark=BoundedDisorder("0s"))
@@ -69,9 +63,7 @@ def store(clock: ManualClock) -> Store:
 
 
 def test_a_bounded_input_does_not_hold_up_the_others(store: Store, clock: ManualClock) -> None:
-    """
-    Once consumed, a bounded stream has ended, and only the streaming input bounds the watermark.
-    """
+    """Once consumed, a bounded stream has ended, and only the streaming input bounds the watermark."""
     run = a_run(store, clock)
     run.consume_bounded("facts", None)
     run.advance_watermark("events", 1_000)
@@ -81,9 +73,7 @@ def test_a_bounded_input_does_not_hold_up_the_others(store: Store, clock: Manual
 
 
 def test_a_bounded_input_that_was_consumed_before_has_ended_too(store: Store, clock: ManualClock) -> None:
-    """
-    After a restart a consumed bounded input is neither read again nor waited for.
-    """
+    """After a restart a consumed bounded input is neither read again nor waited for."""
     first = a_run(store, clock)
     first.consume_bounded("facts", None)
     first.stop()
@@ -98,9 +88,7 @@ def test_a_bounded_input_that_was_consumed_before_has_ended_too(store: Store, cl
 
 
 class EndedQuery:
-    """
-    A query that has read all there is.
-    """
+    """A query that has read all there is."""
 
     isActive = False  # noqa: N815 - Spark's name
 
@@ -108,15 +96,11 @@ class EndedQuery:
         return True
 
     def stop(self) -> None:
-        """
-        It has ended.
-        """
+        """It has ended."""
 
 
 def test_work_that_is_due_is_done_when_all_queries_have_ended(store: Store, clock: ManualClock) -> None:
-    """
-    ``await_termination`` returns when no work is left, or says within its time that some is.
-    """
+    """``await_termination`` returns when no work is left, or says within its time that some is."""
     run = a_run(store, clock)
     run.start_queries({"events": EndedQuery}, is_bounded=True)
     run.consume(None, InputPosition(stream="events", source="query", batch=0))
@@ -134,9 +118,7 @@ def test_work_that_is_due_is_done_when_all_queries_have_ended(store: Store, cloc
 def test_a_run_that_is_stopped_too_early_says_so(
     store: Store, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    Stopping it without waiting for it brings a warning that work is left for the next run.
-    """
+    """Stopping it without waiting for it brings a warning that work is left for the next run."""
     run = a_run(store, clock)
     run.start_queries({"events": EndedQuery}, is_bounded=True)
     run.declare("facts", "idle")
@@ -146,9 +128,7 @@ def test_a_run_that_is_stopped_too_early_says_so(
 
 
 def test_a_batch_after_the_end_changes_nothing(store: Store, clock: ManualClock) -> None:
-    """
-    A stopped run refuses a batch that Spark still delivers, and commits nothing.
-    """
+    """A stopped run refuses a batch that Spark still delivers, and commits nothing."""
     run = a_run(store, clock)
     run.stop()
     before = store.committer.refresh().version
@@ -160,9 +140,7 @@ def test_a_batch_after_the_end_changes_nothing(store: Store, clock: ManualClock)
 
 
 def test_an_ended_stream_stays_ended(store: Store, clock: ManualClock) -> None:
-    """
-    A stream's end is committed with the next superstep, and a restart reads it back.
-    """
+    """A stream's end is committed with the next superstep, and a restart reads it back."""
     run = a_run(store, clock)
     for stream in ("facts", "events"):
         run.consume_bounded(stream, None)

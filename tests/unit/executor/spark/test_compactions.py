@@ -1,6 +1,4 @@
-"""
-Compactions as Spark jobs: what they do, where, and what is lost when they fail, which is nothing.
-"""
+"""Compactions as Spark jobs: what they do, where, and what is lost when they fail, which is nothing."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def open_store(path: Path) -> Store:
 
 
 class Played:
-    """
-    Six supersteps of a record each, with a moment after each for what is being compacted.
-    """
+    """Six supersteps of a record each, with a moment after each for what is being compacted."""
 
     def __init__(self, store: Store, spark: SparkSession, policy: UpkeepPolicy) -> None:
         run = SparkRunner(store, spark=spark, intervals=1, progress=False, upkeep=policy).open(
@@ -79,9 +75,7 @@ class Played:
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """
-    The pools of the jobs that ran; the answer of the first is lost although its file is written.
-    """
+    """The pools of the jobs that ran; the answer of the first is lost although its file is written."""
     fates: list[str] = []
     really = SparkCompactions._run
 
@@ -102,9 +96,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_pipeline_is_compacted_by_spark_jobs(
     tmp_path: Path, spark: SparkSession, jobs: list[str], memory_bytes_max: int, name: str
 ) -> None:
-    """
-    Each record counts once, an interval has few files, and a job that was lost leaves an orphan only.
-    """
+    """Each record counts once, an interval has few files, and a job that was lost leaves an orphan only."""
     with open_store(tmp_path / "pond") as store:
         compactions = replace(COMPACTIONS, memory_bytes_max=memory_bytes_max)
         played = Played(store, spark, UpkeepPolicy(compaction=compactions, place="spark"))
@@ -125,9 +117,7 @@ def spark_compactions(spark: SparkSession) -> Iterator[SparkCompactions]:
 
 
 def test_work_is_done_in_a_worker(spark_compactions: SparkCompactions, tmp_path: Path) -> None:
-    """
-    A piece of work runs in another process, and its errors come back as they are.
-    """
+    """A piece of work runs in another process, and its errors come back as they are."""
     objects = open_objects(str(tmp_path))
 
     assert spark_compactions.submit(os.getpid).result() != os.getpid()
@@ -136,18 +126,14 @@ def test_work_is_done_in_a_worker(spark_compactions: SparkCompactions, tmp_path:
 
 
 def test_a_job_that_fails_can_be_submitted_again(spark_compactions: SparkCompactions) -> None:
-    """
-    A worker that dies fails the piece, and the next one finds another worker.
-    """
+    """A worker that dies fails the piece, and the next one finds another worker."""
     with pytest.raises(UnavailableError, match="Spark job"):
         spark_compactions.submit(os._exit, 3).result()
     assert spark_compactions.submit(abs, -3).result() == 3
 
 
 def test_the_end_of_a_run_cancels_what_is_under_way(spark: SparkSession) -> None:
-    """
-    A run does not wait for a compaction that would never end; other jobs continue.
-    """
+    """A run does not wait for a compaction that would never end; other jobs continue."""
     compactions = SparkCompactions(spark.sparkContext, tag="millpond-test-end", at_once=1)
     tracker = spark.sparkContext.statusTracker()
     running = compactions.submit(signal.sigwait, [signal.SIGUSR2])
@@ -162,9 +148,7 @@ def test_the_end_of_a_run_cancels_what_is_under_way(spark: SparkSession) -> None
 
 
 def test_where_compactions_are_prepared(tmp_path: Path) -> None:
-    """
-    On one machine a job would take a superstep's slot; the runner without Spark refuses it.
-    """
+    """On one machine a job would take a superstep's slot; the runner without Spark refuses it."""
     assert not is_one_machine("spark://host:7077")
     assert is_one_machine("local[*]")
     with pytest.raises(InvalidError, match="no Spark in the local runner"):

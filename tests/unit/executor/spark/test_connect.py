@@ -1,5 +1,4 @@
-"""
-Sessions and frames of Spark Connect are refused with a sentence, wherever the engine on Spark takes one.
+"""Sessions and frames of Spark Connect are refused with a sentence, wherever the engine on Spark takes one.
 
 What Spark Connect needs (gRPC) is not among the locked packages, so its classes cannot be imported here. Stand-ins
 whose classes are said to be of its modules take their place, by which they are told. With the classes themselves, and
@@ -37,9 +36,7 @@ ROWS: Final = pa.table({"k": ["a", "b"], "t": [1_800_000_000_000_000, 1_800_000_
 
 
 def _stand_in(module: str, name: str) -> Any:
-    """
-    An object of a class that is said to be of one of Spark Connect's modules.
-    """
+    """An object of a class that is said to be of one of Spark Connect's modules."""
     fields = {
         "__module__": module,
         "__arrow_c_stream__": lambda _, schema=None: ROWS.__arrow_c_stream__(schema),
@@ -73,9 +70,7 @@ def _pipeline(**options: Any) -> Pipeline:
     ],
 )
 def test_it_is_refused_at_the_call(tmp_path: Path, call: Callable[[Path], Any]) -> None:
-    """
-    With what to do instead, and before a store is made; shown with stand-ins for the classes of Spark Connect.
-    """
+    """With what to do instead, and before a store is made; shown with stand-ins for the classes of Spark Connect."""
     with pytest.raises(InvalidError, match=r"not run on Spark Connect: run the job where .* LocalRunner"):
         call(tmp_path / "pond")
 
@@ -84,9 +79,7 @@ def test_it_is_refused_at_the_call(tmp_path: Path, call: Callable[[Path], Any]) 
 
 @pytest.mark.spark
 def test_frames_are_refused_by_a_run(spark: SparkSession, tmp_path: Path) -> None:
-    """
-    As an input, with its stream, and as a backfill; shown with stand-ins for the classes of Spark Connect.
-    """
+    """As an input, with its stream, and as a backfill; shown with stand-ins for the classes of Spark Connect."""
     runner = SparkRunner(tmp_path / "pond", spark=spark, progress=False)
     with pytest.raises(InvalidError, match=r"not run on Spark Connect.*DataFrame` input=`s`"):
         runner.run(_pipeline(), {"s": FRAME})
@@ -98,9 +91,7 @@ def test_frames_are_refused_by_a_run(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_a_function_is_not_sent_to_a_server(tmp_path: Path) -> None:
-    """
-    Spark Connect pickles what it is given: the error of that says why it cannot be, with a closure around it as well.
-    """
+    """Spark Connect pickles what it is given: the error of that says why it cannot be, with a closure around it as well."""
     function = _pipeline().foreach_batch(tmp_path / "pond", into="s")
 
     def wrapped(frame: Any, batch: int) -> None:
@@ -129,24 +120,18 @@ def test_a_function_is_not_sent_to_a_server(tmp_path: Path) -> None:
 def test_settings_that_ask_for_it_are_known(
     options: dict[str, str], environment: dict[str, str], setting: str | None
 ) -> None:
-    """
-    A session would otherwise be made that nothing runs on.
-    """
+    """A session would otherwise be made that nothing runs on."""
     assert asks_for_connect(options, environment) == setting
 
 
 def test_others_are_none_of_it() -> None:
-    """
-    A classic session, and what only has a name like it.
-    """
+    """A classic session, and what only has a name like it."""
     for given in (None, ROWS, SimpleNamespace(), _stand_in("pyspark.sql.connected", "DataFrame")):
         refuse_connect(given)
 
 
 def test_the_local_runner_takes_its_frames(tmp_path: Path) -> None:
-    """
-    As anything with Arrow's C stream interface, which frames of Spark Connect have; shown with a stand-in.
-    """
+    """As anything with Arrow's C stream interface, which frames of Spark Connect have; shown with a stand-in."""
     LocalRunner(tmp_path / "pond", progress=False).run(_counting(), {"s": FRAME})
     with Store.open(tmp_path / "pond", read_only=True) as store:
         assert store.rows_view("c").to_arrow()["key"].to_pylist() == ["a", "b"]

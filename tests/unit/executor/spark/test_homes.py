@@ -1,5 +1,4 @@
-"""
-Each slot runs in the same process in every superstep, and reads nothing that this process has written or read.
+"""Each slot runs in the same process in every superstep, and reads nothing that this process has written or read.
 
 What executors that are lost and that join do to it is tested on a cluster (`tests/fault/test_homes_on_a_cluster.py`).
 """
@@ -14,10 +13,10 @@ import pytest
 
 import millpond as mp
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.reporting.progress import SuperstepReport
 from millpond.executor.spark import production_routing
 from millpond.executor.spark.homes import Anchor, OneMachine, homes_for
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.store import Store
 
 if TYPE_CHECKING:
@@ -27,9 +26,7 @@ SUPERSTEPS, KEYS = 4, 40
 
 
 class Count(mp.Computation):
-    """
-    Counts the records of a key, and passes each on.
-    """
+    """Counts the records of a key, and passes each on."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(context.state.get(0) + 1)
@@ -37,9 +34,7 @@ class Count(mp.Computation):
 
 
 class Last(Count):
-    """
-    Counts only.
-    """
+    """Counts only."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(context.state.get(0) + 1)
@@ -57,9 +52,7 @@ def two_stages() -> EnginePipeline:
 def reports(
     spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> list[SuperstepReport]:
-    """
-    The reports of some supersteps of two stages over the same keys, whose productions all slots read, or a shuffle brings.
-    """
+    """The reports of some supersteps of two stages over the same keys, whose productions all slots read, or a shuffle brings."""
     monkeypatch.setattr(production_routing, "_READ_MAX", request.param)
     with Store.open(tmp_path / "pond") as store:
         runner = mp.SparkRunner(store, spark=spark, progress=False, intervals=4, upkeep=None)
@@ -76,9 +69,7 @@ def reports(
 
 
 def test_each_slot_stays_in_its_process(reports: list[SuperstepReport]) -> None:
-    """
-    No task runs away from its soft state, however Spark deals tasks to workers; productions alone are read.
-    """
+    """No task runs away from its soft state, however Spark deals tasks to workers; productions alone are read."""
     assert len(reports) == SUPERSTEPS + 1
     assert all(report.slots_at_home == report.slots > 0 for report in reports)
     production_bytes = max(report.read_bytes for report in reports[1:])
@@ -87,9 +78,7 @@ def test_each_slot_stays_in_its_process(reports: list[SuperstepReport]) -> None:
 
 
 def test_one_machine_has_a_slot_for_each_task_at_once(spark: SparkSession) -> None:
-    """
-    On the driver's machine intervals do not change the number of slots.
-    """
+    """On the driver's machine intervals do not change the number of slots."""
     homes = homes_for(spark, 100, "test")
 
     assert isinstance(homes, OneMachine)
@@ -97,9 +86,7 @@ def test_one_machine_has_a_slot_for_each_task_at_once(spark: SparkSession) -> No
 
 
 def test_an_anchor_settles_all_slots(spark: SparkSession) -> None:
-    """
-    Each slot has an executor once they are settled, and rows come to the partition of their slot.
-    """
+    """Each slot has an executor once they are settled, and rows come to the partition of their slot."""
     from pyspark.sql.functions import col, spark_partition_id
 
     session = spark.newSession()

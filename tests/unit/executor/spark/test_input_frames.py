@@ -1,6 +1,4 @@
-"""
-The delay of a frame's own watermark is the policy of its stream, unless the program declares one.
-"""
+"""The delay of a frame's own watermark is the policy of its stream, unless the program declares one."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ def _store(folder: Path) -> Store:
 
 
 def _stream(spark: SparkSession, folder: Path, *seconds: int) -> DataFrame:
-    """
-    One file a batch, each with a row at one of these seconds.
-    """
+    """One file a batch, each with a row at one of these seconds."""
     source = folder / "input"
     source.mkdir(exist_ok=True)
     for number, second in enumerate(seconds):
@@ -79,9 +75,7 @@ def _watermark_of(store: Store, spark: SparkSession, pipeline: Pipeline, frame: 
 def test_its_delay_is_the_policy_where_none_is_said(
     spark: SparkSession, tmp_path: Path, declared: WatermarkPolicy | None, seconds_behind: int
 ) -> None:
-    """
-    A declared policy goes first; the delay follows the column through a selection and a renaming.
-    """
+    """A declared policy goes first; the delay follows the column through a selection and a renaming."""
     frame = _stream(spark, tmp_path, 10, 100).withWatermark("time", "37 seconds")
     renamed = frame.selectExpr("k", "time AS happened")
 
@@ -94,9 +88,7 @@ def test_its_delay_is_the_policy_where_none_is_said(
 def test_a_watermark_on_another_column_is_told_and_not_taken(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    It says nothing of the event time.
-    """
+    """It says nothing of the event time."""
     caplog.set_level(logging.WARNING, "millpond")
     frame = _stream(spark, tmp_path, 10).withWatermark("seen", "37 seconds")
 
@@ -109,9 +101,7 @@ def test_a_watermark_on_another_column_is_told_and_not_taken(
 
 
 def test_an_embedded_computation_takes_it_from_its_batches(spark: SparkSession, tmp_path: Path) -> None:
-    """
-    The user's own query has the watermark, and `foreach_batch` sees only what that hands over.
-    """
+    """The user's own query has the watermark, and `foreach_batch` sees only what that hands over."""
     frame = _stream(spark, tmp_path, 100, 100).withWatermark("time", "37 seconds")
     with _store(tmp_path) as store:
         embedded = foreach_batch(store, _Keep(), key="k", at="time", name="kept", progress=False)

@@ -1,6 +1,4 @@
-"""
-What a worker of Spark failed with, out of the traces that Spark makes of it.
-"""
+"""What a worker of Spark failed with, out of the traces that Spark makes of it."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ An error occurred while calling o90.collectToPython.
     ],
 )
 def test_the_last_line_of_a_worker_is_the_error(line: str, kind: type[MillpondError], words: str) -> None:
-    """
-    It is raised in its class, with Spark's own as its cause.
-    """
+    """It is raised in its class, with Spark's own as its cause."""
     with pytest.raises(kind, match=words) as caught, worker_calls():
         raise RuntimeError(TRACE.format(line=line))
 
@@ -54,17 +50,13 @@ def test_the_last_line_of_a_worker_is_the_error(line: str, kind: type[MillpondEr
     ],
 )
 def test_other_errors_are_raised_as_they_are(line: str) -> None:
-    """
-    What says nothing that could be done stays Spark's.
-    """
+    """What says nothing that could be done stays Spark's."""
     with pytest.raises(RuntimeError), worker_calls():
         raise RuntimeError(TRACE.format(line=line))
 
 
 def test_our_own_errors_pass() -> None:
-    """
-    Those that were raised in this process are not read once more.
-    """
+    """Those that were raised in this process are not read once more."""
     error = InvalidError("no such stream", stream="s")
 
     with pytest.raises(InvalidError) as caught, worker_calls():

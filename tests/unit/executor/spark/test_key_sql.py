@@ -1,6 +1,4 @@
-"""
-A key made in the JVM is the one that Arrow and Python make.
-"""
+"""A key made in the JVM is the one that Arrow and Python make."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ CELLS = st.tuples(*map(key_values, KINDS))
 
 @pytest.fixture(params=[True, False], ids=["ansi", "lenient"])
 def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
-    """
-    The session in a zone that is not UTC, with and without ANSI mode.
-    """
+    """The session in a zone that is not UTC, with and without ANSI mode."""
     kept = {name: spark.conf.get(name) for name in ("spark.sql.ansi.enabled", "spark.sql.session.timeZone")}
     spark.conf.set("spark.sql.ansi.enabled", str(request.param).lower())
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")

@@ -21,9 +21,7 @@ _RECORD = {
 
 
 class Tally(mp.Computation):
-    """
-    Counts the records of a key.
-    """
+    """Counts the records of a key."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set(context.state.get(0) + 1)

@@ -1,6 +1,4 @@
-"""
-The queries of a run on Spark, with queries that only pretend: who starts them, and who starts them again.
-"""
+"""The queries of a run on Spark, with queries that only pretend: who starts them, and who starts them again."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from millpond.statestore.errors import ConflictError, FencedError
 
 
 class SparkError(Exception):
-    """
-    An error as Spark tells it.
-    """
+    """An error as Spark tells it."""
 
 
 CONFLICT = SparkError(
@@ -28,9 +24,7 @@ OTHER = SparkError("[STREAM_FAILED] the folder is gone")
 
 
 class Query:
-    """
-    A query that has ended, by itself or with an error.
-    """
+    """A query that has ended, by itself or with an error."""
 
     isActive = False  # noqa: N815 - Spark's name
 
@@ -51,9 +45,7 @@ class Query:
 
 
 def starting(*outcomes: Exception | Query) -> Callable[[], Query]:
-    """
-    Starts with these outcomes, one after the other; the last one stays.
-    """
+    """Starts with these outcomes, one after the other; the last one stays."""
     left: Iterator[Exception | Query] = iter(outcomes)
 
     def start() -> Query:
@@ -66,22 +58,16 @@ def starting(*outcomes: Exception | Query) -> Callable[[], Query]:
 
 
 def own() -> None:
-    """
-    The pipeline is this process's own.
-    """
+    """The pipeline is this process's own."""
 
 
 def taken() -> None:
-    """
-    Another process has taken it.
-    """
+    """Another process has taken it."""
     raise FencedError("another process has taken the pipeline")
 
 
 def test_the_owner_starts_a_query_again_that_another_driver_has_disturbed() -> None:
-    """
-    Whether Spark refuses to start it, or ends it later, for the checkpoint is written by two.
-    """
+    """Whether Spark refuses to start it, or ends it later, for the checkpoint is written by two."""
     queries = Queries(own)
     queries.start("s", starting(METADATA, Query(CONFLICT), METADATA, Query(None)))
 
@@ -90,9 +76,7 @@ def test_the_owner_starts_a_query_again_that_another_driver_has_disturbed() -> N
 
 
 def test_a_query_that_no_caller_awaits_is_started_again_too() -> None:
-    """
-    A run that is only asked whether it is active has its queries revived by its ticker.
-    """
+    """A run that is only asked whether it is active has its queries revived by its ticker."""
     queries = Queries(own)
     queries.start("s", starting(Query(CONFLICT), Query(None)))
     queries.revive()
@@ -101,9 +85,7 @@ def test_a_query_that_no_caller_awaits_is_started_again_too() -> None:
 
 
 def test_who_is_not_the_owner_starts_nothing() -> None:
-    """
-    Before the start, and when Spark has told of the other driver, the answer is FencedError.
-    """
+    """Before the start, and when Spark has told of the other driver, the answer is FencedError."""
     started = starting(Query(CONFLICT), Query(None))
     with pytest.raises(FencedError):
         Queries(taken).start("s", started)
@@ -120,9 +102,7 @@ def test_who_is_not_the_owner_starts_nothing() -> None:
 
 
 def test_an_owner_that_is_disturbed_again_and_again_gives_up() -> None:
-    """
-    After five starts it is an error of its own, which says what to stop and has Spark's as its cause.
-    """
+    """After five starts it is an error of its own, which says what to stop and has Spark's as its cause."""
     queries = Queries(own)
     with pytest.raises(ConflictError, match=r"another query writes the checkpoint.*input=`s`") as raised:
         queries.start("s", starting(*[METADATA] * 5, Query(None)))
@@ -130,9 +110,7 @@ def test_an_owner_that_is_disturbed_again_and_again_gives_up() -> None:
 
 
 def test_other_errors_of_spark_are_raised_as_they_are() -> None:
-    """
-    Only what two drivers do to each other is mended.
-    """
+    """Only what two drivers do to each other is mended."""
     queries = Queries(own)
     queries.start("s", starting(Query(OTHER), Query(None)))
     with pytest.raises(SparkError, match="the folder is gone"):
@@ -142,9 +120,7 @@ def test_other_errors_of_spark_are_raised_as_they_are() -> None:
 
 
 def test_stopped_queries_are_not_started_again() -> None:
-    """
-    After stop a query that another driver disturbs stays as it is, and waiting for it is over.
-    """
+    """After stop a query that another driver disturbs stays as it is, and waiting for it is over."""
     query = Query(CONFLICT)
     queries = Queries(own)
     queries.start("s", starting(query, Query(None)))

@@ -1,6 +1,4 @@
-"""
-Routing in the JVM does what Python does: same keys, same times, same intervals, same refusals.
-"""
+"""Routing in the JVM does what Python does: same keys, same times, same intervals, same refusals."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def zone(spark: SparkSession) -> Iterator[None]:
-    """
-    A session whose zone is far from UTC: it must not matter.
-    """
+    """A session whose zone is far from UTC: it must not matter."""
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
     yield
@@ -83,17 +79,13 @@ def zone(spark: SparkSession) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def frame(spark: SparkSession, zone: None) -> DataFrame:
-    """
-    The rows, in one partition.
-    """
+    """The rows, in one partition."""
     return spark.createDataFrame(ROWS, SCHEMA).coalesce(1)
 
 
 @pytest.fixture(scope="module")
 def table(frame: DataFrame) -> pa.Table:
-    """
-    The same rows, as Python reads them.
-    """
+    """The same rows, as Python reads them."""
     return frame.toArrow()
 
 
@@ -104,9 +96,7 @@ def injector(key: FieldExtractor = "k", at: FieldExtractor = "text", **fields: A
 
 
 def routed(result: Routed) -> list[tuple[Any, ...]]:
-    """
-    Number, target, key, time and id of each routed row, as a task would read them.
-    """
+    """Number, target, key, time and id of each routed row, as a task would read them."""
     columns = result.columns
     names = ["n", TARGET, columns.key, columns.at]
     arrow = result.frame.select(*dict.fromkeys([*names, *filter(None, [columns.id])])).toArrow()
@@ -122,9 +112,7 @@ def routed(result: Routed) -> list[tuple[Any, ...]]:
 
 
 def expected(node: InjectorNode, routes: tuple[Route, ...], table: pa.Table) -> list[tuple[Any, ...]]:
-    """
-    The same by `read_injected`.
-    """
+    """The same by `read_injected`."""
     numbers = table.column("n").to_pylist()
     rows: list[tuple[Any, ...]] = []
     for route in routes:
@@ -166,9 +154,7 @@ MOVED = (Route(positions=(7, *range(100)), lows=CUTS, key=None),)
 def test_both_ways_lead_to_the_same_interval(
     frame: DataFrame, table: pa.Table, routes: tuple[Route, ...], at: str
 ) -> None:
-    """
-    Whatever the column of the time, the cuts and the number of consumers, records go where Python sends them.
-    """
+    """Whatever the column of the time, the cuts and the number of consumers, records go where Python sends them."""
     node = injector(at=at, id="id")
 
     assert routed(Router(node).route(frame, routes)) == expected(node, routes, table)
@@ -177,9 +163,7 @@ def test_both_ways_lead_to_the_same_interval(
 @pytest.mark.parametrize("count", [1, 2, 128, 129, 1_000])
 @pytest.mark.parametrize("characters", ["ab\x01\x02'\U0001f30a", "".join(map(chr, range(1, 32)))])
 def test_a_key_is_found_among_any_number_of_cuts(spark: SparkSession, count: int, characters: str) -> None:
-    """
-    Whatever is in them, and whether a key is a cut, just below one, or behind all.
-    """
+    """Whatever is in them, and whether a key is a cut, just below one, or behind all."""
     drawn = np.random.default_rng(count)
     lengths = drawn.integers(1, 12, 20 * count)
     texts = {"".join(drawn.choice(list(characters), length)) for length in lengths}
@@ -205,16 +189,12 @@ def test_a_key_is_found_among_any_number_of_cuts(spark: SparkSession, count: int
     ids=["key", "time and id"],
 )
 def test_functions_lead_to_the_same_interval(frame: DataFrame, table: pa.Table, node: InjectorNode) -> None:
-    """
-    With functions for extractors the records pass through Python, to the same intervals.
-    """
+    """With functions for extractors the records pass through Python, to the same intervals."""
     assert routed(Router(node).route(frame, THREE)) == expected(node, THREE, table)
 
 
 def test_a_function_of_one_consumer_is_no_matter_to_the_other(frame: DataFrame, table: pa.Table) -> None:
-    """
-    A consumer's own function says its key; the others keep theirs.
-    """
+    """A consumer's own function says its key; the others keep theirs."""
     node = injector(at="number")
     routes = (*CUT, Route(positions=(6, 7), lows=("", "5"), key=lambda row: str(row["n"])))
 
@@ -223,18 +203,14 @@ def test_a_function_of_one_consumer_is_no_matter_to_the_other(frame: DataFrame, 
 
 @pytest.mark.parametrize("column", ["id", "seq", None])
 def test_ids_are_the_same_bytes(frame: DataFrame, table: pa.Table, column: str | None) -> None:
-    """
-    Text and numbers become the ids that Python makes of them, null stays null.
-    """
+    """Text and numbers become the ids that Python makes of them, null stays null."""
     node = injector(at="moment", id=column)
 
     assert routed(Router(node).route(frame, ONE)) == expected(node, ONE, table)
 
 
 def test_times_in_text_are_the_same(spark: SparkSession, zone: None) -> None:
-    """
-    A text is the same time for both, or for neither, odd forms and damaged ones included.
-    """
+    """A text is the same time for both, or for neither, odd forms and damaged ones included."""
     rng = SeededRng(3)
     damaged = [_damaged(text, rng) for text in TEXTS for _ in range(12)]
     texts = list(dict.fromkeys([*TEXTS, *damaged]))
@@ -253,9 +229,7 @@ def test_times_in_text_are_the_same(spark: SparkSession, zone: None) -> None:
 
 @pytest.mark.parametrize("unit", [None, "s", "ms", "us", "ns"])
 def test_a_number_is_one_time_in_both_runners(spark: SparkSession, unit: TimeUnit | None) -> None:
-    """
-    Whatever its unit, on both sides of 1970 and of what is taken for milliseconds.
-    """
+    """Whatever its unit, on both sides of 1970 and of what is taken for milliseconds."""
     numbers = [0, 1, -1, 999, -999, -1_001, 1_700_000_000, MILLISECONDS_MIN - 1, MILLISECONDS_MIN]
     numbers += [MILLISECONDS_MAX, MILLISECONDS_MAX + 1, 17 * 10**14, 17 * 10**17, 2**62, -(2**62)]
     frame = spark.createDataFrame(
@@ -269,9 +243,7 @@ def test_a_number_is_one_time_in_both_runners(spark: SparkSession, unit: TimeUni
 
 
 def test_a_time_without_a_zone_has_that_of_the_injector(spark: SparkSession) -> None:
-    """
-    A column of Spark's local timestamps is read like text, whatever the session's zone.
-    """
+    """A column of Spark's local timestamps is read like text, whatever the session's zone."""
     frame = spark.sql("SELECT 0L AS n, 'k' AS k, timestamp_ntz'2013-02-08 10:00:00.000005' AS at").coalesce(1)
     node = injector(at="at", times=TimeReading.of(None, "+02:00", stream="in"))
     routed_rows = routed(Router(node).route(frame, ONE))
@@ -281,9 +253,7 @@ def test_a_time_without_a_zone_has_that_of_the_injector(spark: SparkSession) -> 
 
 
 def _damaged(text: str, rng: SeededRng) -> str:
-    """
-    The text with a character changed, added or taken away.
-    """
+    """The text with a character changed, added or taken away."""
     index = int(rng.random() * (len(text) + 1))
     letter = "0123459:-+.TZ \t\n"[int(rng.random() * 16)]
     tail = text[index + int(rng.random() * 2) :]
@@ -291,9 +261,7 @@ def _damaged(text: str, rng: SeededRng) -> str:
 
 
 def test_records_come_to_the_slot_of_their_interval(frame: DataFrame) -> None:
-    """
-    The partition of a row is its interval's position by the number of slots; letters go with the first one.
-    """
+    """The partition of a row is its interval's position by the number of slots; letters go with the first one."""
     from pyspark.sql.functions import spark_partition_id
 
     result = Router(injector(at="number")).route(frame, THREE)
@@ -313,9 +281,7 @@ def test_records_come_to_the_slot_of_their_interval(frame: DataFrame) -> None:
     ids=["own", "column", "function", "number", "typed"],
 )
 def test_only_readable_keys_are_sampled(frame: DataFrame, table: pa.Table, key: KeyExtractor) -> None:
-    """
-    Keys are cut by those records that will be processed.
-    """
+    """Keys are cut by those records that will be processed."""
     node = injector(at="number")
     injected = read_injected(node, key, table)
     readable = np.setdiff1d(np.arange(len(ROWS)), list(injected.errors))
@@ -340,9 +306,7 @@ def test_only_readable_keys_are_sampled(frame: DataFrame, table: pa.Table, key: 
 def test_columns_that_can_never_do_are_refused(
     spark: SparkSession, frame: DataFrame, node: InjectorNode, words: str
 ) -> None:
-    """
-    A missing column, or one of a type that holds no key, time or id, is named before anything runs.
-    """
+    """A missing column, or one of a type that holds no key, time or id, is named before anything runs."""
     odd = frame.selectExpr(
         "*",
         "timestamp_ntz'2013-02-08 10:00:00' AS naive",
@@ -356,9 +320,7 @@ def test_columns_that_can_never_do_are_refused(
 
 
 def test_a_frame_is_checked_before_the_run(frame: DataFrame) -> None:
-    """
-    A consumer's key of a type that no key has is one error of the call, also where others are functions.
-    """
+    """A consumer's key of a type that no key has is one error of the call, also where others are functions."""
     pipeline = EnginePipeline("p")
     pipeline.inject("in", key=lambda row: row["k"], at="text").apply(Computation(), name="c", key="list")
 
@@ -369,9 +331,7 @@ def test_a_frame_is_checked_before_the_run(frame: DataFrame) -> None:
 @pytest.mark.parametrize("name", ["user.name", "back`tick"])
 @pytest.mark.parametrize("key", ["k", lambda row: row["k"]], ids=["column", "function"])
 def test_names_that_spark_cannot_carry_are_refused(frame: DataFrame, key: FieldExtractor, name: str) -> None:
-    """
-    A column that would never come to Python is named before anything runs.
-    """
+    """A column that would never come to Python is named before anything runs."""
     odd = frame.withColumnRenamed("seq", name)
 
     with pytest.raises(InvalidError, match=f"rename it column=`{name}`"):

@@ -1,6 +1,4 @@
-"""
-The Spark runner processes everything pending, even where Spark skips the tasks of an empty input.
-"""
+"""The Spark runner processes everything pending, even where Spark skips the tasks of an empty input."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ if TYPE_CHECKING:
 
 
 class Forward(Computation):
-    """
-    Counts its records, and passes them on.
-    """
+    """Counts its records, and passes them on."""
 
     def __init__(self, *outputs: str) -> None:
         self.outputs = outputs
@@ -34,9 +30,7 @@ class Forward(Computation):
 
 
 def two_inputs() -> EnginePipeline:
-    """
-    Stream a flows through first into second; stream b into third.
-    """
+    """Stream a flows through first into second; stream b into third."""
     pipeline = EnginePipeline("p")
     pipeline.inject("a", key="k", at="at").apply(Forward("mid"), name="first", produces="mid").apply(
         Forward(), name="second"
@@ -46,9 +40,7 @@ def two_inputs() -> EnginePipeline:
 
 
 def test_an_empty_input_still_delivers_pending_productions(spark: SparkSession, tmp_path: Path) -> None:
-    """
-    Spark runs no task for a relation known to be empty, yet pending productions are delivered.
-    """
+    """Spark runs no task for a relation known to be empty, yet pending productions are delivered."""
     registry = MemoryRegistry()
     store = Store.open(
         tmp_path / "pond",

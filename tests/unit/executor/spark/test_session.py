@@ -1,6 +1,4 @@
-"""
-The session that Millpond makes, and the daemon that forks its Python workers.
-"""
+"""The session that Millpond makes, and the daemon that forks its Python workers."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ LOOKS: Final = "process long, command string, modules array<string>, threads lon
 
 
 def test_a_spark_that_has_deltas_jars_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Delta's jars are resolved unless they are in the folder of jars of the Spark installation.
-    """
+    """Delta's jars are resolved unless they are in the folder of jars of the Spark installation."""
     jars = tmp_path / "jars"
     jars.mkdir()
     (jars / "delta-storage-4.4.0.jar").touch()
@@ -53,9 +49,7 @@ def test_a_spark_that_has_deltas_jars_is_known(tmp_path: Path, monkeypatch: pyte
 
 
 def _settings(*, has_delta: bool = False, **options: str) -> dict[str, str]:
-    """
-    The settings of a new session, of which ``__`` in a name stands for a dot.
-    """
+    """The settings of a new session, of which ``__`` in a name stands for a dot."""
     given = {name.replace("__", "."): value for name, value in options.items()}
     return dict(session_builder("a", "local[1]", given, has_delta=has_delta)._options)
 
@@ -74,9 +68,7 @@ def _settings(*, has_delta: bool = False, **options: str) -> dict[str, str]:
 def test_packages_are_added_to_those_of_delta(
     given: str | None, has_delta: bool, packages: list[str] | None
 ) -> None:
-    """
-    A user's package does not cost Delta's, which is named once, and not at all where its jars are there.
-    """
+    """A user's package does not cost Delta's, which is named once, and not at all where its jars are there."""
     options = {} if given is None else {"spark__jars__packages": given}
     found = _settings(has_delta=has_delta, **options).get("spark.jars.packages")
 
@@ -94,9 +86,7 @@ def test_packages_are_added_to_those_of_delta(
 def test_delta_of_the_users_own_takes_the_place_of_ours(
     name: str, given: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    As a package or as a file, which needs no network; that it is another version than the Python package is told.
-    """
+    """As a package or as a file, which needs no network; that it is another version than the Python package is told."""
     settings = _settings(**{name: given})
 
     assert settings[name.replace("__", ".")] == given
@@ -107,9 +97,7 @@ def test_delta_of_the_users_own_takes_the_place_of_ours(
 
 
 def test_jars_of_the_users_own_leave_delta_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    Files are given to Spark as they are; Delta's of the right version needs no word.
-    """
+    """Files are given to Spark as they are; Delta's of the right version needs no word."""
     own = f"/opt/delta-spark_4.2_2.13-{version('delta-spark')}.jar"
 
     assert _settings(spark__jars="/opt/other.jar")["spark.jars.packages"] == DELTA
@@ -126,18 +114,14 @@ def test_jars_of_the_users_own_leave_delta_what_it_is(caplog: pytest.LogCaptureF
     ],
 )
 def test_extensions_are_added_to_that_of_delta(given: str | None, extensions: list[str]) -> None:
-    """
-    Spark takes several, each once.
-    """
+    """Spark takes several, each once."""
     options = {} if given is None else {"spark__sql__extensions": given}
 
     assert _settings(**options)["spark.sql.extensions"].split(",") == extensions
 
 
 def test_a_catalog_of_the_users_own_is_taken_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    """
-    There can be one only, so the user's word counts.
-    """
+    """There can be one only, so the user's word counts."""
     assert _settings()["spark.sql.catalog.spark_catalog"].endswith("DeltaCatalog")
     assert not caplog.messages
 
@@ -149,9 +133,7 @@ def test_a_catalog_of_the_users_own_is_taken_and_told(caplog: pytest.LogCaptureF
 
 
 def test_other_settings_of_the_user_win() -> None:
-    """
-    Those that Millpond has an opinion about among them.
-    """
+    """Those that Millpond has an opinion about among them."""
     settings = _settings(spark__sql__session__timeZone="Europe/Oslo", spark__master="local[7]")
 
     assert (settings["spark.sql.session.timeZone"], settings["spark.master"]) == ("Europe/Oslo", "local[7]")
@@ -161,9 +143,7 @@ def test_other_settings_of_the_user_win() -> None:
 def test_an_active_session_is_taken_and_lacks_what_is_asked_of_it(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    What it has is not told, so that a program may ask for its session twice.
-    """
+    """What it has is not told, so that a program may ask for its session twice."""
     assert (
         spark_session(options={"spark.sql.shuffle.partitions": "2", "spark.sql.extensions": EXTENSION})
         is spark
@@ -190,17 +170,13 @@ def test_an_active_session_is_taken_and_lacks_what_is_asked_of_it(
 def test_workers_elsewhere_have_the_daemon_of_pyspark(
     master: str | None, environment: dict[str, str], platform: str
 ) -> None:
-    """
-    On a cluster, where the master is not known, with another interpreter, ``spark-submit`` and other systems nothing is set.
-    """
+    """On a cluster, where the master is not known, with another interpreter, ``spark-submit`` and other systems nothing is set."""
     assert daemon_settings(master, environment, platform) == {}
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
 def test_workers_of_this_machine_have_ours(master: str) -> None:
-    """
-    On Linux a local session has its workers forked by the daemon that has imported their modules.
-    """
+    """On Linux a local session has its workers forked by the daemon that has imported their modules."""
     assert daemon_settings(master, OWN, "linux") == {"spark.python.daemon.module": DAEMON}
 
 
@@ -229,9 +205,7 @@ def _looks(spark: SparkSession) -> list[Any]:
 
 
 def test_a_worker_begins_with_its_modules_imported(spark: SparkSession) -> None:
-    """
-    A worker is a fork of a process of one thread that has all its modules, which the garbage collector leaves alone.
-    """
+    """A worker is a fork of a process of one thread that has all its modules, which the garbage collector leaves alone."""
     for look in _looks(spark):
         assert DAEMON in look.command
         assert set(MODULES) <= set(look.modules)
@@ -240,9 +214,7 @@ def test_a_worker_begins_with_its_modules_imported(spark: SparkSession) -> None:
 
 
 def test_workers_are_used_again_and_draw_different_numbers(spark: SparkSession) -> None:
-    """
-    Tasks find the workers of the tasks before; NumPy's generator, as old as the daemon, gives each other numbers.
-    """
+    """Tasks find the workers of the tasks before; NumPy's generator, as old as the daemon, gives each other numbers."""
     first, second = _looks(spark), _looks(spark)
 
     assert {look.process for look in first} & {look.process for look in second}
@@ -251,9 +223,7 @@ def test_workers_are_used_again_and_draw_different_numbers(spark: SparkSession) 
 
 @pytest.mark.parametrize(("thread", "module"), [("false", DAEMON), ("true", "pyspark.daemon")])
 def test_a_daemon_with_a_thread_gives_way_to_that_of_pyspark(thread: str, module: str) -> None:
-    """
-    Where an import has started a thread, workers are forked by PySpark's daemon, in the same process.
-    """
+    """Where an import has started a thread, workers are forked by PySpark's daemon, in the same process."""
     environment = os.environ | {"JE_ARROW_MALLOC_CONF": f"background_thread:{thread}"}
     with subprocess.Popen(
         [sys.executable, "-m", DAEMON, "pyspark.worker"],

@@ -1,6 +1,4 @@
-"""
-Slots: intervals keep theirs, and what ran elsewhere than before is not at home.
-"""
+"""Slots: intervals keep theirs, and what ran elsewhere than before is not at home."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ LOW, HIGH, OTHER = Interval("a", "", "m"), Interval("a", "m"), Interval("b", "")
 
 
 def test_an_interval_keeps_its_slot_whatever_else_runs() -> None:
-    """
-    A superstep that runs some of the intervals gives them the slots that they have in all others.
-    """
+    """A superstep that runs some of the intervals gives them the slots that they have in all others."""
     slots = Slots(2)
 
     first = [slots.position_of(interval) for interval in (LOW, HIGH)]
@@ -29,18 +25,14 @@ def test_an_interval_keeps_its_slot_whatever_else_runs() -> None:
 
 
 def test_only_slots_with_work_need_tasks() -> None:
-    """
-    Slots behind the last one with work get none.
-    """
+    """Slots behind the last one with work get none."""
     slots = Slots(8)
 
     assert [slots.tasks_for(positions) for positions in ([], [0], [8, 3], [7])] == [1, 1, 4, 8]
 
 
 def test_a_slot_is_at_home_where_it_ran_before() -> None:
-    """
-    The first run counts, and after a move the new process is the home.
-    """
+    """The first run counts, and after a move the new process is the home."""
     slots = Slots(2)
 
     assert slots.at_home({0: "p", 1: "q"}) == 2
@@ -49,9 +41,7 @@ def test_a_slot_is_at_home_where_it_ran_before() -> None:
 
 
 def manifest(interval: Interval, work_us: int) -> Manifest:
-    """
-    What a task reports of an interval.
-    """
+    """What a task reports of an interval."""
     return Manifest(
         interval=interval,
         fence=Fence(Sequencer(1), CommitNumber(1)),
@@ -62,9 +52,7 @@ def manifest(interval: Interval, work_us: int) -> Manifest:
 
 
 def test_the_first_part_of_a_split_stays_where_its_rows_are_known() -> None:
-    """
-    The others go to the slots with the least work.
-    """
+    """The others go to the slots with the least work."""
     slots = Slots(4)
     intervals = intervals_from_boundaries("c", ["g", "m", "t"])
     before = [slots.position_of(interval) % 4 for interval in intervals]
@@ -81,9 +69,7 @@ def test_the_first_part_of_a_split_stays_where_its_rows_are_known() -> None:
 
 
 def test_a_merge_stays_with_the_first() -> None:
-    """
-    And the others' positions are free again.
-    """
+    """And the others' positions are free again."""
     slots = Slots(2)
     low, high = intervals_from_boundaries("c", ["m"])
     assert [slots.position_of(interval) for interval in (low, high)] == [0, 1]
@@ -96,9 +82,7 @@ def test_a_merge_stays_with_the_first() -> None:
 
 
 def test_work_is_levelled_by_moves() -> None:
-    """
-    The largest interval that does not make the other slot the fuller one moves; an even load moves nothing.
-    """
+    """The largest interval that does not make the other slot the fuller one moves; an even load moves nothing."""
     slots = Slots(2)
     intervals = intervals_from_boundaries("c", ["g", "m", "t"])
     assert [slots.position_of(interval) % 2 for interval in intervals] == [0, 1, 0, 1]
@@ -114,9 +98,7 @@ def test_work_is_levelled_by_moves() -> None:
 
 
 def test_a_hot_interval_alone_in_its_slot_does_not_move() -> None:
-    """
-    Nowhere would it be better off.
-    """
+    """Nowhere would it be better off."""
     slots = Slots(2)
     low, high = intervals_from_boundaries("c", ["m"])
     slots.position_of(low), slots.position_of(high)

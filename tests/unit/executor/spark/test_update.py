@@ -1,6 +1,4 @@
-"""
-Updates of a run on Spark while its streaming query goes on.
-"""
+"""Updates of a run on Spark while its streaming query goes on."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ FILES = 12
 
 
 class Add(Computation):
-    """
-    Adds a number for each record; keeps how often each number was added.
+    """Adds a number for each record; keeps how often each number was added.
 
     Args:
         by: the number.
@@ -42,17 +39,13 @@ class Add(Computation):
         self.by = by
 
     def process_record(self, context: Any, record: Any) -> None:
-        """
-        Add.
-        """
+        """Add."""
         seen = context.state.get({})
         context.state.set({**seen, str(self.by): seen.get(str(self.by), 0) + 1})
 
 
 def pipeline(by: int = 1, *names: str, streams: tuple[str, ...] = ("s",)) -> EnginePipeline:
-    """
-    Computations that read one stream, and a further one for each further stream.
-    """
+    """Computations that read one stream, and a further one for each further stream."""
     gone = {"of_more"} - {f"of_{stream}" for stream in streams}
     made = EnginePipeline("p", retire=sorted(gone))
     for stream in streams:
@@ -66,9 +59,7 @@ def pipeline(by: int = 1, *names: str, streams: tuple[str, ...] = ("s",)) -> Eng
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """
-    A store on disk.
-    """
+    """A store on disk."""
     registry = MemoryRegistry()
     with Store.open(
         tmp_path / "pond", leases=lambda _, writer_id: MemoryLeases(registry, CLOCK, writer_id=writer_id)
@@ -77,42 +68,32 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def stream(spark: SparkSession, folder: Path) -> DataFrame:
-    """
-    What is put into a folder, as a stream of one file a batch.
-    """
+    """What is put into a folder, as a stream of one file a batch."""
     folder.mkdir()
     return spark.readStream.schema("k string, t long").option("maxFilesPerTrigger", 1).json(str(folder))
 
 
 def bring(folder: Path, number: int) -> None:
-    """
-    Put a record into a folder.
-    """
+    """Put a record into a folder."""
     file = folder.parent / f"{folder.name}{number}.json"
     file.write_text(json.dumps({"k": "k", "t": number}))
     file.rename(folder / file.name)
 
 
 def counts(store: Store, computation: str) -> dict[str, int]:
-    """
-    How often each number was added.
-    """
+    """How often each number was added."""
     store.committer.refresh()
     rows = store.rows_view(computation).to_arrow().to_pylist()
     return {} if not rows else json.loads(rows[0]["state"])
 
 
 def records(run: SparkRun) -> int:
-    """
-    How many records the run has taken.
-    """
+    """How many records the run has taken."""
     return run.summary().totals.injected
 
 
 def test_a_streaming_query_goes_on_through_updates(store: Store, spark: SparkSession, tmp_path: Path) -> None:
-    """
-    Each record counts once, by the code of the pipeline that ran when it came; the query is the same one.
-    """
+    """Each record counts once, by the code of the pipeline that ran when it came; the query is the same one."""
     runner = SparkRunner(store, spark=spark, intervals=1, progress=False, tick_ms=50)
     folder = tmp_path / "s"
     with runner.start(pipeline(1), {"s": stream(spark, folder)}) as run:
@@ -136,9 +117,7 @@ def test_a_streaming_query_goes_on_through_updates(store: Store, spark: SparkSes
 def test_the_query_of_a_stream_that_goes_is_stopped_and_the_run_goes_on(
     store: Store, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """
-    What it had taken stays, and what is injected by hand is refused in the call.
-    """
+    """What it had taken stays, and what is injected by hand is refused in the call."""
     runner = SparkRunner(store, spark=spark, intervals=1, progress=False, tick_ms=50)
     inputs = {name: stream(spark, tmp_path / name) for name in ("s", "more")}
     with runner.start(pipeline(1, streams=("s", "more")), inputs) as run:

@@ -1,6 +1,4 @@
-"""
-Functions of groups with state on the local runner: the Arrow form next to the pandas form.
-"""
+"""Functions of groups with state on the local runner: the Arrow form next to the pandas form."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ _AT = dt.datetime(2026, 11, 23, 17, 36, 50, tzinfo=dt.UTC)
 
 
 def _totals(count: int, total: int, state: GroupState) -> tuple[Any, ...]:
-    """
-    What both forms do with the state: add up, and time out ten seconds after the last row.
-    """
+    """What both forms do with the state: add up, and time out ten seconds after the last row."""
     if state.hasTimedOut:
         before = state.get
         state.remove()
@@ -45,9 +41,7 @@ def _totals(count: int, total: int, state: GroupState) -> tuple[Any, ...]:
 def in_arrow(
     key: tuple[Any, ...], batches: Iterator[pa.RecordBatch], state: GroupState
 ) -> Iterator[pa.Table]:
-    """
-    Totals by Arrow.
-    """
+    """Totals by Arrow."""
     table = pa.Table.from_batches(list(batches), None if not state.hasTimedOut else pa.schema([]))
     rows = [] if state.hasTimedOut else table.column("n").to_pylist()
     count, total = _totals(len(rows), sum(rows), state)
@@ -66,9 +60,7 @@ def in_arrow(
 def in_pandas(
     key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
 ) -> Iterator[pd.DataFrame]:
-    """
-    The same by pandas.
-    """
+    """The same by pandas."""
     frame = pd.concat(list(frames)) if not state.hasTimedOut else pd.DataFrame({"n": [], "t": []})
     count, total = _totals(len(frame), int(frame["n"].sum()), state)
     first = None if state.hasTimedOut else frame["t"].iloc[0].to_pydatetime().replace(tzinfo=dt.UTC)
@@ -84,18 +76,14 @@ def in_pandas(
 
 
 class Kept(OwnWriter):
-    """
-    A sink that keeps what it gets.
-    """
+    """A sink that keeps what it gets."""
 
     def __init__(self) -> None:
         super().__init__("kept")
         self.values: list[Any] = []
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        """
-        Keep the values of a superstep.
-        """
+        """Keep the values of a superstep."""
         if superstep > self.delivered:
             self.delivered = superstep
             self.values += map(orjson.loads, productions.column("value").to_pylist())
@@ -126,9 +114,7 @@ def _answers(computation: mp.Computation, *, in_columns: bool) -> list[Any]:
 
 @pytest.mark.parametrize("in_columns", [True, False])
 def test_arrow_answers_as_pandas(*, in_columns: bool) -> None:
-    """
-    State, timeouts and rows are the same, whether the runner has the rows in columns or not.
-    """
+    """State, timeouts and rows are the same, whether the runner has the rows in columns or not."""
     timeout = GroupStateTimeout.ProcessingTimeTimeout
     arguments = (_OUTPUT, "count long, total long", timeout)
 
@@ -148,9 +134,7 @@ def test_arrow_answers_as_pandas(*, in_columns: bool) -> None:
 
 
 def test_what_is_no_table_is_refused() -> None:
-    """
-    A frame is no answer of a function that is given batches.
-    """
+    """A frame is no answer of a function that is given batches."""
 
     def wrong(_key: Any, _batches: Any, _state: Any) -> Any:
         yield pd.DataFrame({"k": ["a"]})
@@ -164,8 +148,6 @@ def test_what_is_no_table_is_refused() -> None:
     [("n long", "t", "has not"), ("n long, t date", "t", "an event time is a timestamp")],
 )
 def test_an_event_time_is_a_column_of_the_output(schema: str, name: str, reason: str) -> None:
-    """
-    As in Spark it is a timestamp; anything else is refused before there are rows.
-    """
+    """As in Spark it is a timestamp; anything else is refused before there are rows."""
     with pytest.raises(InvalidError, match=reason):
         YieldedRows(parse_schema(schema), "row", name)

@@ -1,6 +1,4 @@
-"""
-Schemas: those of Spark's syntax are read as Spark reads them, and nothing is passed over.
-"""
+"""Schemas: those of Spark's syntax are read as Spark reads them, and nothing is passed over."""
 
 from __future__ import annotations
 
@@ -33,25 +31,19 @@ from millpond.statestore.errors import InvalidError
     ],
 )
 def test_a_text_is_read_as_spark_reads_it(text: str, read: str) -> None:
-    """
-    Columns, a struct or one type, nested as deep as one likes.
-    """
+    """Columns, a struct or one type, nested as deep as one likes."""
     assert parse_schema(text).simpleString() == read
 
 
 def test_a_column_says_whether_it_may_be_null() -> None:
-    """
-    NOT NULL is kept, and a comment is no part of the type.
-    """
+    """NOT NULL is kept, and a comment is no part of the type."""
     assert parse_schema("a int NOT NULL COMMENT 'of all', b int") == StructType(
         [StructField("a", IntegerType(), nullable=False), StructField("b", IntegerType())]
     )
 
 
 def test_a_struct_type_is_taken_as_it_is() -> None:
-    """
-    It needs no reading.
-    """
+    """It needs no reading."""
     schema = StructType([StructField("a", IntegerType())])
 
     assert parse_schema(schema) is schema
@@ -70,8 +62,6 @@ def test_a_struct_type_is_taken_as_it_is() -> None:
     ],
 )
 def test_what_is_no_schema_is_refused(text: str) -> None:
-    """
-    A type that is unknown, or a column without one, is not left out in silence.
-    """
+    """A type that is unknown, or a column without one, is not left out in silence."""
     with pytest.raises(InvalidError, match="no schema"):
         parse_schema(text)

@@ -1,6 +1,4 @@
-"""
-Processors of Spark on the local runner: times to live, failures, and what is refused.
-"""
+"""Processors of Spark on the local runner: times to live, failures, and what is refused."""
 
 from __future__ import annotations
 
@@ -30,8 +28,7 @@ SECOND_MS = 1_000
 
 
 class Told(StatefulProcessor):
-    """
-    Does in ``init`` and with rows what a test says.
+    """Does in ``init`` and with rows what a test says.
 
     Args:
         declare: called with the processor and the handle.
@@ -47,16 +44,12 @@ class Told(StatefulProcessor):
         self._act = act
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """
-        As told.
-        """
+        """As told."""
         self.handle = handle
         self._declare(self, handle)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
-        """
-        As told.
-        """
+        """As told."""
         for row in rows:
             answer = self._act(self, row.asDict())
             if answer is not None:
@@ -68,16 +61,12 @@ class Told(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Row]:
-        """
-        Tell of the timer.
-        """
+        """Tell of the timer."""
         yield Row(seen=f"timer {key!r} {expiredTimerInfo.getExpiryTimeInMs()}")
 
 
 class Bench:
-    """
-    A processor at work on a store in memory, whose time passes by hand.
-    """
+    """A processor at work on a store in memory, whose time passes by hand."""
 
     def __init__(
         self, processor: StatefulProcessor, time_mode: str = "ProcessingTime", **options: Any
@@ -129,9 +118,7 @@ def _look(processor: Any, row: Mapping[str, Any]) -> None:
 
 
 def test_what_has_outlived_its_time_is_not_seen() -> None:
-    """
-    Each value, element and entry ends its time to live after it was last changed.
-    """
+    """Each value, element and entry ends its time to live after it was last changed."""
     bench = Bench(Told(_limited, _look))
     SEEN.clear()
 
@@ -156,9 +143,7 @@ def test_what_has_outlived_its_time_is_not_seen() -> None:
 
 
 def test_an_idle_key_is_rid_of_what_has_outlived_its_time() -> None:
-    """
-    Without another record of the key, its row has less and less, and then no state.
-    """
+    """Without another record of the key, its row has less and less, and then no state."""
     bench = Bench(Told(_limited, _look))
     bench.take({"do": "set", "n": 1})
     left = []
@@ -172,9 +157,7 @@ def test_an_idle_key_is_rid_of_what_has_outlived_its_time() -> None:
 
 
 def test_a_wall_timer_fires_in_its_millisecond() -> None:
-    """
-    Not before; its key is a Row.
-    """
+    """Not before; its key is a Row."""
     bench = Bench(Told(act=lambda processor, row: processor.handle.registerTimer(row["at"])))
     sunk: list[str] = []
     at = bench.now_ms() + 5_000
@@ -201,9 +184,7 @@ def _count_or_fail(processor: Any, row: Mapping[str, Any]) -> int:
 
 
 def test_a_failing_call_makes_dead_letters_of_its_rows() -> None:
-    """
-    All rows of the key in the micro-batch, none of which has had an effect; those of other keys have.
-    """
+    """All rows of the key in the micro-batch, none of which has had an effect; those of other keys have."""
     bench = Bench(Told(_counting, _count_or_fail), on_error="dead_letter")
 
     bench.take({"n": 1}, {"n": 2})
@@ -234,9 +215,7 @@ def test_a_failing_call_makes_dead_letters_of_its_rows() -> None:
 def test_a_wrong_declaration_is_refused_at_once(
     declare: Callable[[Any, StatefulProcessorHandle], object], time_mode: str, reason: str
 ) -> None:
-    """
-    Before anything runs, with a sentence.
-    """
+    """Before anything runs, with a sentence."""
     with pytest.raises(InvalidError, match=reason):
         TransformWithState(Told(declare), "seen string", time_mode)
 
@@ -256,9 +235,7 @@ def test_a_wrong_declaration_is_refused_at_once(
 def test_a_wrong_call_ends_the_run(
     act: Callable[[Any, Mapping[str, Any]], object], time_mode: str, reason: str
 ) -> None:
-    """
-    With a sentence that says what is wrong with it.
-    """
+    """With a sentence that says what is wrong with it."""
 
     def declare(processor: Any, handle: StatefulProcessorHandle) -> None:
         _counting(processor, handle)
@@ -271,9 +248,7 @@ def test_a_wrong_call_ends_the_run(
 
 
 def test_a_deleted_variable_is_gone_where_code_comes_by() -> None:
-    """
-    The rows of other variables stay.
-    """
+    """The rows of other variables stay."""
     bench = Bench(Told(_counting, _count_or_fail))
     bench.take({"n": 1})
     bench.run.stop()
@@ -296,37 +271,27 @@ def test_a_deleted_variable_is_gone_where_code_comes_by() -> None:
 
 
 class Counter(StatefulProcessor):
-    """
-    Counts how often it began and ended, over a class attribute.
-    """
+    """Counts how often it began and ended, over a class attribute."""
 
     began = 0
     ended = 0
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """
-        Begin.
-        """
+        """Begin."""
         self._count = handle.getValueState("count", "n int")
         Counter.began += 1
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
-        """
-        Nothing.
-        """
+        """Nothing."""
         return iter(())
 
     def close(self) -> None:
-        """
-        End.
-        """
+        """End."""
         Counter.ended += 1
 
 
 def test_each_beginning_has_its_end() -> None:
-    """
-    ``init`` and ``close`` frame each bundle, and the look that is taken when the computation is declared.
-    """
+    """``init`` and ``close`` frame each bundle, and the look that is taken when the computation is declared."""
     bench = Bench(Counter())
 
     bench.take({"n": 1})
@@ -336,9 +301,7 @@ def test_each_beginning_has_its_end() -> None:
 
 
 def test_a_computation_travels() -> None:
-    """
-    To another process, with what it declares and without what belongs to a bundle.
-    """
+    """To another process, with what it declares and without what belongs to a bundle."""
     computation = pickle.loads(pickle.dumps(TransformWithState(Counter(), "seen string")))
 
     assert computation.variables == ("count",)

@@ -1,6 +1,4 @@
-"""
-Values of a schema as JSON: what goes in comes out, and what does not fit is refused.
-"""
+"""Values of a schema as JSON: what goes in comes out, and what does not fit is refused."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ def _typed(draw: st.DrawFn) -> tuple[str, tuple[Any, ...]]:
 
 @given(typed=_typed())
 def test_a_value_comes_back_through_json(typed: tuple[str, tuple[Any, ...]]) -> None:
-    """
-    With its types, whatever JSON has of them.
-    """
+    """With its types, whatever JSON has of them."""
     schema, value = typed
     codec = _codec(schema)
 
@@ -68,9 +64,7 @@ def test_a_value_comes_back_through_json(typed: tuple[str, tuple[Any, ...]]) -> 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
 def test_floats_that_json_lacks_come_back(number: float) -> None:
-    """
-    Infinities and NaN have their names.
-    """
+    """Infinities and NaN have their names."""
     codec = _codec("x double")
 
     (back,) = codec.from_json(orjson.loads(orjson.dumps(codec.to_json((number,)))))
@@ -79,9 +73,7 @@ def test_floats_that_json_lacks_come_back(number: float) -> None:
 
 
 def test_numbers_of_numpy_and_pandas_are_numbers() -> None:
-    """
-    What code computes with arrays and frames is stored as what it stands for.
-    """
+    """What code computes with arrays and frames is stored as what it stands for."""
     value = (np.int64(7), np.float32(0.5), np.bool_(True), pd.Timestamp("2020-01-02", tz="UTC"))
 
     stored = _codec("a long, b double, c boolean, d timestamp").to_json(value)
@@ -90,9 +82,7 @@ def test_numbers_of_numpy_and_pandas_are_numbers() -> None:
 
 
 def test_a_whole_number_is_a_float_too() -> None:
-    """
-    It is read back as a float.
-    """
+    """It is read back as a float."""
     codec = _codec("x double")
 
     (back,) = codec.from_json(codec.to_json((1,)))
@@ -101,9 +91,7 @@ def test_a_whole_number_is_a_float_too() -> None:
 
 
 def test_a_time_with_a_zone_is_a_moment() -> None:
-    """
-    It is read back in local time, as in Spark.
-    """
+    """It is read back in local time, as in Spark."""
     moment = datetime(2020, 1, 2, 3, tzinfo=UTC)
     codec = _codec("t timestamp")
 
@@ -114,9 +102,7 @@ def test_a_time_with_a_zone_is_a_moment() -> None:
 
 
 def test_fields_are_found_by_their_names() -> None:
-    """
-    A field that is new is none, one that is gone is left out, whatever their order was.
-    """
+    """A field that is new is none, one that is gone is left out, whatever their order was."""
     stored = _codec("a int, b int").to_json((1, 2))
 
     assert _codec("c int, b int").from_json(stored) == (None, 2)
@@ -146,17 +132,13 @@ def test_fields_are_found_by_their_names() -> None:
     ],
 )
 def test_a_value_of_another_type_is_refused(kind: str, value: Any) -> None:
-    """
-    Spark stores null for it; here the error names variable, field, value and type.
-    """
+    """Spark stores null for it; here the error names variable, field, value and type."""
     with pytest.raises(InvalidError, match="the state 'v'"):
         _codec(f"x {kind}").to_json((value,))
 
 
 @pytest.mark.parametrize("value", [None, 1, (), (1, 2), {"x": 1}])
 def test_a_value_is_a_tuple_of_all_fields(value: Any) -> None:
-    """
-    Neither a bare number nor more or fewer values are taken.
-    """
+    """Neither a bare number nor more or fewer values are taken."""
     with pytest.raises(InvalidError, match="one value for each field"):
         _codec("x int").to_json(value)

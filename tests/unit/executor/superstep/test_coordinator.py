@@ -1,6 +1,4 @@
-"""
-The coordinator: a superstep is planned, committed once, and found again by the next owner.
-"""
+"""The coordinator: a superstep is planned, committed once, and found again by the next owner."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ Update = dict[str, Any]
 
 
 def pipeline(*, letters: bool = False) -> EnginePipeline:
-    """
-    ``in`` (ten microseconds of disorder) → ``first`` → ``mid`` → ``second``; and who reads letters.
-    """
+    """``in`` (ten microseconds of disorder) → ``first`` → ``mid`` → ``second``; and who reads letters."""
     made = EnginePipeline("p")
     made.inject("in", key="k", at="t", watermark=BoundedDisorder(10))
     made.add(Computation(), name="first", subscribes={"in": None}, produces=("mid",), intervals=2)
@@ -56,9 +52,7 @@ def pipeline(*, letters: bool = False) -> EnginePipeline:
 
 
 class Pond:
-    """
-    A store in memory and its coordinators, one after the other.
-    """
+    """A store in memory and its coordinators, one after the other."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -76,9 +70,7 @@ class Pond:
         return coordinator
 
     def manifest(self, plan: SuperstepPlan, part: IntervalPlan, *updates: Update, **result: Any) -> Manifest:
-        """
-        What a task would report that wrote ``updates``.
-        """
+        """What a task would report that wrote ``updates``."""
         order = {"sequencer": part.fence.sequencer, "commit_number": part.fence.commit_number}
         rows = row_updates([{**order, "superstep": plan.superstep, **update} for update in updates])
         file = write_row_file(
@@ -112,9 +104,7 @@ def part_of(plan: SuperstepPlan, interval: Interval) -> IntervalPlan:
 
 
 def produced(*values: int) -> tuple[Update, ProductionSummary]:
-    """
-    A row update of key ``a`` that produced to ``mid``, and what its task says about that.
-    """
+    """A row update of key ``a`` that produced to ``mid``, and what its task says about that."""
     made = [
         {"stream": "mid", "key": "x", "value": str(value), "value_bytes": None, "at": value}
         for value in values
@@ -127,9 +117,7 @@ def produced(*values: int) -> tuple[Update, ProductionSummary]:
 
 class TestPlans:
     def test_a_new_pipeline_has_nothing_to_do(self, pond: Pond) -> None:
-        """
-        No key intervals are chosen, no time is known, and a superstep would be the first.
-        """
+        """No key intervals are chosen, no time is known, and a superstep would be the first."""
         coordinator = pond.open()
         plan = coordinator.begin()
 
@@ -144,9 +132,7 @@ class TestPlans:
         assert [node.name for node in coordinator.computations_without_intervals(["in"])] == ["first"]
 
     def test_an_input_wakes_its_consumers_only(self, pond: Pond) -> None:
-        """
-        Every interval of the consumer is planned with its next fence; other computations are not.
-        """
+        """Every interval of the consumer is planned with its next fence; other computations are not."""
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -158,9 +144,7 @@ class TestPlans:
         assert coordinator.begin().intervals == ()
 
     def test_productions_wake_their_consumers_in_the_next_superstep(self, pond: Pond) -> None:
-        """
-        What one superstep produced is planned for the next, with the file that holds it, and then is done.
-        """
+        """What one superstep produced is planned for the next, with the file that holds it, and then is done."""
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -178,9 +162,7 @@ class TestPlans:
 
     @pytest.mark.parametrize("domain", ["event", "wall"])
     def test_due_timers_wake_their_interval(self, pond: Pond, domain: str) -> None:
-        """
-        An interval whose timer is due is planned without any records; before that it sleeps.
-        """
+        """An interval whose timer is due is planned without any records; before that it sleeps."""
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -203,9 +185,7 @@ class TestPlans:
 
 class TestCommits:
     def test_a_superstep_is_one_commit_of_everything(self, pond: Pond) -> None:
-        """
-        Rows, the input's position, superstep, watermarks and counts are in one version of the table.
-        """
+        """Rows, the input's position, superstep, watermarks and counts are in one version of the table."""
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -235,9 +215,7 @@ class TestCommits:
             assert fence.commit_number >= 1
 
     def test_intervals_without_work_are_left_alone(self, pond: Pond) -> None:
-        """
-        A commit carries fences of what it touched only, and always the pipeline's own.
-        """
+        """A commit carries fences of what it touched only, and always the pipeline's own."""
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         before = pond.store().snapshot()
@@ -252,9 +230,7 @@ class TestCommits:
         assert part_of(coordinator.begin(inputs={"in"}), RIGHT).fence == right.fence
 
     def test_watermarks_follow_commits(self, pond: Pond) -> None:
-        """
-        What was seen moves the watermark once it is committed, less the disorder that the injector allows.
-        """
+        """What was seen moves the watermark once it is committed, less the disorder that the injector allows."""
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -272,9 +248,7 @@ class TestCommits:
         assert coordinator.begin(inputs={"in"}).intervals[0].watermark == 90
 
     def test_productions_and_holds_keep_the_watermark_back(self, pond: Pond) -> None:
-        """
-        Downstream no watermark passes an undelivered production or a time that a row still owes.
-        """
+        """Downstream no watermark passes an undelivered production or a time that a row still owes."""
         coordinator = pond.open()
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -300,9 +274,7 @@ class TestCommits:
         ) == (TIME_MAX_US, 60)
 
     def test_dead_letters_are_rows_and_productions(self, pond: Pond) -> None:
-        """
-        A letter is a row of its pipeline, and goes to every subscriber of letters.
-        """
+        """A letter is a row of its pipeline, and goes to every subscriber of letters."""
         coordinator = pond.open(pipeline(letters=True))
         letter = DeadLetter(computation="first", stream="in", key=None, value="1", at=None, error="no key")
         report = coordinator.commit(coordinator.begin(), [], dead_letters=[letter, letter])
@@ -316,9 +288,7 @@ class TestCommits:
         assert len(plan.sources) == 1
 
     def test_a_fenced_superstep_changes_nothing(self, pond: Pond) -> None:
-        """
-        Who has been replaced keeps its place: superstep, totals and watermark stay, and the table too.
-        """
+        """Who has been replaced keeps its place: superstep, totals and watermark stay, and the table too."""
         former = pond.open()
         former.create_intervals("first", KEYS)
         plan = former.begin(inputs={"in"})
@@ -340,9 +310,7 @@ class TestCommits:
 
 class TestRestarts:
     def run(self, pond: Pond) -> Coordinator:
-        """
-        A pipeline with everything pending that can be.
-        """
+        """A pipeline with everything pending that can be."""
         coordinator = pond.open(pipeline(letters=True))
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
@@ -385,9 +353,7 @@ class TestRestarts:
         )
 
     def test_a_new_owner_knows_what_the_former_one_knew(self, pond: Pond) -> None:
-        """
-        Superstep, totals, watermarks, intervals, timers, holds and undelivered productions are the same.
-        """
+        """Superstep, totals, watermarks, intervals, timers, holds and undelivered productions are the same."""
         former = self.run(pond)
         known = self.facts(former)
 
@@ -395,9 +361,7 @@ class TestRestarts:
         assert known[6] == 3
 
     def test_a_repeated_batch_is_not_new(self, pond: Pond) -> None:
-        """
-        After a restart a batch that was committed is not admitted again, and its successor is.
-        """
+        """After a restart a batch that was committed is not admitted again, and its successor is."""
         self.run(pond)
         owner = pond.open(pipeline(letters=True))
         positions = [InputPosition(stream="in", source="q", batch=batch) for batch in (0, 1)]
@@ -407,9 +371,7 @@ class TestRestarts:
             owner.inputs.admit(InputPosition(stream="in", source="other", batch=0))
 
     def test_watermarks_do_not_fall_when_a_pipeline_starts_again(self, pond: Pond) -> None:
-        """
-        An injector that starts again and sees older records keeps the watermark that was journaled.
-        """
+        """An injector that starts again and sees older records keeps the watermark that was journaled."""
         self.run(pond)
         owner = pond.open(pipeline(letters=True))
         owner.commit(owner.begin(inputs={"in"}), [], inputs=[seen(1, 20)])

@@ -1,6 +1,4 @@
-"""
-The interval worker: which bundles read the committed files first, and what a failure leaves behind.
-"""
+"""The interval worker: which bundles read the committed files first, and what a failure leaves behind."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ INTERVAL = Interval("c")
 
 
 class Sum(Computation):
-    """
-    Adds numbers up, and refuses thirteen.
-    """
+    """Adds numbers up, and refuses thirteen."""
 
     def process_record(self, context, record):
         if record.value == 13:
@@ -43,9 +39,7 @@ class Sum(Computation):
 
 
 class Table:
-    """
-    The committed files of one interval, and how often a worker has read them.
-    """
+    """The committed files of one interval, and how often a worker has read them."""
 
     def __init__(self) -> None:
         self.committed: list[LiveFile] = []
@@ -64,9 +58,7 @@ class Table:
 
 
 class Setting:
-    """
-    A worker over a table in memory.
-    """
+    """A worker over a table in memory."""
 
     def __init__(self) -> None:
         pipeline = EnginePipeline("p")
@@ -100,17 +92,13 @@ class Setting:
         return bundle_of(part, [records], superstep=Superstep(self.supersteps), wall_time=WallTimeMicros(0))
 
     def step(self, *numbers: int) -> Manifest:
-        """
-        The steps of the local engine, up to the commit.
-        """
+        """The steps of the local engine, up to the commit."""
         bundle = self.bundle(*numbers)
         result = self.worker.process(bundle, self.table.files)
         return self.worker.finish(bundle, result, self.worker.write(bundle, result, self.token))
 
     def run(self, *numbers: int) -> Manifest:
-        """
-        The one call of a Spark task.
-        """
+        """The one call of a Spark task."""
         return self.worker.run(self.bundle(*numbers), self.table.files, self.token)
 
     @property
@@ -122,9 +110,7 @@ class Setting:
 
 
 def test_confirmed_bundles_do_not_read_the_table_again() -> None:
-    """
-    While every commit is the worker's own, only the first bundle reads the committed files.
-    """
+    """While every commit is the worker's own, only the first bundle reads the committed files."""
     setting = Setting()
     for number in (1, 2, 3):
         manifest = setting.step(number)
@@ -137,9 +123,7 @@ def test_confirmed_bundles_do_not_read_the_table_again() -> None:
 
 
 def test_a_bundle_that_is_not_confirmed_is_undone() -> None:
-    """
-    If the table has not got the last bundle's file, the next bundle does not count it.
-    """
+    """If the table has not got the last bundle's file, the next bundle does not count it."""
     setting = Setting()
     first = setting.step(1)
     setting.table.commit(first)
@@ -152,9 +136,7 @@ def test_a_bundle_that_is_not_confirmed_is_undone() -> None:
 
 
 def test_a_commit_of_another_writer_is_read_before_the_next_bundle() -> None:
-    """
-    A worker that has fallen behind reads the committed files once more.
-    """
+    """A worker that has fallen behind reads the committed files once more."""
     setting = Setting()
     first = setting.step(1)
     setting.table.commit(first)
@@ -169,9 +151,7 @@ def test_a_commit_of_another_writer_is_read_before_the_next_bundle() -> None:
 
 
 def test_a_commit_while_the_files_are_read_is_not_forgotten() -> None:
-    """
-    A worker that falls behind while it reads the files reads them again, though its bundle is confirmed.
-    """
+    """A worker that falls behind while it reads the files reads them again, though its bundle is confirmed."""
     setting = Setting()
     setting.table.on_read = setting.worker.fall_behind
     first = setting.step(1)
@@ -190,9 +170,7 @@ def test_a_commit_while_the_files_are_read_is_not_forgotten() -> None:
 
 
 def test_a_task_reads_the_table_before_every_bundle() -> None:
-    """
-    A Spark task learns of its commits from the files alone: nothing confirms them.
-    """
+    """A Spark task learns of its commits from the files alone: nothing confirms them."""
     setting = Setting()
     setting.table.commit(setting.run(1))
     setting.run(10)
@@ -203,9 +181,7 @@ def test_a_task_reads_the_table_before_every_bundle() -> None:
 
 
 def test_a_failed_task_forgets_everything() -> None:
-    """
-    After a failure of user code, or of writing, a task's soft state is rebuilt from the committed files.
-    """
+    """After a failure of user code, or of writing, a task's soft state is rebuilt from the committed files."""
     setting = Setting()
     setting.table.commit(setting.run(1))
     with pytest.raises(InvalidError, match="thirteen"):
@@ -223,9 +199,7 @@ def test_a_failed_task_forgets_everything() -> None:
 
 
 def test_a_failed_step_can_be_repeated() -> None:
-    """
-    In the local engine a bundle whose file could not be written runs again, and counts once.
-    """
+    """In the local engine a bundle whose file could not be written runs again, and counts once."""
     setting = Setting()
     first = setting.step(1)
     setting.table.commit(first)
@@ -240,9 +214,7 @@ def test_a_failed_step_can_be_repeated() -> None:
 
 
 def test_a_bundle_is_confirmed_once() -> None:
-    """
-    To confirm or finish a bundle that has not run is an error of the engine, and is refused.
-    """
+    """To confirm or finish a bundle that has not run is an error of the engine, and is refused."""
     setting = Setting()
     manifest = setting.step(1)
     setting.worker.confirm(manifest.file)

@@ -1,6 +1,4 @@
-"""
-Supersteps added up.
-"""
+"""Supersteps added up."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ def _report(superstep: int, **figures: float) -> SuperstepReport:
 
 
 def test_counts_and_durations_add_up() -> None:
-    """
-    Two supersteps as one have the sums of both.
-    """
+    """Two supersteps as one have the sums of both."""
     both = _report(2, late=3, timers=1).after(_report(1, late=4, dead_letters=2))
 
     assert (both.records, both.late, both.timers, both.dead_letters) == (200, 7, 1, 2)
@@ -33,9 +29,7 @@ def test_counts_and_durations_add_up() -> None:
 
 
 def test_positions_are_those_of_the_later() -> None:
-    """
-    Number, version, watermark, lag and what is pending are facts of a moment, and the later one counts.
-    """
+    """Number, version, watermark, lag and what is pending are facts of a moment, and the later one counts."""
     both = _report(2, lag_ms=7.0, pending=9).after(_report(1, lag_ms=8.0, pending=1))
 
     assert (both.superstep, both.version, both.watermark_us) == (2, 12, 2_000_000)
@@ -43,18 +37,14 @@ def test_positions_are_those_of_the_later() -> None:
 
 
 def test_first_superstep_stands_for_itself() -> None:
-    """
-    After nothing, a superstep is what it is.
-    """
+    """After nothing, a superstep is what it is."""
     report = _report(1)
 
     assert report.after(None) is report
 
 
 def test_no_time_is_no_division_by_zero() -> None:
-    """
-    Supersteps that took no measurable time still have a rate.
-    """
+    """Supersteps that took no measurable time still have a rate."""
     both = _report(2, duration_ms=0.0).after(_report(1, duration_ms=0.0))
 
     assert both.records_per_second > 0

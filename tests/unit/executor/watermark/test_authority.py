@@ -1,13 +1,12 @@
-"""
-Low watermarks: the equations, the interval map, and what a restart keeps.
-"""
+"""Low watermarks: the equations, the interval map, and what a restart keeps."""
 
 from __future__ import annotations
 
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.pipeline.pipeline import DEAD_LETTERS, EnginePipeline
+from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.watermark.authority import WatermarkAuthority, solve_inputs
 from millpond.executor.watermark.hold_map import IntervalMap
 from millpond.statestore.errors import FencedError, InvalidError
@@ -16,9 +15,7 @@ from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
 
 def a_chain() -> WatermarkAuthority:
-    """
-    The stream s is injected, a consumes it, b consumes a.
-    """
+    """The stream s is injected, a consumes it, b consumes a."""
     pipeline = EnginePipeline("p")
     pipeline.inject("s", key="k", at="t").apply(Computation(), name="a").apply(Computation(), name="b")
     return WatermarkAuthority(pipeline.check())
@@ -26,18 +23,14 @@ def a_chain() -> WatermarkAuthority:
 
 class TestEquations:
     def test_nothing_is_known_at_first(self):
-        """
-        Before an injector says anything every watermark is before all time.
-        """
+        """Before an injector says anything every watermark is before all time."""
         authority = a_chain()
 
         assert authority.input_watermark("b") == TIME_MIN_US
         assert authority.injector_watermark("s") == TIME_MIN_US
 
     def test_the_injector_reaches_the_end_of_the_chain(self):
-        """
-        With nothing pending, every computation is as far as the injector.
-        """
+        """With nothing pending, every computation is as far as the injector."""
         authority = a_chain()
 
         authority.update_injector("s", 100)
@@ -46,9 +39,7 @@ class TestEquations:
         assert authority.output_watermark("b") == 100
 
     def test_a_hold_binds_the_output_and_not_the_input(self):
-        """
-        A pending timer holds what follows, and never its own firing.
-        """
+        """A pending timer holds what follows, and never its own firing."""
         authority = a_chain()
         authority.update_interval(Interval("a"), 1, 40)
 
@@ -59,9 +50,7 @@ class TestEquations:
         assert authority.input_watermark("b") == 40
 
     def test_an_undelivered_production_binds_its_consumer(self):
-        """
-        A production counts until it has been consumed, also once its producer owes nothing.
-        """
+        """A production counts until it has been consumed, also once its producer owes nothing."""
         authority = a_chain()
         authority.set_undelivered({"a": 30})
         authority.update_injector("s", 100)
@@ -72,9 +61,7 @@ class TestEquations:
         assert authority.input_watermark("b") == 100
 
     def test_a_published_watermark_never_falls(self):
-        """
-        Late work holds nothing back that has been published, and counts again above it.
-        """
+        """Late work holds nothing back that has been published, and counts again above it."""
         authority = a_chain()
         authority.update_injector("s", 100)
         assert authority.input_watermark("b") == 100
@@ -88,9 +75,7 @@ class TestEquations:
         assert authority.input_watermark("b") == 150
 
     def test_the_slowest_of_several_inputs_counts(self):
-        """
-        A computation with two inputs waits for both.
-        """
+        """A computation with two inputs waits for both."""
         pipeline = EnginePipeline("p")
         for name in ("s", "t"):
             pipeline.inject(name, key="k", at="t")
@@ -103,9 +88,7 @@ class TestEquations:
         assert authority.input_watermark("join") == 70
 
     def test_a_cycle_takes_the_greatest_solution(self):
-        """
-        A computation that feeds itself waits for its productions and holds only.
-        """
+        """A computation that feeds itself waits for its productions and holds only."""
         pipeline = EnginePipeline("p")
         pipeline.inject("s", key="k", at="t")
         pipeline.add(Computation(), name="loop", subscribes={"s": None, "again": None}, produces=["again"])
@@ -121,9 +104,7 @@ class TestEquations:
         assert authority.input_watermark("loop") == 130
 
     def test_dead_letters_come_from_every_computation(self):
-        """
-        A consumer of dead letters waits for all computations and all injectors.
-        """
+        """A consumer of dead letters waits for all computations and all injectors."""
         pipeline = EnginePipeline("p")
         pipeline.inject("s", key="k", at="t").apply(Computation(), name="a")
         pipeline.inject("idle", key="k", at="t")
@@ -139,18 +120,14 @@ class TestEquations:
         assert authority.input_watermark("mourner") == 100
 
     def test_two_cycles_that_share_a_computation_are_solved(self):
-        """
-        The least bound on any way to a computation is its input.
-        """
+        """The least bound on any way to a computation is its input."""
         consumers = {"a": ["b", "c"], "b": ["a"], "c": ["a"]}
         inputs = solve_inputs(consumers, {"a": 90, "b": 80, "c": 95}, {"a": 85, "b": 99, "c": 70})
 
         assert inputs == {"a": 70, "b": 70, "c": 70}
 
     def test_a_horizon_holds_back_all_that_follows(self):
-        """
-        Also where the longer way round is the older one; the ends of time are not shifted.
-        """
+        """Also where the longer way round is the older one; the ends of time are not shifted."""
         consumers = {"a": ["b", "c"], "b": ["c"], "c": []}
         free = dict.fromkeys("abc", TIME_MAX_US)
 
@@ -164,9 +141,7 @@ class TestEquations:
 
 class TestAuthority:
     def test_a_former_owner_is_refused(self):
-        """
-        Only the newest owner of an interval may speak for it.
-        """
+        """Only the newest owner of an interval may speak for it."""
         authority = a_chain()
         authority.update_interval(Interval("a"), 7, 10)
 
@@ -174,9 +149,7 @@ class TestAuthority:
             authority.update_interval(Interval("a"), 6, 99)
 
     def test_an_expected_interval_holds_everything_until_it_reports(self):
-        """
-        What is missing counts with its last known value.
-        """
+        """What is missing counts with its last known value."""
         authority = a_chain()
         authority.restore({"b": 50})
         authority.expect([Interval("a", "", "m"), Interval("a", "m")])
@@ -188,9 +161,7 @@ class TestAuthority:
         assert authority.input_watermark("b") == 100
 
     def test_a_restart_never_falls_below_the_journal(self):
-        """
-        Journaled watermarks stand from the start; those of vanished computations are ignored.
-        """
+        """Journaled watermarks stand from the start; those of vanished computations are ignored."""
         authority = a_chain()
 
         authority.restore({"a": 80, "gone": 5})
@@ -199,9 +170,7 @@ class TestAuthority:
         assert authority.input_watermark("b") == TIME_MIN_US
 
     def test_an_injector_that_falls_back_changes_nothing(self):
-        """
-        Injector watermarks are taken at their highest.
-        """
+        """Injector watermarks are taken at their highest."""
         authority = a_chain()
         authority.update_injector("s", 100)
 
@@ -210,9 +179,7 @@ class TestAuthority:
         assert authority.injector_watermark("s") == 100
 
     def test_strangers_are_refused_by_name(self):
-        """
-        Streams and computations that the pipeline does not have are mistakes.
-        """
+        """Streams and computations that the pipeline does not have are mistakes."""
         with pytest.raises(InvalidError, match="stream=`x`"):
             a_chain().update_injector("x", 1)
         with pytest.raises(InvalidError, match="computation=`x`"):
@@ -221,9 +188,7 @@ class TestAuthority:
 
 class TestIntervalMap:
     def test_the_oldest_hold_of_all_intervals_counts(self):
-        """
-        The minimum follows every report.
-        """
+        """The minimum follows every report."""
         holds = IntervalMap()
         assert holds.least == TIME_MAX_US
         holds.report(Interval("c", "", "m"), 1, 30)
@@ -233,9 +198,7 @@ class TestIntervalMap:
         assert holds.least == 30
 
     def test_a_split_replaces_exactly_its_keys(self):
-        """
-        Keys that a new interval does not cover keep what was last said of them.
-        """
+        """Keys that a new interval does not cover keep what was last said of them."""
         holds = IntervalMap()
         holds.report(Interval("c"), 1, 10)
 
@@ -247,9 +210,7 @@ class TestIntervalMap:
         assert holds.least == 50
 
     def test_a_merge_replaces_all_that_it_covers(self):
-        """
-        One owner of all keys speaks for all of them.
-        """
+        """One owner of all keys speaks for all of them."""
         holds = IntervalMap()
         for low, high in (("", "g"), ("g", "p"), ("p", None)):
             holds.report(Interval("c", low, high), 3, 10)
@@ -259,9 +220,7 @@ class TestIntervalMap:
         assert (len(holds), holds.least) == (1, 90)
 
     def test_an_owner_is_fenced_by_any_part_that_it_lost(self):
-        """
-        A report is refused whole, and nothing changes, if a part of it has a newer owner.
-        """
+        """A report is refused whole, and nothing changes, if a part of it has a newer owner."""
         holds = IntervalMap()
         holds.report(Interval("c"), 1, 10)
         holds.report(Interval("c", "m"), 5, 40)
@@ -272,9 +231,7 @@ class TestIntervalMap:
         assert (len(holds), holds.least) == (2, 10)
 
     def test_what_is_known_is_not_expected_again(self):
-        """
-        To expect an interval that has reported changes nothing.
-        """
+        """To expect an interval that has reported changes nothing."""
         holds = IntervalMap()
         holds.report(Interval("c"), 1, 10)
 
@@ -283,9 +240,7 @@ class TestIntervalMap:
         assert (len(holds), holds.least) == (1, 10)
 
     def test_memory_does_not_grow_with_the_number_of_reports(self):
-        """
-        Dead entries of the heap are swept out.
-        """
+        """Dead entries of the heap are swept out."""
         holds = IntervalMap()
         for hold in range(10_000, 0, -1):
             holds.report(Interval("c"), 1, hold)

@@ -1,6 +1,4 @@
-"""
-The time of a pipeline: percentiles next to the low watermark, and what a restart keeps of them.
-"""
+"""The time of a pipeline: percentiles next to the low watermark, and what a restart keeps of them."""
 
 from __future__ import annotations
 
@@ -21,17 +19,13 @@ from millpond.testing.fixtures.determinism import ManualClock
 
 
 class Halves(Computation):
-    """
-    Asks for the 50th percentile, and the 90th.
-    """
+    """Asks for the 50th percentile, and the 90th."""
 
     percentiles = (50, 90)
 
 
 def keeper(positions: dict[str, int] | None = None) -> PipelineWatermarks:
-    """
-    The stream s, a that consumes it, b that consumes a and asks for percentiles.
-    """
+    """The stream s, a that consumes it, b that consumes a and asks for percentiles."""
     pipeline = EnginePipeline("p")
     first = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(1_000)).apply(
         Computation(), name="a"
@@ -43,25 +37,19 @@ def keeper(positions: dict[str, int] | None = None) -> PipelineWatermarks:
 
 
 def see(time: PipelineWatermarks, *at: int) -> None:
-    """
-    Records of s, committed.
-    """
+    """Records of s, committed."""
     time.observe([observe_times(time.watch("s"), np.array(at))])
     time.take_effect()
 
 
 def disordered(time: PipelineWatermarks) -> None:
-    """
-    100 records of which 30 come 40 late and 5 come 400 late; the newest is at 10,000.
-    """
+    """100 records of which 30 come 40 late and 5 come 400 late; the newest is at 10,000."""
     see(time, 10_000)
     see(time, *[10_000] * 65, *[9_960] * 30, *[9_600] * 5)
 
 
 def test_percentiles_run_ahead_of_the_low_watermark():
-    """
-    Each is as far behind the newest record as so many percent of them have come.
-    """
+    """Each is as far behind the newest record as so many percent of them have come."""
     time = keeper()
 
     disordered(time)
@@ -72,9 +60,7 @@ def test_percentiles_run_ahead_of_the_low_watermark():
 
 
 def test_with_little_seen_they_are_the_low_watermark():
-    """
-    Before a hundred delays are known, no percentile is claimed.
-    """
+    """Before a hundred delays are known, no percentile is claimed."""
     time = keeper()
     see(time, 10_000)
 
@@ -84,9 +70,7 @@ def test_with_little_seen_they_are_the_low_watermark():
 
 
 def test_a_percentile_that_no_computation_declares_is_the_low_watermark():
-    """
-    It is always safe to wait longer.
-    """
+    """It is always safe to wait longer."""
     time = keeper()
     disordered(time)
 
@@ -94,9 +78,7 @@ def test_a_percentile_that_no_computation_declares_is_the_low_watermark():
 
 
 def test_undelivered_productions_hold_by_their_own_percentiles():
-    """
-    A share of what is pending inside is left out of account too.
-    """
+    """A share of what is pending inside is left out of account too."""
     time = keeper()
     disordered(time)
     waiting = ProductionSummary(
@@ -110,9 +92,7 @@ def test_undelivered_productions_hold_by_their_own_percentiles():
 
 
 def test_holds_hold_by_their_own_percentiles():
-    """
-    So are the holds of single keys.
-    """
+    """So are the holds of single keys."""
     time = keeper()
 
     time.update_interval(Interval("a"), 1, 100, {90.0: 200, 50.0: 300})
@@ -123,9 +103,7 @@ def test_holds_hold_by_their_own_percentiles():
 
 
 def test_a_greater_percentile_never_runs_ahead():
-    """
-    Whatever is reported, the marks are ordered, and none lies behind the low watermark.
-    """
+    """Whatever is reported, the marks are ordered, and none lies behind the low watermark."""
     time = keeper()
     disordered(time)
 
@@ -135,9 +113,7 @@ def test_a_greater_percentile_never_runs_ahead():
 
 
 def test_they_never_fall():
-    """
-    What comes late changes how far they trail, and never takes them back.
-    """
+    """What comes late changes how far they trail, and never takes them back."""
     time = keeper()
     disordered(time)
     before = time.percentile_watermarks("b")
@@ -148,9 +124,7 @@ def test_they_never_fall():
 
 
 def test_a_restart_keeps_them():
-    """
-    They are journaled like the low watermark.
-    """
+    """They are journaled like the low watermark."""
     time = keeper()
     disordered(time)
     positions = time.positions()
@@ -163,9 +137,7 @@ def test_a_restart_keeps_them():
 
 
 def test_without_percentiles_nothing_more_is_journaled():
-    """
-    Who asks for none pays for none.
-    """
+    """Who asks for none pays for none."""
     pipeline = EnginePipeline("p")
     pipeline.inject("s", key="k", at="t").apply(Computation(), name="a")
     time = PipelineWatermarks(pipeline.check(), ManualClock(0))
@@ -176,9 +148,7 @@ def test_without_percentiles_nothing_more_is_journaled():
 
 
 def test_a_finished_input_is_finished_at_every_percentile():
-    """
-    After all time there is nothing to estimate.
-    """
+    """After all time there is nothing to estimate."""
     time = keeper()
 
     time.finish("s")
@@ -187,9 +157,7 @@ def test_a_finished_input_is_finished_at_every_percentile():
 
 
 def test_time_of_arrival_passes_except_for_what_is_on_its_way():
-    """
-    What is stamped and not yet committed holds the watermark; a later stamp is never before it.
-    """
+    """What is stamped and not yet committed holds the watermark; a later stamp is never before it."""
     pipeline, clock = EnginePipeline("p"), ManualClock(1_000)
     pipeline.inject("s", key="k", at=IngressTime()).apply(Computation(), name="a")
     time = PipelineWatermarks(pipeline.check(), clock)
@@ -216,9 +184,7 @@ def test_time_of_arrival_passes_except_for_what_is_on_its_way():
 
 
 def test_a_stream_may_get_another_policy_before_its_first_record():
-    """
-    Its watermark stays, and what was declared of it; from then on its records count by the new policy.
-    """
+    """Its watermark stays, and what was declared of it; from then on its records count by the new policy."""
     time = keeper(keeper_at(5_000).positions())
     topology = time._topology
     injector = replace(topology.injectors["s"], watermark=BoundedDisorder(3_000))
@@ -236,9 +202,7 @@ def test_a_stream_may_get_another_policy_before_its_first_record():
 
 
 def keeper_at(watermark: int) -> PipelineWatermarks:
-    """
-    A keeper whose stream has come to this watermark.
-    """
+    """A keeper whose stream has come to this watermark."""
     time = keeper()
     see(time, watermark + 1_000)
     return time

@@ -1,6 +1,4 @@
-"""
-The time of one injected stream: members that are expected, silent, idle, gone.
-"""
+"""The time of one injected stream: members that are expected, silent, idle, gone."""
 
 from __future__ import annotations
 
@@ -16,33 +14,25 @@ from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
 
 def injector(saved: int = TIME_MIN_US, **options: object) -> InjectorTime:
-    """
-    A stream in order, at time 0 of the machine.
-    """
+    """A stream in order, at time 0 of the machine."""
     pipeline = EnginePipeline("p")
     pipeline.inject("s", key="k", at="t", **options).apply(Computation(), name="c")
     return InjectorTime(pipeline.check().injectors["s"], saved, 0)
 
 
 def members(**options: object) -> InjectorTime:
-    """
-    A stream with the members a and b.
-    """
+    """A stream with the members a and b."""
     return injector(members=("a", "b"), member="host", **options)
 
 
 def observe(time: InjectorTime, now: int = 0, **newest: int) -> None:
-    """
-    Records of members, one each.
-    """
+    """Records of members, one each."""
     at, names = np.array(list(newest.values())), list(newest)
     time.observe(observe_times(time.watch(0), at, names), now)
 
 
 def test_a_missing_member_holds_the_watermark():
-    """
-    Until every expected member has been heard of, nothing is known.
-    """
+    """Until every expected member has been heard of, nothing is known."""
     time = members()
 
     observe(time, a=100)
@@ -53,9 +43,7 @@ def test_a_missing_member_holds_the_watermark():
 
 
 def test_a_silent_member_holds_the_watermark():
-    """
-    The slowest member decides.
-    """
+    """The slowest member decides."""
     time = members()
     observe(time, a=100, b=40)
 
@@ -65,9 +53,7 @@ def test_a_silent_member_holds_the_watermark():
 
 
 def test_a_stranger_moves_nothing():
-    """
-    Records of unexpected members are taken in without an effect on time.
-    """
+    """Records of unexpected members are taken in without an effect on time."""
     time = members()
     observe(time, a=100, b=40)
 
@@ -78,9 +64,7 @@ def test_a_stranger_moves_nothing():
 
 @pytest.mark.parametrize("standing", ["idle", "gone"])
 def test_a_member_that_is_out_holds_no_longer(standing):
-    """
-    The others advance without it.
-    """
+    """The others advance without it."""
     time = members()
     observe(time, a=100, b=40)
 
@@ -90,9 +74,7 @@ def test_a_member_that_is_out_holds_no_longer(standing):
 
 
 def test_an_idle_member_counts_again_with_its_next_record():
-    """
-    What it brings may be late; from then on it holds again, and the watermark does not fall.
-    """
+    """What it brings may be late; from then on it holds again, and the watermark does not fall."""
     time = members()
     observe(time, a=100, b=40)
     time.declare("idle", 0, "b")
@@ -106,9 +88,7 @@ def test_an_idle_member_counts_again_with_its_next_record():
 
 
 def test_a_member_that_is_gone_stays_gone():
-    """
-    Its stragglers hold no watermark back until it is expected again.
-    """
+    """Its stragglers hold no watermark back until it is expected again."""
     time = members()
     observe(time, a=100, b=40)
     time.declare("gone", 0, "b")
@@ -122,9 +102,7 @@ def test_a_member_that_is_gone_stays_gone():
 
 
 def test_silence_makes_a_member_idle():
-    """
-    After the time that was allowed, and not before.
-    """
+    """After the time that was allowed, and not before."""
     time = members(idle_after="1s")
     observe(time, 0, a=100, b=40)
     observe(time, 999_999, a=200)
@@ -137,9 +115,7 @@ def test_silence_makes_a_member_idle():
 
 
 def test_when_no_member_is_left_time_stands_still():
-    """
-    A stream that is idle as a whole keeps its watermark, and says that it is idle.
-    """
+    """A stream that is idle as a whole keeps its watermark, and says that it is idle."""
     time = injector(idle_after=10)
     time.observe(observe_times(time.watch(0), np.array([70])), 0)
 
@@ -149,9 +125,7 @@ def test_when_no_member_is_left_time_stands_still():
 
 
 def test_records_on_their_way_are_no_silence():
-    """
-    A superstep that took long does not make its own next input idle.
-    """
+    """A superstep that took long does not make its own next input idle."""
     time = injector(idle_after=10)
 
     time.hear(10)
@@ -160,9 +134,7 @@ def test_records_on_their_way_are_no_silence():
 
 
 def test_it_goes_on_from_the_saved_watermark():
-    """
-    After a restart no member can pull time back, and each must be heard of again.
-    """
+    """After a restart no member can pull time back, and each must be heard of again."""
     time = injector(1_000, members=("a", "b"), member="host")
 
     observe(time, a=5_000)
@@ -173,9 +145,7 @@ def test_it_goes_on_from_the_saved_watermark():
 
 
 def test_promises_may_be_a_members():
-    """
-    A report without records moves the one member that it is about.
-    """
+    """A report without records moves the one member that it is about."""
     time = members()
     observe(time, a=100)
 
@@ -185,9 +155,7 @@ def test_promises_may_be_a_members():
 
 
 def test_the_end_waits_for_no_member():
-    """
-    When the input has ended, missing members do not matter.
-    """
+    """When the input has ended, missing members do not matter."""
     time = members()
 
     time.finish(0)
@@ -197,9 +165,7 @@ def test_the_end_waits_for_no_member():
 
 
 def test_a_member_that_is_not_expected_is_refused():
-    """
-    A report about a misspelt member is an error.
-    """
+    """A report about a misspelt member is an error."""
     with pytest.raises(InvalidError, match="no such member"):
         members().declare("gone", 0, "c")
 
@@ -218,8 +184,6 @@ def test_a_member_that_is_not_expected_is_refused():
     ids=str,
 )
 def test_what_cannot_work_is_refused_at_the_declaration(options):
-    """
-    Members without a way to tell them, or an idle time of nothing, are errors where they are written.
-    """
+    """Members without a way to tell them, or an idle time of nothing, are errors where they are written."""
     with pytest.raises(InvalidError):
         injector(**options)

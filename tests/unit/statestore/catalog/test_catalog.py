@@ -1,6 +1,4 @@
-"""
-The catalog: what is recorded is read back, bounded, never set back, and made again from the log.
-"""
+"""The catalog: what is recorded is read back, bounded, never set back, and made again from the log."""
 
 from __future__ import annotations
 

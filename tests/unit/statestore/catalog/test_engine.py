@@ -1,6 +1,4 @@
-"""
-The catalog's database: concurrent connections, and translation of errors.
-"""
+"""The catalog's database: concurrent connections, and translation of errors."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ from millpond.testing.fixtures.determinism import ManualClock
 
 
 class ReleasingClock(ManualClock):
-    """
-    A clock that lets the other writer finish while it is waited on.
-    """
+    """A clock that lets the other writer finish while it is waited on."""
 
     def __init__(self, other: sqlite3.Connection) -> None:
         super().__init__(0)

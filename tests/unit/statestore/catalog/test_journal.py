@@ -1,6 +1,4 @@
-"""
-The journal in front of the catalog: order, bounds, errors, closing.
-"""
+"""The journal in front of the catalog: order, bounds, errors, closing."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ def superstep(number: int) -> CommitFacts:
 
 
 class Gate:
-    """
-    A catalog that writes when the test lets it, and fails when the test says so.
-    """
+    """A catalog that writes when the test lets it, and fails when the test says so."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []

@@ -1,6 +1,4 @@
-"""
-What garbage collection must respect: readers and collectors.
-"""
+"""What garbage collection must respect: readers and collectors."""
 
 from __future__ import annotations
 

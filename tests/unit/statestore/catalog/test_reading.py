@@ -1,6 +1,4 @@
-"""
-Readers keep the version that they read, and let it go afterwards.
-"""
+"""Readers keep the version that they read, and let it go afterwards."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ def collect_up_to(catalog: Catalog, version: int) -> None:
 
 
 def test_a_version_is_held_while_it_is_read(catalog):
-    """
-    No collector passes it; afterwards one does, and no thread is left.
-    """
+    """No collector passes it; afterwards one does, and no thread is left."""
     with Reading(catalog, "me", TableVersion(7)):
         with pytest.raises(ConflictError):
             collect_up_to(catalog, 8)
@@ -51,18 +47,14 @@ def test_a_version_is_held_while_it_is_read(catalog):
 
 
 def test_a_version_that_is_being_collected_is_refused(catalog):
-    """
-    The reader hears of it before it reads.
-    """
+    """The reader hears of it before it reads."""
     collect_up_to(catalog, 8)
     with pytest.raises(ConflictError):
         Reading(catalog, "me", TableVersion(7))
 
 
 def test_a_slow_reader_renews_its_horizon(catalog, clock, monkeypatch):
-    """
-    It is held for longer than a horizon lives, because the reader does.
-    """
+    """It is held for longer than a horizon lives, because the reader does."""
     renewed = threading.Event()
     monkeypatch.setattr(reading_module, "_RENEWALS", READER_LIFETIME_MS)
     with Reading(catalog, "me", TableVersion(7)) as held:
@@ -79,9 +71,7 @@ def test_a_slow_reader_renews_its_horizon(catalog, clock, monkeypatch):
 
 
 def test_a_reader_that_slept_too_long_is_told(catalog, clock):
-    """
-    Its horizon expired, a collector went on: what it reads from now on may be gone.
-    """
+    """Its horizon expired, a collector went on: what it reads from now on may be gone."""
     with Reading(catalog, "me", TableVersion(7)) as held:
         clock.advance_ms(READER_LIFETIME_MS + 1)
         collect_up_to(catalog, 8)
@@ -91,9 +81,7 @@ def test_a_reader_that_slept_too_long_is_told(catalog, clock):
 
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_store_keeps_what_is_read(tmp_path, clock, read_only):
-    """
-    A store that was opened read-only publishes the horizon in its catalog too.
-    """
+    """A store that was opened read-only publishes the horizon in its catalog too."""
     registry = MemoryRegistry()
     with Store.open(
         tmp_path / "pond",
@@ -112,9 +100,7 @@ def test_a_store_keeps_what_is_read(tmp_path, clock, read_only):
 
 
 def test_a_store_without_a_catalog_is_read_anyway(tmp_path, clock):
-    """
-    Without a catalog no version can be pinned, and no catalog is created for it.
-    """
+    """Without a catalog no version can be pinned, and no catalog is created for it."""
     with Store.in_memory(clock=clock) as store, store.reading() as snapshot:
         assert snapshot.version == 0
     registry = MemoryRegistry()
@@ -129,9 +115,7 @@ def test_a_store_without_a_catalog_is_read_anyway(tmp_path, clock):
 
 
 def test_a_catalog_that_cannot_be_written_does_not_prevent_reading(tmp_path, clock, monkeypatch):
-    """
-    A store on a read-only disk can be read; a version that is being collected is still refused.
-    """
+    """A store on a read-only disk can be read; a version that is being collected is still refused."""
     registry = MemoryRegistry()
     with Store.open(
         tmp_path / "pond",
@@ -153,9 +137,7 @@ def test_a_catalog_that_cannot_be_written_does_not_prevent_reading(tmp_path, clo
 
 
 def test_commands_read_a_version_behind_the_horizon_while_it_lasts(tmp_path, clock):
-    """
-    `millpond sql --version` says that its files may go, and reads them as long as they are there.
-    """
+    """`millpond sql --version` says that its files may go, and reads them as long as they are there."""
     registry = MemoryRegistry()
     with Store.open(
         tmp_path / "pond",

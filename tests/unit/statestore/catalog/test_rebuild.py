@@ -1,6 +1,4 @@
-"""
-The catalog from the log: losing it loses nothing.
-"""
+"""The catalog from the log: losing it loses nothing."""
 
 from __future__ import annotations
 

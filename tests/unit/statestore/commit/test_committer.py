@@ -1,6 +1,4 @@
-"""
-The commit: what it is, other writers, damage.
-"""
+"""The commit: what it is, other writers, damage."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ def bench() -> Bench:
 
 
 def _foreign(bench: Bench, *actions: Action) -> TableVersion:
-    """
-    Let another writer commit.
-    """
+    """Let another writer commit."""
     version = TableVersion((bench.log.latest_version() or 0) + 1)
     bench.log.put(
         version, encode((CommitInfo(operation="WRITE", timestamp_ms=0, millpond={"kind": "other"}), *actions))
@@ -99,9 +95,7 @@ class TestWhatACommitIs:
         assert (info.is_blind_append, info.read_version, info.metrics["numOutputRows"]) == (True, 1, "10")
 
     def test_each_commit_says_where_inputs_are_in_their_sources(self, bench: Bench) -> None:
-        """
-        Those of the commits before it too, so that one commit file is enough.
-        """
+        """Those of the commits before it too, so that one commit file is enough."""
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
         first = superstep_request(1, 1, LOW, queries=1)
@@ -120,9 +114,7 @@ class TestWhatACommitIs:
         }
 
     def test_of_a_stream_the_offsets_of_its_last_source_stay(self, bench: Bench) -> None:
-        """
-        A query with a new checkpoint takes the place of the one before it.
-        """
+        """A query with a new checkpoint takes the place of the one before it."""
         committer = bench.committer()
         committer.commit(fence_request(1, LOW))
         for number, source in enumerate(("old", "new"), start=1):

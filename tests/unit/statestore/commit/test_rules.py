@@ -1,6 +1,4 @@
-"""
-When a commit is refused: the fence, positions, requests that cannot be right.
-"""
+"""When a commit is refused: the fence, positions, requests that cannot be right."""
 
 from __future__ import annotations
 

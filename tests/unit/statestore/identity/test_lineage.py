@@ -1,6 +1,4 @@
-"""
-Lineages: which incarnation a store is, by its transactions.
-"""
+"""Lineages: which incarnation a store is, by its transactions."""
 
 from __future__ import annotations
 
@@ -20,18 +18,14 @@ from millpond.statestore.types import Superstep
 
 
 def lineage_of(*later: tuple[str, str, int], at: int = 50) -> Lineage:
-    """
-    The lineage of the store ``s`` after adoptions: name, origin, table version.
-    """
+    """The lineage of the store ``s`` after adoptions: name, origin, table version."""
     txns = {incarnation_app_id(name, origin): began for name, origin, began in later}
     txns |= {fork_app_id(name, "p"): at for name, _, _ in later}
     return Lineage.of("s", txns)
 
 
 def sink(**records: int) -> Snapshot:
-    """
-    A sink's table with supersteps by incarnation.
-    """
+    """A sink's table with supersteps by incarnation."""
     snapshot = Snapshot()
     snapshot.txns = {sink_app_id("s", "p", "out", name): at for name, at in records.items()}
     snapshot.txns[sink_app_id("other", "p", "out")] = 999
@@ -39,9 +33,7 @@ def sink(**records: int) -> Snapshot:
 
 
 def test_a_store_without_entries_is_its_first_incarnation() -> None:
-    """
-    A store of an earlier version has an incarnation by its id, and lies anywhere.
-    """
+    """A store of an earlier version has an incarnation by its id, and lies anywhere."""
     lineage = Lineage.of("s", {"millpond/superstep/p": 4})
     assert (lineage.current.id, lineage.current.origin, lineage.location) == ("s", Origin.CREATED, "")
     lineage.check_location("/anywhere")
@@ -50,9 +42,7 @@ def test_a_store_without_entries_is_its_first_incarnation() -> None:
 
 
 def test_the_last_place_is_the_one_where_it_lies() -> None:
-    """
-    A store that went there and back lies where it was seen last.
-    """
+    """A store that went there and back lies where it was seen last."""
     lineage = Lineage.of("s", {location_app_id("/a/ü"): 9, location_app_id("/b"): 5})
     lineage.check_location("/a/ü")
     with pytest.raises(InvalidError, match=r"elsewhere.*path=`/b` was=`/a/ü`"):
@@ -71,9 +61,7 @@ def test_the_last_place_is_the_one_where_it_lies() -> None:
     ],
 )
 def test_what_fits(later: tuple[tuple[str, str, int], ...], records: dict[str, int], delivered: int) -> None:
-    """
-    A sink fits the incarnations that the store continues, as far as they were continued.
-    """
+    """A sink fits the incarnations that the store continues, as far as they were continued."""
     record = SinkRecord(lineage_of(*later), "p", "out", Superstep(60))
     record.check_on_opening(sink(**records))
     assert record.delivered(sink(**records).txns) == delivered
@@ -94,9 +82,7 @@ def test_what_fits(later: tuple[tuple[str, str, int], ...], records: dict[str, i
 def test_what_does_not(
     later: tuple[tuple[str, str, int], ...], records: dict[str, int], error: type[Exception]
 ) -> None:
-    """
-    A sink that is ahead, or that another copy writes into, refuses the store.
-    """
+    """A sink that is ahead, or that another copy writes into, refuses the store."""
     record = SinkRecord(lineage_of(*later), "p", "out", Superstep(60))
     with pytest.raises(error):
         record.check_on_opening(sink(**records))

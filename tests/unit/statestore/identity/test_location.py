@@ -1,6 +1,4 @@
-"""
-Where a store may lie.
-"""
+"""Where a store may lie."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from millpond.statestore.identity.location import check_location
 
 
 def test_an_empty_folder_and_what_a_killed_process_leaves_may_become_a_store(tmp_path: Path) -> None:
-    """
-    So may a path where nothing is; if none may be created, each is refused.
-    """
+    """So may a path where nothing is; if none may be created, each is refused."""
     (tmp_path / "begun" / "rows").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     for name in ("begun", "empty", "nothing"):
@@ -27,9 +23,7 @@ def test_an_empty_folder_and_what_a_killed_process_leaves_may_become_a_store(tmp
 
 @pytest.mark.parametrize("other", ["letter.txt", "rows", "rows/letter.txt"])
 def test_a_folder_with_something_else_is_refused(tmp_path: Path, other: str) -> None:
-    """
-    Also where it is called as the folder of the rows is, or lies in it.
-    """
+    """Also where it is called as the folder of the rows is, or lies in it."""
     (tmp_path / other).parent.mkdir(exist_ok=True)
     (tmp_path / other).write_text("Dear")
 
@@ -40,9 +34,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path, other: str) -> 
 def test_a_store_that_another_process_creates_at_this_moment_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Its log comes after the first look for it, and before the look for anything else.
-    """
+    """Its log comes after the first look for it, and before the look for anything else."""
     rows, look = tmp_path / "rows", Path.iterdir
     rows.mkdir()
 

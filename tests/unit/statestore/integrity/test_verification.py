@@ -1,6 +1,4 @@
-"""
-Verification finds every kind of damage, and nothing in a sound store.
-"""
+"""Verification finds every kind of damage, and nothing in a sound store."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ class Count(Computation):
 
 @pytest.fixture
 def objects() -> MemoryObjects:
-    """
-    A store after twenty supersteps, some compactions and a checkpoint.
-    """
+    """A store after twenty supersteps, some compactions and a checkpoint."""
     disk, clock = MemoryObjects(), ManualClock()
     store = Store.in_memory(objects=disk, clock=clock, rng=SeededRng(1))
     pipeline = EnginePipeline("p")
@@ -60,9 +56,7 @@ def flip(objects: MemoryObjects, path: str, offset: int = 60) -> None:
 
 
 def test_a_sound_store_has_no_findings(objects):
-    """
-    All of it is read, and nothing is wrong.
-    """
+    """All of it is read, and nothing is wrong."""
     snapshot = load(Log(objects))
     report = verify_store(objects, Mark(snapshot.version, snapshot.digest))
 
@@ -73,9 +67,7 @@ def test_a_sound_store_has_no_findings(objects):
 
 
 def test_each_damaged_file_is_named(objects):
-    """
-    A flipped bit in every live file and in a checkpoint: all are named, with what they held.
-    """
+    """A flipped bit in every live file and in a checkpoint: all are named, with what they held."""
     paths = [file.path for file in load(Log(objects)).files]
     checkpoint = next(path for path in objects.list("_delta_log") if path.endswith(".checkpoint.parquet"))
     for path in (*paths, checkpoint):
@@ -87,9 +79,7 @@ def test_each_damaged_file_is_named(objects):
 
 
 def test_a_missing_file_is_named(objects):
-    """
-    A live file that is gone is as bad as a damaged one.
-    """
+    """A live file that is gone is as bad as a damaged one."""
     path = load(Log(objects)).files[0].path
     objects.delete([path])
 
@@ -98,9 +88,7 @@ def test_a_missing_file_is_named(objects):
 
 @pytest.mark.parametrize("version", [0, 7, 20])
 def test_a_damaged_commit_is_named(objects, version):
-    """
-    A commit file with a flipped bit is found, and said to hold its version.
-    """
+    """A commit file with a flipped bit is found, and said to hold its version."""
     flip(objects, commit_path(version))
     report = verify_store(objects)
 
@@ -109,18 +97,14 @@ def test_a_damaged_commit_is_named(objects, version):
 
 
 def test_a_missing_commit_is_named(objects):
-    """
-    A hole in the log is a finding.
-    """
+    """A hole in the log is a finding."""
     objects.delete([commit_path(9)])
 
     assert commit_path(9) in {finding.path for finding in verify_store(objects).findings}
 
 
 def test_a_log_that_was_cut_shows_at_the_high_water_mark(objects):
-    """
-    Without its newest commit a log looks whole; the mark knows better.
-    """
+    """Without its newest commit a log looks whole; the mark knows better."""
     newest = load(Log(objects))
     mark = Mark(newest.version, newest.digest)
     objects.delete([commit_path(newest.version)])
@@ -131,9 +115,7 @@ def test_a_log_that_was_cut_shows_at_the_high_water_mark(objects):
 
 
 def test_a_fence_out_of_order_is_a_finding(objects):
-    """
-    A commit that follows no rule is found although its seal and chain are whole.
-    """
+    """A commit that follows no rule is found although its seal and chain are whole."""
     log = Log(objects)
     newest = load(log)
     data = log.require(newest.version)
@@ -153,9 +135,7 @@ def test_a_fence_out_of_order_is_a_finding(objects):
 def commit_on_top(
     objects: MemoryObjects, *actions: Action, previous: str | None = None, kind: str = "superstep"
 ) -> None:
-    """
-    One more commit, sealed and chained as one of ours, that says what a test wants it to say.
-    """
+    """One more commit, sealed and chained as one of ours, that says what a test wants it to say."""
     log = Log(objects)
     newest = load(log)
     ours = {"kind": kind, "previous": newest.digest if previous is None else previous}
@@ -164,9 +144,7 @@ def commit_on_top(
 
 
 def said_of(objects: MemoryObjects, *, keys: tuple[str, str], records: int, **tags: str) -> Add:
-    """
-    A live file as it is, but for what the log says of it.
-    """
+    """A live file as it is, but for what the log says of it."""
     file = next(
         file for file in load(Log(objects)).files if file.computation == "count" and file.min_key == "a"
     )
@@ -192,9 +170,7 @@ def said_of(objects: MemoryObjects, *, keys: tuple[str, str], records: int, **ta
     ],
 )
 def test_a_file_that_is_not_what_the_log_says_is_a_finding(objects, said, fault):
-    """
-    Rows are held against their number, keys, interval and superstep in the log, although every seal is whole.
-    """
+    """Rows are held against their number, keys, interval and superstep in the log, although every seal is whole."""
     add = said_of(objects, **{"keys": ("", "z"), "records": rows_of_the_first(objects), **said})
     commit_on_top(objects, add)
 
@@ -203,9 +179,7 @@ def test_a_file_that_is_not_what_the_log_says_is_a_finding(objects, said, fault)
 
 
 def test_what_another_engine_says_of_a_file_is_enough(objects):
-    """
-    Without a word of ours about interval and superstep, a file is held to what the log does say.
-    """
+    """Without a word of ours about interval and superstep, a file is held to what the log does say."""
     add = replace(said_of(objects, keys=("", "z"), records=rows_of_the_first(objects)), tags={})
     commit_on_top(objects, add)
 
@@ -220,9 +194,7 @@ def rows_of_the_first(objects: MemoryObjects) -> int:
 
 
 def test_a_position_that_falls_is_a_finding(objects):
-    """
-    A superstep comes after another; only a repair may go back, and says so.
-    """
+    """A superstep comes after another; only a repair may go back, and says so."""
     fallen = Txn(app_id="millpond/superstep/p", version=1)
     commit_on_top(objects, fallen, kind="repair")
     assert verify_store(objects).findings == ()
@@ -233,9 +205,7 @@ def test_a_position_that_falls_is_a_finding(objects):
 
 
 def test_rows_newer_than_their_owner_are_a_finding(objects):
-    """
-    An interval's rows are at most as new as its fence; where that was set back they show it.
-    """
+    """An interval's rows are at most as new as its fence; where that was set back they show it."""
     interval = next(file.interval_id for file in load(Log(objects)).files if file.computation == "count")
     commit_on_top(objects, Txn(app_id=interval, version=pack_fence(Sequencer(1), CommitNumber(1))))
 
@@ -244,9 +214,7 @@ def test_rows_newer_than_their_owner_are_a_finding(objects):
 
 
 def test_a_commit_that_was_built_on_another_is_a_finding(objects):
-    """
-    A log into which a commit of another history was put is found at that commit.
-    """
+    """A log into which a commit of another history was put is found at that commit."""
     commit_on_top(objects, previous="0" * 64)
     newest = max(path for path in objects.list("_delta_log") if path.endswith(".json"))
 
@@ -257,9 +225,7 @@ def test_a_commit_that_was_built_on_another_is_a_finding(objects):
 
 
 def test_nothing_is_no_store():
-    """
-    Where there is no commit at all, that is the finding.
-    """
+    """Where there is no commit at all, that is the finding."""
     (finding,) = verify_store(MemoryObjects()).findings
 
     assert (finding.path, finding.fault) == (commit_path(0), "there is no commit at all")

@@ -1,6 +1,4 @@
-"""
-Loads: a table becomes rows, in one commit or not at all, whatever it is and whenever the process dies.
-"""
+"""Loads: a table becomes rows, in one commit or not at all, whatever it is and whenever the process dies."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ ROWS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def store() -> Iterator[mp.Store]:
-    """
-    A store in memory.
-    """
+    """A store in memory."""
     with mp.Store.in_memory(clock=ManualClock(), rng=SeededRng(1)) as opened:
         yield opened
 
@@ -43,9 +39,7 @@ def store() -> Iterator[mp.Store]:
 def rows_of(
     store: mp.Store, computation: str = "c"
 ) -> dict[str, tuple[Any, list[tuple[str, str, int, int]], Any]]:
-    """
-    By key: the state's text or bytes, the timers, and the hold.
-    """
+    """By key: the state's text or bytes, the timers, and the hold."""
     table = store.rows_view(computation).to_arrow()
     micros = pa.int64()
     return {
@@ -126,9 +120,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_table_of_any_kind_becomes_the_same_rows(store: mp.Store, tmp_path: Path, name: str) -> None:
-    """
-    Its states are what the codec writes, its timers have what `set_timer` would give them.
-    """
+    """Its states are what the codec writes, its timers have what `set_timer` would give them."""
     loaded = store.load("c", SOURCES[name](tmp_path))
 
     assert rows_of(store) == EXPECTED
@@ -137,9 +129,7 @@ def test_a_table_of_any_kind_becomes_the_same_rows(store: mp.Store, tmp_path: Pa
 
 
 class Own(mp.Computation):
-    """
-    Sets the state and the timers that a record says.
-    """
+    """Sets the state and the timers that a record says."""
 
     def __init__(self, codec: mp.Codec) -> None:
         self.codec = codec
@@ -179,9 +169,7 @@ def _feed(store: mp.Store, codec: mp.Codec, rows: list[dict[str, Any]], clock: M
 def test_a_pipeline_sees_state_and_timers_as_if_it_had_set_them(
     codec: mp.Codec, intervals: int | None
 ) -> None:
-    """
-    A computation of which a view was loaded goes on as the one does that the view is of.
-    """
+    """A computation of which a view was loaded goes on as the one does that the view is of."""
     clock = ManualClock()
     now = clock.now_us()
     first = [
@@ -206,9 +194,7 @@ def test_a_pipeline_sees_state_and_timers_as_if_it_had_set_them(
 
 
 def test_keys_are_cut_into_as_many_intervals_as_are_asked_for(store: mp.Store) -> None:
-    """
-    Of about as many rows each; a pipeline that declares the same number opens.
-    """
+    """Of about as many rows each; a pipeline that declares the same number opens."""
     loaded = store.load("c", ({"key": f"{n:03d}", "state": n} for n in range(100)), intervals=4)
 
     assert loaded.intervals == 4
@@ -226,9 +212,7 @@ def test_keys_are_cut_into_as_many_intervals_as_are_asked_for(store: mp.Store) -
 
 
 def test_another_codec_than_that_of_the_load_is_refused(store: mp.Store) -> None:
-    """
-    As if the computation had written its states with it.
-    """
+    """As if the computation had written its states with it."""
     store.load("c", ROWS)
 
     with pytest.raises(mp.InvalidError, match="another codec"):
@@ -236,9 +220,7 @@ def test_another_codec_than_that_of_the_load_is_refused(store: mp.Store) -> None
 
 
 def test_a_text_is_a_value_in_a_mapping_and_json_in_a_column(store: mp.Store) -> None:
-    """
-    The two ways in which a state may be text.
-    """
+    """The two ways in which a state may be text."""
     store.load("c", [{"key": "a", "state": "1"}])
     store.load("d", pa.table({"key": ["a"], "state": ["1"]}))
 
@@ -247,9 +229,7 @@ def test_a_text_is_a_value_in_a_mapping_and_json_in_a_column(store: mp.Store) ->
 
 
 def test_timers_are_stored_in_the_order_in_which_they_fire(store: mp.Store) -> None:
-    """
-    With the clocks that they wait for, and the earliest time that any of them holds.
-    """
+    """With the clocks that they wait for, and the earliest time that any of them holds."""
     timers = [
         {"tag": "late", "at": "1970-01-01T00:00:09Z"},
         {"tag": "wall", "at": "1970-01-01T00:00:05+00:00", "domain": "wall"},
@@ -299,9 +279,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_table_that_is_no_rows_is_refused_and_nothing_is_written(store: mp.Store, name: str) -> None:
-    """
-    Not even a lease is taken for it.
-    """
+    """Not even a lease is taken for it."""
     source, message = REFUSED[name]
     before = store.snapshot()
 
@@ -313,9 +291,7 @@ def test_a_table_that_is_no_rows_is_refused_and_nothing_is_written(store: mp.Sto
 
 
 def test_a_computation_with_rows_is_refused(store: mp.Store) -> None:
-    """
-    A load is what a computation begins with.
-    """
+    """A load is what a computation begins with."""
     store.load("c", ROWS)
 
     with pytest.raises(mp.InvalidError, match="the computation has rows"):
@@ -326,17 +302,13 @@ def test_a_computation_with_rows_is_refused(store: mp.Store) -> None:
 
 @pytest.mark.parametrize("name", ["", "dead_letters", "window_signals"])
 def test_a_reserved_name_is_refused(store: mp.Store, name: str) -> None:
-    """
-    No computation can have it.
-    """
+    """No computation can have it."""
     with pytest.raises(mp.InvalidError, match="no name of a computation"):
         store.load(name, ROWS)
 
 
 def test_a_store_that_is_only_read_is_refused(tmp_path: Path) -> None:
-    """
-    As every change is.
-    """
+    """As every change is."""
     with mp.Store.open(
         tmp_path / "pond", leases=lambda *_: mp.MemoryLeases(mp.MemoryRegistry(), ManualClock())
     ):
@@ -349,18 +321,14 @@ def test_a_store_that_is_only_read_is_refused(tmp_path: Path) -> None:
 
 
 class Silent(mp.Computation):
-    """
-    Has intervals once it has had a record, and never any rows.
-    """
+    """Has intervals once it has had a record, and never any rows."""
 
     def process_record(self, context, record):
         pass
 
 
 def test_a_computation_that_a_pipeline_runs_is_refused(store: mp.Store) -> None:
-    """
-    Though it has no rows, and even on the very same store object; and the pipeline is not disturbed.
-    """
+    """Though it has no rows, and even on the very same store object; and the pipeline is not disturbed."""
     pipeline = mp.Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Silent(), name="c")
     with mp.LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
@@ -377,9 +345,7 @@ def test_a_computation_that_a_pipeline_runs_is_refused(store: mp.Store) -> None:
 
 
 def test_a_new_computation_is_loaded_while_the_pipelines_of_the_store_run(store: mp.Store) -> None:
-    """
-    It belongs to none of them.
-    """
+    """It belongs to none of them."""
     pipeline = mp.Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Silent(), name="c")
     with mp.LocalRunner(store, progress=False).start(pipeline, stepping=True) as run:
@@ -391,16 +357,12 @@ def test_a_new_computation_is_loaded_while_the_pipelines_of_the_store_run(store:
 
 
 class Died(BaseException):
-    """
-    The process died here.
-    """
+    """The process died here."""
 
 
 @pytest.mark.parametrize("death", range(1, 13))
 def test_a_load_that_dies_leaves_all_rows_or_none_and_can_be_repeated(death: int) -> None:
-    """
-    Whatever failpoint it dies at.
-    """
+    """Whatever failpoint it dies at."""
     disk, registry, clock = MemoryObjects(), mp.MemoryRegistry(), ManualClock()
     reached: list[str] = []
 
@@ -432,9 +394,7 @@ def test_a_load_that_dies_leaves_all_rows_or_none_and_can_be_repeated(death: int
 
 
 def test_a_pipeline_that_takes_the_computation_meanwhile_fences_the_load() -> None:
-    """
-    Nothing of it is added.
-    """
+    """Nothing of it is added."""
     disk, registry, clock = MemoryObjects(), mp.MemoryRegistry(), ManualClock()
     rival = mp.MemoryLeases(registry, clock, writer_id="rival")
 
@@ -449,9 +409,7 @@ def test_a_pipeline_that_takes_the_computation_meanwhile_fences_the_load() -> No
 
 
 def test_a_load_tells_how_far_it_is(store: mp.Store) -> None:
-    """
-    First what it has read, then what it has written, of how many.
-    """
+    """First what it has read, then what it has written, of how many."""
     told: list[tuple[Any, ...]] = []
     store.load("c", ROWS, told=lambda *words: told.append(words))
 
@@ -459,9 +417,7 @@ def test_a_load_tells_how_far_it_is(store: mp.Store) -> None:
 
 
 class Newer(mp.Computation):
-    """
-    Counts, in a form of its own; before that states were numbers.
-    """
+    """Counts, in a form of its own; before that states were numbers."""
 
     state_version = 2
 
@@ -487,15 +443,11 @@ def counted_after_a_load(store: mp.Store, state: Any, state_version: int) -> Any
 
 @pytest.mark.parametrize(("state", "state_version"), [({"count": 5}, 2), (5, 0)])
 def test_states_are_of_the_version_that_is_said(store: mp.Store, state: Any, state_version: int) -> None:
-    """
-    States of today's code are not upgraded again, those of earlier code are.
-    """
+    """States of today's code are not upgraded again, those of earlier code are."""
     assert counted_after_a_load(store, state, state_version) == [('{"count":6}', 2)]
 
 
 def test_states_of_later_code_are_refused(store: mp.Store) -> None:
-    """
-    As of a store that later code has run on.
-    """
+    """As of a store that later code has run on."""
     with pytest.raises(mp.InvalidError, match="state_version"):
         counted_after_a_load(store, {"count": 5}, 3)

@@ -1,6 +1,4 @@
-"""
-Delta actions and commit files.
-"""
+"""Delta actions and commit files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-Appending to any Delta table exactly once.
-"""
+"""Appending to any Delta table exactly once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The boundary of the log: published before anything is deleted, and never falling.
-"""
+"""The boundary of the log: published before anything is deleted, and never falling."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ def objects(request, tmp_path):
 
 
 def test_it_rises_and_never_falls(objects):
-    """
-    A lower boundary changes nothing, a higher one takes the place of the last.
-    """
+    """A lower boundary changes nothing, a higher one takes the place of the last."""
     assert log_boundary(objects) == 0
     for version, stands in ((7, 7), (3, 7), (7, 7), (120, 120), (9, 120)):
         publish_log_boundary(objects, TableVersion(version))
@@ -33,9 +29,7 @@ def test_it_rises_and_never_falls(objects):
 
 
 def test_of_two_cleanups_at_once_the_higher_boundary_stays():
-    """
-    One that was decided earlier and lands later does not take the other one back.
-    """
+    """One that was decided earlier and lands later does not take the other one back."""
     disk = MemoryObjects()
     slow = FaultyObjects(disk)
     slow.interrupt("put_if_absent", lambda: publish_log_boundary(disk, TableVersion(50)))
@@ -44,9 +38,7 @@ def test_of_two_cleanups_at_once_the_higher_boundary_stays():
 
 
 def test_two_cleanups_may_publish_the_same_boundary():
-    """
-    One that lands second finds that what it has to say is said.
-    """
+    """One that lands second finds that what it has to say is said."""
     disk = MemoryObjects()
     slow = FaultyObjects(disk)
     slow.interrupt("put_if_absent", lambda: publish_log_boundary(disk, TableVersion(20)))
@@ -55,9 +47,7 @@ def test_two_cleanups_may_publish_the_same_boundary():
 
 
 class ListsThenLooks(MemoryObjects):
-    """
-    As a local folder does: names first, then a look at each, and what is gone by then is left out.
-    """
+    """As a local folder does: names first, then a look at each, and what is gone by then is left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,9 +61,7 @@ class ListsThenLooks(MemoryObjects):
 
 
 def test_a_boundary_that_rises_while_it_is_read_is_not_overlooked():
-    """
-    A concurrent reader sees the old boundary or the new one, and never none.
-    """
+    """A concurrent reader sees the old boundary or the new one, and never none."""
     disk = ListsThenLooks()
     publish_log_boundary(disk, TableVersion(10))
     publish_log_boundary(disk, TableVersion(20))
@@ -84,9 +72,7 @@ def test_a_boundary_that_rises_while_it_is_read_is_not_overlooked():
 
 @pytest.mark.parametrize("operation", ["list", "put_if_absent", "delete"])
 def test_a_cleanup_that_could_not_publish_fails(operation):
-    """
-    Nothing may be deleted then; whatever was published already stands.
-    """
+    """Nothing may be deleted then; whatever was published already stands."""
     disk = MemoryObjects()
     publish_log_boundary(disk, TableVersion(5))
     faulty = FaultyObjects(disk)

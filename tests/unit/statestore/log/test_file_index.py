@@ -1,6 +1,4 @@
-"""
-The index of live files, against a list of them.
-"""
+"""The index of live files, against a list of them."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ def _files(draw: st.DrawFn) -> LiveFile:
 def live_file(
     path: str, computation: str, named: str, keys: tuple[str | None, str | None], version: int = 0
 ) -> LiveFile:
-    """
-    A file of a computation that names an interval, or "" for another engine's.
-    """
+    """A file of a computation that names an interval, or "" for another engine's."""
     return LiveFile(
         path=path,
         size_bytes=len(path),
@@ -63,9 +59,7 @@ def live_file(
 
 
 def _may_hold(file: LiveFile, interval: Interval) -> bool:
-    """
-    The rule in `FileIndex.in_interval`, for one file.
-    """
+    """The rule in `FileIndex.in_interval`, for one file."""
     if file.computation != interval.computation:
         return False
     if file.interval_id == interval.app_id:
@@ -83,9 +77,7 @@ def _may_hold(file: LiveFile, interval: Interval) -> bool:
 def test_the_index_finds_what_a_list_has(
     changes: list[tuple[bool, LiveFile]], wanted: list[Interval]
 ) -> None:
-    """
-    After each change the files of any interval are those of the list that may hold its keys, in their order.
-    """
+    """After each change the files of any interval are those of the list that may hold its keys, in their order."""
     index, model = FileIndex(), dict[str, LiveFile]()
     for is_added, file in changes:
         if is_added:
@@ -108,9 +100,7 @@ def test_the_index_finds_what_a_list_has(
 
 
 def test_statistics_stay_with_their_file() -> None:
-    """
-    A file that is added again has its new statistics, and one that is removed has none.
-    """
+    """A file that is added again has its new statistics, and one that is removed has none."""
     index = FileIndex()
     for path, statistics in (("a", "1"), ("b", "2"), ("b", "3"), ("c", "4"), ("c", None)):
         index.put(live_file(path, "c", "", (None, None)), statistics)
@@ -120,9 +110,7 @@ def test_statistics_stay_with_their_file() -> None:
 
 
 def test_an_interval_meets_only_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Of a thousand intervals none is compared with a file of another one, and each is parsed once.
-    """
+    """Of a thousand intervals none is compared with a file of another one, and each is parsed once."""
     intervals = intervals_from_boundaries("c", [f"{number:04d}" for number in range(1, 1_000)])
     index, parsed = FileIndex(), list[str]()
     for interval in intervals:

@@ -1,6 +1,4 @@
-"""
-Following a log that is cleaned up while the follower sleeps.
-"""
+"""Following a log that is cleaned up while the follower sleeps."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ LOW, HIGH = Interval("counter", "", "m"), Interval("counter", "m")
 
 
 class Cabin:
-    """
-    A table on disk with a sleeper and a wakeful writer.
-    """
+    """A table on disk with a sleeper and a wakeful writer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,16 +55,12 @@ class Cabin:
         return Committer(log, self.clock, SeededRng(name), MemoryHighWater())
 
     def sleep_and_clean_up(self) -> None:
-        """
-        The same, and a minute passes.
-        """
+        """The same, and a minute passes."""
         self.clean_up()
         self.clock.advance_ms(60_000)
 
     def clean_up(self) -> None:
-        """
-        The other writer goes on, a checkpoint is made, and the older commits are deleted.
-        """
+        """The other writer goes on, a checkpoint is made, and the older commits are deleted."""
         for number in range(1, 4):
             self.awake.commit(superstep_request(1, number, HIGH))
         DeltaTable(str(self.folder)).create_checkpoint()

@@ -1,6 +1,4 @@
-"""
-Which commits of other engines change what a store's rows mean.
-"""
+"""Which commits of other engines change what a store's rows mean."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ def info(operation: str) -> CommitInfo:
     ],
 )
 def test_what_changes_data(actions: tuple[Action, ...]) -> None:
-    """
-    Files that change data, restores, and changes of Millpond's own entries are refused.
-    """
+    """Files that change data, restores, and changes of Millpond's own entries are refused."""
     assert foreign_change(actions, STORE) is not None
 
 
@@ -54,22 +50,16 @@ def test_what_changes_data(actions: tuple[Action, ...]) -> None:
     ],
 )
 def test_what_does_not(actions: tuple[Action, ...]) -> None:
-    """
-    Compactions, vacuums, other applications' transactions, and Millpond's own commits are accepted.
-    """
+    """Compactions, vacuums, other applications' transactions, and Millpond's own commits are accepted."""
     assert foreign_change(actions, STORE) is None
 
 
 def test_a_table_that_is_no_store_takes_all_commits() -> None:
-    """
-    The table of a sink may be written to, restored and cleaned by anyone.
-    """
+    """The table of a sink may be written to, restored and cleaned by anyone."""
     assert foreign_change((info("RESTORE"), ADD, REMOVE), {"delta.appendOnly": "false"}) is None
 
 
 def test_a_commit_without_provenance_is_named_by_its_version() -> None:
-    """
-    The error names the version also where a commit does not tell its operation.
-    """
+    """The error names the version also where a commit does not tell its operation."""
     with pytest.raises(DataError, match=r"version=`7` operation=`unknown` engine=`unknown`.*0007\.json"):
         refuse_foreign_change(7, (ADD,), STORE)

@@ -1,6 +1,4 @@
-"""
-The high-water mark.
-"""
+"""The high-water mark."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The log: put once, followed by name, opened cold with or without a checkpoint.
-"""
+"""The log: put once, followed by name, opened cold with or without a checkpoint."""
 
 from __future__ import annotations
 

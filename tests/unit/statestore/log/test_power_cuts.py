@@ -1,6 +1,4 @@
-"""
-Power cuts after a writer has died within a commit: what others have read by then does not go away again.
-"""
+"""Power cuts after a writer has died within a commit: what others have read by then does not go away again."""
 
 from __future__ import annotations
 
@@ -30,15 +28,11 @@ DRAWS = 20
 
 
 class DeathError(BaseException):
-    """
-    The process has died within a call.
-    """
+    """The process has died within a call."""
 
 
 class Machine:
-    """
-    A machine on which writers share a table and a mark, until the power fails.
-    """
+    """A machine on which writers share a table and a mark, until the power fails."""
 
     def __init__(self) -> None:
         self.files = PowerCutFiles()
@@ -52,9 +46,7 @@ class Machine:
         return Committer(self.log(), ManualClock(), SeededRng(name), self.mark, writer_id=name)
 
     def die_within(self, calls: int, action: Callable[[], object]) -> bool:
-        """
-        Let a process die before one of its calls to the file system; returns whether it came to that.
-        """
+        """Let a process die before one of its calls to the file system; returns whether it came to that."""
         left = [calls]
 
         def before(_call: str, _path: str) -> None:
@@ -76,9 +68,7 @@ class Machine:
 
 
 def deaths(action: Callable[[Machine], Callable[[], object]]) -> Iterator[Machine]:
-    """
-    The machine after a process has died before the first call of an action, after one where it died before the second, and so on.
-    """
+    """The machine after a process has died before the first call of an action, after one where it died before the second, and so on."""
     for calls in range(CALLS_MAX):
         machine = Machine()
         if not machine.die_within(calls, action(machine)):
@@ -93,8 +83,7 @@ def a_commit(machine: Machine) -> Callable[[], object]:
 
 
 def test_the_mark_names_no_commit_that_a_power_cut_takes_back() -> None:
-    """
-    A writer that opens a table where another has died between a commit's name and its sync makes the commit safe
+    """A writer that opens a table where another has died between a commit's name and its sync makes the commit safe
     before the mark names it; otherwise the store would be refused after a power cut.
     """
     seen = set()
@@ -108,9 +97,7 @@ def test_the_mark_names_no_commit_that_a_power_cut_takes_back() -> None:
 
 
 def test_a_follower_makes_safe_what_it_has_followed() -> None:
-    """
-    A writer that had the table open before, and reads such a commit as the next version, makes it safe as well.
-    """
+    """A writer that had the table open before, and reads such a commit as the next version, makes it safe as well."""
     seen = set()
     for calls in range(CALLS_MAX):
         machine = Machine()
@@ -125,9 +112,7 @@ def test_a_follower_makes_safe_what_it_has_followed() -> None:
 
 
 def test_a_retry_after_a_death_of_the_reply_is_safe() -> None:
-    """
-    A commit whose put failed after its name was there, and which its writer then finds as its own, is safe by then.
-    """
+    """A commit whose put failed after its name was there, and which its writer then finds as its own, is safe by then."""
     machine = Machine()
     writer = machine.writer("retries")
     failed = []
@@ -146,8 +131,7 @@ def test_a_retry_after_a_death_of_the_reply_is_safe() -> None:
 
 
 def test_what_a_collection_rests_on_is_safe_before_it_deletes() -> None:
-    """
-    Wherever a writer died in a checkpoint, and whatever another process then deletes because of it, the table can be
+    """Wherever a writer died in a checkpoint, and whatever another process then deletes because of it, the table can be
     read after a power cut.
     """
     rng, deleted = SeededRng("what was written"), 0
@@ -173,9 +157,7 @@ def test_what_a_collection_rests_on_is_safe_before_it_deletes() -> None:
 
 
 def newest(files: PowerCutFiles) -> int | str:
-    """
-    The version to which the table can be read, or why it cannot.
-    """
+    """The version to which the table can be read, or why it cannot."""
     try:
         return load(Log(LocalObjects("/pond/rows", files=files))).version
     except DataError as error:
@@ -183,9 +165,7 @@ def newest(files: PowerCutFiles) -> int | str:
 
 
 def collection(machine: Machine, clock: ManualClock) -> None:
-    """
-    A round of garbage collection that keeps as little as it may.
-    """
+    """A round of garbage collection that keeps as little as it may."""
     retention = Retention(keep_ms=0, checkpoint_every=1)
     collect_garbage(machine.log().objects, None, clock, retention=retention, owned={})
 

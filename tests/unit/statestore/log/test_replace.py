@@ -1,6 +1,4 @@
-"""
-Replacing files of any Delta table exactly once.
-"""
+"""Replacing files of any Delta table exactly once."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ SCHEMA = pa.schema([pa.field("key", pa.string())])
 
 @pytest.fixture
 def bench() -> Bench:
-    """
-    A table with the files ``a`` and ``b``.
-    """
+    """A table with the files ``a`` and ``b``."""
     bench = Bench()
     writer = create_table(bench.log, bench.clock, bench.rng, schema=SCHEMA, name="berths")
     append(writer, (_add("a"), _add("b")), txns={"sink": 1})
@@ -45,9 +41,7 @@ def _paths(bench: Bench) -> list[str]:
 
 
 def test_files_go_and_come_in_one_commit(bench: Bench) -> None:
-    """
-    Readers see the old files or the new one, and the transaction with it; no version lies between.
-    """
+    """Readers see the old files or the new one, and the transaction with it; no version lies between."""
     writer = _writer(bench)
     before = writer.snapshot.version
     gone = writer.snapshot.files[:1]
@@ -59,9 +53,7 @@ def test_files_go_and_come_in_one_commit(bench: Bench) -> None:
 
 
 def test_a_replacement_happens_once(bench: Bench) -> None:
-    """
-    What the table has reached is not done again, by the same writer or after a restart.
-    """
+    """What the table has reached is not done again, by the same writer or after a restart."""
     writer = _writer(bench)
     read_at = writer.snapshot.version
     replace_files(writer, writer.snapshot.files, (_add("c"),), read_at=read_at, txns={"sink": 2})
@@ -72,9 +64,7 @@ def test_a_replacement_happens_once(bench: Bench) -> None:
 
 
 def test_a_table_that_has_changed_is_left_alone(bench: Bench) -> None:
-    """
-    New files made of what another writer has changed since would undo his change, so nothing is written.
-    """
+    """New files made of what another writer has changed since would undo his change, so nothing is written."""
     writer = _writer(bench)
     append(_writer(bench), (_add("other"),), txns={})
 
@@ -90,9 +80,7 @@ def test_a_table_that_has_changed_is_left_alone(bench: Bench) -> None:
 
 
 def test_a_change_at_the_last_moment_is_seen(bench: Bench) -> None:
-    """
-    A writer that commits after the table was looked at and before the put wins, and the other reads again.
-    """
+    """A writer that commits after the table was looked at and before the put wins, and the other reads again."""
     objects = FaultyObjects(bench.memory)
     writer = _writer(bench, Log(objects))
     objects.interrupt("put_if_absent", lambda: append(_writer(bench), (_add("other"),), txns={}))
@@ -103,9 +91,7 @@ def test_a_change_at_the_last_moment_is_seen(bench: Bench) -> None:
 
 
 def test_an_unknown_outcome_is_decided_by_the_next_call(bench: Bench) -> None:
-    """
-    A commit that lands after its writer gave up is found by the same call again, and not made twice.
-    """
+    """A commit that lands after its writer gave up is found by the same call again, and not made twice."""
     objects = FaultyObjects(bench.memory)
     writer = _writer(bench, Log(objects))
     read_at, files = writer.snapshot.version, writer.snapshot.files

@@ -1,6 +1,4 @@
-"""
-The snapshot: applied commits, live files, pruning, the chain.
-"""
+"""The snapshot: applied commits, live files, pruning, the chain."""
 
 from __future__ import annotations
 
@@ -91,9 +89,7 @@ class TestApply:
         assert snapshot.fence_of(HIGH) is None
 
     def test_a_rewind_ends_the_watermarks_of_what_it_undoes(self) -> None:
-        """
-        Where the version that comes back knows none, there is none: a later one would be too late by what was undone.
-        """
+        """Where the version that comes back knows none, there is none: a later one would be too late by what was undone."""
         undone = {"watermarks": {LOW.app_id: 9, HIGH.app_id: 8}}
         snapshot = _apply(Snapshot(), CommitInfo(operation="x", timestamp_ms=0, millpond=undone))
         rewound = {"previous": snapshot.digest, RESTORED_VERSION: 3, "watermarks": {HIGH.app_id: 2}}

@@ -1,6 +1,4 @@
-"""
-The high-water mark in the store's folder: put after commits, never falling, behind at most.
-"""
+"""The high-water mark in the store's folder: put after commits, never falling, behind at most."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ def mark_of(objects: MemoryObjects, *incarnations: str) -> Mark | None:
 
 
 def test_the_newest_version_is_kept_with_its_digest() -> None:
-    """
-    What was advanced is written by a flush, and a lower version changes nothing.
-    """
+    """What was advanced is written by a flush, and a lower version changes nothing."""
     objects = MemoryObjects()
     stored = StoredMark(objects, "one", threaded=False)
     assert stored.read() is None
@@ -40,9 +36,7 @@ def test_the_newest_version_is_kept_with_its_digest() -> None:
 
 
 def test_two_writers_never_push_each_other_down() -> None:
-    """
-    A writer that is behind leaves the mark of the other one where it is.
-    """
+    """A writer that is behind leaves the mark of the other one where it is."""
     objects = MemoryObjects()
     first, second = (StoredMark(objects, "one", threaded=False) for _ in range(2))
     first.advance(TableVersion(5), DIGESTS[5])
@@ -56,9 +50,7 @@ def test_two_writers_never_push_each_other_down() -> None:
 
 
 def test_a_thread_writes_what_is_noted_and_ends_with_the_last_mark() -> None:
-    """
-    Closing waits for the newest mark, and the marks before it are gone but for one.
-    """
+    """Closing waits for the newest mark, and the marks before it are gone but for one."""
     objects = MemoryObjects()
     stored = StoredMark(objects, "one", linger_ms=0)
     for version in range(1, 9):
@@ -69,9 +61,7 @@ def test_a_thread_writes_what_is_noted_and_ends_with_the_last_mark() -> None:
 
 
 def test_a_store_that_is_away_ends_no_thread_and_no_commit() -> None:
-    """
-    `advance` and `close` raise nothing; a flush says that the mark was not written, and the next one writes it.
-    """
+    """`advance` and `close` raise nothing; a flush says that the mark was not written, and the next one writes it."""
     memory = MemoryObjects()
     objects = FaultyObjects(memory)
     objects.plan(Fault.REFUSED, "put_if_absent", within=MARK_FOLDER, times=2)
@@ -87,9 +77,7 @@ def test_a_store_that_is_away_ends_no_thread_and_no_commit() -> None:
 
 
 def test_each_incarnation_has_marks_of_its_own() -> None:
-    """
-    Those of earlier incarnations are left behind, those of an unknown one mean that the log was rolled back.
-    """
+    """Those of earlier incarnations are left behind, those of an unknown one mean that the log was rolled back."""
     objects = MemoryObjects()
     for incarnation, version in (("one", 7), ("two", 3)):
         stored = StoredMark(objects, incarnation, threaded=False)
@@ -102,9 +90,7 @@ def test_each_incarnation_has_marks_of_its_own() -> None:
 
 
 def test_files_that_are_no_marks_are_no_marks() -> None:
-    """
-    What else lies in the folder tells nothing, and a version without a digest is not kept.
-    """
+    """What else lies in the folder tells nothing, and a version without a digest is not kept."""
     objects = MemoryObjects()
     objects.put(f"{MARK_FOLDER}/.DS_Store", b"")
     stored = StoredMark(objects, "one", threaded=False)
@@ -114,9 +100,7 @@ def test_files_that_are_no_marks_are_no_marks() -> None:
 
 
 def test_both_marks_move_together() -> None:
-    """
-    The service's mark and the stored one are advanced and flushed as one, and a successor is the service's to know.
-    """
+    """The service's mark and the stored one are advanced and flushed as one, and a successor is the service's to know."""
     service, objects = MemoryHighWater(), MemoryObjects()
     both = BothHighWaters(service, StoredMark(objects, "one", threaded=False))
     both.advance(TableVersion(2), DIGESTS[2])

@@ -1,6 +1,4 @@
-"""
-Tables at version 0.
-"""
+"""Tables at version 0."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""
-The log writer: done, not done, unknown.
-"""
+"""The log writer: done, not done, unknown."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ def bench() -> Bench:
 
 
 def _foreign(bench: Bench, *actions: Action) -> TableVersion:
-    """
-    Let another writer commit.
-    """
+    """Let another writer commit."""
     version = TableVersion((bench.log.latest_version() or 0) + 1)
     bench.log.put(
         version, encode((CommitInfo(operation="WRITE", timestamp_ms=0, millpond={"kind": "other"}), *actions))

@@ -1,6 +1,4 @@
-"""
-Facts of the disk tier's folder: the budget is kept, and what is in use stays.
-"""
+"""Facts of the disk tier's folder: the budget is kept, and what is in use stays."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ def held_bytes(folder: Path) -> int:
 
 
 class Machine:
-    """
-    Several processes, each with a tier of its own, before one store.
-    """
+    """Several processes, each with a tier of its own, before one store."""
 
     def __init__(self, folder: Path, processes: int = 1, budget_bytes: int = BUDGET_BYTES) -> None:
         self.clock = ManualClock()
@@ -45,34 +41,26 @@ class Machine:
         ]
 
     def write(self, number: int, size_bytes: int = OBJECT_BYTES) -> None:
-        """
-        Write an object, from one process after the other.
-        """
+        """Write an object, from one process after the other."""
         self.clock.advance_ms(1)
         self.tiers[number % len(self.tiers)].put_if_absent(
             path_of(number), bytes([number % 256]) * size_bytes
         )
 
     def has(self, number: int) -> bool:
-        """
-        Whether there is a copy of the object, which is removed by that.
-        """
+        """Whether there is a copy of the object, which is removed by that."""
         return self.tiers[0].forget(path_of(number))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """
-    A folder that is not there yet.
-    """
+    """A folder that is not there yet."""
     return tmp_path / "disk"
 
 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_the_budget_is_kept(folder: Path, processes: int) -> None:
-    """
-    However much is written, the folder holds at most 90 % of the budget and a share for each process.
-    """
+    """However much is written, the folder holds at most 90 % of the budget and a share for each process."""
     machine = Machine(folder, processes)
     most = 0
     for number in range(150):
@@ -83,9 +71,7 @@ def test_the_budget_is_kept(folder: Path, processes: int) -> None:
 
 
 def test_small_objects_count_as_a_chunk(folder: Path) -> None:
-    """
-    The number of files is bounded too: each counts as 64 KiB at least.
-    """
+    """The number of files is bounded too: each counts as 64 KiB at least."""
     machine = Machine(folder)
     for number in range(300):
         machine.write(number, 10)
@@ -94,9 +80,7 @@ def test_small_objects_count_as_a_chunk(folder: Path) -> None:
 
 
 def test_what_was_used_last_stays(folder: Path) -> None:
-    """
-    Objects that are read now and then outlive those that were written after them and not read since.
-    """
+    """Objects that are read now and then outlive those that were written after them and not read since."""
     machine = Machine(folder)
     for number in range(100):
         machine.write(number)
@@ -110,9 +94,7 @@ def test_what_was_used_last_stays(folder: Path) -> None:
 
 
 def test_a_use_is_marked_once_a_minute(folder: Path) -> None:
-    """
-    Reading an object again and again writes to the disk once a minute and process.
-    """
+    """Reading an object again and again writes to the disk once a minute and process."""
     machine = Machine(folder)
     machine.write(1)
     (copy,) = folder.glob("??/*")
@@ -126,9 +108,7 @@ def test_a_use_is_marked_once_a_minute(folder: Path) -> None:
 
 
 def test_the_memory_of_marks_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    A process that uses many objects forgets when it marked them, and marks them again.
-    """
+    """A process that uses many objects forgets when it marked them, and marks them again."""
     monkeypatch.setattr(disk_folder, "_MARKED_MAX", 3)
     machine = Machine(folder)
     for number in range(5):
@@ -138,9 +118,7 @@ def test_the_memory_of_marks_is_bounded(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_large_object_does_not_push_out_the_rest(folder: Path) -> None:
-    """
-    What is longer than an eighth of the budget is not kept when it is written or read whole.
-    """
+    """What is longer than an eighth of the budget is not kept when it is written or read whole."""
     machine = Machine(folder)
     machine.write(1)
     machine.write(2, BUDGET_BYTES // 8 + 1)
@@ -150,9 +128,7 @@ def test_a_large_object_does_not_push_out_the_rest(folder: Path) -> None:
 
 
 def test_a_process_does_not_write_while_another_sweeps(folder: Path) -> None:
-    """
-    While another process makes room, objects are read from the store and not kept; then they are kept again.
-    """
+    """While another process makes room, objects are read from the store and not kept; then they are kept again."""
     machine = Machine(folder)
     machine.write(0)
     with (folder / ".sweep").open("r+b") as sweep:
@@ -167,9 +143,7 @@ def test_a_process_does_not_write_while_another_sweeps(folder: Path) -> None:
 
 
 def test_a_smaller_budget_is_kept_from_the_first_write(folder: Path) -> None:
-    """
-    A process with a smaller budget than an earlier one makes room before it writes.
-    """
+    """A process with a smaller budget than an earlier one makes room before it writes."""
     machine = Machine(folder)
     for number in range(20):
         machine.write(number)
@@ -180,9 +154,7 @@ def test_a_smaller_budget_is_kept_from_the_first_write(folder: Path) -> None:
 
 
 def test_other_files_are_left_alone(folder: Path) -> None:
-    """
-    A sweep removes only what has the name of a copy in a folder of copies.
-    """
+    """A sweep removes only what has the name of a copy in a folder of copies."""
     folder.mkdir(mode=0o700)
     others = [folder / "notes", folder / "aa" / "notes", folder / "other" / ("ab" * 32)]
     for other in others:
@@ -199,9 +171,7 @@ def test_other_files_are_left_alone(folder: Path) -> None:
 def test_a_copy_that_goes_while_it_is_swept_is_no_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    A sweep goes on where a copy that it has listed was deleted in the meantime.
-    """
+    """A sweep goes on where a copy that it has listed was deleted in the meantime."""
     machine = Machine(folder)
     for number in range(10):
         machine.write(number)

@@ -1,6 +1,4 @@
-"""
-Facts of the disk tier: it gives what the store has, whatever happens to the disk, and reads the store once.
-"""
+"""Facts of the disk tier: it gives what the store has, whatever happens to the disk, and reads the store once."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ PROCESSES = 4
 
 
 def data_of(size_bytes: int, seed: int = 1) -> bytes:
-    """
-    Bytes that are alike nowhere.
-    """
+    """Bytes that are alike nowhere."""
     rng = SeededRng(seed)
     return b"".join(bytes.fromhex(rng.token()) for _ in range(-(-size_bytes // 16)))[:size_bytes]
 
@@ -55,9 +51,7 @@ PARTS = st.lists(
 
 
 class WatchedObjects(MeteredObjects):
-    """
-    A store in memory that says what it was asked for.
-    """
+    """A store in memory that says what it was asked for."""
 
     def __init__(self, objects: MemoryObjects) -> None:
         super().__init__(objects)
@@ -81,9 +75,7 @@ class WatchedObjects(MeteredObjects):
 
 @pytest.fixture
 def store() -> WatchedObjects:
-    """
-    A store that has one row file.
-    """
+    """A store that has one row file."""
     objects = MemoryObjects()
     objects.put(PATH, DATA)
     return WatchedObjects(objects)
@@ -91,9 +83,7 @@ def store() -> WatchedObjects:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """
-    A folder that is not there yet.
-    """
+    """A folder that is not there yet."""
     return tmp_path / "disk"
 
 
@@ -118,9 +108,7 @@ class TestReading:
     def test_it_gives_what_the_store_has(
         self, store: WatchedObjects, folder: Path, calls: list[tuple[str, list[ByteRange]]]
     ) -> None:
-        """
-        Any parts, ends and wholes, in any order, are those of the object.
-        """
+        """Any parts, ends and wholes, in any order, are those of the object."""
         tier = tier_of(store, folder)
         for kind, parts in calls:
             if kind == "get":
@@ -133,9 +121,7 @@ class TestReading:
         shutil.rmtree(folder, ignore_errors=True)
 
     def test_what_was_read_is_not_asked_for_again(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        A second reader of the same parts, with another instance, asks the store for nothing.
-        """
+        """A second reader of the same parts, with another instance, asks the store for nothing."""
         parts = [ByteRange(10, 20), ByteRange(3 * CHUNK_BYTES - 1, 3 * CHUNK_BYTES + 1)]
         first = (tier_of(store, folder).read_ranges(PATH, parts), tier_of(store, folder).read_tail(PATH, 9))
         store.calls.clear()
@@ -149,9 +135,7 @@ class TestReading:
     def test_only_missing_chunks_are_asked_for_and_adjacent_ones_at_once(
         self, store: WatchedObjects, folder: Path
     ) -> None:
-        """
-        All that is missing for a call is one request, of whole chunks, in which neighbours are one range.
-        """
+        """All that is missing for a call is one request, of whole chunks, in which neighbours are one range."""
         tier = tier_of(store, folder)
         tier.read_ranges(PATH, [ByteRange(2 * CHUNK_BYTES + 5, 2 * CHUNK_BYTES + 6)])
         store.calls.clear()
@@ -166,9 +150,7 @@ class TestReading:
         ]
 
     def test_a_tail_is_one_request_and_says_the_length(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        The end of an unknown object is asked for once, and what follows it needs no look at its length.
-        """
+        """The end of an unknown object is asked for once, and what follows it needs no look at its length."""
         tier = tier_of(store, folder)
 
         assert tier.read_tail(PATH, CHUNK_BYTES) == Tail(DATA[-CHUNK_BYTES:], len(DATA))
@@ -178,9 +160,7 @@ class TestReading:
         assert store.calls == ["tail", "ranges"]
 
     def test_a_whole_object_is_kept(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        After an object was read whole, no part of it is asked for.
-        """
+        """After an object was read whole, no part of it is asked for."""
         tier = tier_of(store, folder)
         tier.get(PATH)
 
@@ -192,9 +172,7 @@ class TestReading:
         "size_bytes", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES]
     )
     def test_any_length_is_kept(self, store: WatchedObjects, folder: Path, size_bytes: int) -> None:
-        """
-        Objects that end at a chunk, shortly before and after, or that are empty, are read back from the disk.
-        """
+        """Objects that end at a chunk, shortly before and after, or that are empty, are read back from the disk."""
         tier, data = tier_of(store, folder), data_of(size_bytes)
         tier.put_if_absent(OTHER, data)
 
@@ -207,9 +185,7 @@ class TestReading:
         assert store.calls == []
 
     def test_a_missing_object_is_missing(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        Reading an object that is neither here nor in the store raises, and keeps nothing.
-        """
+        """Reading an object that is neither here nor in the store raises, and keeps nothing."""
         tier = tier_of(store, folder)
         for read in (
             lambda: tier.get(OTHER),
@@ -221,9 +197,7 @@ class TestReading:
         assert copies(folder) == []
 
     def test_an_error_of_the_store_is_the_callers(self, folder: Path) -> None:
-        """
-        A store that is unavailable raises through the tier, and the tier goes on.
-        """
+        """A store that is unavailable raises through the tier, and the tier goes on."""
 
         class Away(MemoryObjects):
             def get(self, path: str) -> bytes:
@@ -243,9 +217,7 @@ class TestReading:
 class TestWriting:
     @pytest.mark.parametrize("put", [DiskTier.put_if_absent, DiskTier.put_unsynced])
     def test_what_was_written_is_kept(self, store: WatchedObjects, folder: Path, put: object) -> None:
-        """
-        A row file that this machine wrote is read without the store, in which it is too.
-        """
+        """A row file that this machine wrote is read without the store, in which it is too."""
         tier = tier_of(store, folder)
         assert callable(put)
         put(tier, OTHER, DATA)
@@ -255,9 +227,7 @@ class TestWriting:
         assert store.below.get(OTHER) == DATA
 
     def test_what_the_store_refuses_is_not_kept(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        The bytes of a failed creation never stand for the object that exists.
-        """
+        """The bytes of a failed creation never stand for the object that exists."""
         tier = tier_of(store, folder)
         with pytest.raises(ObjectExistsError):
             tier.put_if_absent(PATH, b"others")
@@ -265,9 +235,7 @@ class TestWriting:
         assert tier.get(PATH) == DATA
 
     def test_a_deleted_object_has_no_copy(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        Deleting an object deletes what the disk has of it.
-        """
+        """Deleting an object deletes what the disk has of it."""
         tier = tier_of(store, folder)
         tier.get(PATH)
         tier.delete(path for path in (PATH, "a", OTHER))
@@ -277,9 +245,7 @@ class TestWriting:
             tier.get(PATH)
 
     def test_a_replaced_object_has_no_copy(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        A plain put of a row file, as a repair makes it, is what is read next.
-        """
+        """A plain put of a row file, as a repair makes it, is what is read next."""
         tier = tier_of(store, folder)
         tier.get(PATH)
         tier.put(PATH, b"repaired")
@@ -290,9 +256,7 @@ class TestWriting:
         "path", ["_delta_log/00000000000000000001.json", "a", f"{PATH}.crc", "c/part-0.parquet"]
     )
     def test_only_row_files_are_kept(self, store: WatchedObjects, folder: Path, path: str) -> None:
-        """
-        The log, marks and other writers' files, which may change, pass through.
-        """
+        """The log, marks and other writers' files, which may change, pass through."""
         tier = tier_of(store, folder)
         for data in (b"first", b"second"):
             store.put(path, data)
@@ -301,9 +265,7 @@ class TestWriting:
         assert not folder.exists()
 
     def test_stores_do_not_mix(self, folder: Path) -> None:
-        """
-        Two stores with the same path each have their own object.
-        """
+        """Two stores with the same path each have their own object."""
         stores = [MemoryObjects(), MemoryObjects()]
         tiers = [tier_of(store, folder) for store in stores]
         for number, tier in enumerate(tiers):
@@ -313,9 +275,7 @@ class TestWriting:
         assert len(copies(folder)) == 2
 
     def test_copies_are_private(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        No other user may read the folder, its folders or its files.
-        """
+        """No other user may read the folder, its folders or its files."""
         tier_of(store, folder).get(PATH)
 
         for path in (folder, *folder.rglob("*")):
@@ -324,9 +284,7 @@ class TestWriting:
 
 class TestDamage:
     def test_a_flipped_bit_anywhere_is_never_read(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        Whatever bit of a copy is flipped, in header, table, gaps or data, the right bytes are read, and none is wrong after.
-        """
+        """Whatever bit of a copy is flipped, in header, table, gaps or data, the right bytes are read, and none is wrong after."""
         tier, data = tier_of(store, folder), DATA[: 2 * CHUNK_BYTES + 77]
         tier.put_if_absent(OTHER, data)
         (copy,) = copies(folder)
@@ -344,9 +302,7 @@ class TestDamage:
         assert tier.damaged > len(places) // 2
 
     def test_a_copy_that_is_cut_off_is_completed(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        A copy that ends anywhere, or is empty, is read as far as it is whole, and the rest from the store.
-        """
+        """A copy that ends anywhere, or is empty, is read as far as it is whole, and the rest from the store."""
         tier = tier_of(store, folder)
         tier.get(PATH)
         (copy,) = copies(folder)
@@ -357,9 +313,7 @@ class TestDamage:
             assert copy.read_bytes() == whole
 
     def test_a_copy_of_another_object_is_not_taken_for_it(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        A file under a wrong name, and a chunk in a wrong place, are not read.
-        """
+        """A file under a wrong name, and a chunk in a wrong place, are not read."""
         tier = tier_of(store, folder)
         tier.put_if_absent(OTHER, DATA[::-1])
         tier.get(PATH)
@@ -376,9 +330,7 @@ class TestDamage:
     def test_an_object_that_is_shorter_than_its_copy_says_is_read_as_it_is(
         self, store: WatchedObjects, folder: Path
     ) -> None:
-        """
-        Where a store's object was cut off after a part of it was kept, readers get what the store gives.
-        """
+        """Where a store's object was cut off after a part of it was kept, readers get what the store gives."""
         tier = tier_of(store, folder)
         tier.read_tail(PATH, 10)
         store.below.put(PATH, DATA[:1_000])
@@ -387,9 +339,7 @@ class TestDamage:
         assert tier.get(PATH) == DATA[:1_000]
 
     def test_a_forgotten_object_is_read_from_the_store(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        After a reader has found the bytes wrong, it gets those of the store; it is told whether there was a copy.
-        """
+        """After a reader has found the bytes wrong, it gets those of the store; it is told whether there was a copy."""
         tier = tier_of(store, folder)
         tier.get(PATH)
         store.below.put(PATH, b"repaired")
@@ -406,9 +356,7 @@ class TestDiskFailures:
     def test_a_folder_that_cannot_be_used_costs_one_warning(
         self, store: WatchedObjects, folder: Path, make: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """
-        Where the folder is a file, a link, or open to other users, all is read from the store, and one warning says so.
-        """
+        """Where the folder is a file, a link, or open to other users, all is read from the store, and one warning says so."""
         target = folder.with_name("target")
         target.mkdir(mode=0o700)
         if make == "file":
@@ -437,9 +385,7 @@ class TestDiskFailures:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """
-        While writes to the disk fail, after a part of a chunk or at once, reads are right; later it is used again.
-        """
+        """While writes to the disk fail, after a part of a chunk or at once, reads are right; later it is used again."""
         clock, pwrite, takes = ManualClock(), os.pwrite, [40, 7]
 
         def full(file: int, data: memoryview, at: int) -> int:
@@ -463,9 +409,7 @@ class TestDiskFailures:
     def test_a_disk_that_cannot_be_read_is_passed_by(
         self, store: WatchedObjects, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """
-        Where reading a copy fails, in its header or later, the object is read from the store.
-        """
+        """Where reading a copy fails, in its header or later, the object is read from the store."""
         tier = tier_of(store, folder)
         tier.get(PATH)
         pread, passes = os.pread, 0
@@ -484,9 +428,7 @@ class TestDiskFailures:
                 assert tier_of(store, folder).get(PATH) == DATA
 
     def test_a_removed_folder_is_made_again(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        After the folder was removed from under the tier, objects are read from the store and kept again.
-        """
+        """After the folder was removed from under the tier, objects are read from the store and kept again."""
         tier = tier_of(store, folder)
         tier.get(PATH)
         shutil.rmtree(folder)
@@ -497,9 +439,7 @@ class TestDiskFailures:
     def test_a_copy_that_was_not_begun_leaves_no_open_file(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """
-        A copy whose header cannot be written is closed.
-        """
+        """A copy whose header cannot be written is closed."""
         closed: list[int] = []
         close = os.close
 
@@ -519,9 +459,7 @@ class TestDiskFailures:
 
 
 def read_all(root: str, folder: str, seed: int) -> None:
-    """
-    Read an object in random parts, as a process does.
-    """
+    """Read an object in random parts, as a process does."""
     rng, clock = SeededRng(seed), SystemClock()
     tier = DiskTier(LocalObjects(root), DiskFolder(folder, BUDGET_BYTES, clock), clock)
     for _ in range(60):
@@ -537,9 +475,7 @@ def read_all(root: str, folder: str, seed: int) -> None:
 
 class TestSharing:
     def test_processes_share_a_folder(self, tmp_path: Path, folder: Path) -> None:
-        """
-        Processes that read, write and remove copies of one object at once get its bytes, and find none damaged.
-        """
+        """Processes that read, write and remove copies of one object at once get its bytes, and find none damaged."""
         root = tmp_path / "store"
         LocalObjects(root).put(PATH, DATA)
         context = multiprocessing.get_context("spawn")
@@ -554,9 +490,7 @@ class TestSharing:
         assert [process.exitcode for process in processes] == [0] * PROCESSES
 
     def test_threads_share_a_tier(self, store: WatchedObjects, folder: Path) -> None:
-        """
-        Threads that read one object at once through one tier get its bytes.
-        """
+        """Threads that read one object at once through one tier get its bytes."""
         tier, wrong = tier_of(store, folder), []
 
         def read(seed: int) -> None:

@@ -1,6 +1,4 @@
-"""
-Metered objects count what each thread reads, and nothing else differs.
-"""
+"""Metered objects count what each thread reads, and nothing else differs."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from millpond.statestore.objects.metered import MeteredObjects
 
 
 def test_each_thread_is_told_what_it_has_read() -> None:
-    """
-    Two threads that read at once do not see each other's bytes.
-    """
+    """Two threads that read at once do not see each other's bytes."""
     objects = MeteredObjects(MemoryObjects())
     objects.put_if_absent("a/b", b"12345")
     with ThreadPoolExecutor(1) as pool:
@@ -26,9 +22,7 @@ def test_each_thread_is_told_what_it_has_read() -> None:
 
 
 def test_all_else_is_the_store_s() -> None:
-    """
-    What is put, listed and deleted is put, listed and deleted in the store below.
-    """
+    """What is put, listed and deleted is put, listed and deleted in the store below."""
     below = MemoryObjects()
     objects = MeteredObjects(below)
     objects.put_unsynced("a/b", b"1")

@@ -1,6 +1,4 @@
-"""
-Object stores on disk and in the cloud: their locations, options and errors.
-"""
+"""Object stores on disk and in the cloud: their locations, options and errors."""
 
 from __future__ import annotations
 

@@ -9,20 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.statestore.errors import InternalError, InvalidError
-from millpond.statestore.rows.bloom import _SPREAD, Fingerprints, RecordIdFilter, fingerprints
-from millpond.statestore.rows.fingerprint import mix
+from millpond.statestore.rows.bloom import _SPREAD, RecordIdFilter
+from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints, mix
 
 
 def distinct(start: int, count: int) -> Fingerprints:
-    """
-    Fingerprints of ids that are used only once.
-    """
+    """Fingerprints of ids that are used only once."""
     return mix(np.arange(start, start + count, dtype=np.uint64))
 
 
 def expected_error(bits_per_id: float) -> float:
-    """
-    Share of fresh ids that hit by chance, averaged over how full a block is.
+    """Share of fresh ids that hit by chance, averaged over how full a block is.
 
     A block holds Poisson(512 / bits per id) ids; each used one word of each of four
     pairs and set three of its 64 bits; a fresh id needs three set bits in four words.

@@ -1,6 +1,4 @@
-"""
-Codecs carry a value there and back, or refuse it.
-"""
+"""Codecs carry a value there and back, or refuse it."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ CODECS: list[Codec] = [JsonCodec(), MsgpackCodec(), BytesCodec()]
 
 
 def json_values(scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """
-    Nested lists and dicts over the scalars.
-    """
+    """Nested lists and dicts over the scalars."""
     return st.recursive(
         scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
     )

@@ -1,6 +1,4 @@
-"""
-Small row files that were decoded last: known by their bytes, bounded in memory.
-"""
+"""Small row files that were decoded last: known by their bytes, bounded in memory."""
 
 from __future__ import annotations
 

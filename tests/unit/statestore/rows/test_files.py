@@ -25,17 +25,15 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.files import (
     PARQUET,
-    IpcRowFormat,
     RowFile,
-    RowFormat,
     encode_row_file,
-    merge_updates,
     read_row_files,
     row_file_path,
     write_row_file,
 )
+from millpond.statestore.rows.merge import merge_updates
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence
-from millpond.statestore.rows.row_format import ROWS_PER_GROUP
+from millpond.statestore.rows.row_format import ROWS_PER_GROUP, IpcRowFormat, RowFormat
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep
 from millpond.testing.fixtures.row_updates import row_updates
 
@@ -283,9 +281,7 @@ def rewritten(table: pa.Table, **options: Any) -> bytes:
 
 
 def other_types(table: pa.Table) -> pa.Table:
-    """
-    The same rows as a careless writer may put them: narrow, large, in another order.
-    """
+    """The same rows as a careless writer may put them: narrow, large, in another order."""
     naive = pa.timestamp("us")
     timer = pa.struct(
         [("output_at", naive), ("at", naive), ("domain", pa.large_string()), ("tag", pa.string())]

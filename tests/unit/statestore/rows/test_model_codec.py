@@ -1,6 +1,4 @@
-"""
-States of declared classes: what is written can be read, and what cannot be is refused with its field.
-"""
+"""States of declared classes: what is written can be read, and what cannot be is refused with its field."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ import millpond as mp
 
 @dataclass
 class Trip:
-    """
-    A part of a state.
-    """
+    """A part of a state."""
 
     port: str
     at: datetime | None = None
@@ -31,9 +27,7 @@ class Trip:
 
 @dataclass
 class Ship:
-    """
-    A state.
-    """
+    """A state."""
 
     tons: int = 0
     load: float = 0.0
@@ -43,17 +37,13 @@ class Ship:
 
 @dataclass
 class Tanker(Ship):
-    """
-    A state with one more field.
-    """
+    """A state with one more field."""
 
     oil: int = 0
 
 
 class Handmade:
-    """
-    A class with the two methods that Pydantic's models have.
-    """
+    """A class with the two methods that Pydantic's models have."""
 
     def __init__(self, tons: int) -> None:
         self.tons = tons
@@ -193,21 +183,15 @@ def test_models_of_pydantic() -> None:
 
 
 class Dict(mp.Computation):
-    """
-    A dict, as code without a model keeps it.
-    """
+    """A dict, as code without a model keeps it."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Keep what comes.
-        """
+        """Keep what comes."""
         context.state.set({"tons": record.value["tons"]})
 
 
 class Modelled(mp.Computation):
-    """
-    The same with a model.
-    """
+    """The same with a model."""
 
     state_version = 1
     codec: mp.Codec
@@ -217,15 +201,11 @@ class Modelled(mp.Computation):
         self.codec = mp.ModelCodec(Ship)
 
     def upgrade_state(self, state: Any, version: int) -> Ship:
-        """
-        An object of the fields.
-        """
+        """An object of the fields."""
         return Ship(**state)
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
-        """
-        Add.
-        """
+        """Add."""
         ship = context.state.get() or Ship()
         ship.tons += record.value["tons"]
         context.state.set(ship)

@@ -1,6 +1,4 @@
-"""
-Row files read and written piece by piece are those that are read and written whole.
-"""
+"""Row files read and written piece by piece are those that are read and written whole."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ RULES = CompactionRules(pending_from=Superstep(3), ids=IDS)
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    As little is decoded at a time as can be, so that a few hundred rows are many pieces.
-    """
+    """As little is decoded at a time as can be, so that a few hundred rows are many pieces."""
     monkeypatch.setattr(compaction, "_STREAMED_BYTES", 1)
     monkeypatch.setattr(compaction, "_BATCH_BYTES_MIN", 1)
     monkeypatch.setattr(row_stream, "_BATCH_ROWS_MIN", 16)
@@ -109,9 +105,7 @@ def written(objects: Objects, files: Sequence[Sequence[Update]]) -> tuple[LiveFi
 
 
 def foreign(objects: Objects, files: Sequence[LiveFile]) -> LiveFile:
-    """
-    What another engine makes of files: one after the other, unsorted, without a seal.
-    """
+    """What another engine makes of files: one after the other, unsorted, without a seal."""
     rows = read_row_files(objects, [file.path for file in files])
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, row_group_size=70)
@@ -147,9 +141,7 @@ def assert_same(objects: Objects, whole: Compacted, pieces: Compacted) -> None:
 def test_a_compaction_through_the_disk_is_the_compaction_in_memory(
     draw: Any, is_complete: bool, is_foreign: bool
 ) -> None:
-    """
-    For any updates, and files of any writer, both ways of compacting write the same rows.
-    """
+    """For any updates, and files of any writer, both ways of compacting write the same rows."""
     objects = MemoryObjects()
     live = written(objects, drawn_files(draw, files=4, keys=draw.choice([1, 10, 120])))
     if is_foreign:
@@ -160,9 +152,7 @@ def test_a_compaction_through_the_disk_is_the_compaction_in_memory(
 
 
 def test_a_large_compaction_has_small_row_groups(tmp_path: Path) -> None:
-    """
-    On a disk too, a file of several row groups comes out as if it had been written whole.
-    """
+    """On a disk too, a file of several row groups comes out as if it had been written whole."""
     objects = open_objects(str(tmp_path))
     old, young = (
         [
@@ -184,9 +174,7 @@ def test_a_large_compaction_has_small_row_groups(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [49, 50, 51, 100])
 def test_whole_row_groups_leave_nothing_for_the_end(tmp_path: Path, rows: int) -> None:
-    """
-    A file whose rows fill its row groups exactly is written like any other.
-    """
+    """A file whose rows fill its row groups exactly is written like any other."""
     objects = open_objects(str(tmp_path / "table"))
     updates = [
         {"key": f"{key:06}", "state": str(key), "commit_number": 1, "superstep": 1} for key in range(rows)
@@ -202,9 +190,7 @@ def test_whole_row_groups_leave_nothing_for_the_end(tmp_path: Path, rows: int) -
 
 
 def test_a_stretch_of_keys_has_all_their_updates() -> None:
-    """
-    Runs of any lengths are cut at the same keys, and an empty batch ends none.
-    """
+    """Runs of any lengths are cut at the same keys, and an empty batch ends none."""
 
     def run(*batches: str) -> Iterator[pa.Table]:
         return iter([row_updates([{"key": key} for key in keys]) for keys in batches])
@@ -219,9 +205,7 @@ def test_a_stretch_of_keys_has_all_their_updates() -> None:
 
 
 def test_a_damaged_file_is_not_compacted_through_the_disk(tmp_path: Path) -> None:
-    """
-    Neither a flipped bit nor a missing, cut or empty file gets a fresh seal, and nothing is left behind.
-    """
+    """Neither a flipped bit nor a missing, cut or empty file gets a fresh seal, and nothing is left behind."""
     objects = MemoryObjects()
     live = written(objects, [[{"key": "a", "state": "x" * 99}], [{"key": "b"}]])
     data = objects.get(live[0].path)
@@ -238,9 +222,7 @@ def test_a_damaged_file_is_not_compacted_through_the_disk(tmp_path: Path) -> Non
 
 
 def test_without_room_a_compaction_is_tried_again_later(tmp_path: Path) -> None:
-    """
-    A disk of this machine that cannot be written to says nothing about the store.
-    """
+    """A disk of this machine that cannot be written to says nothing about the store."""
     objects = MemoryObjects()
     compaction = Compaction(interval=INTERVAL, files=written(objects, [[{"key": "a"}]]), is_complete=False)
 
@@ -261,9 +243,7 @@ def test_without_room_a_compaction_is_tried_again_later(tmp_path: Path) -> None:
 
 
 def test_keys_rise_from_piece_to_piece(tmp_path: Path) -> None:
-    """
-    A key that comes twice is a fault of the caller, and no file of it is sent.
-    """
+    """A key that comes twice is a fault of the caller, and no file of it is sent."""
     writer = RowFileWriter(tmp_path, INTERVAL, superstep=Superstep(1), fence=LAST, token="f" * 32)
     writer.write(row_updates([{"key": "a"}, {"key": "b"}]))
 

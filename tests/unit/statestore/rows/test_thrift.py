@@ -1,6 +1,4 @@
-"""
-Thrift's compact protocol: what is written is read, and Parquet's own metadata is read as Arrow reads it.
-"""
+"""Thrift's compact protocol: what is written is read, and Parquet's own metadata is read as Arrow reads it."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ NUMBERS = st.integers(-(2**63), 2**63 - 1)
 
 @st.composite
 def structs(draw: st.DrawFn, depth: int = 2) -> tuple[list[Field], dict[int, object]]:
-    """
-    Fields to write, and what reading them returns.
-    """
+    """Fields to write, and what reading them returns."""
     fields: list[Field] = []
     expected: dict[int, object] = {}
     number = 0
@@ -47,9 +43,7 @@ def structs(draw: st.DrawFn, depth: int = 2) -> tuple[list[Field], dict[int, obj
 
 @given(structs(), st.binary(max_size=3))
 def test_what_is_written_is_read(both: tuple[list[Field], dict[int, object]], around: bytes) -> None:
-    """
-    A struct ends where it ends, whatever comes before and after.
-    """
+    """A struct ends where it ends, whatever comes before and after."""
     fields, expected = both
     written = write_struct(fields)
 
@@ -57,9 +51,7 @@ def test_what_is_written_is_read(both: tuple[list[Field], dict[int, object]], ar
 
 
 def test_the_footer_of_a_parquet_file_is_read() -> None:
-    """
-    Numbers of rows, types and names are Arrow's.
-    """
+    """Numbers of rows, types and names are Arrow's."""
     table = pa.table({"a": pa.array(range(10)), "b": pa.array([[1.5], None] * 5)})
     sink = io.BytesIO()
     pq.write_table(table, sink, row_group_size=4)
@@ -80,26 +72,20 @@ def test_the_footer_of_a_parquet_file_is_read() -> None:
     "damaged", [b"\x18", b"\x15\x80", b"\x19\xf5\xff\xff\xff\x0f", b"\x1b\x00", b"\x1d\x00"]
 )
 def test_what_is_no_struct_is_refused(damaged: bytes) -> None:
-    """
-    Data that end too early, lists longer than the data and unknown types are errors.
-    """
+    """Data that end too early, lists longer than the data and unknown types are errors."""
     with pytest.raises((IndexError, ValueError)):
         read_struct(damaged, 0)
 
 
 def test_fields_are_written_in_their_order() -> None:
-    """
-    A struct whose fields do not rise, and a type that nothing here needs, are refused.
-    """
+    """A struct whose fields do not rise, and a type that nothing here needs, are refused."""
     for fields in ([(2, FieldType.I32, 1), (1, FieldType.I32, 1)], [(1, FieldType.DOUBLE, 1.0)]):
         with pytest.raises(ValueError, match="field"):
             write_struct(fields)
 
 
 def test_other_types_are_read_past() -> None:
-    """
-    Truth values, bytes and numbers with a point are read, so that what follows them is.
-    """
+    """Truth values, bytes and numbers with a point are read, so that what follows them is."""
     numbers = b"\x00" * 8
     struct = b"\x11\x12\x13\x2a\x17" + numbers + b"\x19\x21\x01\x02\x06\x20\x02\x00"
 

@@ -1,6 +1,4 @@
-"""
-Savepoints of a store.
-"""
+"""Savepoints of a store."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ def store() -> Store:
 
 
 def test_a_savepoint_has_a_version_and_a_name(store: Store) -> None:
-    """
-    That of the newest version by default, and it is found by its name until it is dropped.
-    """
+    """That of the newest version by default, and it is found by its name until it is dropped."""
     store.committer.commit(CommitRequest(kind="request", positions={"other": 1}))
     first, newest = store.savepoint("first", 0), store.savepoint("newest")
 
@@ -46,9 +42,7 @@ def test_a_savepoint_has_a_version_and_a_name(store: Store) -> None:
 
 
 def test_to_make_it_again_changes_nothing(store: Store) -> None:
-    """
-    With the same version, or with none.
-    """
+    """With the same version, or with none."""
     made = store.savepoint("mine")
     version = store.snapshot().version
 
@@ -57,9 +51,7 @@ def test_to_make_it_again_changes_nothing(store: Store) -> None:
 
 
 def test_a_dropped_name_is_free(store: Store) -> None:
-    """
-    For an older version too.
-    """
+    """For an older version too."""
     store.savepoint("mine")
     store.savepoint("other")
     store.drop_savepoint("mine")
@@ -69,17 +61,13 @@ def test_a_dropped_name_is_free(store: Store) -> None:
 
 @pytest.mark.parametrize("name", ["", "12", "x" * 201])
 def test_a_name_is_no_number(store: Store, name: str) -> None:
-    """
-    For it stands where the number of a version may.
-    """
+    """For it stands where the number of a version may."""
     with pytest.raises(InvalidError, match="1 to 200 characters"):
         store.savepoint(name)
 
 
 def test_what_cannot_be_is_refused(store: Store) -> None:
-    """
-    A name that is taken, a version to come, and a savepoint that is not there.
-    """
+    """A name that is taken, a version to come, and a savepoint that is not there."""
     store.savepoint("mine", 0)
     with pytest.raises(InvalidError, match="another savepoint has that name"):
         store.savepoint("mine", 1)
@@ -90,9 +78,7 @@ def test_what_cannot_be_is_refused(store: Store) -> None:
 
 
 def test_of_two_that_want_a_name_one_gets_it(store: Store) -> None:
-    """
-    A writer that has not seen the other one's savepoint is refused by the commit.
-    """
+    """A writer that has not seen the other one's savepoint is refused by the commit."""
     store.savepoint("mine", 0)
     other = CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): 1})
     with pytest.raises(ConflictError, match="another savepoint"):
@@ -106,8 +92,7 @@ def test_of_two_that_want_a_name_one_gets_it(store: Store) -> None:
 
 @pytest.mark.parametrize("version", [None, 0])
 def test_a_collector_is_quicker(store: Store, version: int | None) -> None:
-    """
-    It moved past the version after that was found to be readable: the newest one is then a newer one, and of a version
+    """It moved past the version after that was found to be readable: the newest one is then a newer one, and of a version
     that was named there is no savepoint.
     """
 
@@ -127,9 +112,7 @@ def test_a_collector_is_quicker(store: Store, version: int | None) -> None:
 
 
 def test_delta_readers_read_a_savepoint_whose_log_is_gone(tmp_path: Path) -> None:
-    """
-    By its checkpoint, which is one of Delta's.
-    """
+    """By its checkpoint, which is one of Delta's."""
     with opened(tmp_path / "pond") as store:
         interval = Interval("c")
         store.committer.commit(fence_request(1, interval))

@@ -1,6 +1,4 @@
-"""
-The typed columns of a view: their names and their order.
-"""
+"""The typed columns of a view: their names and their order."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from millpond.statestore.views.state_columns import StateColumn
 
 
 def test_names_that_are_taken_say_where_they_are_from() -> None:
-    """
-    No two columns of a view have one name, in any case: parts of keys come first, then those of states.
-    """
+    """No two columns of a view have one name, in any case: parts of keys come first, then those of states."""
     keys = [pa.field("State", pa.string()), pa.field("card", pa.int64()), pa.field("none", pa.null())]
     states = [
         StateColumn("Card", "field", pa.int64()),

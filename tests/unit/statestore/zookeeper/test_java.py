@@ -1,6 +1,4 @@
-"""
-Which Java there is, and whether it is new enough.
-"""
+"""Which Java there is, and whether it is new enough."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from millpond.statestore.zookeeper.java import find_java, java_of_spark, refuse_
 
 
 def java(home: Path, says: str) -> Path:
-    """
-    A program that says its version on standard error.
-    """
+    """A program that says its version on standard error."""
     program = home / "bin/java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
@@ -32,9 +28,7 @@ def java(home: Path, says: str) -> Path:
     ],
 )
 def test_versions_below_17_are_too_old(tmp_path: Path, says: str, version: str) -> None:
-    """
-    Java 8 calls itself 1.8.
-    """
+    """Java 8 calls itself 1.8."""
     program = java(tmp_path, says)
 
     with pytest.raises(UnavailableError, match=rf"install java 17 .*java=`{program}` version=`{version}`"):
@@ -43,17 +37,13 @@ def test_versions_below_17_are_too_old(tmp_path: Path, says: str, version: str) 
 
 @pytest.mark.parametrize("says", ['openjdk version "17.0.9"', 'openjdk version "21"', "no version"])
 def test_others_are_not_refused_for_their_age(tmp_path: Path, says: str) -> None:
-    """
-    New ones, those that do not tell, and what is no program.
-    """
+    """New ones, those that do not tell, and what is no program."""
     refuse_old_java(str(java(tmp_path, says)))
     refuse_old_java(str(tmp_path))
 
 
 def test_spark_looks_nowhere_else_than_in_java_home(tmp_path: Path) -> None:
-    """
-    The server of a store takes the Java on the path if there is none.
-    """
+    """The server of a store takes the Java on the path if there is none."""
     program = java(tmp_path / "jdk", 'openjdk version "17"')
     environment = {"JAVA_HOME": str(tmp_path), "PATH": str(program.parent)}
 

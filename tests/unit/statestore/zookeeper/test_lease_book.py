@@ -1,6 +1,4 @@
-"""
-The book of leases keeps notices and takings in order, whichever thread brings which first.
-"""
+"""The book of leases keeps notices and takings in order, whichever thread brings which first."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ EXPIRED = Connection(connected=False, session_id=None)
 
 @pytest.fixture
 def book() -> LeaseBook:
-    """
-    A book whose connection stands.
-    """
+    """A book whose connection stands."""
     book = LeaseBook()
     book.connection_changed(CONNECTED)
     return book
@@ -43,9 +39,7 @@ def owned_by(session_id: int) -> IntervalNodes:
 
 
 def test_lease_of_an_ended_session_is_not_entered(book: LeaseBook) -> None:
-    """
-    A taking whose session expired before it was entered gives no lease.
-    """
+    """A taking whose session expired before it was entered gives no lease."""
     book.connection_changed(EXPIRED)
 
     assert book.enter({INTERVAL: Sequencer(1)}, SESSION) is None
@@ -53,9 +47,7 @@ def test_lease_of_an_ended_session_is_not_entered(book: LeaseBook) -> None:
 
 
 def test_lease_entered_while_away_is_suspended(book: LeaseBook) -> None:
-    """
-    A taking that is entered after the connection was lost is not held before it was looked at.
-    """
+    """A taking that is entered after the connection was lost is not held before it was looked at."""
     book.connection_changed(AWAY)
     lease = enter(book)
 
@@ -70,9 +62,7 @@ def test_lease_entered_while_away_is_suspended(book: LeaseBook) -> None:
 
 @pytest.mark.parametrize("connection", [AWAY, EXPIRED, Connection(connected=True, session_id=SESSION + 1)])
 def test_reading_of_an_earlier_connection_holds_nothing(book: LeaseBook, connection: Connection) -> None:
-    """
-    What was read before the connection or the session went does not bring a lease back.
-    """
+    """What was read before the connection or the session went does not bring a lease back."""
     lease = enter(book)
     book.connection_changed(AWAY)
     book.connection_changed(connection)
@@ -82,9 +72,7 @@ def test_reading_of_an_earlier_connection_holds_nothing(book: LeaseBook, connect
 
 
 def test_owner_of_another_session_ends_the_lease(book: LeaseBook) -> None:
-    """
-    A lease whose owner node is another session's is lost to the writer that the node names.
-    """
+    """A lease whose owner node is another session's is lost to the writer that the node names."""
     lease = enter(book)
     book.owners_seen(SESSION, [(lease, owned_by(SESSION + 1))])
 
@@ -93,9 +81,7 @@ def test_owner_of_another_session_ends_the_lease(book: LeaseBook) -> None:
 
 
 def test_later_taking_wins_in_any_order(book: LeaseBook) -> None:
-    """
-    Of two takings by the same writer the one with the higher sequencer is held, whichever is entered first.
-    """
+    """Of two takings by the same writer the one with the higher sequencer is held, whichever is entered first."""
     later = enter(book, 2)
     earlier = enter(book, 1)
 
@@ -104,9 +90,7 @@ def test_later_taking_wins_in_any_order(book: LeaseBook) -> None:
 
 
 def test_interval_is_in_use_while_it_is_taken(book: LeaseBook) -> None:
-    """
-    An interval counts as in use from before its taking, and is looked at afterwards.
-    """
+    """An interval counts as in use from before its taking, and is looked at afterwards."""
     with book.being_taken([INTERVAL]), book.being_taken([INTERVAL]):
         assert book.is_in_use(INTERVAL)
 
@@ -116,9 +100,7 @@ def test_interval_is_in_use_while_it_is_taken(book: LeaseBook) -> None:
 
 
 def test_nothing_is_reviewed_while_away(book: LeaseBook) -> None:
-    """
-    Intervals wait for the connection before they are looked at, and for nothing once closed.
-    """
+    """Intervals wait for the connection before they are looked at, and for nothing once closed."""
     book.look_at([INTERVAL])
     book.connection_changed(AWAY)
 

@@ -1,6 +1,4 @@
-"""
-A server as a process: who it is, how it is noted, what it said.
-"""
+"""A server as a process: who it is, how it is noted, what it said."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ CLOCK = SystemClock()
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """
-    A server whose Java only sleeps.
-    """
+    """A server whose Java only sleeps."""
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\nexec sleep 600\n")
     java.chmod(0o755)
@@ -44,9 +40,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def test_process_that_is_not_yet_java_is_the_server(server: ServerProcess) -> None:
-    """
-    A process is the server as soon as it is noted, whatever program it runs, and is not our child.
-    """
+    """A process is the server as soon as it is noted, whatever program it runs, and is not our child."""
     stat = Path(f"/proc/{server.process_id}/stat").read_text().rpartition(")")[2].split()
 
     assert noted(server.folder) == server
@@ -57,9 +51,7 @@ def test_process_that_is_not_yet_java_is_the_server(server: ServerProcess) -> No
 
 
 def test_process_with_the_id_of_a_dead_server_is_left_alone(server: ServerProcess) -> None:
-    """
-    A process that has got the id is not the server, because it was started at another time; no signal reaches it.
-    """
+    """A process that has got the id is not the server, because it was started at another time; no signal reaches it."""
     file = server.folder / "server.json"
     # The kernel counts start times in hundredths of a second.
     SystemClock().sleep_ms(20)
@@ -75,9 +67,7 @@ def test_process_with_the_id_of_a_dead_server_is_left_alone(server: ServerProces
 
 
 def test_zombie_is_not_running(tmp_path: Path) -> None:
-    """
-    A process that has ended is not running, even if its parent never waits for it, as in some containers.
-    """
+    """A process that has ended is not running, even if its parent never waits for it, as in some containers."""
     with subprocess.Popen(["sleep", "600"]) as child:
         started = process._started(child.pid)
         assert started is not None
@@ -90,9 +80,7 @@ def test_zombie_is_not_running(tmp_path: Path) -> None:
 
 
 def test_ps_tells_when_a_process_was_started() -> None:
-    """
-    Where there is no ``/proc``, ps tells the start of a process, and nothing of one that has ended.
-    """
+    """Where there is no ``/proc``, ps tells the start of a process, and nothing of one that has ended."""
     with subprocess.Popen(["sleep", "600"]) as child:
         started = process._started_after_ps(child.pid)
         assert started is not None
@@ -103,9 +91,7 @@ def test_ps_tells_when_a_process_was_started() -> None:
 
 
 def test_server_that_cannot_be_noted_is_not_started(tmp_path: Path) -> None:
-    """
-    Where there is no room for the note no process is started, and the error shows why.
-    """
+    """Where there is no room for the note no process is started, and the error shows why."""
     java = tmp_path / "java"
     java.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     java.chmod(0o755)
@@ -118,9 +104,7 @@ def test_server_that_cannot_be_noted_is_not_started(tmp_path: Path) -> None:
 
 
 def test_options_of_java_come_from_the_environment(tmp_path: Path) -> None:
-    """
-    Options of the environment reach the program after ours, so that they prevail, with blanks where they are quoted.
-    """
+    """Options of the environment reach the program after ours, so that they prevail, with blanks where they are quoted."""
     java = tmp_path / "java"
     java.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$0.new" && mv "$0.new" "$0.words"\n')
     java.chmod(0o755)
@@ -135,9 +119,7 @@ def test_options_of_java_come_from_the_environment(tmp_path: Path) -> None:
 
 
 def test_options_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    """
-    A quote that is not closed is an error that names the variable, and nothing is started.
-    """
+    """A quote that is not closed is an error that names the variable, and nothing is started."""
     options = {OPTIONS_VARIABLE: "'-Xmx512m"}
 
     with pytest.raises(InvalidError, match="MILLPOND_ZOOKEEPER_JAVA_OPTIONS"):
@@ -146,9 +128,7 @@ def test_options_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 
 def test_last_words_are_of_the_last_start(server: ServerProcess) -> None:
-    """
-    What an earlier server has logged is not shown, and long texts begin with a whole line.
-    """
+    """What an earlier server has logged is not shown, and long texts begin with a whole line."""
     log = server.folder / "server.log"
     with log.open("a") as lines:
         lines.write("old\n" + process._START_LINE + "new\n")
@@ -161,9 +141,7 @@ def test_last_words_are_of_the_last_start(server: ServerProcess) -> None:
 
 
 def test_ports_are_free_and_different() -> None:
-    """
-    Ports that are asked for at once can all be listened on; more than there are is an error.
-    """
+    """Ports that are asked for at once can all be listened on; more than there are is an error."""
     ports = free_ports(9)
 
     assert len(set(ports)) == 9

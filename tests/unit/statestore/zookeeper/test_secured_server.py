@@ -1,6 +1,4 @@
-"""
-A real secured server: who gets in, who may touch what, and what those are told who may not.
-"""
+"""A real secured server: who gets in, who may touch what, and what those are told who may not."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ MARK = Mark(TableVersion(7), "digest")
 
 @contextmanager
 def kazoo(server: SecuredZooKeeper, *, tls: bool, user: str | None = None) -> Iterator[Any]:
-    """
-    A client that shares no code with ours.
-    """
+    """A client that shares no code with ours."""
     options: dict[str, Any] = {}
     if user is not None:
         options["sasl_options"] = {
@@ -66,9 +62,7 @@ def nodes_below(client: Any, path: str) -> list[str]:
 
 
 class Pond:
-    """
-    A store's leases and mark, held by the user ``shop``.
-    """
+    """A store's leases and mark, held by the user ``shop``."""
 
     def __init__(self, server: SecuredZooKeeper, resources: ExitStack) -> None:
         self.server = server
@@ -99,9 +93,7 @@ def pond(secured_zookeeper: SecuredZooKeeper) -> Iterator[Pond]:
 @pytest.mark.parametrize("tls", [True, False])
 @pytest.mark.parametrize("user", [None, "stranger"])
 def test_others_can_do_nothing_with_any_node(pond: Pond, user: str | None, *, tls: bool) -> None:
-    """
-    Without the user's credentials no node of a store can be read, listed, changed, deleted, opened or added to.
-    """
+    """Without the user's credentials no node of a store can be read, listed, changed, deleted, opened or added to."""
     pond.filled()
     with kazoo(pond.server, tls=True, user="shop") as owner:
         nodes = nodes_below(owner, f"/millpond/{pond.store_id}")
@@ -126,9 +118,7 @@ def test_others_can_do_nothing_with_any_node(pond: Pond, user: str | None, *, tl
 
 
 def test_a_lease_is_neither_read_nor_taken_by_others(pond: Pond) -> None:
-    """
-    Our own client is refused without credentials and with another user's, and the holder keeps its lease.
-    """
+    """Our own client is refused without credentials and with another user's, and the holder keeps its lease."""
     held = pond.filled().take(INTERVAL, above=NOTHING)
     tls_only = ZooKeeperSecurity(ca_file=pond.server.authority.ca_file)
 
@@ -144,9 +134,7 @@ def test_a_lease_is_neither_read_nor_taken_by_others(pond: Pond) -> None:
 
 
 def test_a_wrong_password_is_refused_at_once(pond: Pond) -> None:
-    """
-    A wrong password and an unknown user are errors of the configuration that name the user and no password.
-    """
+    """A wrong password and an unknown user are errors of the configuration that name the user and no password."""
     right = pond.server.security_of("shop")
 
     for wrong in (replace(right, password="planted-wrong"), replace(right, user="stranger")):
@@ -156,9 +144,7 @@ def test_a_wrong_password_is_refused_at_once(pond: Pond) -> None:
 
 
 def test_servers_must_prove_themselves(pond: Pond, tmp_path: Path) -> None:
-    """
-    A server whose certificate another authority signed, or is for another host, is not spoken to, and the error says so.
-    """
+    """A server whose certificate another authority signed, or is for another host, is not spoken to, and the error says so."""
     foreign = Authority(tmp_path, CLOCK, "another authority")
     strange = replace(pond.server.security_of("shop"), ca_file=foreign.ca_file)
     elsewhere = pond.server.hosts.replace("127.0.0.1", "localhost")
@@ -171,9 +157,7 @@ def test_servers_must_prove_themselves(pond: Pond, tmp_path: Path) -> None:
 
 
 def test_without_tls_the_tls_port_does_not_answer(pond: Pond) -> None:
-    """
-    A client that speaks no TLS gets no answer from a TLS port, and one with TLS none from a plain one.
-    """
+    """A client that speaks no TLS gets no answer from a TLS port, and one with TLS none from a plain one."""
     with pytest.raises(UnavailableError):
         pond.open(ZooKeeperSecurity())
     with pytest.raises(UnavailableError, match="TLS"):
@@ -181,9 +165,7 @@ def test_without_tls_the_tls_port_does_not_answer(pond: Pond) -> None:
 
 
 def test_a_password_alone_is_enough(pond: Pond) -> None:
-    """
-    Without TLS a user with a password has the same nodes, closed in the same way.
-    """
+    """Without TLS a user with a password has the same nodes, closed in the same way."""
     plain = replace(pond.server.security_of("shop"), ca_file=None, tls=False)
     leases = pond.open(plain, pond.server.plain_hosts)
     leases.take(INTERVAL, above=NOTHING)
@@ -193,9 +175,7 @@ def test_a_password_alone_is_enough(pond: Pond) -> None:
 
 
 def test_grants_let_others_read(pond: Pond) -> None:
-    """
-    Whom a grant lets read sees the mark, and still cannot take a lease; grants may be added later.
-    """
+    """Whom a grant lets read sees the mark, and still cannot take a lease; grants may be added later."""
     pond.filled()
     auditor = pond.server.security_of("auditor")
     with pytest.raises(InvalidError):
@@ -209,9 +189,7 @@ def test_grants_let_others_read(pond: Pond) -> None:
 
 
 def test_nodes_of_an_open_ensemble_are_closed(tmp_path: Path) -> None:
-    """
-    A store that an open ensemble knows is closed to others, with all its nodes, when it is first opened with credentials.
-    """
+    """A store that an open ensemble knows is closed to others, with all its nodes, when it is first opened with credentials."""
     with SecuredZooKeeper(tmp_path / "zk", CLOCK, {"shop": "a secret"}) as server, ExitStack() as resources:
         pond = Pond(server, resources)
         opened = pond.open(ZooKeeperSecurity(), server.plain_hosts)
@@ -231,9 +209,7 @@ def test_nodes_of_an_open_ensemble_are_closed(tmp_path: Path) -> None:
 
 
 def test_a_certificate_may_stand_for_a_user(tmp_path: Path) -> None:
-    """
-    Where the servers ask for certificates, nodes belong to the subject of the client's, and another's is refused.
-    """
+    """Where the servers ask for certificates, nodes belong to the subject of the client's, and another's is refused."""
     server = SecuredZooKeeper(tmp_path / "zk", CLOCK, {"shop": "a secret"}, client_certificates="need")
     with server, ExitStack() as resources:
         pond = Pond(server, resources)
@@ -256,9 +232,7 @@ def test_a_certificate_may_stand_for_a_user(tmp_path: Path) -> None:
 
 
 def test_many_leases_at_once(pond: Pond) -> None:
-    """
-    Hundreds of requests in flight are answered through TLS, though one record of it may hold several answers.
-    """
+    """Hundreds of requests in flight are answered through TLS, though one record of it may hold several answers."""
     intervals = intervals_from_boundaries("counter", [f"{number:03}" for number in range(1, 200)])
     leases = pond.open(pond.server.security_of("shop"))
 
@@ -268,9 +242,7 @@ def test_many_leases_at_once(pond: Pond) -> None:
 
 
 def test_leases_outlive_a_restart(tmp_path: Path) -> None:
-    """
-    A lease is held again after the server was away, by the same session.
-    """
+    """A lease is held again after the server was away, by the same session."""
     with SecuredZooKeeper(tmp_path / "zk", CLOCK, {"shop": "a secret"}) as server, ExitStack() as resources:
         pond = Pond(server, resources)
         security = server.security_of("shop")
@@ -288,9 +260,7 @@ def test_leases_outlive_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_password_that_is_wrong_for_a_while(tmp_path: Path) -> None:
-    """
-    A server that comes back without the user ends its leases; once it knows the user again, they can be taken again.
-    """
+    """A server that comes back without the user ends its leases; once it knows the user again, they can be taken again."""
     with SecuredZooKeeper(tmp_path / "zk", CLOCK, {"shop": "a secret"}) as server, ExitStack() as resources:
         pond = Pond(server, resources)
         leases = pond.open(server.security_of("shop"))
@@ -307,9 +277,7 @@ def test_a_password_that_is_wrong_for_a_while(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ends_while_it_checks_is_not_a_refusal(pond: Pond) -> None:
-    """
-    A connection that breaks while credentials are checked is tried again, and is not taken for a wrong password.
-    """
+    """A connection that breaks while credentials are checked is tried again, and is not taken for a wrong password."""
     plain = replace(pond.server.security_of("shop"), ca_file=None, tls=False)
     proxy = TcpProxy(int(pond.server.plain_hosts.rpartition(":")[2]))
     try:

@@ -1,6 +1,4 @@
-"""
-The configuration of a secured ensemble: what it refuses, where it is read from, and that it shows no secret.
-"""
+"""The configuration of a secured ensemble: what it refuses, where it is read from, and that it shows no secret."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ def all_text(error: BaseException) -> str:
 
 
 def test_no_secret_is_shown() -> None:
-    """
-    Neither password is in what ``repr`` and ``str`` show, and both survive copying and pickling.
-    """
+    """Neither password is in what ``repr`` and ``str`` show, and both survive copying and pickling."""
     security = ZooKeeperSecurity(
         user="shop", password=PLANTED, certificate_file="shop.pem", key_password=PLANTED
     )
@@ -51,18 +47,14 @@ def test_no_secret_is_shown() -> None:
     ],
 )
 def test_what_cannot_work_is_refused(arguments: dict[str, object], message: str) -> None:
-    """
-    Halves of credentials and grants that cannot be read are refused where they are written, without the secret.
-    """
+    """Halves of credentials and grants that cannot be read are refused where they are written, without the secret."""
     with pytest.raises(InvalidError, match=message) as refused:
         ZooKeeperSecurity(**arguments)  # type: ignore[arg-type]
     assert PLANTED not in str(refused.value)
 
 
 def test_access_lists() -> None:
-    """
-    Nodes belong to the user, else to the certificate's subject, else to every client; grants add others.
-    """
+    """Nodes belong to the user, else to the certificate's subject, else to every client; grants add others."""
     user = ZooKeeperSecurity(user="shop", password=PLANTED, grants=("sasl:auditor:r", "ip:10.0.0.1:rwcda"))
     subject = ZooKeeperSecurity(certificate_file="shop.pem")
 
@@ -76,9 +68,7 @@ def test_access_lists() -> None:
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
-    """
-    A TOML file holds the arguments; its paths start at its own folder.
-    """
+    """A TOML file holds the arguments; its paths start at its own folder."""
     file = tmp_path / "zookeeper.toml"
     file.write_text(
         f'user = "shop"\npassword = "{PLANTED}"\nca_file = "ca.pem"\n'
@@ -105,9 +95,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    """
-    A file that is not understood is refused by name, and no line of it is shown, also not in the trace.
-    """
+    """A file that is not understood is refused by name, and no line of it is shown, also not in the trace."""
     file = tmp_path / "zookeeper.toml"
     file.write_text(text)
 
@@ -118,17 +106,13 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    """
-    A file that is not there is an error that names it.
-    """
+    """A file that is not there is an error that names it."""
     with pytest.raises(InvalidError, match="nowhere"):
         ZooKeeperSecurity.from_file(tmp_path / "nowhere.toml")
 
 
 def test_the_environment_is_read(tmp_path: Path) -> None:
-    """
-    Each argument has a variable; one of them names a file, whose values the others replace.
-    """
+    """Each argument has a variable; one of them names a file, whose values the others replace."""
     file = tmp_path / "zookeeper.toml"
     file.write_text(f'user = "shop"\npassword = "{PLANTED}"')
     environment = {
@@ -147,9 +131,7 @@ def test_the_environment_is_read(tmp_path: Path) -> None:
 
 
 def test_security_is_for_an_ensemble(tmp_path: Path) -> None:
-    """
-    Security without the hosts that it is for is refused, and no server of the store's own is started.
-    """
+    """Security without the hosts that it is for is refused, and no server of the store's own is started."""
     security = ZooKeeperSecurity(user="shop", password=PLANTED)
 
     with pytest.raises(InvalidError, match="is for an ensemble"):
@@ -158,9 +140,7 @@ def test_security_is_for_an_ensemble(tmp_path: Path) -> None:
 
 
 def test_certificates_are_read_at_once(tmp_path: Path) -> None:
-    """
-    A missing authority, a missing certificate and a wrong password of a key are refused by file, not asked for.
-    """
+    """A missing authority, a missing certificate and a wrong password of a key are refused by file, not asked for."""
     authority = Authority(tmp_path, SystemClock())
     client = authority.issue("client", key_password=PLANTED)
     right = ZooKeeperSecurity(ca_file=authority.ca_file, certificate_file=client, key_password=PLANTED)

@@ -1,6 +1,4 @@
-"""
-The embedded ZooKeeper: one server for a folder, however many use it and however they end.
-"""
+"""The embedded ZooKeeper: one server for a folder, however many use it and however they end."""
 
 from __future__ import annotations
 
@@ -68,9 +66,7 @@ exec "$JAVA" "$@"
 
 @pytest.fixture
 def use(tmp_path: Path) -> Iterator[Use]:
-    """
-    Makes users of one folder's server, and leaves no server behind.
-    """
+    """Makes users of one folder's server, and leaves no server behind."""
     users: list[EmbeddedZooKeeper] = []
 
     def make() -> EmbeddedZooKeeper:
@@ -93,9 +89,7 @@ def running(folder: Path) -> ServerProcess:
 
 
 def are_stopped(server: ServerProcess) -> bool:
-    """
-    Whether all threads of the server stand still.
-    """
+    """Whether all threads of the server stand still."""
     states = set()
     for task in Path(f"/proc/{server.process_id}/task").iterdir():
         # A thread may end while the others are looked at.
@@ -105,9 +99,7 @@ def are_stopped(server: ServerProcess) -> bool:
 
 
 def other_process(folder: Path) -> subprocess.Popen[str]:
-    """
-    A process that uses the folder's server until its input ends, and has just got it.
-    """
+    """A process that uses the folder's server until its input ends, and has just got it."""
     user = subprocess.Popen(
         [sys.executable, "-c", USER_PROGRAM, str(folder)],
         stdin=subprocess.PIPE,
@@ -124,9 +116,7 @@ def finish(user: subprocess.Popen[str]) -> None:
 
 
 def stand_in(folder: Path, script: str) -> str:
-    """
-    A ``java`` that is a shell script; it finds the real one as ``$JAVA``.
-    """
+    """A ``java`` that is a shell script; it finds the real one as ``$JAVA``."""
     folder.mkdir(parents=True, exist_ok=True)
     java = folder / "java"
     java.write_text(f"#!/bin/sh\nJAVA={shlex.quote(find_java())}\n{script}")
@@ -135,9 +125,7 @@ def stand_in(folder: Path, script: str) -> str:
 
 
 def test_server_lives_from_first_use_to_last_close(use: Use, tmp_path: Path) -> None:
-    """
-    The first user starts a server on the loopback interface, others join it, and the last stops it.
-    """
+    """The first user starts a server on the loopback interface, others join it, and the last stops it."""
     first, second = use(), use()
     hosts = first.start_or_join()
     server = running(tmp_path)
@@ -154,9 +142,7 @@ def test_server_lives_from_first_use_to_last_close(use: Use, tmp_path: Path) -> 
 
 
 def test_users_that_come_at_once_share_one_server(use: Use) -> None:
-    """
-    Users that start at the same time agree on one server.
-    """
+    """Users that start at the same time agree on one server."""
     users = [use() for _ in range(3)]
     hosts: list[str] = []
     threads = [
@@ -172,9 +158,7 @@ def test_users_that_come_at_once_share_one_server(use: Use) -> None:
 
 
 def test_other_process_inherits_the_server(use: Use, tmp_path: Path) -> None:
-    """
-    A process that has joined keeps the server when its starter closes, and stops it at its own end.
-    """
+    """A process that has joined keeps the server when its starter closes, and stops it at its own end."""
     starter = use()
     starter.start_or_join()
     server = running(tmp_path)
@@ -187,9 +171,7 @@ def test_other_process_inherits_the_server(use: Use, tmp_path: Path) -> None:
 
 
 def test_server_of_a_killed_starter_is_found(use: Use, tmp_path: Path) -> None:
-    """
-    A server whose starter was killed goes on, and the next user joins it and stops it.
-    """
+    """A server whose starter was killed goes on, and the next user joins it and stops it."""
     starter = other_process(tmp_path)
     server = running(tmp_path)
     starter.kill()
@@ -204,9 +186,7 @@ def test_server_of_a_killed_starter_is_found(use: Use, tmp_path: Path) -> None:
 
 
 def test_dead_server_comes_back_on_its_port(use: Use, tmp_path: Path) -> None:
-    """
-    After the server was killed, a user that asks again gets one on the port that clients know.
-    """
+    """After the server was killed, a user that asks again gets one on the port that clients know."""
     user = use()
     hosts = user.start_or_join()
     old = running(tmp_path)
@@ -217,9 +197,7 @@ def test_dead_server_comes_back_on_its_port(use: Use, tmp_path: Path) -> None:
 
 
 def test_user_remembers_the_port_of_a_lost_note(use: Use, tmp_path: Path) -> None:
-    """
-    Clients wait on the old port, so it is taken again also after a start that failed and left no note.
-    """
+    """Clients wait on the old port, so it is taken again also after a start that failed and left no note."""
     user = use()
     hosts = user.start_or_join()
     running(tmp_path).kill(CLOCK)
@@ -229,9 +207,7 @@ def test_user_remembers_the_port_of_a_lost_note(use: Use, tmp_path: Path) -> Non
 
 
 def test_server_of_a_removed_folder_ends_with_its_last_user(use: Use, tmp_path: Path) -> None:
-    """
-    Users whose store was deleted under them still count, and the last one that closes leaves no server.
-    """
+    """Users whose store was deleted under them still count, and the last one that closes leaves no server."""
     users = [use(), use()]
     for user in users:
         user.start_or_join()
@@ -245,9 +221,7 @@ def test_server_of_a_removed_folder_ends_with_its_last_user(use: Use, tmp_path: 
 
 
 def test_note_of_a_foreign_process_is_not_believed(use: Use, tmp_path: Path) -> None:
-    """
-    A dead server's note whose process id and port now belong to others starts a new server, and kills no process.
-    """
+    """A dead server's note whose process id and port now belong to others starts a new server, and kills no process."""
     first = use()
     first.start_or_join()
     note = json.loads((tmp_path / "server.json").read_bytes())
@@ -276,18 +250,14 @@ def test_note_of_a_foreign_process_is_not_believed(use: Use, tmp_path: Path) -> 
     ],
 )
 def test_damaged_note_counts_as_none(tmp_path: Path, note: str) -> None:
-    """
-    A note that cannot be read names no server.
-    """
+    """A note that cannot be read names no server."""
     (tmp_path / "server.json").write_text(note)
 
     assert noted(tmp_path) is None
 
 
 def test_port_in_use_is_refused(tmp_path: Path) -> None:
-    """
-    A port that was asked for and is taken is an error that names it.
-    """
+    """A port that was asked for and is taken is an error that names it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         user = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng(), port=port)
@@ -298,9 +268,7 @@ def test_port_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_java_is_said_in_one_line(tmp_path: Path) -> None:
-    """
-    Without Java the error says what to install, or which program is not there.
-    """
+    """Without Java the error says what to install, or which program is not there."""
     with pytest.raises(UnavailableError, match="no java found: install java 17"):
         find_java({"PATH": str(tmp_path)})
     with pytest.raises(UnavailableError, match="nowhere/java"):
@@ -308,9 +276,7 @@ def test_missing_java_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_java_home_comes_first(tmp_path: Path) -> None:
-    """
-    The Java of ``JAVA_HOME`` is preferred to the one on the path.
-    """
+    """The Java of ``JAVA_HOME`` is preferred to the one on the path."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.touch(mode=0o755)
@@ -319,9 +285,7 @@ def test_java_home_comes_first(tmp_path: Path) -> None:
 
 
 def failed_start(folder: Path, script: str, **options: int) -> UnavailableError:
-    """
-    What a start with a stand-in for Java raises; it leaves no note, and no process that would have one.
-    """
+    """What a start with a stand-in for Java raises; it leaves no note, and no process that would have one."""
     java = stand_in(folder / "bin", script)
     user = EmbeddedZooKeeper(folder / "server", CLOCK, SystemRng(), java=java, **options)
     with pytest.raises(UnavailableError, match="zookeeper's server does not start") as caught:
@@ -334,9 +298,7 @@ def failed_start(folder: Path, script: str, **options: int) -> UnavailableError:
 
 
 def test_server_that_ends_at_once_tells_its_last_words(tmp_path: Path) -> None:
-    """
-    A Java that fails gives an error that says so, with its output as a note.
-    """
+    """A Java that fails gives an error that says so, with its output as a note."""
     failure = failed_start(tmp_path, "echo too old >&2; exit 1")
 
     assert failure.details["cause"] == "it has ended"
@@ -344,27 +306,21 @@ def test_server_that_ends_at_once_tells_its_last_words(tmp_path: Path) -> None:
 
 
 def test_option_that_java_does_not_know_is_named(tmp_path: Path) -> None:
-    """
-    What the real Java says before there is a log is in the error.
-    """
+    """What the real Java says before there is a log is in the error."""
     failure = failed_start(tmp_path, 'exec "$JAVA" -XX:+NoSuchOption "$@"')
 
     assert "NoSuchOption" in failure.__notes__[0]
 
 
 def test_java_that_says_nothing_is_told(tmp_path: Path) -> None:
-    """
-    The error also says that there were no last words, and does not show those of an earlier server.
-    """
+    """The error also says that there were no last words, and does not show those of an earlier server."""
     failed_start(tmp_path, 'exec "$JAVA" -XX:+NoSuchOption "$@"')
 
     assert failed_start(tmp_path, "exit 1").__notes__ == ["It said last:\n(nothing)"]
 
 
 def test_server_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    """
-    One that lives and does not serve in time is an error that says how long, and does not go on.
-    """
+    """One that lives and does not serve in time is an error that says how long, and does not go on."""
     failure = failed_start(tmp_path, 'echo $$ >"$0.id"; exec sleep 600', ready_timeout_ms=300)
 
     assert failure.details["cause"] == "it does not serve after 0.3 s"
@@ -372,9 +328,7 @@ def test_server_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 def test_interrupted_start_leaves_no_server(tmp_path: Path) -> None:
-    """
-    An interrupt while a server is waited for ends the server as well.
-    """
+    """An interrupt while a server is waited for ends the server as well."""
 
     class Interrupting(SystemClock):
         def sleep_ms(self, duration_ms: float) -> None:
@@ -394,9 +348,7 @@ def test_interrupted_start_leaves_no_server(tmp_path: Path) -> None:
 
 
 def test_port_that_is_taken_at_the_last_moment_is_no_obstacle(tmp_path: Path) -> None:
-    """
-    When another program gets the port between choice and start, the server starts on another one.
-    """
+    """When another program gets the port between choice and start, the server starts on another one."""
     java = stand_in(tmp_path / "bin", TAKEN_AT_FIRST)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -411,9 +363,7 @@ def test_port_that_is_taken_at_the_last_moment_is_no_obstacle(tmp_path: Path) ->
 
 
 def test_port_of_ones_own_that_is_taken_at_the_last_moment_is_said(tmp_path: Path) -> None:
-    """
-    Where there is no other port to try, the error shows that the port was taken.
-    """
+    """Where there is no other port to try, the error shows that the port was taken."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "java.port").write_text(str(listener.getsockname()[1]))
@@ -423,9 +373,7 @@ def test_port_of_ones_own_that_is_taken_at_the_last_moment_is_said(tmp_path: Pat
 
 
 def test_server_is_waited_for_while_its_command_line_is_empty(tmp_path: Path) -> None:
-    """
-    A process that is executing Java, and for a moment has no command line, counts as the server that it becomes.
-    """
+    """A process that is executing Java, and for a moment has no command line, counts as the server that it becomes."""
     java = stand_in(tmp_path / "bin", NAMELESS_FOR_A_WHILE)
     user = EmbeddedZooKeeper(tmp_path / "folder", CLOCK, SystemRng(), java=java)
     hosts = user.start_or_join()
@@ -437,18 +385,14 @@ def test_server_is_waited_for_while_its_command_line_is_empty(tmp_path: Path) ->
 
 
 def test_interrupt_at_the_terminal_does_not_reach_the_server(use: Use, tmp_path: Path) -> None:
-    """
-    The server is in a process group of its own, to which no interrupt of ours is sent.
-    """
+    """The server is in a process group of its own, to which no interrupt of ours is sent."""
     use().start_or_join()
 
     assert os.getpgid(running(tmp_path).process_id) != os.getpgid(0)
 
 
 def test_hanging_server_is_replaced(tmp_path: Path) -> None:
-    """
-    A server of ours that does not answer in time is ended and started again.
-    """
+    """A server of ours that does not answer in time is ended and started again."""
     user = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng(), answer_timeout_ms=500)
     user.start_or_join()
     hanging = running(tmp_path)
@@ -463,7 +407,5 @@ def test_hanging_server_is_replaced(tmp_path: Path) -> None:
 
 
 def test_free_port_is_free() -> None:
-    """
-    A free port can be listened on.
-    """
+    """A free port can be listened on."""
     assert is_free(free_port())

@@ -1,6 +1,4 @@
-"""
-The fault report adds up counts, round-trips through its file, and refuses unknown names.
-"""
+"""The fault report adds up counts, round-trips through its file, and refuses unknown names."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ def busy() -> FaultReport:
 
 
 def test_it_adds_up() -> None:
-    """
-    The sum of two reports has the faults, counts, violations and times of both.
-    """
+    """The sum of two reports has the faults, counts, violations and times of both."""
     report = busy()
     report.add(busy())
     fields = report.to_json()
@@ -34,9 +30,7 @@ def test_it_adds_up() -> None:
 
 
 def test_it_comes_back_from_its_file() -> None:
-    """
-    A report read from its file can be continued.
-    """
+    """A report read from its file can be continued."""
     report = FaultReport.from_json(busy().to_json())
 
     assert report.to_json() == busy().to_json()
@@ -44,9 +38,7 @@ def test_it_comes_back_from_its_file() -> None:
 
 
 def test_what_it_does_not_know_is_refused() -> None:
-    """
-    A misspelled row or count is an error, not an unseen figure.
-    """
+    """A misspelled row or count is an error, not an unseen figure."""
     with pytest.raises(KeyError):
         FaultReport().fault("R99")
     with pytest.raises(KeyError):
@@ -55,7 +47,5 @@ def test_what_it_does_not_know_is_refused() -> None:
 
 
 def test_a_quantile_is_one_of_the_values() -> None:
-    """
-    The greatest value is the last quantile.
-    """
+    """The greatest value is the last quantile."""
     assert quantile([3.0, 1.0, 2.0], 0.99) == 3.0

@@ -1,6 +1,4 @@
-"""
-Descendants of a process, read from the system.
-"""
+"""Descendants of a process, read from the system."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ input()
 
 
 def test_descendants_include_grandchildren() -> None:
-    """
-    A child and a grandchild are descendants, each with its parent and its command.
-    """
+    """A child and a grandchild are descendants, each with its parent and its command."""
     with subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
@@ -35,9 +31,7 @@ def test_descendants_include_grandchildren() -> None:
 
 
 def test_an_ended_process_has_no_command() -> None:
-    """
-    The command of a process that does not exist is empty, and it has no descendants.
-    """
+    """The command of a process that does not exist is empty, and it has no descendants."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
 

@@ -1,6 +1,4 @@
-"""
-The PostgreSQL of the tests: its programs, its start and its end.
-"""
+"""The PostgreSQL of the tests: its programs, its start and its end."""
 
 from __future__ import annotations
 
@@ -24,16 +22,12 @@ def asked(url: str, statement: str) -> list[str]:
 
 
 def test_programs_are_there() -> None:
-    """
-    The two programs that are run are found and can be executed.
-    """
+    """The two programs that are run are found and can be executed."""
     assert all(os.access(find_programs() / name, os.X_OK) for name in ("initdb", "postgres"))
 
 
 def test_each_database_is_empty(postgresql: PostgreSQL) -> None:
-    """
-    What is written to one database is not in the next one that is made.
-    """
+    """What is written to one database is not in the next one that is made."""
     first, second = postgresql.make_database("first"), postgresql.make_database("second")
     with create_engine(first, poolclass=NullPool).begin() as connection:
         connection.execute(text("CREATE TABLE facts (number integer)"))
@@ -44,16 +38,12 @@ def test_each_database_is_empty(postgresql: PostgreSQL) -> None:
 
 
 def test_it_listens_on_no_port(postgresql: PostgreSQL) -> None:
-    """
-    The server has no TCP address: only this machine reaches it, through its socket.
-    """
+    """The server has no TCP address: only this machine reaches it, through its socket."""
     assert asked(postgresql.url("postgres"), "SHOW listen_addresses") == [""]
 
 
 def test_it_ends_with_its_context() -> None:
-    """
-    After the context its process and its folder are gone, although a client is still connected.
-    """
+    """After the context its process and its folder are gone, although a client is still connected."""
     with PostgreSQL(SystemClock()) as server:
         process_id, url = server.process_id, make_url(server.url("postgres"))
         engine = create_engine(url)
@@ -72,9 +62,7 @@ def test_it_ends_with_its_context() -> None:
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
-    """
-    The error of a start that fails has what the program has written.
-    """
+    """The error of a start that fails has what the program has written."""
     with tempfile.TemporaryDirectory() as folder:
         # Root's server runs as another user, who must reach the program.
         Path(folder).chmod(0o755)

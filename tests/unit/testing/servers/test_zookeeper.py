@@ -1,6 +1,4 @@
-"""
-Ensembles that do not start.
-"""
+"""Ensembles that do not start."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from millpond.testing.servers.zookeeper import Ensemble
 def test_ensemble_that_does_not_start_tells_what_its_members_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    When every member has ended nothing is waited for any more, and the error's notes are their last words.
-    """
+    """When every member has ended nothing is waited for any more, and the error's notes are their last words."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho too old >&2\nexit 1\n")
@@ -37,9 +33,7 @@ def test_ensemble_that_does_not_start_tells_what_its_members_said(
 def test_ensemble_that_has_no_quorum_in_time_leaves_no_member(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    Members that live and do not serve in time are ended.
-    """
+    """Members that live and do not serve in time are ended."""
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\nexec sleep 600\n")

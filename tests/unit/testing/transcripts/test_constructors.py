@@ -1,6 +1,4 @@
-"""
-Constructor text is parsed into objects and never executed.
-"""
+"""Constructor text is parsed into objects and never executed."""
 
 from __future__ import annotations
 
@@ -30,16 +28,12 @@ from millpond.testing.transcripts.constructors import construct
     ],
 )
 def test_texts_make_triggers(text: str, expected: Trigger) -> None:
-    """
-    Names, nested calls, keyword arguments and numbers of seconds construct the expected triggers.
-    """
+    """Names, nested calls, keyword arguments and numbers of seconds construct the expected triggers."""
     assert construct(text, Trigger) == expected
 
 
 def test_sizes_are_seconds() -> None:
-    """
-    A plain number in place of a duration is in seconds, fractions included.
-    """
+    """A plain number in place of a duration is in seconds, fractions included."""
     assert construct("FixedWindows(10, offset=0.5)", WindowFn) == FixedWindows(10_000_000, 500_000)
 
 
@@ -61,8 +55,6 @@ def test_sizes_are_seconds() -> None:
     ],
 )
 def test_anything_else_is_refused(text: str) -> None:
-    """
-    Text that is not a trigger's constructor is an error, and is not executed.
-    """
+    """Text that is not a trigger's constructor is an error, and is not executed."""
     with pytest.raises(InvalidError):
         construct(text, Trigger)

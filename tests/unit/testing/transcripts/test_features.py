@@ -1,6 +1,4 @@
-"""
-Features of transcripts, and the sample that covers them.
-"""
+"""Features of transcripts, and the sample that covers them."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ def _document(trigger: str, **rest: Any) -> dict[str, Any]:
 
 
 def test_names_are_found_at_any_depth() -> None:
-    """
-    Constructor names are recognised in calls, bare, dotted and as keyword values; words and numbers are not names.
-    """
+    """Constructor names are recognised in calls, bare, dotted and as keyword values; words and numbers are not names."""
     text = (
         "AfterWatermark(early=Repeatedly(AfterAny(AtPeriod(0, 60, EVENT_TIME), AfterCount(2))), late=Default)"
     )
@@ -33,9 +29,7 @@ def test_names_are_found_at_any_depth() -> None:
 
 
 def test_a_mode_a_step_and_a_field_are_features() -> None:
-    """
-    Documents that differ in accumulation, in a step or in a field of a pane differ in features.
-    """
+    """Documents that differ in accumulation, in a step or in a field of a pane differ in features."""
     plain = features_of(_document("Default"))
     expecting = [{"input": [1]}, {"expect": [{"late": True}]}]
 
@@ -44,9 +38,7 @@ def test_a_mode_a_step_and_a_field_are_features() -> None:
 
 
 def test_a_cover_has_all_features_and_no_document_that_adds_none() -> None:
-    """
-    The sample has every feature of all documents, no redundant document, and their order.
-    """
+    """The sample has every feature of all documents, no redundant document, and their order."""
     documents = [
         _document("AfterCount(1)"),
         _document("AfterCount(2)"),

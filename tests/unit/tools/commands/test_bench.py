@@ -1,6 +1,4 @@
-"""
-``millpond bench``: its figures fit together, and it leaves nothing behind.
-"""
+"""``millpond bench``: its figures fit together, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ SMALL = ("--records", "3000", "--keys", "50", "--seconds", "0.5", "--rate", "200
 
 
 def test_figures_are_of_what_was_asked_for(tmp_path: Path) -> None:
-    """
-    As many records, keys and commits as the options say, percentiles that rise, and the rate that follows from the time.
-    """
+    """As many records, keys and commits as the options say, percentiles that rise, and the rate that follows from the time."""
     result = CliRunner().invoke(main, ["bench", "--folder", str(tmp_path), *SMALL, "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -35,9 +31,7 @@ def test_figures_are_of_what_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_table_has_every_figure(tmp_path: Path) -> None:
-    """
-    With the machine above them.
-    """
+    """With the machine above them."""
     result = CliRunner().invoke(main, ["bench", "--folder", str(tmp_path), *SMALL, "--durability", "disk"])
 
     assert result.exit_code == 0, result.output

@@ -1,6 +1,4 @@
-"""
-``millpond completion``: what a shell is offered on an unfinished line.
-"""
+"""``millpond completion``: what a shell is offered on an unfinished line."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ from millpond.tools.command_line import main
 
 
 class Count(mp.Computation):
-    """
-    Counts a key's records.
-    """
+    """Counts a key's records."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -32,9 +28,7 @@ class Count(mp.Computation):
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory, zookeeper_hosts: str) -> Path:
-    """
-    A store with two computations and two savepoints.
-    """
+    """A store with two computations and two savepoints."""
     path = tmp_path_factory.mktemp("completion") / "pond"
     pipeline = mp.Pipeline("p")
     rows = pipeline.inject("rows", key="k", at="at")
@@ -50,9 +44,7 @@ def pond(tmp_path_factory: pytest.TempPathFactory, zookeeper_hosts: str) -> Path
 
 
 def offered(*words: str, incomplete: str = "") -> list[tuple[str, str]]:
-    """
-    The kind and text of each completion.
-    """
+    """The kind and text of each completion."""
     shell = ShellComplete(main, {}, "millpond", "_MILLPOND_COMPLETE")
     return [(item.type, item.value) for item in shell.get_completions([*words], incomplete)]
 
@@ -62,9 +54,7 @@ def names(*words: str, incomplete: str = "") -> list[str]:
 
 
 def test_commands_and_choices() -> None:
-    """
-    Commands, options, and the values that an option knows.
-    """
+    """Commands, options, and the values that an option knows."""
     assert names(incomplete="ro") == ["rows"]
     assert "--dry-run" in names("gc", "pond", incomplete="--d")
     assert names("adopt", "pond", "--as") == ["moved", "copy", "restored"]
@@ -72,17 +62,13 @@ def test_commands_and_choices() -> None:
 
 
 def test_a_store_is_a_folder() -> None:
-    """
-    The shell lists folders itself, for the argument and for the option.
-    """
+    """The shell lists folders itself, for the argument and for the option."""
     assert offered("status", incomplete="po") == [("dir", "po")]
     assert offered("run", "daily:pipeline", "--store", incomplete="po") == [("dir", "po")]
 
 
 def test_names_out_of_the_store(pond: Path) -> None:
-    """
-    Computations where one is asked for, savepoints where a version or a savepoint is.
-    """
+    """Computations where one is asked for, savepoints where a version or a savepoint is."""
     assert names("rows", str(pond)) == ["alarm", "count"]
     assert names("rows", str(pond), incomplete="c") == ["count"]
     assert names("rows", str(pond), "count", "--version") == ["before the sale", "spring"]
@@ -91,9 +77,7 @@ def test_names_out_of_the_store(pond: Path) -> None:
 
 
 def test_without_a_store_nothing_is_offered(tmp_path: Path, pond: Path) -> None:
-    """
-    A path with nothing, a store elsewhere, and a damaged one: no message disturbs the line.
-    """
+    """A path with nothing, a store elsewhere, and a damaged one: no message disturbs the line."""
     damaged = tmp_path / "damaged"
     shutil.copytree(pond, damaged)
     for commit in (damaged / "rows" / "_delta_log").iterdir():
@@ -106,9 +90,7 @@ def test_without_a_store_nothing_is_offered(tmp_path: Path, pond: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_for_each_shell(shell: str) -> None:
-    """
-    It is printed as it is, or in JSON with the file that it goes into.
-    """
+    """It is printed as it is, or in JSON with the file that it goes into."""
     script = CliRunner().invoke(main, ["completion", shell]).stdout
     told = json.loads(CliRunner().invoke(main, ["completion", shell, "--json"]).stdout)
 
@@ -118,9 +100,7 @@ def test_a_script_for_each_shell(shell: str) -> None:
 
 
 def test_bash_understands_its_script(tmp_path: Path) -> None:
-    """
-    It defines a function and completes `millpond` with it.
-    """
+    """It defines a function and completes `millpond` with it."""
     path = tmp_path / "completion.sh"
     path.write_text(CliRunner().invoke(main, ["completion", "bash"]).stdout, encoding="utf-8")
     asked = ["bash", "--norc", "-c", f"source {path} && complete -p millpond"]

@@ -1,6 +1,4 @@
-"""
-``millpond dead-letters``: what it shows of the letters of a store, and what it asks for.
-"""
+"""``millpond dead-letters``: what it shows of the letters of a store, and what it asks for."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from millpond.tools.command_line import main
 
 
 class Average(mp.Computation):
-    """
-    Divides; until it is mended, by zero too.
-    """
+    """Divides; until it is mended, by zero too."""
 
     def __init__(self, *, mended: bool) -> None:
         self.mended = mended
@@ -43,9 +39,7 @@ def run(folder: Path, *, mended: bool, rows: Any = ROWS) -> None:
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    A store with two letters of code that failed, and one of a record without a key; for tests that change nothing.
-    """
+    """A store with two letters of code that failed, and one of a record without a key; for tests that change nothing."""
     return made(tmp_path_factory.mktemp("letters") / "pond")
 
 
@@ -63,9 +57,7 @@ def listed(pond: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_it_counts_letters_by_error(pond: Path) -> None:
-    """
-    With the newest as a sample, and only those that are meant.
-    """
+    """With the newest as a sample, and only those that are meant."""
     failed, unread = listed(pond)
     assert (failed["computation"], failed["stream"], failed["letters"], failed["lost"]) == (
         "average",
@@ -82,9 +74,7 @@ def test_it_counts_letters_by_error(pond: Path) -> None:
 
 
 def test_it_shows_a_letter_whole(pond: Path) -> None:
-    """
-    Value and traceback; of a letter that is not there, that it is not.
-    """
+    """Value and traceback; of a letter that is not there, that it is not."""
     (sample,) = (group["sample"] for group in listed(pond, "--key", "cup"))
     shown = json.loads(invoke("show", pond, sample, "--json").stdout)
     assert (shown["letter"], shown["pipeline"], shown["key"]) == (sample, "orders", "cup")
@@ -97,9 +87,7 @@ def test_it_shows_a_letter_whole(pond: Path) -> None:
 
 
 def test_letters_are_retried_when_the_pipeline_runs(tmp_path: Path) -> None:
-    """
-    The request waits and is shown; then the letters are gone, and their records counted. Others stay.
-    """
+    """The request waits and is shown; then the letters are gone, and their records counted. Others stay."""
     pond = made(tmp_path / "pond")
     asked = json.loads(invoke("retry", pond, "--computation", "average", "--error", "Zero", "--json").stdout)
     assert asked == {"action": "retry", "letters": 2, "lost": {}, "pipelines": ["orders"]}
@@ -114,9 +102,7 @@ def test_letters_are_retried_when_the_pipeline_runs(tmp_path: Path) -> None:
 
 
 def test_letters_are_dropped_when_the_pipeline_runs(tmp_path: Path) -> None:
-    """
-    All of them, or those that are meant.
-    """
+    """All of them, or those that are meant."""
     pond = made(tmp_path / "pond")
     assert "drop 1 dead letter in" in invoke("drop", pond, "--key", "pot").stdout
     run(pond, mended=True)
@@ -127,9 +113,7 @@ def test_letters_are_dropped_when_the_pipeline_runs(tmp_path: Path) -> None:
 
 
 def test_a_request_is_withdrawn(tmp_path: Path) -> None:
-    """
-    Then the letters stay.
-    """
+    """Then the letters stay."""
     pond = made(tmp_path / "pond")
     invoke("retry", pond, "--all")
     (withdrawn,) = invoke("withdraw", pond, "--json").stdout.splitlines()
@@ -151,18 +135,14 @@ def test_a_request_is_withdrawn(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_asked_for(pond: Path, arguments: tuple[str, ...], message: str) -> None:
-    """
-    Exit code 1 and a sentence.
-    """
+    """Exit code 1 and a sentence."""
     refused = invoke("retry", pond, *arguments)
 
     assert (refused.exit_code, message in refused.output) == (1, True)
 
 
 def test_a_letter_without_the_whole_value_is_lost(tmp_path: Path) -> None:
-    """
-    It is counted so, and stays; a request for nothing else is refused.
-    """
+    """It is counted so, and stays; a request for nothing else is refused."""
     long = [{"id": "1", "item": "tea", "price": 1.0, "pieces": 0, "at": 1, "note": "x" * (1 << 21)}]
     run(tmp_path / "pond", mended=False, rows=long)
 

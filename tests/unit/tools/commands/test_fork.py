@@ -1,6 +1,4 @@
-"""
-``millpond fork``: the fork is a store of its own, and neither it nor its parent depends on the other.
-"""
+"""``millpond fork``: the fork is a store of its own, and neither it nor its parent depends on the other."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ from millpond.tools.command_line import main
 
 
 class Count(mp.Computation):
-    """
-    Counts a key's records.
-    """
+    """Counts a key's records."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -32,9 +28,7 @@ class Count(mp.Computation):
 
 
 def consume(pond: Path, hosts: str, *batches: int, sink: Path | None = None) -> None:
-    """
-    Batches of a Spark query whose id is ``q``, a record each.
-    """
+    """Batches of a Spark query whose id is ``q``, a record each."""
     pipeline = mp.Pipeline("p")
     counts = pipeline.inject("in", key="k", at="at").apply(Count(), name="count", produces="counts")
     if sink is not None:
@@ -60,9 +54,7 @@ def version_after(pond: Path, batch: int) -> int:
 
 @pytest.fixture
 def pond(tmp_path: Path, zookeeper_hosts: str) -> Path:
-    """
-    A store after four batches, with the checkpoint of the query that delivered them.
-    """
+    """A store after four batches, with the checkpoint of the query that delivered them."""
     path = tmp_path / "pond"
     consume(path, zookeeper_hosts, 0, 1, 2, 3, sink=tmp_path / "counts")
     for part in ("commits", "offsets"):
@@ -78,9 +70,7 @@ def invoke(*arguments: str | int | Path) -> Result:
 
 
 def test_a_fork_goes_its_own_way(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    It begins with the version, goes on from its input positions, and the parent goes on as well.
-    """
+    """It begins with the version, goes on from its input positions, and the parent goes on as well."""
     new = pond.with_name("what if")
     version = version_after(pond, 1)
     result = invoke(pond, new, "--version", version)
@@ -98,9 +88,7 @@ def test_a_fork_goes_its_own_way(pond: Path, zookeeper_hosts: str) -> None:
 
 
 def test_neither_needs_the_other(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    The fork reads the same after its parent is gone.
-    """
+    """The fork reads the same after its parent is gone."""
     new = pond.with_name("fork")
     shared = {file.stat().st_ino for file in pond.rglob("computation=count/*.parquet")}
     invoke(pond, new)
@@ -114,9 +102,7 @@ def test_neither_needs_the_other(pond: Path, zookeeper_hosts: str) -> None:
 
 
 def test_delta_readers_read_a_fork(pond: Path) -> None:
-    """
-    Its log begins with a checkpoint, and its table has an id of its own.
-    """
+    """Its log begins with a checkpoint, and its table has an id of its own."""
     new = pond.with_name("fork")
     invoke(pond, new)
     table, parent = DeltaTable(str(new / "rows")), DeltaTable(str(pond / "rows"))
@@ -132,9 +118,7 @@ def counts_in(table: Path) -> list[int]:
 
 
 def test_a_fork_has_sinks_of_its_own(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    They begin with what its parent had delivered by then, are the parent's files, and leave the parent's table alone.
-    """
+    """They begin with what its parent had delivered by then, are the parent's files, and leave the parent's table alone."""
     new, theirs = pond.with_name("fork"), pond.with_name("counts")
     before = {file.stat().st_ino for file in theirs.glob("*.parquet")}
     invoke(pond, new, "--version", version_after(pond, 1))
@@ -151,9 +135,7 @@ def test_a_fork_has_sinks_of_its_own(pond: Path, zookeeper_hosts: str) -> None:
 
 
 def test_a_fork_may_have_another_sink(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    A table that its parent has not written is taken as it is.
-    """
+    """A table that its parent has not written is taken as it is."""
     new, other = pond.with_name("fork"), pond.with_name("its own")
     invoke(pond, new)
     consume(new, zookeeper_hosts, 4, sink=other)
@@ -163,9 +145,7 @@ def test_a_fork_may_have_another_sink(pond: Path, zookeeper_hosts: str) -> None:
 
 
 def test_a_fork_of_a_fork_begins_with_the_sinks_of_the_first(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    It has others than those that the code names. If it is gone, what it delivered is not known.
-    """
+    """It has others than those that the code names. If it is gone, what it delivered is not known."""
     first, second, theirs = pond.with_name("first"), pond.with_name("second"), pond.with_name("counts")
     invoke(pond, first, "--version", version_after(pond, 0))
     consume(first, zookeeper_hosts, 1, 2, sink=theirs)
@@ -180,9 +160,7 @@ def test_a_fork_of_a_fork_begins_with_the_sinks_of_the_first(pond: Path, zookeep
 
 
 def test_a_place_that_is_taken_is_refused(pond: Path) -> None:
-    """
-    A folder with something in it, and another store; an empty folder will do.
-    """
+    """A folder with something in it, and another store; an empty folder will do."""
     full, empty = pond.with_name("full"), pond.with_name("empty")
     full.mkdir()
     (full / "file").touch()
@@ -195,9 +173,7 @@ def test_a_place_that_is_taken_is_refused(pond: Path) -> None:
 
 
 def test_what_a_killed_fork_has_left_does_no_harm(pond: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    There is no store until all of it is there, and the next call makes it.
-    """
+    """There is no store until all of it is there, and the next call makes it."""
     new = pond.with_name("fork")
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -1,6 +1,4 @@
-"""
-``millpond history --topology``: which version had which computations, sinks and code.
-"""
+"""``millpond history --topology``: which version had which computations, sinks and code."""
 
 from __future__ import annotations
 
@@ -19,26 +17,20 @@ from millpond.tools.command_line import main
 
 
 class Add(mp.Computation):
-    """
-    Adds a number for each record.
-    """
+    """Adds a number for each record."""
 
     def __init__(self, by: int = 1) -> None:
         self.by = by
 
     def process_record(self, context: Any, record: Any) -> None:
-        """
-        Add.
-        """
+        """Add."""
         context.state.set(context.state.get(0) + self.by)
 
 
 def pipeline(
     folder: Path, *names: str, by: int = 1, sinks: Sequence[str] = (), retire: Sequence[str] = ()
 ) -> mp.Pipeline:
-    """
-    Computations that read one stream, and sinks of the first one's.
-    """
+    """Computations that read one stream, and sinks of the first one's."""
     made = mp.Pipeline("p", retire=retire)
     made.inject("in", key="k", at="at")
     for name in names:
@@ -50,9 +42,7 @@ def pipeline(
 
 @pytest.fixture
 def pond(tmp_path: Path) -> Path:
-    """
-    A store whose pipeline was started, started again, and updated twice.
-    """
+    """A store whose pipeline was started, started again, and updated twice."""
     registry, clock, folder = mp.MemoryRegistry(), SystemClock(), tmp_path / "pond"
 
     def opened() -> mp.Store:
@@ -70,18 +60,14 @@ def pond(tmp_path: Path) -> Path:
 
 
 def lines(*arguments: str | Path) -> list[dict[str, Any]]:
-    """
-    What the command prints as JSON.
-    """
+    """What the command prints as JSON."""
     result = CliRunner().invoke(main, ["history", *map(str, arguments), "--json"])
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def test_each_topology_is_told_once_with_what_it_changed(pond: Path) -> None:
-    """
-    A start with the same pipeline is no other topology.
-    """
+    """A start with the same pipeline is no other topology."""
     told = lines(pond, "--topology")
 
     assert [one["by"] for one in told] == ["start", "update", "update"]
@@ -98,18 +84,14 @@ def test_each_topology_is_told_once_with_what_it_changed(pond: Path) -> None:
 
 
 def test_the_versions_are_those_of_the_commits_that_say_so(pond: Path) -> None:
-    """
-    An update is a commit of its own kind, and a start says it in its fence.
-    """
+    """An update is a commit of its own kind, and a start says it in its fence."""
     kinds = {entry["version"]: entry["what"] for entry in lines(pond, "--limit", "100")}
 
     assert [kinds[one["version"]] for one in lines(pond, "--topology")] == ["fence", "topology", "topology"]
 
 
 def test_the_catalog_follows_updates(pond: Path) -> None:
-    """
-    It has a version of the code for each change, and no computation that is back counts as retired.
-    """
+    """It has a version of the code for each change, and no computation that is back counts as retired."""
     with mp.Store.open(
         pond,
         leases=lambda _, writer_id: mp.MemoryLeases(mp.MemoryRegistry(), SystemClock(), writer_id=writer_id),
@@ -124,9 +106,7 @@ def test_the_catalog_follows_updates(pond: Path) -> None:
 
 
 def test_people_get_a_table(pond: Path) -> None:
-    """
-    With marks of what is new, gone and different, and the newest ones if there is a limit.
-    """
+    """With marks of what is new, gone and different, and the newest ones if there is a limit."""
     result = CliRunner().invoke(main, ["history", str(pond), "--topology", "--limit", "2"])
 
     assert result.exit_code == 0

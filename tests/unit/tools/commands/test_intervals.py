@@ -1,6 +1,4 @@
-"""
-``millpond intervals``: what it shows of a store whose keys are cut, and what it asks for.
-"""
+"""``millpond intervals``: what it shows of a store whose keys are cut, and what it asks for."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ from millpond.tools.command_line import main
 
 
 class Count(mp.Computation):
-    """
-    Counts a key's records.
-    """
+    """Counts a key's records."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -34,16 +30,12 @@ def pipeline() -> mp.Pipeline:
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    A store for tests that change nothing.
-    """
+    """A store for tests that change nothing."""
     return made(tmp_path_factory.mktemp("cut") / "pond")
 
 
 def made(folder: Path) -> Path:
-    """
-    A store whose keys were split while the pipeline ran, and which balances its load.
-    """
+    """A store whose keys were split while the pipeline ran, and which balances its load."""
     runner = mp.LocalRunner(folder, progress=False, balance=mp.BalancePolicy(every=1, least_ms=10**6))
     run = runner.start(pipeline(), stepping=True)
     for at in range(3):
@@ -60,9 +52,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 def test_it_shows_what_each_interval_has(pond: Path) -> None:
-    """
-    Bounds, rows and bytes of its own files, shared files, load, and who holds it.
-    """
+    """Bounds, rows and bytes of its own files, shared files, load, and who holds it."""
     shown = [json.loads(line) for line in invoke(pond, "--json").stdout.splitlines()]
 
     assert [(entry["low"], entry["high"]) for entry in shown] == [("", "m"), ("m", None)]
@@ -76,9 +66,7 @@ def test_it_shows_what_each_interval_has(pond: Path) -> None:
 
 
 def test_a_cut_by_hand_waits_for_the_pipeline(tmp_path: Path) -> None:
-    """
-    It is shown as waiting, and made when the pipeline runs again.
-    """
+    """It is shown as waiting, and made when the pipeline runs again."""
     pond = made(tmp_path / "pond")
     assert "asked for: split count at x" in invoke(pond, "--split", "count", "x").stdout
     assert "waits for the pipeline: split count x" in invoke(pond).output
@@ -104,9 +92,7 @@ def test_a_cut_by_hand_waits_for_the_pipeline(tmp_path: Path) -> None:
     ],
 )
 def test_a_cut_that_makes_no_sense_is_refused(pond: Path, arguments: tuple[str, ...], said: str) -> None:
-    """
-    With the bounds or names that there are.
-    """
+    """With the bounds or names that there are."""
     refused = invoke(pond, *arguments)
 
     assert refused.exit_code != 0

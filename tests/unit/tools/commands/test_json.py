@@ -1,6 +1,4 @@
-"""
-Commands that change a store, for programs: one JSON document on standard output, what is said meanwhile on the other.
-"""
+"""Commands that change a store, for programs: one JSON document on standard output, what is said meanwhile on the other."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ from millpond.tools.command_line import main
 
 
 class Count(mp.Computation):
-    """
-    Counts a key's records, and shows the counts.
-    """
+    """Counts a key's records, and shows the counts."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -29,9 +25,7 @@ class Count(mp.Computation):
 
 @pytest.fixture
 def pond(tmp_path: Path, zookeeper_hosts: str) -> Path:
-    """
-    A store after two runs, with a sink next to it.
-    """
+    """A store after two runs, with a sink next to it."""
     path = tmp_path / "pond"
     pipeline = mp.Pipeline("p")
     counts = pipeline.inject("rows", key="k", at="at").apply(Count(), name="count", produces="counts")
@@ -63,9 +57,7 @@ def version_of_first_run(pond: Path) -> int:
 
 
 def test_fork(pond: Path) -> None:
-    """
-    The fields are those of `Forked`, with both places.
-    """
+    """The fields are those of `Forked`, with both places."""
     new = pond.with_name("new")
     found = document(invoke("fork", pond, None, str(new)))
 
@@ -75,9 +67,7 @@ def test_fork(pond: Path) -> None:
 
 
 def test_savepoint(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    Made, listed and dropped: the fields are those of `Savepoint`.
-    """
+    """Made, listed and dropped: the fields are those of `Savepoint`."""
     made = document(invoke("savepoint", pond, zookeeper_hosts, "kept"))
     listed = document(invoke("savepoint", pond, zookeeper_hosts))
     dropped = document(invoke("savepoint", pond, zookeeper_hosts, "kept", "--drop"))
@@ -89,18 +79,14 @@ def test_savepoint(pond: Path, zookeeper_hosts: str) -> None:
 
 
 def test_intervals(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    A cut that is asked for is told as it is shown later.
-    """
+    """A cut that is asked for is told as it is shown later."""
     asked = document(invoke("intervals", pond, zookeeper_hosts, "--split", "count", "c"))
 
     assert (asked["computation"], asked["kind"], asked["key"]) == ("count", "split", "c")
 
 
 def test_rewind(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    What would be undone, and what was: versions, supersteps, inputs, and sinks that were taken back.
-    """
+    """What would be undone, and what was: versions, supersteps, inputs, and sinks that were taken back."""
     version = version_of_first_run(pond)
     planned = document(invoke("rewind", pond, zookeeper_hosts, "--version", str(version), "--dry-run"))
     result = invoke(
@@ -125,9 +111,7 @@ def test_rewind(pond: Path, zookeeper_hosts: str) -> None:
 
 
 def test_a_question_is_no_part_of_the_result(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    What is asked before a change goes to standard error, with the plan.
-    """
+    """What is asked before a change goes to standard error, with the plan."""
     version = str(version_of_first_run(pond))
     given = ["rewind", str(pond), "--version", version, "--zookeeper", zookeeper_hosts, "--json"]
     refused = CliRunner().invoke(main, given, input="n\n")
@@ -139,9 +123,7 @@ def test_a_question_is_no_part_of_the_result(pond: Path, zookeeper_hosts: str) -
 
 
 def test_repair(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    A whole store needs nothing; of a damaged one what would be done, with exit code 1, and then what was done.
-    """
+    """A whole store needs nothing; of a damaged one what would be done, with exit code 1, and then what was done."""
     whole = document(invoke("repair", pond, zookeeper_hosts, "--dry-run"))
     assert (whole["is_needed"], whole["committed"], whole["lost"]) == (False, None, [])
 
@@ -160,9 +142,7 @@ def test_repair(pond: Path, zookeeper_hosts: str) -> None:
 
 
 def test_adopt(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    Which incarnation the store is now, and where it came from.
-    """
+    """Which incarnation the store is now, and where it came from."""
     copy = pond.with_name("copy")
     shutil.copytree(pond, copy)
     found = document(invoke("adopt", copy, zookeeper_hosts, "--as", "copy"))
@@ -174,9 +154,7 @@ def test_adopt(pond: Path, zookeeper_hosts: str) -> None:
 
 
 def test_gc(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    A line for each kind of garbage, each with what holds the horizon.
-    """
+    """A line for each kind of garbage, each with what holds the horizon."""
     result = invoke("gc", pond, zookeeper_hosts, "--dry-run")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
 

@@ -1,6 +1,4 @@
-"""
-``millpond rewind``: the store goes back, with the sinks that are named and the checkpoints that lie in its folder.
-"""
+"""``millpond rewind``: the store goes back, with the sinks that are named and the checkpoints that lie in its folder."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ BATCHES = 4
 
 
 class Count(mp.Computation):
-    """
-    Counts a key's records, and tells each count.
-    """
+    """Counts a key's records, and tells each count."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -32,9 +28,7 @@ class Count(mp.Computation):
 
 
 class Pond:
-    """
-    A store with a sink, fed by a Spark query whose id is ``q``, a record a batch.
-    """
+    """A store with a sink, fed by a Spark query whose id is ``q``, a record a batch."""
 
     def __init__(self, folder: Path, hosts: str) -> None:
         self.path, self.sink, self.hosts = folder / "pond", folder / "counts", hosts
@@ -90,9 +84,7 @@ def pond(tmp_path: Path, zookeeper_hosts: str) -> Pond:
 
 
 def test_a_store_goes_back_with_its_sink_and_its_checkpoint(pond: Pond) -> None:
-    """
-    And goes on from there: every record counts once, and is told once.
-    """
+    """And goes on from there: every record counts once, and is told once."""
     assert (pond.count(), pond.delivered()) == (4, [1, 2, 3, 4])
     result = pond.rewind("--version", pond.version_after(1), "--take-back", pond.sink, "--yes")
 
@@ -107,9 +99,7 @@ def test_a_store_goes_back_with_its_sink_and_its_checkpoint(pond: Pond) -> None:
 
 
 def test_what_is_delivered_again_goes_out_of_the_sink_where_no_superstep_is_undone(pond: Pond) -> None:
-    """
-    The versions after the last superstep are those of owners and savepoints, and it is delivered under a new number.
-    """
+    """The versions after the last superstep are those of owners and savepoints, and it is delivered under a new number."""
     with mp.Store.open(pond.path, pond.hosts) as store:
         version = store.snapshot().version
         store.savepoint("later")
@@ -121,9 +111,7 @@ def test_what_is_delivered_again_goes_out_of_the_sink_where_no_superstep_is_undo
 
 
 def test_a_savepoint_is_gone_back_to_by_its_name(pond: Pond) -> None:
-    """
-    Without --take-back the sink keeps what it has, and the command says so.
-    """
+    """Without --take-back the sink keeps what it has, and the command says so."""
     with mp.Store.open(pond.path, pond.hosts) as store:
         store.savepoint("mine", pond.version_after(2))
     result = pond.rewind("--version", "mine", "--yes")
@@ -134,9 +122,7 @@ def test_a_savepoint_is_gone_back_to_by_its_name(pond: Pond) -> None:
 
 
 def test_a_dry_run_and_a_refusal_change_nothing(pond: Pond) -> None:
-    """
-    They say what would be undone.
-    """
+    """They say what would be undone."""
     version = pond.version_after(1)
     result = pond.rewind("--version", version, "--dry-run")
 
@@ -158,9 +144,7 @@ def test_a_dry_run_and_a_refusal_change_nothing(pond: Pond) -> None:
     ("version", "message"), [("99", "no such table version"), ("yours", "the name of a savepoint")]
 )
 def test_what_is_not_there_is_named(pond: Pond, version: str, message: str) -> None:
-    """
-    A version to come, and a savepoint that was never made.
-    """
+    """A version to come, and a savepoint that was never made."""
     result = pond.rewind("--version", version, "--yes")
 
     assert result.exit_code != 0
@@ -168,9 +152,7 @@ def test_what_is_not_there_is_named(pond: Pond, version: str, message: str) -> N
 
 
 def test_a_running_pipeline_is_not_taken_back(pond: Pond) -> None:
-    """
-    It has to be stopped before.
-    """
+    """It has to be stopped before."""
     pipeline = mp.Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Count(), name="count", produces="counts")
     runner = mp.LocalRunner(pond.path, zookeeper=pond.hosts, progress=False)

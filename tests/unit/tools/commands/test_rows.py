@@ -1,6 +1,4 @@
-"""
-What ``millpond rows`` shows of typed keys.
-"""
+"""What ``millpond rows`` shows of typed keys."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ _ROWS = [
 
 
 class Tally(mp.Computation):
-    """
-    Counts the records of a key.
-    """
+    """Counts the records of a key."""
 
     def process_record(self, context: mp.Context, record: mp.Record) -> None:
         context.state.set((context.state.get() or 0) + 1)
@@ -34,9 +30,7 @@ class Tally(mp.Computation):
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    A store with a computation of typed keys, and one of plain keys.
-    """
+    """A store with a computation of typed keys, and one of plain keys."""
     path = tmp_path_factory.mktemp("store") / "pond"
     pipeline = mp.Pipeline("p")
     rows = pipeline.inject("rows", key=_NAMES, at="at")

@@ -1,6 +1,4 @@
-"""
-``millpond run``: a pipeline of one's own code on files, once, again, and after a failure.
-"""
+"""``millpond run``: a pipeline of one's own code on files, once, again, and after a failure."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ def wrong_inputs():
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """
-    A folder with the code, and a folder of input.
-    """
+    """A folder with the code, and a folder of input."""
     (tmp_path / "counts_of_test.py").write_text(CODE, encoding="utf-8")
     (tmp_path / "numbers").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -83,9 +79,7 @@ FILES = ("--input", "numbers=numbers")
 
 
 def test_a_folder_that_grows_is_continued_each_day(zookeeper_hosts: str) -> None:
-    """
-    Each run takes what is new, the last one ends the input, and the sums are those of all rows.
-    """
+    """Each run takes what is new, the last one ends the input, and the sums are those of all rows."""
     write("9.json", range(10))
     first = summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
     write("10.json", range(10, 30))
@@ -106,9 +100,7 @@ def test_a_folder_that_grows_is_continued_each_day(zookeeper_hosts: str) -> None
 
 
 def test_where_the_input_is_consumed_to_is_shown(zookeeper_hosts: str) -> None:
-    """
-    Status and history name the file and the row; each commit has its own.
-    """
+    """Status and history name the file and the row; each commit has its own."""
     write("1.json", range(10))
     summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
     write("2.json", range(10, 13))
@@ -135,9 +127,7 @@ def test_where_the_input_is_consumed_to_is_shown(zookeeper_hosts: str) -> None:
 
 
 def test_files_that_come_in_front_are_refused(zookeeper_hosts: str) -> None:
-    """
-    They would shift the positions of all that were consumed; nothing is counted twice or left out.
-    """
+    """They would shift the positions of all that were consumed; nothing is counted twice or left out."""
     write("2.json", range(10))
     summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
     write("1.json", range(3))
@@ -151,9 +141,7 @@ def test_files_that_come_in_front_are_refused(zookeeper_hosts: str) -> None:
 def test_a_run_that_was_interrupted_is_continued(
     here: Path, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    It ends with 1, what it committed counts, and the next run brings the rest, each row once.
-    """
+    """It ends with 1, what it committed counts, and the next run brings the rest, each row once."""
     monkeypatch.setattr("millpond.executor.local.bounded.BUNDLE_RECORDS_MAX", 10)
     write("1.json", range(40))
     (here / "stop").touch()
@@ -167,9 +155,7 @@ def test_a_run_that_was_interrupted_is_continued(
 
 
 def test_a_store_that_is_rewound_reads_its_files_again(zookeeper_hosts: str) -> None:
-    """
-    From the row where it stood at that version, although the store had been further.
-    """
+    """From the row where it stood at that version, although the store had been further."""
     write("1.json", range(10))
     summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
     with mp.Store.open("pond", read_only=True) as store:
@@ -185,9 +171,7 @@ def test_a_store_that_is_rewound_reads_its_files_again(zookeeper_hosts: str) -> 
 
 
 def test_a_function_brings_the_inputs(zookeeper_hosts: str) -> None:
-    """
-    What it returns goes to the runner as it is.
-    """
+    """What it returns goes to the runner as it is."""
     result = run(zookeeper_hosts, "--inputs", "counts_of_test:inputs")
 
     assert result.exit_code == 0, result.output
@@ -198,9 +182,7 @@ def test_a_function_brings_the_inputs(zookeeper_hosts: str) -> None:
 
 
 def test_only_the_summary_is_on_standard_output(zookeeper_hosts: str) -> None:
-    """
-    With --json, what the user's code prints goes to standard error.
-    """
+    """With --json, what the user's code prints goes to standard error."""
     result = run(zookeeper_hosts, "--inputs", "counts_of_test:inputs", "--json")
 
     assert summary_of(result)["supersteps"] > 0
@@ -222,9 +204,7 @@ def test_only_the_summary_is_on_standard_output(zookeeper_hosts: str) -> None:
     ],
 )
 def test_wrong_usage_makes_no_store(arguments: tuple[str, ...], reason: str) -> None:
-    """
-    It ends with 2 and says what is wrong, before anything is made.
-    """
+    """It ends with 2 and says what is wrong, before anything is made."""
     write("1.json", range(1))
     result = run("", *arguments)
 
@@ -234,9 +214,7 @@ def test_wrong_usage_makes_no_store(arguments: tuple[str, ...], reason: str) -> 
 
 
 def test_a_pipeline_that_is_not_there_is_wrong_usage() -> None:
-    """
-    With the nearest name.
-    """
+    """With the nearest name."""
     result = run("", *FILES, pipeline="counts_of_test:pipelines")
 
     assert (result.exit_code, "did you mean 'pipeline'" in result.stderr) == (2, True)

@@ -1,6 +1,4 @@
-"""
-``millpond savepoint``: makes, lists and drops them while the pipeline is stopped or runs.
-"""
+"""``millpond savepoint``: makes, lists and drops them while the pipeline is stopped or runs."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ pytestmark = pytest.mark.zookeeper
 
 
 class Count(mp.Computation):
-    """
-    Counts a key's records.
-    """
+    """Counts a key's records."""
 
     def process_record(self, context, record):
         context.state.set(context.state.get(0) + 1)
@@ -28,9 +24,7 @@ class Count(mp.Computation):
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    A store with two supersteps, whose savepoints the tests share.
-    """
+    """A store with two supersteps, whose savepoints the tests share."""
     folder = tmp_path_factory.mktemp("kept") / "pond"
     pipeline = mp.Pipeline("p")
     pipeline.inject("in", key="k", at="at").apply(Count(), name="count")
@@ -46,9 +40,7 @@ def invoke(command: str, *arguments: str | Path) -> Result:
 
 
 def test_a_savepoint_is_made_read_listed_and_dropped(pond: Path) -> None:
-    """
-    And other commands take its name for a version.
-    """
+    """And other commands take its name for a version."""
     first = min(
         entry["version"]
         for entry in map(json.loads, invoke("history", pond, "--json").stdout.splitlines())
@@ -75,9 +67,7 @@ def test_a_savepoint_is_made_read_listed_and_dropped(pond: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_an_error(pond: Path, arguments: tuple[str, ...], message: str) -> None:
-    """
-    It names what is missing and changes nothing.
-    """
+    """It names what is missing and changes nothing."""
     command, *rest = arguments
     result = invoke(command, pond, *rest)
 

@@ -1,6 +1,4 @@
-"""
-``millpond upgrade``: the states that earlier code wrote, upgraded by the code that a user's module declares.
-"""
+"""``millpond upgrade``: the states that earlier code wrote, upgraded by the code that a user's module declares."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ SECOND = {"version": 1, "start": '{"count": 0}', "step": '{"count": count["count
 
 
 class Pond:
-    """
-    A store, and a module of the current folder with the pipeline.
-    """
+    """A store, and a module of the current folder with the pipeline."""
 
     def __init__(self, folder: Path, hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path, self.hosts, self.module = folder / "pond", hosts, f"app_of_{folder.name}".replace("-", "_")
@@ -79,9 +75,7 @@ class Pond:
 
 @pytest.fixture
 def pond(tmp_path: Path, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch) -> Pond:
-    """
-    A store with two rows that the first code wrote, and the second code in its place.
-    """
+    """A store with two rows that the first code wrote, and the second code in its place."""
     pond = Pond(tmp_path, zookeeper_hosts, monkeypatch)
     pond.deploy(FIRST)
     pond.run("a", "b", "b")

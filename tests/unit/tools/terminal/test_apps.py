@@ -1,6 +1,4 @@
-"""
-Code by ``module:name``: found in the current folder, and told apart from what is not there.
-"""
+"""Code by ``module:name``: found in the current folder, and told apart from what is not there."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_a_pipeline_or_a_function_that_returns_one(text: str, name: str) -> None:
-    """
-    Both are pipelines, in a module or a package of the current folder.
-    """
+    """Both are pipelines, in a module or a package of the current folder."""
     found = load_pipeline(text)
 
     assert isinstance(found, mp.Pipeline)
@@ -68,9 +64,7 @@ def test_a_pipeline_or_a_function_that_returns_one(text: str, name: str) -> None
 
 
 def test_anything_else_is_found_as_it_is() -> None:
-    """
-    `load_app` calls nothing.
-    """
+    """`load_app` calls nothing."""
     assert load_app("app_of_test:number") == 7
     assert callable(load_app("app_of_test:pipeline"))
 
@@ -94,17 +88,13 @@ def test_anything_else_is_found_as_it_is() -> None:
     ],
 )
 def test_what_is_not_there_is_told_with_the_nearest_name(text: str, reason: str) -> None:
-    """
-    A missing module, a missing name, code that fails, and what is no pipeline, each in words of its own.
-    """
+    """A missing module, a missing name, code that fails, and what is no pipeline, each in words of its own."""
     with pytest.raises(InvalidError, match=reason):
         load_pipeline(text)
 
 
 def test_where_the_users_code_failed_is_told() -> None:
-    """
-    The note has the file and the line, and nothing of ours or of the import system.
-    """
+    """The note has the file and the line, and nothing of ours or of the import system."""
     with pytest.raises(InvalidError) as failed:
         load_app("raises_of_test:made")
     (note,) = failed.value.__notes__
@@ -115,9 +105,7 @@ def test_where_the_users_code_failed_is_told() -> None:
 
 
 def test_wrong_words_are_wrong_usage() -> None:
-    """
-    The command ends as it does for a wrong option, with the notes in its message.
-    """
+    """The command ends as it does for a wrong option, with the notes in its message."""
     with (
         pytest.raises(click.UsageError, match=r"(?s)importing raises_of_test failed.*line 2") as refused,
         wrong_usage(),

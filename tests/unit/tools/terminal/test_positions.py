@@ -1,6 +1,4 @@
-"""
-Positions of inputs, in words.
-"""
+"""Positions of inputs, in words."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ SPARK = 'v1\n{"batchWatermarkMs":0}\n{"logOffset":7}\n-'
 def test_a_position_has_words_and_a_place(
     source: str, batch: int, offsets: str | None, position: str, place: str | None
 ) -> None:
-    """
-    Rows, batches, all or nothing; and a file or an offset, unless it is of another position.
-    """
+    """Rows, batches, all or nothing; and a file or an offset, unless it is of another position."""
     app_id = input_app_id("shop", "orders/new", source)
     told = {} if offsets is None else {app_id: offsets}
     (found,) = consumed_inputs({superstep_app_id("shop"): 3, app_id: batch}, told)

@@ -1,6 +1,4 @@
-"""
-Progress bars: in a terminal on standard error, and nowhere else.
-"""
+"""Progress bars: in a terminal on standard error, and nowhere else."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ main()
 
 
 def in_terminal(folder: Path, *arguments: str) -> tuple[str, str]:
-    """
-    What a command prints to standard output, which is a pipe, and to standard error, which is a terminal.
-    """
+    """What a command prints to standard output, which is a pipe, and to standard error, which is a terminal."""
     terminal, end = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)
@@ -51,9 +47,7 @@ def in_terminal(folder: Path, *arguments: str) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    A folder with a store that has one row.
-    """
+    """A folder with a store that has one row."""
     from tests.unit.tools.test_command_line import fill
 
     folder = tmp_path_factory.mktemp("progress")
@@ -62,9 +56,7 @@ def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_bar_is_shown_in_a_terminal_only(pond: Path) -> None:
-    """
-    It is on standard error, so that a pipe has the result alone; without a terminal there is none.
-    """
+    """It is on standard error, so that a pipe has the result alone; without a terminal there is none."""
     printed, shown = in_terminal(pond, "verify", "pond")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     plain = subprocess.run(
@@ -83,9 +75,7 @@ def test_a_bar_is_shown_in_a_terminal_only(pond: Path) -> None:
 
 
 def test_the_bar_of_a_fork_counts_files(pond: Path) -> None:
-    """
-    At its end all of them are done.
-    """
+    """At its end all of them are done."""
     printed, shown = in_terminal(pond, "fork", "pond", "fork")
 
     assert "4 files" in printed
@@ -94,9 +84,7 @@ def test_the_bar_of_a_fork_counts_files(pond: Path) -> None:
 
 
 def test_a_run_shows_how_far_its_input_is_read(pond: Path, zookeeper_hosts: str) -> None:
-    """
-    One bar for each input, up to its last row, and no log lines.
-    """
+    """One bar for each input, up to its last row, and no log lines."""
     (pond / "shown_of_test.py").write_text(
         "import millpond as mp\n\nmade = mp.Pipeline('p')\nrows = made.inject('rows', key='k', at='at')\n"
         "rows.window(mp.FixedWindows('1s')).combine(mp.Count(), name='count')\n",

@@ -1,6 +1,4 @@
-"""
-Rows out of files: their order, their types, their positions, and what is refused.
-"""
+"""Rows out of files: their order, their types, their positions, and what is refused."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ from millpond.tools.terminal.row_files import RowFiles
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """
-    Rows as a file of the format that its name says.
-    """
+    """Rows as a file of the format that its name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     match path.suffixes:
         case [*_, ".parquet"]:
@@ -51,9 +47,7 @@ def read(source: RowFiles, start: int = 0, records_max: int = 10) -> list[Any]:
 @pytest.mark.parametrize("suffix", ["parquet", "json", "jsonl", "json.gz", "csv"])
 @pytest.mark.parametrize("start", [0, 1, 9, 10, 11, 24, 25])
 def test_rows_of_every_format(tmp_path: Path, suffix: str, start: int) -> None:
-    """
-    From any row on, the same rows in the same order, in full pieces whatever the files' sizes.
-    """
+    """From any row on, the same rows in the same order, in full pieces whatever the files' sizes."""
     for name, (first, last) in {"a": (0, 10), "b": (10, 11), "c": (11, 25)}.items():
         write(tmp_path / f"{name}.{suffix}", numbered(first, last))
     source = RowFiles(tmp_path)
@@ -67,9 +61,7 @@ def test_rows_of_every_format(tmp_path: Path, suffix: str, start: int) -> None:
 
 
 def test_files_are_in_the_order_of_their_names(tmp_path: Path) -> None:
-    """
-    Numbers in names count as numbers, folders below count, and what begins with a dot or an underscore does not.
-    """
+    """Numbers in names count as numbers, folders below count, and what begins with a dot or an underscore does not."""
     for name in ("10.json", "9.json", "2/5.json", "_SUCCESS", ".hidden.json", "_temporary/0.json"):
         write(tmp_path / name, [{"file": name}])
 
@@ -77,9 +69,7 @@ def test_files_are_in_the_order_of_their_names(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_no_json_is_passed_on_as_text(tmp_path: Path) -> None:
-    """
-    It is the engine's to make a dead letter of; blank lines are none.
-    """
+    """It is the engine's to make a dead letter of; blank lines are none."""
     path = tmp_path / "rows.json"
     path.write_text('{"n": 1}\n\nno json\n  \n{"n": 2}\n', encoding="utf-8")
     source = RowFiles(path)
@@ -88,8 +78,7 @@ def test_a_line_that_is_no_json_is_passed_on_as_text(tmp_path: Path) -> None:
 
 
 def test_csv_columns_have_the_type_that_all_their_texts_have(tmp_path: Path) -> None:
-    """
-    Whole numbers, numbers, and truth values, in all rows of all files; codes with zeros in front, times, keys and a mix
+    """Whole numbers, numbers, and truth values, in all rows of all files; codes with zeros in front, times, keys and a mix
     of kinds are text, and nothing is null.
     """
     columns = ("key", "whole", "number", "truth", "code", "at", "mixed", "late_text")
@@ -104,9 +93,7 @@ def test_csv_columns_have_the_type_that_all_their_texts_have(tmp_path: Path) -> 
 
 
 def test_csv_cells_without_anything_are_null(tmp_path: Path) -> None:
-    """
-    Quoted ones are empty texts, and a quoted line break is part of a cell.
-    """
+    """Quoted ones are empty texts, and a quoted line break is part of a cell."""
     path = tmp_path / "rows.csv"
     path.write_text('a,b,c\n,"",1\n"x\ny",z,\n', encoding="utf-8")
 
@@ -114,9 +101,7 @@ def test_csv_cells_without_anything_are_null(tmp_path: Path) -> None:
 
 
 def test_files_of_other_columns_are_not_put_together(tmp_path: Path) -> None:
-    """
-    Then a piece ends with the file, and each has its own columns.
-    """
+    """Then a piece ends with the file, and each has its own columns."""
     write(tmp_path / "1.parquet", [{"n": 1}])
     write(tmp_path / "2.parquet", [{"n": 2, "new": "x"}])
 
@@ -127,9 +112,7 @@ def test_files_of_other_columns_are_not_put_together(tmp_path: Path) -> None:
 
 
 def test_positions_are_those_of_files(tmp_path: Path) -> None:
-    """
-    Where so many rows end is the file of the last one and its number in it; of none there is no position.
-    """
+    """Where so many rows end is the file of the last one and its number in it; of none there is no position."""
     write(tmp_path / "1.json", numbered(0, 3))
     write(tmp_path / "2.json", numbered(3, 5))
     source = RowFiles(tmp_path)
@@ -153,9 +136,7 @@ def test_positions_are_those_of_files(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_may_grow_at_its_end_only(tmp_path: Path, name: str, rows: int, is_refused: bool) -> None:
-    """
-    Files that come behind, or grow behind, what was consumed are new rows; in front of that they are refused.
-    """
+    """Files that come behind, or grow behind, what was consumed are new rows; in front of that they are refused."""
     write(tmp_path / "1.json", numbered(0, 3))
     write(tmp_path / "2.json", numbered(3, 5))
     before = RowFiles(tmp_path)
@@ -173,9 +154,7 @@ def test_a_folder_may_grow_at_its_end_only(tmp_path: Path, name: str, rows: int,
 
 
 def test_positions_of_others_and_of_other_counts_say_nothing(tmp_path: Path) -> None:
-    """
-    What another source said, and what was said before a repair took the position back, is not compared.
-    """
+    """What another source said, and what was said before a repair took the position back, is not compared."""
     source = RowFiles(write(tmp_path / "1.json", numbered(0, 3)))
     elsewhere = json.dumps({"rows": 2, "file": "other.json", "row": 2, "files_before": 0})
     source.check_offsets(2, "v1\n{}\n")
@@ -187,9 +166,7 @@ def test_positions_of_others_and_of_other_counts_say_nothing(tmp_path: Path) -> 
 
 
 def test_what_is_appended_meanwhile_is_left_for_the_next_run(tmp_path: Path) -> None:
-    """
-    The rows are those that there were when they were counted; fewer are an error.
-    """
+    """The rows are those that there were when they were counted; fewer are an error."""
     path = write(tmp_path / "1.json", numbered(0, 3))
     source = RowFiles(path)
     assert source.count == 3
@@ -202,9 +179,7 @@ def test_what_is_appended_meanwhile_is_left_for_the_next_run(tmp_path: Path) -> 
 
 
 def test_files_without_rows_are_passed_over(tmp_path: Path) -> None:
-    """
-    Empty files, and a header alone, have no rows.
-    """
+    """Empty files, and a header alone, have no rows."""
     (tmp_path / "0.csv").touch()
     (tmp_path / "1.csv").write_text("n\n", encoding="utf-8")
     write(tmp_path / "2.csv", [{"n": 1}])
@@ -215,8 +190,7 @@ def test_files_without_rows_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    """
-    With what it is: nothing there, an empty folder, a name without a format, several formats, a Delta table, an array,
+    """With what it is: nothing there, an empty folder, a name without a format, several formats, a Delta table, an array,
     bytes of another format, ragged lines, two columns of one name, and a file that has gone.
     """
     (tmp_path / "empty").mkdir()

@@ -1,6 +1,4 @@
-"""
-Files as streams of Spark: the rows that the local runner reads of them.
-"""
+"""Files as streams of Spark: the rows that the local runner reads of them."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ CSV = """key,n,x,yes,code,at,no
 
 
 def on_spark(spark: SparkSession, path: Path, tmp_path: Path) -> list[dict[str, Any]]:
-    """
-    What a stream of the files brings, in no order.
-    """
+    """What a stream of the files brings, in no order."""
     found: list[dict[str, Any]] = []
     stream = stream_of_files(spark, str(path), {"key"})
     query = (
@@ -49,9 +45,7 @@ def on_spark(spark: SparkSession, path: Path, tmp_path: Path) -> list[dict[str, 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.json", "rows.parquet", "folder"])
 def test_spark_reads_the_same_rows(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """
-    Of a file of each format, and of a folder: the same columns, types and values.
-    """
+    """Of a file of each format, and of a folder: the same columns, types and values."""
     path = tmp_path / name
     if name == "folder":
         (path / "below").mkdir(parents=True)
@@ -74,9 +68,7 @@ def test_spark_reads_the_same_rows(spark: SparkSession, tmp_path: Path, name: st
 
 
 def test_what_is_not_there_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """
-    On this machine, and where Spark looks for it.
-    """
+    """On this machine, and where Spark looks for it."""
     with pytest.raises(InvalidError, match="no file and no folder"):
         stream_of_files(spark, str(tmp_path / "none.json"), ())
     with pytest.raises(InvalidError, match="spark cannot read"):

@@ -1,6 +1,4 @@
-"""
-``millpond load``: a file becomes rows.
-"""
+"""``millpond load``: a file becomes rows."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ pytestmark = pytest.mark.zookeeper
 
 @pytest.fixture(scope="module")
 def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    A store without rows.
-    """
+    """A store without rows."""
     path = tmp_path_factory.mktemp("load") / "pond"
     Store.open(path).close()
     return path
@@ -31,9 +27,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 def test_a_file_becomes_rows(pond: Path, tmp_path: Path) -> None:
-    """
-    And the command says which version has them, to people and to programs.
-    """
+    """And the command says which version has them, to people and to programs."""
     file = tmp_path / "counts.csv"
     file.write_text('key,state,timers\na,7,"[{""at"": 5, ""tag"": ""t""}]"\nb,8,\n')
 
@@ -51,9 +45,7 @@ def test_a_file_becomes_rows(pond: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_rows_is_refused_in_a_line(pond: Path, tmp_path: Path) -> None:
-    """
-    Without a traceback, and without a change of the store.
-    """
+    """Without a traceback, and without a change of the store."""
     file = tmp_path / "counts.csv"
     file.write_text("key,state\na,7\na,8\n")
 
@@ -64,9 +56,7 @@ def test_a_file_that_is_no_rows_is_refused_in_a_line(pond: Path, tmp_path: Path)
 
 
 def test_a_store_is_created_only_if_that_is_said(tmp_path: Path) -> None:
-    """
-    A path that is wrong makes no store.
-    """
+    """A path that is wrong makes no store."""
     file = tmp_path / "counts.jsonl"
     file.write_text('{"key": "a", "state": {"n": 1}}\n')
 
