@@ -30,6 +30,7 @@ from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
 from benchmarks.tables import driver_table
 from millpond.executor.bundle.bundle import BundleStatistics
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.observation import InputObservation
@@ -50,7 +51,7 @@ from millpond.executor.python_workers.task_plan import (
 from millpond.executor.spark.routing import routes_of
 from millpond.executor.spark.slots import Slots
 from millpond.executor.superstep.coordinator import Coordinator
-from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import commit_path
 from millpond.statestore.log.snapshot import load

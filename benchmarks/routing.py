@@ -17,7 +17,7 @@ import click
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
 from millpond.executor.injectors.policy import BoundedDisorder
-from millpond.executor.pipeline.nodes import InjectorNode
+from millpond.executor.pipeline.injector_node import InjectorNode
 from millpond.executor.spark.routing import Route, Router
 from millpond.executor.spark.session import spark_session
 from millpond.statestore.system import SystemClock

@@ -19,11 +19,11 @@ import click
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
 from millpond.executor.bundle.bundle import BundleStatistics
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.python_workers.task_plan import SlotReport, pack_parts
 from millpond.executor.superstep.delivery import ProductionSource
-from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import Holder
 from millpond.statestore.log.action import Action, Add, CommitInfo, JsonValue, Remove, Txn

@@ -112,9 +112,9 @@ from .executor.payloads.protobuf_payload import ProtobufPayload as ProtobufPaylo
 from .executor.payloads.schema_lookup import SchemasById as SchemasById
 from .executor.payloads.schema_text import SchemaLike as SchemaLike
 from .executor.pipeline.backfill import Backfill as Backfill
+from .executor.pipeline.injector_node import FieldExtractor as FieldExtractor
 from .executor.pipeline.key_extractor import KeyExtractor as KeyExtractor
 from .executor.pipeline.names import DEAD_LETTERS as DEAD_LETTERS
-from .executor.pipeline.nodes import FieldExtractor as FieldExtractor
 from .executor.pipeline.nodes import OnError as OnError
 from .executor.pipeline.nodes import OnLate as OnLate
 from .executor.pipeline.signals import SignalWindow as SignalWindow

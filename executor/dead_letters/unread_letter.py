@@ -14,8 +14,9 @@ from millpond.executor.bundle.letter_value import describe_value, is_whole, lett
 from millpond.executor.bundle.retried_letter import RetriedLetter, check_types_kept, letter_time_us
 from millpond.executor.payloads.decoded_rows import rows_to_extract, value_of_row
 from millpond.executor.pipeline.extract_rows import read_injected
+from millpond.executor.pipeline.injector_node import InjectorNode
 from millpond.executor.pipeline.key_extractor import extract_key
-from millpond.executor.pipeline.nodes import ComputationNode, InjectorNode, Subscription
+from millpond.executor.pipeline.nodes import ComputationNode, Subscription
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import EventTimeMicros
 

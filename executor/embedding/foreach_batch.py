@@ -18,9 +18,10 @@ from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
 from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.backfill import Backfill
+from millpond.executor.pipeline.injector_node import FieldExtractor
 from millpond.executor.pipeline.key_extractor import KeyField
 from millpond.executor.pipeline.names import SIGNALS
-from millpond.executor.pipeline.nodes import FieldExtractor, OnError, OnLate
+from millpond.executor.pipeline.nodes import OnError, OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.stream import ComputationOptions
 from millpond.executor.pipeline.weak import ProductionMode

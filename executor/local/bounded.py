@@ -24,7 +24,7 @@ from millpond.executor.local.row_source import RowSource, source_of
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX
 from millpond.executor.pipeline.extract_rows import Rows, oldest_time, readable_times
-from millpond.executor.pipeline.nodes import InjectorNode
+from millpond.executor.pipeline.injector_node import InjectorNode
 from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.plan import InputPosition

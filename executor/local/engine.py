@@ -17,6 +17,7 @@ from functools import partial
 import pyarrow as pa
 
 from millpond.executor.bundle.bundle import Bundle, DeadLetter, Deliveries
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.injectors.observation import InputObservation
@@ -36,7 +37,7 @@ from millpond.executor.superstep.delivery import (
     within,
 )
 from millpond.executor.superstep.interval_worker import IntervalWorker, bundle_of
-from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.superstep.report import SuperstepReport
 from millpond.executor.superstep.topology_parts import TopologyParts
 from millpond.executor.superstep.undelivered import UndeliveredProductions

@@ -27,7 +27,7 @@ from millpond.executor.pipeline.extract_rows import (
     scoped_ids,
     with_marks,
 )
-from millpond.executor.pipeline.nodes import InjectorNode
+from millpond.executor.pipeline.injector_node import InjectorNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.delivery import take
 from millpond.statestore.types import EventTimeMicros

@@ -11,7 +11,7 @@ import pyarrow as pa
 from millpond.executor.local.rows import pieces
 from millpond.executor.payloads.decoded_rows import rows_to_extract
 from millpond.executor.pipeline.extract_rows import Rows, row_count
-from millpond.executor.pipeline.nodes import InjectorNode
+from millpond.executor.pipeline.injector_node import InjectorNode
 
 
 class RowSource(ABC):

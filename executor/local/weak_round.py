@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.executor.bundle.bundle import Bundle, DeadLetter, Deliveries
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.bundle.result import BundleResult
 from millpond.executor.bundle.row_update import summarise_kept
 from millpond.executor.bundle.weak_productions import Straggler, WeakProductions
@@ -32,7 +33,7 @@ from millpond.executor.superstep.delivery import (
     within,
 )
 from millpond.executor.superstep.interval_worker import IntervalWorker, bundle_of
-from millpond.executor.superstep.plan import IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.plan import SuperstepPlan
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval

@@ -24,8 +24,8 @@ from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.payloads.decoded_rows import ROW_DICTS, UndecodedRow, value_of_row
 from millpond.executor.pipeline.changes import change_errors, change_signs, images, signed_ids
+from millpond.executor.pipeline.injector_node import FieldExtractor, InjectorNode
 from millpond.executor.pipeline.key_extractor import KeyExtractor, extract_key_column, extract_keys, key_names
-from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.keys.key_text import encode_key
 from millpond.statestore.rows.codec import PlainObject

@@ -11,8 +11,8 @@ from millpond.executor.injectors.ingress_time import IngressTime
 from millpond.executor.injectors.policy import WatermarkPolicy
 from millpond.executor.payloads.decoded_rows import ROW_PREFIX
 from millpond.executor.payloads.payload import Payload
+from millpond.executor.pipeline.injector_node import FieldExtractor
 from millpond.executor.pipeline.key_extractor import check_key_extractor
-from millpond.executor.pipeline.nodes import FieldExtractor
 from millpond.statestore.errors import InvalidError, did_you_mean
 
 

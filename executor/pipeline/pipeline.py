@@ -36,16 +36,9 @@ from millpond.executor.pipeline.injector_checks import (
     check_payload,
     positive_us,
 )
+from millpond.executor.pipeline.injector_node import FieldExtractor, InjectorNode
 from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, check_key_extractor, settled_key
-from millpond.executor.pipeline.nodes import (
-    ComputationNode,
-    FieldExtractor,
-    InjectorNode,
-    OnError,
-    OnLate,
-    SinkNode,
-    Subscription,
-)
+from millpond.executor.pipeline.nodes import ComputationNode, OnError, OnLate, SinkNode, Subscription
 from millpond.executor.pipeline.state_versions import check_state_version
 from millpond.executor.pipeline.stream import ComputationOptions, Stream
 from millpond.executor.pipeline.topology import Topology

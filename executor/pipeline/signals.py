@@ -16,8 +16,9 @@ import pyarrow as pa
 from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US
 from millpond.executor.event_time.time_reading import TimeReading
 from millpond.executor.injectors.policy import FollowingLogic, InjectorLogic
+from millpond.executor.pipeline.injector_node import InjectorNode
 from millpond.executor.pipeline.names import SIGNALS
-from millpond.executor.pipeline.nodes import ComputationNode, InjectorNode, Subscription
+from millpond.executor.pipeline.nodes import ComputationNode, Subscription
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros

@@ -14,8 +14,9 @@ from functools import cached_property
 from millpond.executor.event_time.clocks import EXACT
 from millpond.executor.pipeline.backfill import Backfill
 from millpond.executor.pipeline.fusion import fused_order, fused_streams
+from millpond.executor.pipeline.injector_node import InjectorNode
 from millpond.executor.pipeline.names import DEAD_LETTERS, SIGNALS
-from millpond.executor.pipeline.nodes import ComputationNode, InjectorNode, SinkNode, Subscription
+from millpond.executor.pipeline.nodes import ComputationNode, SinkNode, Subscription
 from millpond.executor.pipeline.positions import stream_number
 from millpond.executor.pipeline.weak import WeakStreams, addressed, is_addressed
 from millpond.statestore.errors import InvalidError, did_you_mean

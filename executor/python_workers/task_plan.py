@@ -12,6 +12,7 @@ import cloudpickle
 import pyarrow as pa
 
 from millpond.executor.bundle.bundle import DeadLetter
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.bundle.result import Manifest
 from millpond.executor.event_time.time_reading import DEFAULT_READING, TimeReading
 from millpond.executor.injectors.observation import InputObservation, Watch
@@ -19,7 +20,6 @@ from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.weak import WeakStreams
 from millpond.executor.python_workers.routed_columns import RoutedColumns
 from millpond.executor.superstep.delivery import ProductionSource
-from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.app_ids import RESTORED_APP_ID
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.gc_pause import collector_paused

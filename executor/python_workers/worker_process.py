@@ -19,6 +19,7 @@ import cloudpickle
 import pyarrow as pa
 
 from millpond.executor.bundle.bundle import Deliveries
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.bundle.result import Manifest
 from millpond.executor.computation.watchdog import OnStuck
 from millpond.executor.pipeline.nodes import ComputationNode
@@ -30,7 +31,6 @@ from millpond.executor.python_workers.task_plan import TaskPlan, WorkerSetting
 from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.executor.superstep.interval_worker import IntervalWorker, bundle_of
-from millpond.executor.superstep.plan import IntervalPlan
 from millpond.executor.superstep.undelivered import UndeliveredProductions
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import cloudpickle
 import pyarrow as pa
 
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.injectors.policies import MarkColumn
 from millpond.executor.payloads.decoded_rows import rows_to_extract
 from millpond.executor.pipeline.nodes import ComputationNode
@@ -48,7 +49,7 @@ from millpond.executor.spark.slots import Slots
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import ProductionSource, keys_of, read_productions, weak_only
 from millpond.executor.superstep.key_columns import ROWS_READ
-from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.superstep.report import SuperstepReport
 from millpond.executor.superstep.topology_parts import TopologyParts
 from millpond.executor.superstep.undelivered import addresses_of

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from millpond.executor.event_time.duration import duration_text
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.payloads.decoded_rows import ROW_PREFIX
-from millpond.executor.pipeline.nodes import InjectorNode
+from millpond.executor.pipeline.injector_node import InjectorNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.python_workers.importable import check_importable
 from millpond.executor.spark.connect import refuse_connect

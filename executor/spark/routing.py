@@ -25,8 +25,8 @@ from millpond.executor.payloads.payload import Payload
 from millpond.executor.pipeline.changes import CHANGE_ERROR, CHANGE_SIGN, image_names
 from millpond.executor.pipeline.extract_rows import Rows, read_injected
 from millpond.executor.pipeline.injector_checks import told_of_stream
+from millpond.executor.pipeline.injector_node import InjectorNode
 from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, key_names
-from millpond.executor.pipeline.nodes import InjectorNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.python_workers.routed_columns import (
     AT,

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import count
 from typing import Final
 
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.bundle.result import Manifest
 from millpond.executor.ownership.cut import Cut
 from millpond.executor.python_workers.task_plan import SlotParts
-from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.interval import Interval
 
 _REMEMBERED: Final = 4

@@ -15,7 +15,8 @@ from pyspark.sql.types import StructType
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.ingress_time import IngressTime
-from millpond.executor.pipeline.nodes import FieldExtractor, OnError
+from millpond.executor.pipeline.injector_node import FieldExtractor
+from millpond.executor.pipeline.nodes import OnError
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.columns import TYPED_FIELD
 from millpond.executor.sinks.sink import DeltaSink, Sink

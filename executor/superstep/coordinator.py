@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from millpond.executor.balance.policy import BalancePolicy
 from millpond.executor.bundle.bundle import DeadLetter
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.bundle.result import Manifest
 from millpond.executor.dead_letters.dead_letter import WrittenLetters
 from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit
@@ -40,7 +41,7 @@ from millpond.executor.superstep.pending import (
     keep_undelivered,
     pending_of,
 )
-from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.superstep.report import SuperstepReport, report_of
 from millpond.executor.superstep.request import superstep_request
 from millpond.executor.superstep.topology_parts import PartOptions, PartsInUse, TopologyParts

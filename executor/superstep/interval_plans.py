@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.bundle.retried_letter import RetriedLetter
 from millpond.executor.ownership.owned_interval import OwnedInterval
-from millpond.executor.superstep.plan import IntervalPlan
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot

@@ -13,6 +13,7 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from millpond.executor.bundle.bundle import Bundle, Deliveries
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.bundle.processor import IntervalProcessor
 from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.watchdog import OnStuck
@@ -21,7 +22,6 @@ from millpond.executor.pipeline.weak import STRONG, WeakStreams
 from millpond.executor.soft_state.memory_budget import MemoryBudget
 from millpond.executor.soft_state.row_reader import StoreRowReader
 from millpond.executor.soft_state.soft_state import SoftState
-from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.check import check
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval

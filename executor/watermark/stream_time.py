@@ -18,7 +18,7 @@ from millpond.executor.injectors.ingress_time import IngressTime, stamp_of
 from millpond.executor.injectors.observation import DEFAULT_MEMBER, InputObservation, TimesSeen, Watch
 from millpond.executor.injectors.policies import wants_delays
 from millpond.executor.injectors.policy import InjectorLogic
-from millpond.executor.pipeline.nodes import InjectorNode
+from millpond.executor.pipeline.injector_node import InjectorNode
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
 
 MemberStatus: TypeAlias = Literal["expected", "idle", "gone"]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.executor.bundle.bundle import DeadLetter, Deliveries
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.computation.computation import Computation
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -25,7 +26,6 @@ from millpond.executor.python_workers.routed_productions import (
 )
 from millpond.executor.python_workers.task_plan import WorkerSetting
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA, ProductionSource
-from millpond.executor.superstep.plan import IntervalPlan
 from millpond.executor.superstep.undelivered import UndeliveredProductions
 from millpond.statestore.errors import DataError, InternalError
 from millpond.statestore.interval import Interval

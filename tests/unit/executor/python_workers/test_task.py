@@ -12,6 +12,7 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.record import Record
@@ -30,7 +31,6 @@ from millpond.executor.python_workers.task_plan import (
 )
 from millpond.executor.python_workers.worker_process import WorkerProcess
 from millpond.executor.superstep.delivery import ProductionSource
-from millpond.executor.superstep.plan import IntervalPlan
 from millpond.statestore.errors import InternalError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.live_file import LiveFile

@@ -19,8 +19,8 @@ from millpond.executor.event_time.time_reading import (
 )
 from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.pipeline.extract_rows import read_injected
+from millpond.executor.pipeline.injector_node import FieldExtractor, InjectorNode
 from millpond.executor.pipeline.key_extractor import KeyExtractor
-from millpond.executor.pipeline.nodes import FieldExtractor, InjectorNode
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.python_workers.routed_columns import TARGET
 from millpond.executor.spark.homes import OneMachine

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.executor.bundle.bundle import BundleStatistics, DeadLetter, ProductionSummary
+from millpond.executor.bundle.interval_plan import IntervalPlan
 from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.injectors.observation import InputObservation
@@ -17,7 +18,7 @@ from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.pipeline.names import DEAD_LETTERS, control_interval
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.superstep.coordinator import Coordinator
-from millpond.executor.superstep.plan import InputPosition, IntervalPlan, SuperstepPlan
+from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.superstep.totals import Totals
 from millpond.statestore.app_ids import superstep_app_id
 from millpond.statestore.errors import FencedError, InvalidError
