@@ -112,12 +112,12 @@ class LetterSelection:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be compared with a letter."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            kind = int if field.name == "before_us" else str
+        for part in fields(self):
+            value = getattr(self, part.name)
+            kind = int if part.name == "before_us" else str
             if value is not None and type(value) is not kind:
                 raise InvalidError(
-                    "a selection of dead letters has a part of the wrong type", part=field.name
+                    "a selection of dead letters has a part of the wrong type", part=part.name
                 )
 
     @property
