@@ -29,22 +29,17 @@ from benchmarks.cache_loads import LOADS, Load, Rows, Step
 from benchmarks.interval_processor import cpu_us
 from benchmarks.json_result import tell_result
 from benchmarks.pictures import STYLE
-from millpond.executor.bundle.bundle import Deliveries
 from millpond.executor.computation.values import ArrowValues
+from millpond.executor.interval.bundle import Deliveries
+from millpond.executor.interval.eviction import Candidates, EvictionPolicy, least_recently_used, window_aware
+from millpond.executor.interval.row_cache import MemoryBudget
+from millpond.executor.interval.row_reader import StoreRowReader
+from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.soft_state.eviction import (
-    Candidates,
-    EvictionPolicy,
-    least_recently_used,
-    window_aware,
-)
-from millpond.executor.soft_state.memory_budget import MemoryBudget
-from millpond.executor.soft_state.row_reader import StoreRowReader
-from millpond.executor.soft_state.soft_state import SoftState
 from millpond.gc.compaction import CompactionRules
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.metered import MeteredObjects
-from millpond.statestore.rows.id_retention import IdRetention
+from millpond.statestore.rows.bloom import IdRetention
 from millpond.statestore.types import TIME_MIN_US, Superstep, WallTimeMicros
 from millpond.testing.fixtures.interval_run import IntervalRun
 

@@ -22,14 +22,14 @@ import click
 import pyarrow as pa
 
 from benchmarks.engine_result import percentile
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
-from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
 SHAPES: Final = tuple((keys, files) for keys in (10_000, 1_000_000) for files in (10, 1_000))
 """Numbers of keys and live files of the tables."""

@@ -23,7 +23,7 @@ from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.plan import InputPosition
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock

@@ -29,17 +29,17 @@ from rich.console import Console
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
 from benchmarks.tables import driver_table
-from millpond.executor.bundle.bundle import BundleStatistics
-from millpond.executor.bundle.interval_plan import IntervalPlan
-from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.computation import Computation
-from millpond.executor.injectors.observation import InputObservation
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.interval.bundle import BundleStatistics
+from millpond.executor.interval.row_update import BundleResult, Manifest
+from millpond.executor.interval.worker import IntervalPlan
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.python_workers.routed_columns import RoutedColumns
-from millpond.executor.python_workers.task import make_task
-from millpond.executor.python_workers.task_plan import (
+from millpond.executor.spark.routing import routes_of
+from millpond.executor.spark.slots import Slots
+from millpond.executor.spark.task import make_task
+from millpond.executor.spark.task_plan import (
+    RoutedColumns,
     RoutedInput,
     SlotParts,
     SlotReport,
@@ -48,14 +48,14 @@ from millpond.executor.python_workers.task_plan import (
     pack_parts,
     read_slot_reports,
 )
-from millpond.executor.spark.routing import routes_of
-from millpond.executor.spark.slots import Slots
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
+from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import commit_path
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.objects.disk_options import DiskOptions
+from millpond.statestore.objects.disk_tier import DiskOptions
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng

@@ -17,13 +17,13 @@ from typing import Any, Final
 import click
 
 from benchmarks.engine_result import percentile
-from millpond.dataflow.pipeline import Pipeline
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.repair.fork import fork_store
+from millpond.executor.replay.fork import fork_store
+from millpond.executor.time.watermark_policies import BoundedDisorder
+from millpond.executor.windows.pipeline import Pipeline
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock

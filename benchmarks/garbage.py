@@ -30,17 +30,17 @@ from typing import Any, Final
 import click
 
 from benchmarks.engine_result import percentile
-from millpond.dataflow.combiners.combiners import Count
-from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.computation.records import Record
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.executor.time.watermark_policies import BoundedDisorder
+from millpond.executor.windows.combiners import Count
+from millpond.executor.windows.pipeline import Pipeline
+from millpond.executor.windows.window_fns import FixedWindows
+from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng

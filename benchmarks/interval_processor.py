@@ -15,19 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import Bundle, Deliveries
-from millpond.executor.bundle.processor import IntervalProcessor
-from millpond.executor.bundle.result import BundleResult
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record, Records
-from millpond.executor.computation.timer import Timer
+from millpond.executor.computation.records import Record, Records
+from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import ArrowValues
+from millpond.executor.interval.bundle import Bundle, Deliveries
+from millpond.executor.interval.processor import IntervalProcessor
+from millpond.executor.interval.row_reader import StoreRowReader
+from millpond.executor.interval.row_update import BundleResult
+from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.soft_state.row_reader import StoreRowReader
-from millpond.executor.soft_state.soft_state import SoftState
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.live_file import LiveFile, row_file_to_add
+from millpond.statestore.log.files import LiveFile, row_file_to_add
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import Fence

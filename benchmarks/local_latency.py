@@ -28,12 +28,12 @@ import numpy as np
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.computation.records import Record
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.nodes import ProductionMode
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.weak import ProductionMode
+from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import DURABILITIES, Durability

@@ -25,12 +25,12 @@ import pyarrow as pa
 from benchmarks.json_result import tell_result
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.computation.timer import Timer
-from millpond.executor.injectors.policy import ManualWatermark
+from millpond.executor.computation.records import Record
+from millpond.executor.computation.timers import Timer
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.time.watermark_policies import ManualWatermark
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 

@@ -16,10 +16,10 @@ import click
 
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
-from millpond.executor.injectors.policy import BoundedDisorder
-from millpond.executor.pipeline.injector_node import InjectorNode
+from millpond.executor.inputs.injector import InjectorNode
 from millpond.executor.spark.routing import Route, Router
 from millpond.executor.spark.session import spark_session
+from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.system import SystemClock
 
 if TYPE_CHECKING:

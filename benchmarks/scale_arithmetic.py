@@ -18,24 +18,24 @@ import click
 
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
-from millpond.executor.bundle.bundle import BundleStatistics
-from millpond.executor.bundle.interval_plan import IntervalPlan
-from millpond.executor.bundle.result import BundleResult, Manifest
+from millpond.executor.interval.bundle import BundleStatistics
+from millpond.executor.interval.row_update import BundleResult, Manifest
+from millpond.executor.interval.worker import IntervalPlan
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.python_workers.task_plan import SlotReport, pack_parts
+from millpond.executor.spark.task_plan import SlotReport, pack_parts
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import Holder
+from millpond.statestore.leases.zookeeper_nodes import IntervalNodes, StorePaths, batches, taking
+from millpond.statestore.leases.zookeeper_session import Create
 from millpond.statestore.log.action import Action, Add, CommitInfo, JsonValue, Remove, Txn
 from millpond.statestore.log.checkpoint import write_part
 from millpond.statestore.log.commit_file import encode
-from millpond.statestore.log.live_file import LiveFile, row_file_to_add
+from millpond.statestore.log.files import LiveFile, row_file_to_add
 from millpond.statestore.rows.files import RowFile, row_file_path
 from millpond.statestore.rows.row import Fence, pack_fence
 from millpond.statestore.system import SystemRng
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, TableVersion
-from millpond.statestore.zookeeper.nodes import IntervalNodes, StorePaths, batches, taking
-from millpond.statestore.zookeeper.session import Create
 
 COMPACTED_AT_ONCE: Final = 32
 """How many compactions one commit takes, and one commit of them follows a superstep at most."""

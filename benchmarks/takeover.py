@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.json_result import tell_result
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.testing.processes.relay import Relay
 
 

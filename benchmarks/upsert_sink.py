@@ -20,10 +20,10 @@ import orjson
 import pyarrow as pa
 
 from benchmarks.json_result import tell_result
-from millpond.dataflow.step.pane import Pane, Timing, WindowedValue
-from millpond.dataflow.windows.window import Window
 from millpond.executor.sinks.sink import DeltaSink, SinkWriter
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
+from millpond.executor.windows.pane import Pane, Timing, WindowedValue
+from millpond.executor.windows.window import Window
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Superstep
 

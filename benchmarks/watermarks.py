@@ -29,11 +29,11 @@ import pyarrow as pa
 from benchmarks.json_result import tell_result
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.injectors.policies import Monotone, ObservedPercentile
+from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.time.watermark_policies import Monotone, ObservedPercentile
 from millpond.executor.watermark.authority import WatermarkAuthority
 from millpond.statestore.interval import Interval
 from millpond.statestore.store import Store

@@ -8,11 +8,11 @@ two it never deletes a file that a reader needs. A published horizon never falls
 
 Savepoints do not hold it back: of what is older than the horizon, collectors leave what the versions of savepoints
 need. For those who make one, the horizon is published in the store as well
-(`millpond.statestore.versions.collected`).
+(`millpond.statestore.history.savepoint`).
 
-Readers pin versions through `millpond.statestore.catalog.reading`. A writer needs no pin: it works
+Readers pin versions through `millpond.statestore.catalog.catalog`. A writer needs no pin: it works
 on the newest version, and checks the boundary that a cleanup of the log publishes before it
-deletes (`millpond.statestore.log.boundary`). MillWheel's store, Bigtable, collects old cell
+deletes (`millpond.statestore.log.writer`). MillWheel's store, Bigtable, collects old cell
 versions itself (MillWheel §4.4); a Delta table leaves that to its writers.
 """
 
@@ -22,17 +22,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog
 from millpond.statestore.catalog.entries import HorizonKind
 from millpond.statestore.catalog.pins import collected_below
-from millpond.statestore.catalog.reading import READER_LIFETIME_MS
 from millpond.statestore.errors import ConflictError
+from millpond.statestore.history.savepoint import publish_collected_horizon
 from millpond.statestore.log.action import CommitInfo
 from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Clock, TableVersion
-from millpond.statestore.versions.collected import publish_collected_horizon
 
 _COLLECTOR: Final = "gc"
 _TRIES: Final = 3

@@ -7,7 +7,7 @@ with. Oldest files go first, so a collection that is killed leaves a shorter log
 version the commit file and a checkpoint stay.
 
 The boundary is published before anything is deleted, and writers check it after each put
-(`millpond.statestore.log.boundary`): no commit gets lost in a deleted part of the log,
+(`millpond.statestore.log.writer`): no commit gets lost in a deleted part of the log,
 whatever clocks say. Such a commit would be refused, though, and readers that are opening
 the table would start over; so commits of the last half minute stay whatever the retention. A
 running pipeline observes the table with a monotonic clock and passes the version that it saw then.
@@ -18,16 +18,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from millpond.gc.collector import Collection
+from millpond.gc.collector import Collection, Survey
 from millpond.gc.horizon import version_at
-from millpond.gc.survey import Survey
-from millpond.gc.vacuum import delete_files
+from millpond.gc.orphan import delete_files
 from millpond.statestore.errors import ObjectMissingError
-from millpond.statestore.log.boundary import publish_log_boundary
+from millpond.statestore.history.replayed_log import replay_log
+from millpond.statestore.history.savepoint import write_checkpoint_of
 from millpond.statestore.log.log import Log
+from millpond.statestore.log.writer import publish_log_boundary
 from millpond.statestore.types import Clock, Objects, TableVersion
-from millpond.statestore.versions.replayed_log import replay_log
-from millpond.statestore.versions.savepoint import write_checkpoint_of
 
 _OF_VERSION: Final = re.compile(r"^_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d+\.\d+)?\.parquet)$")
 

@@ -12,6 +12,11 @@ other engines and stay.
 The replayed log may have forgotten a file that it once named: checkpoints of other engines omit files
 removed a week ago. So before anything is deleted, all retained versions are checked: the files of the
 horizon's version, the files added by every commit since, and the files of open savepoints.
+
+Vacuum: delete data files that the table has removed and that no readable version needs.
+
+A file is deleted when its removal is settled: it was removed at or before the horizon, and no commit
+has added it again since. So no version at or after the horizon contains it. Files of savepoints stay.
 """
 
 from __future__ import annotations
@@ -19,20 +24,75 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 from urllib.parse import unquote
 
-from millpond.gc.collector import Collection
-from millpond.gc.survey import Survey
-from millpond.gc.vacuum import delete_files
+from millpond.gc.collector import Collection, Survey
 from millpond.statestore.errors import DataError, ObjectMissingError
+from millpond.statestore.failpoint import reach
+from millpond.statestore.history.replayed_log import replay_log
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
 from millpond.statestore.log.commit_file import decode
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.rows.files import read_row_files
-from millpond.statestore.types import Sequencer, Superstep, TableVersion
-from millpond.statestore.versions.replayed_log import replay_log
+from millpond.statestore.types import Objects, Sequencer, Superstep, TableVersion
+
+_DELETED_AT_ONCE: Final = 1_000
+
+
+class VacuumCollector:
+    """Deletes removed data files behind the horizon.
+
+    Args:
+        survey: the survey of the store.
+    """
+
+    kind = "vacuum"
+
+    def __init__(self, survey: Survey) -> None:
+        self._survey = survey
+
+    def collect(self, *, dry_run: bool = False) -> Collection:
+        """Delete the files, or only list them on a dry run.
+
+        Raises:
+            UnavailableError: the store is unavailable; some files may be deleted.
+        """
+        sizes = self._garbage()
+        if not dry_run:
+            delete_files(self._survey.objects, sizes)
+        return Collection(kind=self.kind, paths=tuple(sizes), freed_bytes=sum(sizes.values()))
+
+    def _garbage(self) -> dict[str, int]:
+        survey = self._survey
+        if survey.settled is None:
+            return {}
+        newest = survey.newest
+        return {
+            path: remove.size_bytes or 0
+            for path, remove in sorted(survey.settled.removes.items())
+            if path in survey.data_files
+            and path not in survey.pinned
+            and path not in newest.adds
+            # If a file was removed, added and removed again, the later removal counts.
+            and newest.removes.get(path, remove).deletion_time_ms == remove.deletion_time_ms
+        }
+
+
+def delete_files(objects: Objects, paths: Iterable[str]) -> None:
+    """Delete files in bounded batches.
+
+    Raises:
+        UnavailableError: the store is unavailable; some files may be deleted.
+    """
+    rest = iter(paths)
+    while batch := list(islice(rest, _DELETED_AT_ONCE)):
+        reach("garbage.before_delete")
+        objects.delete(batch)
+        reach("garbage.deleted")
+
 
 _OWN_NAME: Final = re.compile(r"^computation=([^/]*)/(\d{10,})-[0-9a-f]{32}\.parquet$")
 _READ_MAX: Final = 1_000

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from millpond.gc.compaction import Compacted
-from millpond.gc.compaction_plan import Compaction, in_order_of_time
-from millpond.statestore.commit.request import IntervalWrite
+from millpond.gc.compaction import Compacted, Compaction, in_order_of_time
 from millpond.statestore.interval import Interval, locate
-from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.files import LiveFile
+from millpond.statestore.log.rules import IntervalWrite
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import Superstep
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from millpond.gc.collector import Collection, Collector
+from millpond.gc.collector import Collection, Collector, survey
 from millpond.gc.horizon import Horizons
 from millpond.gc.log import LogCollector, write_checkpoint
-from millpond.gc.orphan import OrphanCollector, Owned
-from millpond.gc.survey import survey
-from millpond.gc.vacuum import VacuumCollector
+from millpond.gc.orphan import OrphanCollector, Owned, VacuumCollector
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach

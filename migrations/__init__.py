@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Column, MetaData, PrimaryKeyConstraint, String, Table, inspect, text
 
-from millpond.statestore.catalog.tables import METADATA
+from millpond.statestore.catalog.engine import METADATA
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import context
 
 from millpond.migrations import VERSION_TABLE
-from millpond.statestore.catalog.tables import METADATA
+from millpond.statestore.catalog.engine import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

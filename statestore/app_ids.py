@@ -247,12 +247,12 @@ def recorded_word(positions: Mapping[str, int], prefix: str, computation: str) -
 
 
 def key_columns_app_id(computation: str, columns: str) -> str:
-    """Name the columns that a computation's typed keys are made of; see `millpond.statestore.keys.key_columns`."""
+    """Name the columns that a computation's typed keys are made of; see `millpond.statestore.rows.key_columns`."""
     return KEY_COLUMNS_PREFIX + quoted(computation, columns)
 
 
 def state_columns_app_id(computation: str, columns: str) -> str:
-    """Name the columns that views show of a computation's states; see `millpond.statestore.views.state_columns`."""
+    """Name the columns that views show of a computation's states; see `millpond.statestore.view_columns`."""
     return STATE_COLUMNS_PREFIX + quoted(computation, columns)
 
 

@@ -12,19 +12,17 @@ from typing import Final
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
-from millpond.statestore.identity.lineage import Lineage
-from millpond.statestore.identity.location import local_folder
+from millpond.statestore.history.lineage import Lineage, local_folder
 from millpond.statestore.leases.lease import Leases
-from millpond.statestore.log.high_water import Mark
+from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
+from millpond.statestore.leases.zookeeper_high_water import ask_for_mark, local_server
+from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
+from millpond.statestore.log.high_water import LINGER_MS, Mark, StoredMark
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.log.stored_mark import LINGER_MS, StoredMark
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.types import Clock, Objects, Rng
-from millpond.statestore.zookeeper.lease import ZooKeeperLeases
-from millpond.statestore.zookeeper.mark import ask_for_mark, local_server
-from millpond.statestore.zookeeper.security import ZooKeeperSecurity
-from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
 _REBUILT_COMMITS_MAX: Final = 1_000
 _REVIVAL_US: Final = 1_000_000

@@ -21,24 +21,45 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
-from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.catalog import Catalog, pinned_snapshot
 from millpond.statestore.catalog.engine import default_catalog_url
-from millpond.statestore.catalog.reading import pinned_snapshot
-from millpond.statestore.closeable import Closeable
-from millpond.statestore.commit.committer import Committer
+from millpond.statestore.check import Closeable
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.identity.adoption import Adoption, adopt_store
-from millpond.statestore.identity.lineage import Lineage
-from millpond.statestore.identity.location import ROWS_FOLDER, check_location, local_folder, place_of
+from millpond.statestore.history.lineage import (
+    ROWS_FOLDER,
+    Adoption,
+    Lineage,
+    adopt_store,
+    check_location,
+    local_folder,
+    place_of,
+)
+from millpond.statestore.history.savepoint import Savepoint, drop_savepoint, make_savepoint, open_savepoints
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.loading.beginning import LoadBeginning
-from millpond.statestore.loading.load import Loaded, LoadedForm, LoadProgress, LoadTarget, load_rows
+from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity, security_of
+from millpond.statestore.leases.zookeeper_lease import SESSION_TIMEOUT_MS
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
+from millpond.statestore.loading.load import (
+    LoadBeginning,
+    Loaded,
+    LoadedForm,
+    LoadProgress,
+    LoadTarget,
+    load_rows,
+)
 from millpond.statestore.loading.source import LoadSource
-from millpond.statestore.log.high_water import HighWater, check_high_water
+from millpond.statestore.log.committer import Committer
+from millpond.statestore.log.high_water import (
+    BothHighWaters,
+    HighWater,
+    StoredMark,
+    check_high_water,
+    list_marks,
+    newest_mark,
+)
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
-from millpond.statestore.log.stored_mark import BothHighWaters, StoredMark, list_marks, newest_mark
 from millpond.statestore.log.table import check_format, create_rows_table, store_id_of
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
@@ -57,11 +78,7 @@ from millpond.statestore.rows.files import PARQUET
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Objects, Rng, TableVersion
-from millpond.statestore.versions.savepoint import Savepoint, drop_savepoint, make_savepoint, open_savepoints
 from millpond.statestore.view import RowsView, connect
-from millpond.statestore.zookeeper.lease import SESSION_TIMEOUT_MS
-from millpond.statestore.zookeeper.security import ZooKeeperSecurity, security_of
-from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
 if TYPE_CHECKING:
     import duckdb
@@ -192,7 +209,7 @@ class Store(Closeable):
                 two syncs of the disk a commit. An object store needs no choice: what it acknowledges is durable.
             adopt: what this store is, where it is not what it was: ``moved``, it lies elsewhere and there is no
                 other; ``copy``, its original goes on, and this one goes its own way; ``restored``, it is
-                an older copy that takes the place of what was lost. See `millpond.statestore.identity.adoption`.
+                an older copy that takes the place of what was lost. See `millpond.statestore.history.lineage`.
             leases: makes this writer's leases instead of ZooKeeper; for tests and simulation.
             clock: the source of time.
             rng: the source of names.

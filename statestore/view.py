@@ -26,26 +26,27 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.keys.key_columns import key_columns_in, key_lookup
-from millpond.statestore.keys.key_text import KeyValue, encode_key
-from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.committer import PendingFiles, pending_files
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
-from millpond.statestore.log.undelivered import PendingFiles, pending_files
 from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
+from millpond.statestore.rows.key_columns import key_columns_in, key_lookup
+from millpond.statestore.rows.key_text import KeyValue, encode_key
 from millpond.statestore.rows.merge import MERGE_COLUMNS, split_rows
 from millpond.statestore.rows.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
-from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, STATE_VERSION
-from millpond.statestore.rows.whole_row import (
+from millpond.statestore.rows.row import (
     ID_COLUMNS,
+    PARTITION_COLUMN,
     PRODUCTION_COLUMNS,
+    ROW_SCHEMA,
+    STATE_VERSION,
     ListsOfKeys,
     lists_by_key,
     pending_only,
 )
 from millpond.statestore.types import Objects, TableVersion
-from millpond.statestore.views.shown_columns import ShownColumn, shown_columns
-from millpond.statestore.views.state_columns import StateColumn, state_columns_in
+from millpond.statestore.view_columns import ShownColumn, StateColumn, shown_columns, state_columns_in
 
 if TYPE_CHECKING:
     import duckdb

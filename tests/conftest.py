@@ -15,7 +15,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, settings
 
-from millpond.statestore.zookeeper.process import OPTIONS_VARIABLE
+from millpond.statestore.leases.zookeeper_process import OPTIONS_VARIABLE
 from millpond.testing.faults.report import FaultReport
 from tests.distribution import SPARK, Distribution, group_of
 from tests.short_lived import (
@@ -166,8 +166,8 @@ def spark_as_reader(spark: SparkSession) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def zookeeper_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """``host:port`` of one embedded ZooKeeper server for the whole run."""
+    from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
     from millpond.statestore.system import SystemClock, SystemRng
-    from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 
     server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), SystemClock(), SystemRng())
     yield server.start_or_join()

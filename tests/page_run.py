@@ -24,9 +24,9 @@ from typing import Any, Final
 from click.testing import CliRunner
 
 import millpond as mp
+from millpond.cli.main import main
+from millpond.statestore.leases.zookeeper_process import noted
 from millpond.statestore.system import SystemClock
-from millpond.statestore.zookeeper.process import noted
-from millpond.tools.command_line import main
 from tests.documents import Block, Document
 from tests.short_lived import SHORT_LIVED_JAVA
 

@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 from click.testing import CliRunner
 from pyarrow import csv
 
+from millpond.cli.main import main
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
-from millpond.tools.command_line import main
 
 _CODE: Final = """
 import millpond as mp

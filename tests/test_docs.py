@@ -12,7 +12,7 @@ import click
 import pytest
 
 import millpond as mp
-from millpond.tools.command_line import main
+from millpond.cli.main import main
 from tests.documents import Document, documents, readme
 from tests.tidy import ROOMS, ROOT
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.statestore.zookeeper.process import noted
+from millpond.statestore.leases.zookeeper_process import noted
 from tests.documents import Document, pages_to_run
 from tests.page_run import PageError, PageRun
 

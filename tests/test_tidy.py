@@ -93,8 +93,8 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (tidy.banned_modules, "statestore/x.py", "import datetime as dt\nlater = dt.datetime.now"),
     (tidy.banned_modules, "statestore/x.py", "from threading import Timer"),
     (tidy.banned_modules, "statestore/x.py", "import threading\nthreading.Timer(1, print)"),
-    (tidy.arrows_point_down, "statestore/x.py", "from millpond.executor.computation.timer import Timer"),
-    (tidy.arrows_point_down, "executor/x.py", "import millpond.dataflow.windows.window"),
+    (tidy.arrows_point_down, "statestore/x.py", "from millpond.executor.computation.timers import Timer"),
+    (tidy.arrows_point_down, "executor/x.py", "import millpond.executor.windows.window"),
     (tidy.arrows_point_down, "executor/x.py", "from millpond.testing import models"),
     (tidy.arrows_point_down, "gc/x.py", "import millpond as mp"),
     (tidy.arrows_point_down, "gc/x.py", "from millpond import Store"),
@@ -103,7 +103,7 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (
         tidy.sub_room_arrows_point_down,
         "executor/event_time/x.py",
-        "from millpond.executor.bundle.bundle import Bundle",
+        "from millpond.executor.interval.bundle import Bundle",
     ),
     (
         tidy.sub_room_arrows_point_down,
@@ -117,7 +117,7 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (
         tidy.sub_room_arrows_point_down,
         "dataflow/windows/x.py",
-        "from millpond.dataflow.pipeline import Pipeline",
+        "from millpond.executor.windows.pipeline import Pipeline",
     ),
     (tidy.bare_asserts, "statestore/x.py", "assert 1"),
     (tidy.prints, "executor/x.py", "print('here')"),
@@ -181,7 +181,7 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (
         tidy.sub_room_arrows_point_down,
         "executor/local/x.py",
-        "from millpond.executor.event_time.clocks import Clocks\nfrom millpond.statestore.store import Store",
+        "from millpond.executor.time.clocks import Clocks\nfrom millpond.statestore.store import Store",
     ),
     (tidy.sub_room_arrows_point_down, "statestore/store.py", "from millpond.statestore.catalog import pins"),
     (tidy.bare_asserts, "tests/unit/test_x.py", "assert 1"),

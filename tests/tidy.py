@@ -161,19 +161,19 @@ WORDS_KEPT: Final[dict[str, str]] = {
     "CHANGELOG.md": ".*",  # what earlier versions called things
     "tests/tidy.py": ".*",  # names them
     "tests/test_tidy.py": ".*",  # plants them
-    "executor/repair/plan.py": "fold",  # what stores of 0.1 call the commit of a compaction
-    "tools/terminal/output.py": "fold",  # an argument of Rich's
-    "dataflow/windows/window_state.py": "news",  # a key in rows, which are read for ever
-    "dataflow/step/key_windows.py": "news",  # the same
-    "tests/unit/dataflow/test_stream.py": "news",  # the same
-    "tests/unit/dataflow/step/test_window_states.py": "news",  # the same
-    "tests/unit/dataflow/test_retractions.py": "news",  # the same
-    "testing/simulation/fault.py": "news",  # the name of a fault, which stored seeds have
-    "testing/simulation/line.py": "news",  # the same
+    "executor/replay/repair_plan.py": "fold",  # what stores of 0.1 call the commit of a compaction
+    "millpond/cli/terminal/output.py": "fold",  # an argument of Rich's
+    "executor/windows/window_state.py": "news",  # a key in rows, which are read for ever
+    "executor/windows/key_windows.py": "news",  # the same
+    "tests/unit/executor/windows/test_stream.py": "news",  # the same
+    "tests/unit/executor/windows/test_window_states.py": "news",  # the same
+    "tests/unit/executor/windows/test_retractions.py": "news",  # the same
+    "millpond/testing/simulation/fault.py": "news",  # the name of a fault, which stored seeds have
+    "millpond/testing/simulation/line.py": "news",  # the same
     "tests/planted/README.md": "news",  # the same
-    "tests/unit/executor/bundle/test_letter_value.py": "fold",  # an argument of Python's times
-    "testing/servers/postgresql.py": "nobody",  # an account of the system
-    "testing/simulation/process.py": "nobody",  # part of a trace that seeds are known by
+    "tests/unit/executor/interval/test_letter_value.py": "fold",  # an argument of Python's times
+    "millpond/testing/servers/postgresql.py": "nobody",  # an account of the system
+    "millpond/testing/simulation/process.py": "nobody",  # part of a trace that seeds are known by
 }
 """Files in which some of them stand for a reason; as regular expressions."""
 

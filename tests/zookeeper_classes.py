@@ -14,11 +14,16 @@ from typing import Final
 
 from kazoo.client import KazooClient
 
+from millpond.statestore.leases.zookeeper_process import (
+    OPTIONS_VARIABLE,
+    class_path,
+    find_jars,
+    find_java,
+    noted,
+)
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.zookeeper.java import find_java
-from millpond.statestore.zookeeper.process import OPTIONS_VARIABLE, class_path, find_jars, noted
-from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.testing.servers.secured_zookeeper import SecuredZooKeeper
 from millpond.testing.servers.zookeeper import Ensemble
 from tests.short_lived import PLAIN_JAVA, ZOOKEEPER_CLASSES

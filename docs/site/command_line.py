@@ -9,7 +9,7 @@ from typing import Final
 import click
 from click.testing import CliRunner
 
-from millpond.tools.command_line import main
+from millpond.cli.main import main
 
 __all__ = ["PAGE", "page"]
 

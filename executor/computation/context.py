@@ -1,24 +1,131 @@
-"""The context of a hook: everything that user code may do, for exactly one key (MillWheel §5.1)."""
+"""The context of a hook: everything that user code may do, for exactly one key (MillWheel §5.1).
+
+Counters: sums that user code keeps for a computation as a whole, next to the state of its keys.
+
+A counter adds up all keys over the pipeline's whole life. It is exact, as state is: an addition counts
+if and only if its superstep is committed. The number of counters is bounded: a computation declares
+their names.
+
+A bundle's productions, column by column, in order of emission (MillWheel §6.1.2).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn, Protocol, TypeAlias
 
-from millpond.executor.computation.counters import AMOUNT_MAX, Counters
-from millpond.executor.computation.holds import Holds
-from millpond.executor.computation.key_timers import KeyTimers
-from millpond.executor.computation.productions import Productions
-from millpond.executor.computation.record_columns import InputTime
-from millpond.executor.computation.state import State
-from millpond.executor.computation.timer import Timer
-from millpond.executor.event_time.clocks import EXACT, Clocks
-from millpond.executor.event_time.instants import Moment, to_micros
+from millpond.executor.computation.records import InputTime
+from millpond.executor.computation.state import Holds, State
+from millpond.executor.computation.timers import KeyTimers, Timer
+from millpond.executor.time.clocks import EXACT, Clocks
+from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.keys.key_text import KeyValue, decode_key, encode_key
-from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.rows.codec import JsonCodec, PlainObject
+from millpond.statestore.rows.key_text import KeyValue, decode_key, encode_key
+from millpond.statestore.rows.row import PLAIN_MARK, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
+
+AMOUNT_MAX: Final = 2**40
+"""The most that one call may add: sums are positions of the table, which never fall and have 64 bits."""
+
+COUNTERS_MAX: Final = 32
+"""The most counters that a computation may declare."""
+
+
+def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
+    """The counters that a computation declares.
+
+    Raises:
+        InvalidError: ``declared`` is not a collection of names, or has more than `COUNTERS_MAX`.
+    """
+    if not isinstance(declared, tuple | list | frozenset | set):
+        raise InvalidError("counters is a tuple of names", computation=computation, found=declared)
+    for name in declared:
+        if not isinstance(name, str) or not name:
+            raise InvalidError("a counter's name is text", computation=computation, found=name)
+    if len(declared) > COUNTERS_MAX:
+        raise InvalidError("too many counters", computation=computation, counters_max=COUNTERS_MAX)
+    return tuple(declared)
+
+
+class Counters:
+    """The additions of one bundle; those of a failing hook are rolled back."""
+
+    __slots__ = ("_entries", "_sums")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[str, int]] = []
+        self._sums: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, name: str, amount: int) -> None:
+        """Add to a counter; `truncate` can undo it until `settle`."""
+        self._entries.append((name, amount))
+
+    def has(self, name: str, since: int) -> bool:
+        """Whether a counter was added to after the first ``since`` additions since `settle`."""
+        return any(added == name and amount for added, amount in self._entries[since:])
+
+    def truncate(self, length: int) -> None:
+        """Undo all but the first ``length`` additions since `settle`."""
+        del self._entries[length:]
+
+    def settle(self) -> None:
+        """Make the additions of the key's turn final."""
+        if self._entries:
+            for name, amount in self._entries:
+                self._sums[name] += amount
+            self._entries.clear()
+
+    def sums(self) -> Mapping[str, int]:
+        """The final sums by counter."""
+        self.settle()
+        return dict(self._sums)
+
+
+_encode: Final = JsonCodec().encode
+
+
+class Productions:
+    """The columns of produced records; values are encoded immediately, so later changes do not affect them."""
+
+    __slots__ = ("at", "blobs", "keys", "streams", "texts")
+
+    def __init__(self) -> None:
+        self.streams: list[str] = []
+        self.keys: list[str] = []
+        self.texts: list[str | None] = []
+        self.blobs: list[bytes | None] = []
+        self.at: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def append(self, stream: str, key: str, value: Any, at: int) -> None:
+        """Add a production; ``bytes`` stay bytes, any other value becomes JSON.
+
+        Raises:
+            InvalidError: JSON cannot represent the value.
+        """
+        is_bytes = isinstance(value, bytes)
+        text = None if is_bytes else _encode(value)
+        if type(value) is PlainObject:
+            text = f"{PLAIN_MARK}{text}"
+        self.streams.append(stream)
+        self.keys.append(key)
+        self.texts.append(text)
+        self.blobs.append(value if is_bytes else None)
+        self.at.append(at)
+
+    def truncate(self, count: int) -> None:
+        """Remove all but the first ``count`` productions."""
+        for column in (self.streams, self.keys, self.texts, self.blobs, self.at):
+            del column[count:]
+
 
 DomainName: TypeAlias = TimeDomain | Literal["event", "wall"]
 """A time domain, or its name."""

@@ -4,19 +4,105 @@ State is kept by value, not by reference: `State.set` encodes the object that it
 decodes it, so that what code reads never depends on how records are bundled. Numbers and text, and lists and
 dicts of nothing else, come to the same by a copy, and are encoded once, at the end of the key's turn in the
 bundle. A state of many parts need not be copied for each record: `State.open` keeps one object for the turn.
+
+States as rows and soft state have them: encoded, and with their version where earlier code wrote them.
+
+Holds: event times at which a key's state may still produce (MillWheel §5.2).
+
+While a state holds a time, the computation's output watermark does not pass it, and the key may
+produce at it, however late its input is by then. Holds are stored among the key's timers, in the same
+atomic row update as the state, so they are as durable as the state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
-from millpond.executor.computation.holds import Holds
-from millpond.executor.computation.stored_state import Encoded, StoredState
-from millpond.executor.computation.utf8 import has_utf8
-from millpond.executor.event_time.instants import Moment
+from millpond.executor.computation.records import InputTime
+from millpond.executor.computation.timers import KeyTimers, Timer
+from millpond.executor.computation.values import has_utf8
+from millpond.executor.time.clocks import EXACT
+from millpond.executor.time.instants import Moment, to_micros
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import Codec
+from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.types import TIME_MIN_US
+
+Encoded: TypeAlias = str | bytes
+"""State as the row stores it: text or bytes, depending on the codec."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormerState:
+    """A state that code of another ``state_version`` wrote.
+
+    Attributes:
+        encoded: the state, as the codec of that version encodes it.
+        version: that version.
+        upgraded: what today's code makes of it, in today's codec; ``None`` until code has asked for it.
+    """
+
+    encoded: Encoded
+    version: int
+    upgraded: Encoded | None = field(default=None, compare=False)
+
+    def __len__(self) -> int:
+        """What it occupies in soft state, as of text."""
+        return len(self.encoded) + len(self.upgraded or "")
+
+
+StoredState: TypeAlias = Encoded | FormerState
+"""A state of the current version, or an earlier one."""
+
+
+class Holds:
+    """The holds of the current key.
+
+    Args:
+        timers: the key's timers, among which holds are stored.
+        input_time: the time of the record or timer that user code is processing.
+    """
+
+    __slots__ = ("_input", "_timers")
+
+    def __init__(self, timers: KeyTimers, input_time: InputTime) -> None:
+        self._timers = timers
+        self._input = input_time
+
+    def set(self, at: Moment, tag: str) -> None:
+        """Hold a time; replaces a hold of the same tag.
+
+        Raises:
+            InvalidError: ``at`` is not a time, or is before `floor`.
+        """
+        moment = to_micros(at)
+        if moment < self.floor():
+            raise InvalidError("a hold may not be before the input", input_at=self._input.floor_at, at=moment)
+        self._timers.set(Timer(tag, TimeDomain.HOLD, moment, moment, EXACT))
+
+    def release(self, tag: str) -> None:
+        """Release the hold called ``tag``; does nothing if there is none."""
+        self._timers.delete(tag, TimeDomain.HOLD)
+
+    def release_all(self) -> None:
+        """Release every hold."""
+        for timer in self._timers.holds():
+            self._timers.delete(timer.tag, TimeDomain.HOLD)
+
+    def oldest(self) -> int | None:
+        """The earliest held time; ``None`` without a hold."""
+        return min((timer.at for timer in self._timers.holds()), default=None)
+
+    def floor(self) -> int:
+        """The earliest time that may be produced at: the input's less its slack, or an earlier one that is held.
+
+        A key holds the times of its holds and the output times of those timers that hold them.
+        """
+        owed, floor = self._timers.owed_at(), max(TIME_MIN_US, self._input.floor_at - self._input.slack_us)
+        return floor if owed is None else min(owed, floor)
+
 
 _UNREAD: Final = object()
 

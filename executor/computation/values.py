@@ -2,6 +2,8 @@
 
 Every call of ``value`` gives an object of its own, so that user code which changes a
 value cannot change what a second attempt at the record, or another consumer, will see.
+
+Text of users that may hold half a character: a lone surrogate has no UTF-8 form.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import DataError
 from millpond.statestore.rows.codec import PlainObject
-from millpond.statestore.rows.envelope import change_envelope, decode_value, has_envelope_fields, has_marks
+from millpond.statestore.rows.row import change_envelope, decode_value, has_envelope_fields, has_marks
 
 _ATOMS: Final = frozenset(
     {str, int, float, bool, type(None), bytes, datetime, date, time, timedelta, Decimal}
@@ -287,3 +289,17 @@ class ConcatenatedValues:
     def take(self, indices: _Indices) -> PythonValues:
         """The values at ``indices``, in that order, decoded."""
         return PythonValues([self.value(index) for index in indices.tolist()])
+
+
+def has_utf8(text: str) -> bool:
+    """Whether a text has a UTF-8 form."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def printable(text: str) -> str:
+    """A text that every output can carry: a lone surrogate is shown as its number."""
+    return text.encode(errors="backslashreplace").decode()

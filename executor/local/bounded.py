@@ -16,18 +16,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from millpond.executor.event_time.clocks import PercentileTimes
-from millpond.executor.injectors.ingress_time import IngressTime
-from millpond.executor.injectors.policies import Perfect
-from millpond.executor.injectors.policy import ManualWatermark
-from millpond.executor.local.row_source import RowSource, source_of
+from millpond.executor.inputs.extraction import Rows, oldest_time, readable_times
+from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
+from millpond.executor.local.rows import RowSource, source_of
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX
-from millpond.executor.pipeline.extract_rows import Rows, oldest_time, readable_times
-from millpond.executor.pipeline.injector_node import InjectorNode
-from millpond.executor.pipeline.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.time.clocks import PercentileTimes
+from millpond.executor.time.watermark_policies import IngressTime, ManualWatermark, Perfect
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 

@@ -16,37 +16,34 @@ from functools import partial
 
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import Bundle, DeadLetter, Deliveries
-from millpond.executor.bundle.interval_plan import IntervalPlan
-from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.watchdog import OnStuck
-from millpond.executor.injectors.observation import InputObservation
-from millpond.executor.local.input import ExtractedInputs, OutsideRows, extract_inputs, taken_of
+from millpond.executor.inputs.extraction import Rows
+from millpond.executor.interval.bundle import Bundle, DeadLetter, Deliveries
+from millpond.executor.interval.row_cache import MemoryBudget
+from millpond.executor.interval.row_update import BundleResult, Manifest
+from millpond.executor.interval.worker import IntervalPlan, IntervalWorker, bundle_of
+from millpond.executor.local.intake import ExtractedInputs, OutsideRows, extract_inputs, taken_of
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS, RanBundle, WeakRounds
-from millpond.executor.maintenance.helper_thread import HelperThread
-from millpond.executor.maintenance.inline import INLINE
-from millpond.executor.ownership.cut import Cut
-from millpond.executor.pipeline.extract_rows import Rows
+from millpond.executor.maintenance.helpers import INLINE, HelperThread
+from millpond.executor.ownership.cuts import Cut
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.soft_state.memory_budget import MemoryBudget
-from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.commit import SuperstepReport
+from millpond.executor.superstep.coordinator import Coordinator, TopologyParts
 from millpond.executor.superstep.delivery import (
     ProductionSource,
+    UndeliveredProductions,
     flatten_productions,
     read_productions,
     within,
 )
-from millpond.executor.superstep.interval_worker import IntervalWorker, bundle_of
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
-from millpond.executor.superstep.report import SuperstepReport
-from millpond.executor.superstep.topology_parts import TopologyParts
-from millpond.executor.superstep.undelivered import UndeliveredProductions
+from millpond.executor.time.observations import InputObservation
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.files import RowFile
-from millpond.statestore.rows.page_indexes import PAGE_INDEXES
+from millpond.statestore.rows.page_index import PAGE_INDEXES
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, EventTimeMicros, Objects, Rng, TableVersion
 

@@ -12,24 +12,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from millpond.executor.event_time.clocks import PercentileTimes
-from millpond.executor.local.fit import check_fit
-from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry
-from millpond.executor.local.row_source import DecodedSource, RowSource, source_of
-from millpond.executor.local.rows import RowsLike, pieces, rows_from
+from millpond.executor.inputs.changes import flat_rows
+from millpond.executor.inputs.extraction import Rows
+from millpond.executor.inputs.payload import rows_to_extract
+from millpond.executor.inputs.positions import LOCAL_SOURCE, after_the_end
+from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry, check_fit
+from millpond.executor.local.rows import DecodedSource, RowsLike, RowSource, pieces, rows_from, source_of
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
-from millpond.executor.payloads.decoded_rows import rows_to_extract
-from millpond.executor.pipeline.changes import flat_rows
-from millpond.executor.pipeline.extract_rows import Rows
-from millpond.executor.pipeline.names import SIGNALS
-from millpond.executor.pipeline.positions import LOCAL_SOURCE, after_the_end
+from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.pipeline_update import PipelineUpdate
-from millpond.executor.run.run import Run
+from millpond.executor.run.run import PipelineUpdate, Run
 from millpond.executor.run.status import RunStatus, WatermarkUpdate
+from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.plan import InputPosition
-from millpond.executor.superstep.report import SuperstepReport
-from millpond.executor.watermark.conditions import Conditions
+from millpond.executor.time.clocks import PercentileTimes
+from millpond.executor.watermark.authority import Conditions
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from millpond.executor.balance.policy import BalancePolicy
-from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit
 from millpond.executor.local.bounded import consume_inputs, observe_rows
 from millpond.executor.local.engine import LocalEngine
 from millpond.executor.local.rows import RowsLike
@@ -20,17 +18,19 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS
 from millpond.executor.local.worker import LocalWorker
 from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.options import RunnerOptions, check_at_least
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.executor.run.status import RunSummary
+from millpond.executor.superstep.dead_letters import DeadLetterLimit
+from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
+from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Rng
-from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
 _WRITERS: Final = 2
 _LOG_EVERY_MS: Final = 1_000.0

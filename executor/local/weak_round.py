@@ -18,11 +18,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from millpond.executor.bundle.bundle import Bundle, DeadLetter, Deliveries
-from millpond.executor.bundle.interval_plan import IntervalPlan
-from millpond.executor.bundle.result import BundleResult
-from millpond.executor.bundle.row_update import summarise_kept
-from millpond.executor.bundle.weak_productions import Straggler, WeakProductions
+from millpond.executor.interval.bundle import Bundle, DeadLetter, Deliveries
+from millpond.executor.interval.row_update import BundleResult, Straggler, WeakProductions, summarise_kept
+from millpond.executor.interval.worker import IntervalPlan, IntervalWorker, bundle_of
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.delivery import (
@@ -32,12 +30,11 @@ from millpond.executor.superstep.delivery import (
     positions_within,
     within,
 )
-from millpond.executor.superstep.interval_worker import IntervalWorker, bundle_of
 from millpond.executor.superstep.plan import SuperstepPlan
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.types import Clock, Superstep
 

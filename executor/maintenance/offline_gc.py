@@ -13,29 +13,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.ownership.file_names import OwnedNames
-from millpond.executor.pipeline.names import control_interval
-from millpond.executor.pipeline.positions import (
+from millpond.executor.inputs.positions import (
     claimed_by,
     id_slack_of,
     percentile_watermark_app_id,
     superstep_of,
 )
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.ownership.ownership import OwnedNames
+from millpond.executor.pipeline.nodes import control_interval
 from millpond.gc.collector import Collection
-from millpond.gc.compaction import CompactionRules, compact_files
-from millpond.gc.compaction_plan import Compaction, plan_compaction
+from millpond.gc.compaction import Compaction, CompactionRules, compact_files, plan_compaction
 from millpond.gc.orphan import Owned
 from millpond.gc.round import CollectionRound, collect_garbage
 from millpond.statestore.app_ids import supersteps_of
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
-from millpond.statestore.leases.lease import Lease
-from millpond.statestore.leases.maintenance_lock import exclusive
+from millpond.statestore.leases.lease import Lease, exclusive
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.rows.id_retention import ID_SLACK_US, IdRetention
+from millpond.statestore.rows.bloom import ID_SLACK_US, IdRetention
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import (

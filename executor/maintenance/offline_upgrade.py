@@ -19,22 +19,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.computation.stored_state import Encoded, FormerState
-from millpond.executor.computation.upgrading_state import upgrade
-from millpond.executor.ownership.evolution import plan_evolution
-from millpond.executor.ownership.file_names import OwnedNames
-from millpond.executor.ownership.ownership import Ownership
-from millpond.executor.ownership.pipeline_names import as_stored
-from millpond.executor.ownership.stored_states import check_states
+from millpond.executor.computation.computation import upgrade
+from millpond.executor.computation.state import Encoded, FormerState
+from millpond.executor.inputs.positions import superstep_of
+from millpond.executor.ownership.evolution import as_stored, plan_evolution
+from millpond.executor.ownership.ownership import OwnedNames, Ownership
+from millpond.executor.ownership.recovery import check_states
 from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.positions import superstep_of
 from millpond.executor.pipeline.topology import Topology
 from millpond.gc.compaction import stretches
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.leases.maintenance_lock import exclusive
-from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.leases.lease import exclusive
+from millpond.statestore.log.files import LiveFile
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.merge import combine_updates

@@ -1,14 +1,31 @@
-"""When and where a running pipeline compacts its store and collects garbage."""
+"""When and where a running pipeline compacts its store and collects garbage.
+
+Who does the work of upkeep: Spark jobs, helper processes, threads, or the caller.
+
+Large compactions have a worker of their own, so that they delay neither small ones nor collections.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, get_args
+from functools import partial
+from typing import Final, Literal, Protocol, TypeAlias, get_args
 
-from millpond.executor.event_time.duration import Duration, duration_us
-from millpond.gc.compaction_plan import CompactionPolicy
-from millpond.gc.round import Retention
+from millpond.executor.maintenance.helpers import INLINE, HelperProcess
+from millpond.executor.time.instants import Duration, duration_us
+from millpond.gc.compaction import Compacted, CompactionPolicy
+from millpond.gc.orphan import Owned
+from millpond.gc.round import CollectionRound, Retention, collect_garbage, collect_garbage_at
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.objects.local import LocalObjects
+from millpond.statestore.objects.obstore import ObstoreObjects
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.statestore.types import Clock, TableVersion
 
 Place: TypeAlias = Literal["auto", "spark", "process", "thread"]
 """Where compactions are prepared; see `UpkeepPolicy`."""
@@ -71,3 +88,166 @@ class UpkeepPolicy:
     def collect_early(self) -> int:
         """The number of versions after which garbage is collected early."""
         return max(1, self.collect_every // _EARLY_ROUNDS)
+
+
+_SMALL_AT_ONCE: Final = 2
+_LARGE_S_MAX: Final = 21_600.0
+
+
+class CompactionWorker(Protocol):
+    """Prepares compactions somewhere; what it is given pickles."""
+
+    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
+        """Have a compaction prepared: `compact_files` with its arguments."""
+        ...
+
+    def shutdown(self) -> None:
+        """Take no more work and stop."""
+        ...
+
+
+class RoundWorker(Protocol):
+    """Collects garbage somewhere."""
+
+    def collect(
+        self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
+    ) -> Future[CollectionRound]:
+        """Have a round of garbage collection done; see `collect_garbage`."""
+        ...
+
+    def shutdown(self) -> None:
+        """Take no more work and stop."""
+        ...
+
+
+CompactionWorkers: TypeAlias = Callable[[str, int], CompactionWorker]
+"""Makes a worker, given a name and how many compactions it may prepare at a time."""
+
+
+class ExecutorWorker:
+    """Works within this process: in the threads of an executor, or in the caller's.
+
+    Args:
+        executor: does the work.
+        clock: the run's.
+    """
+
+    def __init__(self, executor: Executor, clock: Clock) -> None:
+        self._executor = executor
+        self._clock = clock
+
+    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
+        """Have a compaction prepared."""
+        return self._executor.submit(work)
+
+    def collect(
+        self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
+    ) -> Future[CollectionRound]:
+        """Have a round of garbage collection done."""
+        return self._executor.submit(
+            collect_garbage,
+            store.objects,
+            store.catalog,
+            self._clock,
+            retention=retention,
+            owned=owned,
+            seen=seen,
+        )
+
+    def shutdown(self) -> None:
+        """Stop; what is under way is waited for."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class ProcessWorker:
+    """Works in another process of this machine, which opens store and catalog for itself.
+
+    Args:
+        process: does the work.
+        is_cut_short: whether the work under way is given up at shutdown; it is waited for otherwise.
+    """
+
+    def __init__(self, process: HelperProcess, *, is_cut_short: bool = False) -> None:
+        self.process = process
+        self._is_cut_short = is_cut_short
+
+    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
+        """Have a compaction prepared."""
+        return self.process.submit(work)
+
+    def collect(
+        self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
+    ) -> Future[CollectionRound]:
+        """Have a round of garbage collection done."""
+        return self.process.submit(
+            collect_garbage_at,
+            store.objects,
+            store.catalog_url,
+            store.store_id,
+            retention=retention,
+            owned=owned,
+            seen=seen,
+        )
+
+    def shutdown(self) -> None:
+        """End the process."""
+        if self._is_cut_short:
+            self.process.abort()
+        self.process.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepWorkers:
+    """Where each kind of work is done.
+
+    Attributes:
+        rounds: garbage collection.
+        small: compactions that fit into memory.
+        large: those that go through a disk.
+        is_inline: whether all work is done by the time that it has been asked for.
+    """
+
+    rounds: RoundWorker
+    small: CompactionWorker
+    large: CompactionWorker
+    is_inline: bool = False
+
+    def does_rounds(self, worker: object) -> bool:
+        """Whether a worker is the one that collects garbage, which does one thing after the other."""
+        return worker is self.rounds
+
+    def shutdown(self) -> None:
+        """Stop; small work is waited for, large compactions and Spark jobs are cut short."""
+        for worker in (self.small, self.large, self.rounds):
+            worker.shutdown()
+
+
+def workers_of(
+    store: Store, clock: Clock, *, background: bool, in_thread: bool, elsewhere: CompactionWorkers | None
+) -> UpkeepWorkers:
+    """The workers that a policy asks for, as far as they can open the store; none is started yet.
+
+    Args:
+        store: the open store.
+        clock: the run's.
+        background: whether work is done outside of the thread that asks for it.
+        in_thread: whether it stays in this process.
+        elsewhere: makes workers on other machines; ``None`` for helper processes of this one.
+    """
+    if not background:
+        inline = ExecutorWorker(INLINE, clock)
+        return UpkeepWorkers(rounds=inline, small=inline, large=inline, is_inline=True)
+    is_shared = isinstance(store.objects, LocalObjects | ObstoreObjects) and isinstance(clock, SystemClock)
+    if in_thread or not is_shared or not sys.executable:
+        thread = ExecutorWorker(ThreadPoolExecutor(1, "millpond-upkeep"), clock)
+        large = ExecutorWorker(ThreadPoolExecutor(1, "millpond-compactions"), clock)
+        return UpkeepWorkers(rounds=thread, small=thread, large=large)
+    process = ProcessWorker(HelperProcess("millpond-upkeep"))
+    if elsewhere is not None:
+        return UpkeepWorkers(
+            rounds=process,
+            small=elsewhere("millpond-compactions", _SMALL_AT_ONCE),
+            large=elsewhere("millpond-large-compactions", 1),
+        )
+    long_process = HelperProcess("millpond-compactions", answer_s_max=_LARGE_S_MAX)
+    return UpkeepWorkers(rounds=process, small=process, large=ProcessWorker(long_process, is_cut_short=True))

@@ -17,18 +17,19 @@ from typing import cast
 from millpond.executor.pipeline.code_fingerprint import code_fingerprint
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.catalog.entries import (
+    CommitFacts,
     ComputationDefinition,
     PipelineDefinition,
     SinkDefinition,
     StreamDefinition,
     SubscriptionDefinition,
+    definition_to_metadata,
 )
-from millpond.statestore.catalog.facts import CommitFacts, definition_to_metadata
 from millpond.statestore.catalog.journal import CatalogJournal
-from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.log.action import JsonValue
-from millpond.statestore.log.plan import Committed
+from millpond.statestore.log.rules import CommitRequest
+from millpond.statestore.log.writer import Committed
 from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock

@@ -5,6 +5,12 @@ with what the table records about its computations: which names have rows, which
 intervals the keys were cut into. The table itself holds all of that (in claims and other ``txn`` actions, in the
 partitions of live files, in rows), so a lost catalog changes nothing. A mismatch that neither ``renamed_from`` nor
 ``drop`` explains is refused: to continue would mean empty state and timers that never fire.
+
+What a pipeline is called: the name in its code, and the one under which the store has it.
+
+Input positions, totals, watermarks, fences, dead letters and the tables of sinks have the pipeline's first name in them,
+some of them in files and in other tables. So a rename moves nothing: the commit that takes the pipeline's intervals
+records what it is called from then on, and all else stays under the name that the store knows.
 """
 
 from __future__ import annotations
@@ -15,16 +21,17 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow.compute as pc
 
-from millpond.executor.computation.upgrading_state import codec_of
-from millpond.executor.event_time.clocks import EXACT
-from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.positions import (
+from millpond.executor.computation.computation import codec_of
+from millpond.executor.inputs.positions import (
     claimed_by,
     conflicting_pipeline,
+    current_name,
     percentile_watermark_app_id,
     stored_state_version,
 )
+from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationNode
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.time.clocks import EXACT
 from millpond.statestore.app_ids import (
     BACKFILL_PREFIX,
     CODEC_PREFIX,
@@ -39,13 +46,15 @@ from millpond.statestore.app_ids import (
     count_app_id,
     declared_intervals_app_id,
     key_columns_app_id,
+    pipeline_name_app_id,
     pipeline_number,
     recorded_word,
     state_version_app_id,
+    supersteps_of,
 )
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.types import Objects
@@ -293,3 +302,57 @@ def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Inter
         for former in leaving
         if former.computation in evolution.renames
     }
+
+
+def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
+    """The pipeline under the name by which the store knows it; as it is if the store does not know it.
+
+    Raises:
+        InvalidError: the store has a pipeline under either name, or the one that is meant has another name by now.
+    """
+    stored = _stored_pipelines(snapshot)
+    by_name = {current_name(snapshot.txns, pipeline): pipeline for pipeline in stored}
+    name, former = topology.title, topology.renamed_from
+    if name in by_name:
+        if former in by_name:
+            raise InvalidError(
+                "the store has a pipeline under either name: remove renamed_from= to go on with this one",
+                pipeline=name,
+                renamed_from=former,
+            )
+        return replace(topology, name=by_name[name], declared_name=name)
+    if former in by_name:
+        return replace(topology, name=by_name[former], declared_name=name)
+    for other in (former, name):
+        if other in stored:
+            raise InvalidError(
+                "the pipeline that had this name in the store has another one by now: use that, or say it in "
+                "renamed_from= of the pipeline",
+                pipeline=name,
+                former=other,
+                now=current_name(snapshot.txns, other),
+            )
+    return topology
+
+
+def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
+    """The position that records what the pipeline is called; none where the table says the same.
+
+    Raises:
+        InvalidError: another process has renamed it meanwhile.
+    """
+    stored, title = topology.name, topology.title
+    current = current_name(snapshot.txns, stored)
+    if current == title:
+        return {}
+    if current != topology.renamed_from:
+        raise InvalidError(
+            "another process has renamed the pipeline meanwhile", pipeline=title, former=stored, now=current
+        )
+    return {pipeline_name_app_id(stored, title): snapshot.version + 1}
+
+
+def _stored_pipelines(snapshot: Snapshot) -> frozenset[str]:
+    """The pipelines that have run in the store, or at least opened, by the names that the store has for them."""
+    opened = (interval.low.removesuffix("/") for interval in snapshot.live_intervals(DEAD_LETTERS))
+    return frozenset([*supersteps_of(snapshot.txns), *opened])

@@ -5,20 +5,34 @@ files, and from then on every write of the former owner fails, however late it l
 (MillWheel §6.2: "new workers invalidate any extant sequencers"). The owner of the control
 interval owns the pipeline: keys are cut into intervals only by a commit that carries its fence,
 so two owners never leave two sets of intervals behind, whose timers would fire twice.
+
+An interval that this process holds.
+
+Claims: what the commit that takes intervals records about their computations, and what its leases must exceed.
+
+File names that an owner draws: never those of an earlier owner, even from the same seed.
+
+A process that restarts with the same seed draws the same tokens, and would overwrite files that
+it left uncommitted, or fail on them. So each token is hashed with the pipeline and the sequencer
+of its lease: no two owners share both, and a repeated run draws the same names.
+
+ServiceRetry: a run retries while a service is unavailable, until a timeout or until it is told to stop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, TypeAlias
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from millpond.executor.ownership.boundaries import boundaries_of
+from millpond.executor.inputs.positions import conflicting_pipeline, id_slack_position, stream_number
+from millpond.executor.interval.row_update import BundleResult
 from millpond.executor.ownership.catalog_recorder import definition_metadata
-from millpond.executor.ownership.claims import claims_of, refuse_claimed, sequencers_before
-from millpond.executor.ownership.cut import Cut
+from millpond.executor.ownership.cuts import Cut, boundaries_of
 from millpond.executor.ownership.evolution import (
     Evolution,
     evolution_request,
@@ -26,25 +40,194 @@ from millpond.executor.ownership.evolution import (
     moved_intervals,
     plan_evolution,
 )
-from millpond.executor.ownership.owned_interval import OwnedInterval
-from millpond.executor.ownership.scan import IntervalSummary, scan_interval
-from millpond.executor.ownership.service_retry import ServiceRetry
-from millpond.executor.ownership.stored_states import check_states
-from millpond.executor.pipeline.names import control_interval
-from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.ownership.recovery import IntervalSummary, check_states, scan_interval, state_records
+from millpond.executor.pipeline.nodes import ComputationNode, control_interval
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.app_ids import declared_intervals_app_id
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
-from millpond.statestore.errors import ConflictError, FencedError, InvalidError
+from millpond.statestore.app_ids import (
+    bare_ids_app_id,
+    claim_app_id,
+    declared_intervals_app_id,
+    id_slack_app_id,
+    pipeline_number,
+)
+from millpond.statestore.errors import (
+    ConflictError,
+    FencedError,
+    InvalidError,
+    OutcomeUnknownError,
+    UnavailableError,
+)
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.leases.lease import TIMEOUT_MS, LeaseState, OnHeld
+from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld
 from millpond.statestore.log.action import JsonValue
-from millpond.statestore.log.plan import Committed
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.log.writer import Committed
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, TableVersion, WallTimeMicros
+from millpond.statestore.types import (
+    Clock,
+    CommitNumber,
+    EventTimeMicros,
+    Rng,
+    Sequencer,
+    TableVersion,
+    WallTimeMicros,
+)
+
+
+class OwnedInterval:
+    """An interval that this process holds: its lease, its last fence, what is pending in it."""
+
+    def __init__(self, interval: Interval, lease: Lease, summary: IntervalSummary) -> None:
+        self.interval = interval
+        self.lease = lease
+        self.fence: Fence = Fence(lease.sequencer, CommitNumber(0))
+        self.summary: IntervalSummary = summary
+
+    @property
+    def next_fence(self) -> Fence:
+        """What the interval's next commit must carry."""
+        return Fence(self.fence.sequencer, CommitNumber(self.fence.commit_number + 1))
+
+    def is_due(self, now: WallTimeMicros, mark: Callable[[str, float], EventTimeMicros]) -> bool:
+        """Whether a timer of the interval fires now.
+
+        Args:
+            now: the wall time.
+            mark: the input watermark of a computation at a percentile.
+        """
+        return self.summary.is_due(now, partial(mark, self.interval.computation))
+
+    def observe(self, result: BundleResult) -> None:
+        """Replace the summary by what a committed bundle reports as pending."""
+        self.summary = IntervalSummary(
+            next_event_timer=result.next_event_timer,
+            next_wall_timer=result.next_wall_timer,
+            hold=result.hold,
+            next_percentile_timers=result.next_percentile_timers,
+            percentile_holds=result.percentile_holds,
+        )
+
+
+def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: Iterable[str]) -> None:
+    """Refuse computations whose rows another pipeline of the store has.
+
+    Raises:
+        InvalidError: names the first of them, and the pipeline that it belongs to.
+    """
+    for name in sorted(computations):
+        rival = conflicting_pipeline(positions, pipeline, name)
+        if rival is not None:
+            raise InvalidError(
+                "the computation's rows belong to another pipeline of this store: choose another name, or, if the "
+                "pipeline has a new one, say the former in renamed_from= of the pipeline",
+                computation=name,
+                pipeline=pipeline,
+                belongs_to=rival,
+            )
+
+
+def claims_of(
+    store: Store, topology: Topology, names: frozenset[str], moved: frozenset[str]
+) -> dict[str, int]:
+    """The positions of the commit that takes intervals of some computations, which no other pipeline may have.
+
+    Args:
+        store: the open store.
+        topology: the checked pipeline.
+        names: the computations.
+        moved: those that receive the rows of others, which have scoped ids already.
+
+    Raises:
+        InvalidError: a computation belongs to another pipeline of the store.
+    """
+    pipeline, positions = topology.name, store.committer.snapshot.txns
+    refuse_claimed(positions, pipeline, names)
+    claims = {claim_app_id(name): pipeline_number(pipeline) for name in sorted(names)}
+    claims |= store.lineage.unrecorded_location(store.path)
+    for name in sorted((names & topology.computations.keys()) - moved):
+        stream = topology.bare_stream(name)
+        if stream is not None and bare_ids_app_id(name) not in positions:
+            claims[bare_ids_app_id(name)] = stream_number(stream)
+        slack = id_slack_app_id(name)
+        if stream is not None:
+            claims[slack] = id_slack_position(positions.get(slack), topology.id_slack_us(name))
+    return claims | state_records(topology, store.committer.snapshot, names)
+
+
+def sequencers_before(
+    snapshot: Snapshot,
+    intervals: Iterable[Interval],
+    replaced: Collection[Interval],
+    above: Mapping[Interval, Interval],
+) -> dict[Interval, Sequencer]:
+    """By interval, the sequencer that its new lease must exceed.
+
+    Args:
+        snapshot: the table.
+        intervals: those that are taken.
+        replaced: those whose keys they take over.
+        above: by interval, the one whose rows it receives.
+    """
+    wanted = {interval: _stored_sequencer(snapshot.fence_of(interval)) for interval in intervals}
+    former = [*above.items(), *((by, one) for by in wanted for one in replaced if one.overlaps(by))]
+    for interval, one in former:
+        wanted[interval] = max(wanted[interval], _stored_sequencer(snapshot.fence_of(one)))
+    return wanted
+
+
+def _stored_sequencer(fence: Fence | None) -> Sequencer:
+    return Sequencer(0) if fence is None else fence.sequencer
+
+
+_POLL_MS: Final = 50.0
+_Result = TypeVar("_Result")
+
+
+class ServiceRetry:
+    """Retries while ZooKeeper or the object store is unavailable; safe to `end` from any thread.
+
+    Args:
+        clock: the source of time.
+        timeout_ms: how long each `run` may wait.
+    """
+
+    def __init__(self, clock: Clock, timeout_ms: float) -> None:
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+        self._ended = False
+
+    def end(self) -> None:
+        """Stop retrying: from now on `run` raises the next error at once, also where it is already waiting."""
+        self._ended = True
+
+    def run(self, action: Callable[[], _Result], meanwhile: Callable[[], None] | None = None) -> _Result:
+        """Call ``action``, again while it reports that a service is unavailable, and return its result.
+
+        It must be safe to repeat: it first reads back what its last call left unknown.
+
+        Args:
+            action: the call to retry.
+            meanwhile: called before each retry.
+
+        Raises:
+            OutcomeUnknownError: the outcome is still unknown at the timeout.
+            UnavailableError: the service is still unavailable at the timeout.
+        """
+        deadline_us = self._clock.monotonic_us() + self._timeout_ms * 1_000
+        while True:
+            try:
+                return action()
+            except (OutcomeUnknownError, UnavailableError):
+                if self._ended or self._clock.monotonic_us() > deadline_us:
+                    raise
+            if meanwhile is not None:
+                meanwhile()
+            self._clock.sleep_ms(_POLL_MS)
+
 
 KeepUndelivered: TypeAlias = Callable[[frozenset[str], Fence], RowFile | None]
 """Writes the undelivered productions of computations to a file of the control interval, under a fence."""
@@ -459,3 +642,33 @@ class Ownership:
             return self._store.committer.commit(request)
 
         return self.patience.run(commit)
+
+
+class OwnedNames:
+    """An `Rng` whose tokens belong to one owner of a pipeline.
+
+    Args:
+        rng: the source of tokens.
+        pipeline: the pipeline whose files are named.
+        sequencer: returns the sequencer of the owner's lease on the pipeline; called at every draw.
+
+    Example:
+        >>> from millpond.testing.fixtures.determinism import SeededRng
+        >>> first, second = (OwnedNames(SeededRng(1), "p", lambda n=n: n) for n in (1, 2))
+        >>> first.token() == second.token()
+        False
+    """
+
+    def __init__(self, rng: Rng, pipeline: str, sequencer: Callable[[], Sequencer]) -> None:
+        self._rng = rng
+        self._pipeline = pipeline
+        self._sequencer = sequencer
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+        return self._rng.random()
+
+    def token(self) -> str:
+        """32 hexadecimal digits that no other owner draws."""
+        drawn = f"{self._pipeline}\n{self._sequencer()}\n{self._rng.token()}"
+        return hashlib.sha256(drawn.encode("utf-8", "surrogatepass")).hexdigest()[:32]

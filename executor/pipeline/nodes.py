@@ -1,21 +1,71 @@
-"""The nodes of a pipeline's graph: injectors, computations and sinks, as the user declared them."""
+"""The nodes of a pipeline's graph: injectors, computations and sinks, as the user declared them.
+
+Weak productions: delivered before the checkpoint that would make them durable (MillWheel §6.1.3).
+
+A computation with ``productions="weak"`` delivers its productions within the superstep that made them: its
+streams are *fused* with their consumers. The consumers' effects are part of the same commit, so the store
+loses and repeats nothing. In exchange, consumers' code may see records that are not durable yet.
+
+`fusion` decides which streams are fused.
+
+A fused production that is stored anyway is *addressed*: its stream names the consumer that it still waits for.
+``visits@cities`` waits only for the computation ``cities``, which was too slow to receive it within its
+superstep; ``visits@`` waits for sinks only.
+
+Names that the engine keeps for itself, and the interval that a pipeline's driver owns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.computation.counters import declared_counters
-from millpond.executor.event_time.clocks import declared_percentiles
-from millpond.executor.event_time.late_data_horizon import horizon_us
-from millpond.executor.pipeline.key_extractor import KeyExtractor
-from millpond.executor.pipeline.weak import (
-    ProductionMode,
-    addressed,
-)
+from millpond.executor.computation.context import declared_counters
+from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.sinks.sink import Sink
+from millpond.executor.time.clocks import declared_percentiles, horizon_us
+from millpond.statestore.interval import Interval
+
+ProductionMode: TypeAlias = Literal["strong", "weak"]
+"""When a production is delivered: once its checkpoint is durable, or before."""
+
+_MARK: Final = "@"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeakStreams:
+    """How a computation's productions are delivered within a superstep.
+
+    Attributes:
+        fused: the streams whose productions reach their consumers before the commit.
+        kept: the fused streams whose productions are also written to the producer's rows, for a sink
+            or for a consumer in another task.
+    """
+
+    fused: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
+
+
+STRONG: Final = WeakStreams()
+"""Every production waits for its checkpoint."""
+
+
+def addressed(stream: str, consumer: str = "") -> str:
+    """The stream under which a fused production is kept for one computation, or for sinks only.
+
+    Example:
+        >>> addressed("visits", "cities")
+        'visits@cities'
+    """
+    return f"{stream}{_MARK}{consumer}"
+
+
+def is_addressed(stream: str) -> bool:
+    """Whether a stream holds fused productions that are stored for one consumer or for sinks."""
+    return _MARK in stream
+
 
 OnError: TypeAlias = Literal["dead_letter", "stop"]
 """What happens to a record whose code raises at every retry: it becomes a dead letter, or the run stops."""
@@ -128,3 +178,19 @@ class SinkNode:
     name: str
     stream: str
     sink: Sink
+
+
+DEAD_LETTERS = "dead_letters"
+"""Reserved name of the computation, and of the stream, that hold dead letters."""
+
+
+SIGNALS = "window_signals"
+"""Reserved name of the injected stream on which signals from outside reach the windowed steps that wait for them."""
+
+
+def control_interval(pipeline: str) -> Interval:
+    """The interval that the driver of a pipeline itself owns.
+
+    Every superstep's commit touches it, so a commit without any other row is fenced too.
+    """
+    return Interval(DEAD_LETTERS, f"{pipeline}/", f"{pipeline}0")

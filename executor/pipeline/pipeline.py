@@ -15,35 +15,42 @@ from typing import Any, Final, Generic, Self, Unpack, get_args
 from typing_extensions import TypeVar
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.computation.counters import declared_counters
-from millpond.executor.event_time.clocks import declared_percentiles
-from millpond.executor.event_time.duration import Duration
-from millpond.executor.event_time.late_data_horizon import horizon_us
-from millpond.executor.event_time.time_reading import TimeReading, TimeUnit
-from millpond.executor.injectors.ingress_time import IngressTime
-from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
-from millpond.executor.payloads.payload import Payload
+from millpond.executor.computation.context import declared_counters
+from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
+from millpond.executor.inputs.keys import KeyExtractor, KeyField, check_key_extractor, settled_key
+from millpond.executor.inputs.payload import Payload
 from millpond.executor.pipeline.backfill import Backfill, backfill_by_stream
-from millpond.executor.pipeline.checks import check_inputs, check_name, check_topology
-from millpond.executor.pipeline.composites import CompositeGraph
-from millpond.executor.pipeline.cycles import cycle_of, holding_edges
-from millpond.executor.pipeline.hooks import check_hooks
-from millpond.executor.pipeline.injector_checks import (
+from millpond.executor.pipeline.checks import (
     check_field,
     check_ingress,
+    check_inputs,
     check_key_field,
     check_members,
+    check_name,
     check_payload,
+    check_topology,
     positive_us,
 )
-from millpond.executor.pipeline.injector_node import FieldExtractor, InjectorNode
-from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, check_key_extractor, settled_key
-from millpond.executor.pipeline.nodes import ComputationNode, OnError, OnLate, SinkNode, Subscription
-from millpond.executor.pipeline.state_versions import check_state_version
-from millpond.executor.pipeline.stream import ComputationOptions, Stream
-from millpond.executor.pipeline.topology import Topology
-from millpond.executor.pipeline.weak import ProductionMode
+from millpond.executor.pipeline.nodes import (
+    ComputationNode,
+    OnError,
+    OnLate,
+    ProductionMode,
+    SinkNode,
+    Subscription,
+)
+from millpond.executor.pipeline.streams import CompositeGraph, ComputationOptions, Stream
+from millpond.executor.pipeline.topology import (
+    Topology,
+    check_hooks,
+    check_state_version,
+    cycle_of,
+    holding_edges,
+)
 from millpond.executor.sinks.sink import Sink
+from millpond.executor.time.clocks import declared_percentiles, horizon_us
+from millpond.executor.time.instants import Duration, TimeReading, TimeUnit
+from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime, WatermarkPolicy
 from millpond.statestore.errors import InvalidError, did_you_mean
 
 _NO_DISORDER: Final = BoundedDisorder("0s")

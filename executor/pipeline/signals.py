@@ -13,13 +13,11 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US
-from millpond.executor.event_time.time_reading import TimeReading
-from millpond.executor.injectors.policy import FollowingLogic, InjectorLogic
-from millpond.executor.pipeline.injector_node import InjectorNode
-from millpond.executor.pipeline.names import SIGNALS
-from millpond.executor.pipeline.nodes import ComputationNode, Subscription
+from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.pipeline.nodes import SIGNALS, ComputationNode, Subscription
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, TimeReading
+from millpond.executor.time.watermark_policies import FollowingLogic, InjectorLogic
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros
 

@@ -3,24 +3,113 @@
 Runners, tasks and the watermark authority read it and never change it. Streams are edges with
 names: any number of computations may produce to one, any number may subscribe to it, each with
 its own key extractor, and cycles are allowed.
+
+Cycles of a topology, and which edges hold the watermark: all but those that are declared a feedback.
+
+Around a cycle of edges that hold, a watermark waits for itself: nothing in it fires that owes a production at
+an earlier time than its own. A *feedback* cuts the cycle. It holds back nothing of what could still come, but
+does hold what is on its way; other producers to the same stream hold as ever.
+
+Fused streams: which weak productions reach their consumers within the superstep that made them.
+
+A stream is not fused, and so is delivered as if it were strong, where its records could come back to
+their producer by weak productions (a superstep would never end), and where a consumer also takes
+outside records (they come before anything is produced).
+
+The hooks of a computation, looked at before they run.
+
+What a computation declares of the versions of its state, looked at before it runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from graphlib import TopologicalSorter
+from typing import Final
 
-from millpond.executor.event_time.clocks import EXACT
+from millpond.executor.computation.computation import Computation
+from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.positions import stream_number
 from millpond.executor.pipeline.backfill import Backfill
-from millpond.executor.pipeline.fusion import fused_order, fused_streams
-from millpond.executor.pipeline.injector_node import InjectorNode
-from millpond.executor.pipeline.names import DEAD_LETTERS, SIGNALS
-from millpond.executor.pipeline.nodes import ComputationNode, SinkNode, Subscription
-from millpond.executor.pipeline.positions import stream_number
-from millpond.executor.pipeline.weak import WeakStreams, addressed, is_addressed
+from millpond.executor.pipeline.nodes import (
+    DEAD_LETTERS,
+    SIGNALS,
+    ComputationNode,
+    SinkNode,
+    Subscription,
+    WeakStreams,
+    addressed,
+    is_addressed,
+)
+from millpond.executor.time.clocks import EXACT
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.rows.id_retention import ID_SLACK_US
+from millpond.statestore.rows.bloom import ID_SLACK_US
+from millpond.statestore.rows.codec import Codec
+
+
+def fused_streams(
+    computations: Mapping[str, ComputationNode], injected: Mapping[str, object]
+) -> dict[str, frozenset[str]]:
+    """The streams of each computation whose productions are delivered within their superstep.
+
+    Args:
+        computations: by name.
+        injected: the injected streams.
+    """
+    return {
+        name: frozenset(stream for stream in node.produces if _is_fused(node, stream, computations, injected))
+        for name, node in computations.items()
+        if node.productions == "weak"
+    }
+
+
+def _is_fused(
+    producer: ComputationNode,
+    stream: str,
+    computations: Mapping[str, ComputationNode],
+    injected: Mapping[str, object],
+) -> bool:
+    consumers = list(_consumers(stream, computations))
+    takes_outside = any(
+        subscription.stream in injected for node in consumers for subscription in node.subscriptions
+    )
+    return (
+        bool(consumers)
+        and not takes_outside
+        and producer.name not in _weakly_reached(consumers, computations)
+    )
+
+
+def _consumers(stream: str, computations: Mapping[str, ComputationNode]) -> Iterator[ComputationNode]:
+    return (node for node in computations.values() if node.subscription(stream) is not None)
+
+
+def _weakly_reached(start: list[ComputationNode], computations: Mapping[str, ComputationNode]) -> set[str]:
+    """Whom records may reach by weak productions, those at the start included."""
+    visited: set[str] = set()
+    fresh = list(start)
+    while fresh:
+        node = fresh.pop()
+        if node.name not in visited:
+            visited.add(node.name)
+            if node.productions == "weak":
+                fresh += [other for stream in node.produces for other in _consumers(stream, computations)]
+    return visited
+
+
+def fused_order(
+    computations: Mapping[str, ComputationNode], fused: Mapping[str, frozenset[str]]
+) -> tuple[str, ...]:
+    """The computations so that each comes after those whose fused streams it consumes."""
+    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(sorted(computations), ()))
+    for producer in sorted(fused):
+        for stream in sorted(fused[producer]):
+            for consumer in _consumers(stream, computations):
+                sorter.add(consumer.name, producer)
+    return tuple(sorter.static_order())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +316,7 @@ class Topology:
 
     @cached_property
     def wanted_addresses(self) -> frozenset[str]:
-        """`wanted_streams` and the addressed streams of fused productions (`millpond.executor.pipeline.weak`)."""
+        """`wanted_streams` and the addressed streams of fused productions (`millpond.executor.pipeline.nodes`)."""
         return frozenset(self._consumers) | frozenset(self._sinks)
 
     def computation(self, name: str) -> ComputationNode:
@@ -285,3 +374,159 @@ class Topology:
             sinks[sink.stream] = (*sinks.get(sink.stream, ()), sink)
             sinks[addressed(sink.stream)] = sinks[sink.stream]
         return sinks
+
+
+Cycle = tuple[tuple[str, str], ...]
+"""The way around: each computation with the stream on which it reaches the next one."""
+
+_Edges = Mapping[str, tuple[tuple[str, str], ...]]
+
+
+def holding_edges(topology: Topology) -> _Edges:
+    """For each computation, the streams and consumers whose input watermarks its output watermark bounds."""
+    behind = {
+        name: _reached(topology, node)
+        for name, node in topology.computations.items()
+        if any(subscription.feedback for subscription in node.subscriptions)
+    }
+    return {
+        name: tuple(
+            (stream, consumer)
+            for stream, consumer, is_feedback in _edges(topology, node)
+            if not (is_feedback and name in behind[consumer])
+        )
+        for name, node in topology.computations.items()
+    }
+
+
+def bounded_by_injectors(topology: Topology) -> set[str]:
+    """The computations whose input watermark an injector bounds, directly or through the outputs of others."""
+    edges = holding_edges(topology)
+    # An unreadable outside record becomes a dead letter before any computation sees it.
+    bounded = set(topology.readers_of([*topology.injectors, DEAD_LETTERS]))
+    fresh = list(bounded)
+    while fresh:
+        more = {consumer for _, consumer in edges[fresh.pop()]} - bounded
+        bounded |= more
+        fresh += more
+    return bounded
+
+
+def comes_back(topology: Topology, node: ComputationNode, stream: str) -> bool:
+    """Whether a computation that is reached from ``node``, such as itself, produces to ``stream``."""
+    reached = _reached(topology, node)
+    return any(producer.name in reached for producer in topology.producers_of(stream))
+
+
+def cycle_of(edges: _Edges, name: str) -> Cycle:
+    """The shortest way from a computation back to itself; empty if there is none.
+
+    Args:
+        edges: see `holding_edges`.
+        name: the computation.
+    """
+    ways: dict[str, Cycle] = {name: ()}
+    fresh = [name]
+    # It grows by each computation at most once.
+    for here in fresh:
+        for stream, consumer in edges[here]:
+            way = (*ways[here], (here, stream))
+            if consumer == name:
+                return way
+            if consumer not in ways:
+                ways[consumer] = way
+                fresh.append(consumer)
+    return ()
+
+
+def is_in_cycle(topology: Topology, node: ComputationNode) -> bool:
+    """Whether records may come back to a computation, on a feedback or another way."""
+    return any(
+        node.name in _reached(topology, topology.computations[consumer])
+        for _, consumer, _ in _edges(topology, node)
+    )
+
+
+def _reached(topology: Topology, node: ComputationNode) -> set[str]:
+    """Whom records may reach from a computation; itself too, as it may produce to itself."""
+    visited: set[str] = {node.name}
+    fresh = [node]
+    while fresh:
+        for _, consumer, _ in _edges(topology, fresh.pop()):
+            if consumer not in visited:
+                visited.add(consumer)
+                fresh.append(topology.computations[consumer])
+    return visited
+
+
+def _edges(topology: Topology, node: ComputationNode) -> Iterator[tuple[str, str, bool]]:
+    for stream in (*node.produces, DEAD_LETTERS):
+        for consumer in topology.consumers_of(stream):
+            yield stream, consumer.computation.name, consumer.subscription.feedback
+
+
+_HOOKS: Final = ("process_record", "process_records", "process_timer", "upgrade_state")
+
+
+def check_hooks(name: str, computation: Computation) -> None:
+    """Refuse hooks whose body would never run: a call of theirs only makes a generator or a coroutine.
+
+    Args:
+        name: the computation's name, for the error.
+        computation: the user's code.
+
+    Raises:
+        InvalidError: names the hook.
+    """
+    for hook in _HOOKS:
+        function = getattr(computation, hook)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidError(
+                "a hook is a plain function: nothing awaits one that is async, so it would never run",
+                computation=name,
+                hook=hook,
+            )
+        if inspect.isgeneratorfunction(function):
+            raise InvalidError(
+                "a hook is a plain function: nothing reads what it yields, so it would never run; "
+                "call context.produce instead of yield",
+                computation=name,
+                hook=hook,
+            )
+
+
+STATE_VERSION_MAX: Final = 2**31 - 1
+"""The greatest number that the column has room for."""
+
+
+def check_state_version(name: str, computation: Computation) -> None:
+    """Refuse a version that is no number, and codecs of versions that are not earlier ones.
+
+    Args:
+        name: the computation's name, for the error.
+        computation: the user's code.
+
+    Raises:
+        InvalidError: names the computation and what is wrong.
+    """
+    version, codecs = computation.state_version, computation.codecs
+    if type(version) is not int or not 0 <= version <= STATE_VERSION_MAX:
+        raise InvalidError(
+            "state_version is a whole number of at least 0", computation=name, state_version=version
+        )
+    if not isinstance(codecs, Mapping):
+        raise InvalidError(
+            "codecs maps earlier state versions to their codecs", computation=name, type=type(codecs).__name__
+        )
+    for of_version, codec in codecs.items():
+        if type(of_version) is not int or not 0 <= of_version < version:
+            raise InvalidError(
+                "codecs names a version that is not earlier than state_version",
+                computation=name,
+                version=of_version,
+                state_version=version,
+            )
+        if not isinstance(codec, Codec):
+            raise InvalidError(
+                "this is no codec", computation=name, version=of_version, type=type(codec).__name__
+            )

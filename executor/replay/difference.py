@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from millpond.executor.pipeline.names import DEAD_LETTERS
-from millpond.executor.replay.note import ReplayNote, read_note
+from millpond.executor.pipeline.nodes import DEAD_LETTERS
+from millpond.executor.replay.replay import ReplayNote, read_note
+from millpond.executor.sinks.columns import SinkRecord
+from millpond.executor.sinks.delta_table import read_rows, version_within
 from millpond.executor.sinks.fork import SinkFolder
-from millpond.executor.sinks.record import SinkRecord
-from millpond.executor.sinks.table_version import read_rows, version_within
 from millpond.statestore.app_ids import superstep_app_id
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.identity.lineage import Lineage
+from millpond.statestore.history.lineage import Lineage
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.objects.obstore import open_objects

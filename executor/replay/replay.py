@@ -3,29 +3,387 @@
 A replay works on a fork (docs/design/013-replay-and-diff.md): the original is only read, and its sinks are left alone.
 By default it repeats the supersteps of the original one by one, as its commits recorded them. So the same code comes
 to the same rows, timers and sinks, and what differs is what other code made different.
+
+The beginning of a replay: its plan, its fork, and the sinks that are its own.
+
+The clock of a replay: the wall time is that of the superstep which is repeated.
+
+What a replay notes in its store's folder: which run it repeats, and where its sinks are.
+
+The plan of a replay: between which versions of the original it lies, and what was consumed in between.
+
+Repetition: the supersteps of a past run once more, one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+import orjson
+
+from millpond.executor.inputs.extraction import Rows
+from millpond.executor.inputs.positions import LOCAL_SOURCE, percentile_watermark_app_id, superstep_of
 from millpond.executor.local.bounded import consume_inputs, observe_rows
-from millpond.executor.local.row_source import RowSource, source_of
-from millpond.executor.local.rows import RowsLike
+from millpond.executor.local.rows import RowsLike, RowSource, source_of
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
+from millpond.executor.ownership.evolution import as_stored
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.replay.beginning import begin_replay, with_own_sinks
-from millpond.executor.replay.clock import ReplayClock
-from millpond.executor.replay.plan import ReplayPlan
-from millpond.executor.replay.repetition import repeat_supersteps
-from millpond.statestore.errors import InvalidError
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.replay.fork import fork_store
+from millpond.executor.replay.recorded import (
+    InputCursor,
+    InputPart,
+    RecordedSuperstep,
+    consumed_rows,
+    recorded_supersteps,
+)
+from millpond.executor.sinks.columns import SinkRecord
+from millpond.executor.sinks.fork import SinkFolder
+from millpond.executor.sinks.sink import DeltaSink, Sink
+from millpond.executor.superstep.plan import InputPosition
+from millpond.statestore.app_ids import injected_app_id, supersteps_of
+from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
+from millpond.statestore.history.lineage import ROWS_FOLDER, local_folder, place_of
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Rng
+from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros, Objects, Rng, WallTimeMicros
+
+NOTE: Final = "replay.json"
+"""The note's path in the store's folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayNote:
+    """What is replayed.
+
+    Attributes:
+        store: where the original lies.
+        pipeline: the pipeline's name.
+        version: the version that the replay begins with.
+        until: the version that it goes up to.
+        recorded: whether it repeats the supersteps of the original.
+        superstep: the last superstep of the original.
+        sinks: by its name, the table that each `DeltaSink` of the code names.
+    """
+
+    store: str
+    pipeline: str
+    version: int
+    until: int
+    recorded: bool
+    superstep: int
+    sinks: Mapping[str, str] = field(default_factory=dict)
+
+
+def note_text(note: ReplayNote) -> bytes:
+    """What stands in the folder."""
+    return orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
+
+
+def read_note(folder: Objects) -> ReplayNote | None:
+    """The note in a store's folder; ``None`` in that of a store which is no replay.
+
+    Raises:
+        DataError: the note cannot be read.
+        UnavailableError: the store is unavailable.
+    """
+    try:
+        return ReplayNote(**orjson.loads(folder.get(NOTE)))
+    except ObjectMissingError:
+        return None
+    except (TypeError, ValueError) as error:
+        raise DataError("the note of the replay cannot be read", path=NOTE, store=folder.url) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlan:
+    """What is to be replayed.
+
+    Attributes:
+        first: the original at the version to begin with.
+        last: the original at the version to end with.
+        supersteps: those in between, oldest first; empty if they are not to be repeated.
+        recorded: whether they are to be repeated.
+        has_ended: whether all inputs had ended by then.
+    """
+
+    first: Snapshot
+    last: Snapshot
+    supersteps: tuple[RecordedSuperstep, ...]
+    recorded: bool
+    has_ended: bool
+
+    def parts(
+        self, topology: Topology, given: Mapping[str, RowSource], *, since_version: bool
+    ) -> dict[str, RowSource]:
+        """The parts of the inputs that the original consumed up to the last version.
+
+        Args:
+            topology: the pipeline.
+            given: the inputs.
+            since_version: whether they begin with the first row that the first version had not consumed.
+
+        Raises:
+            InvalidError: an input is missing, or has fewer rows than were consumed.
+        """
+        parts: dict[str, RowSource] = {}
+        for stream in topology.injectors:
+            begins = consumed_rows(self.first, topology.name, stream)
+            ends = consumed_rows(self.last, topology.name, stream)
+            if stream not in given and ends > begins:
+                raise InvalidError(
+                    "the original consumed an input that is not given: give its rows under the stream's name",
+                    input=stream,
+                    rows=ends - begins,
+                )
+            if stream not in given:
+                continue
+            source = given[stream]
+            missing = begins if since_version else 0
+            # A run counts the rows of bounded inputs alone.
+            by_calls = 0 if self.recorded else self.first.txns.get(injected_app_id(topology.name, stream), 0)
+            if source.count < ends - missing:
+                raise InvalidError(
+                    "the input has fewer rows than the original had consumed by then: give all that it was given",
+                    input=stream,
+                    rows=source.count,
+                    consumed=ends - missing,
+                    until=self.last.version,
+                )
+            parts[stream] = InputPart(source, missing - by_calls, ends - by_calls)
+        return parts
+
+
+def plan_replay(
+    log: Log, first: Snapshot, last: Snapshot, topology: Topology, *, recorded: bool
+) -> ReplayPlan:
+    """Plan a replay.
+
+    Args:
+        log: the original's log.
+        first: the original at the version to begin with.
+        last: the original at the version to end with.
+        topology: the pipeline.
+        recorded: whether the supersteps of the original are to be repeated.
+
+    Raises:
+        InvalidError: the versions are in the wrong order, the original has no pipeline of that name, or its log does
+            not say how it consumed its inputs.
+        DataError: a commit file is damaged.
+    """
+    if last.version < first.version:
+        raise InvalidError(
+            "the last version of a replay comes before its first", version=first.version, until=last.version
+        )
+    pipeline = topology.name
+    known = supersteps_of(last.txns)
+    if pipeline not in known:
+        raise InvalidError(
+            "the store has no pipeline of that name: a replay has the name of the original",
+            pipeline=pipeline,
+            known=", ".join(sorted(known)) or "none",
+        )
+    ends = [
+        last.txns.get(percentile_watermark_app_id(pipeline, "injector", stream)) == TIME_MAX_US
+        for stream, node in topology.injectors.items()
+        if not node.signals
+    ]
+    supersteps = tuple(recorded_supersteps(log, first, last.version, pipeline)) if recorded else ()
+    if supersteps and supersteps[-1].superstep != superstep_of(last.txns, pipeline):
+        raise InvalidError(
+            "the log does not name the last superstep", superstep=superstep_of(last.txns, pipeline)
+        )
+    return ReplayPlan(
+        first=first, last=last, supersteps=supersteps, recorded=recorded, has_ended=bool(ends) and all(ends)
+    )
+
+
+def begin_replay(
+    store: Store,
+    path: str | Path,
+    pipeline: EnginePipeline,
+    version: int,
+    until: int | None,
+    *,
+    recorded: bool,
+    clock: Clock,
+    rng: Rng,
+) -> ReplayPlan:
+    """Plan a replay and make its fork, unless an earlier call with the same arguments has made it.
+
+    Args:
+        store: the original.
+        path: where the replay's store is to lie.
+        pipeline: the code.
+        version: the version of the original to begin with.
+        until: the version to end with; by default that of the earlier call, or the newest.
+        recorded: whether the supersteps of the original are to be repeated.
+        clock: for timestamps.
+        rng: the source of names.
+
+    Raises:
+        InvalidError: there is something else at the path, or see `plan_replay`.
+        ConflictError: the version has been collected.
+        DataError: bytes of the store are missing or wrong.
+        UnavailableError: a store, or this machine's disk, failed.
+    """
+    known = _known_note(store, path)
+    if until is None and known is not None:
+        until = known.until
+    with store.reading(version) as first:
+        last = store.snapshot(until)
+        topology = as_stored(pipeline.check(), last)
+        plan = plan_replay(Log(store.objects), first, last, topology, recorded=recorded)
+        note = _note_of(store, topology, plan, recorded=recorded)
+        if known is not None and known != note:
+            raise InvalidError(
+                "there is another replay at this path: remove it, or name another",
+                path=path,
+                version=known.version,
+                until=known.until,
+            )
+        if known is None or not _is_forked(store, path):
+            fork_store(store, path, version, notes={NOTE: note_text(note)}, clock=clock, rng=rng)
+    return plan
+
+
+def _note_of(store: Store, topology: Topology, plan: ReplayPlan, *, recorded: bool) -> ReplayNote:
+    sinks = topology.sinks
+    return ReplayNote(
+        store=store.path,
+        pipeline=topology.name,
+        version=plan.first.version,
+        until=plan.last.version,
+        recorded=recorded,
+        superstep=superstep_of(plan.last.txns, topology.name),
+        sinks={name: node.sink.identity for name, node in sinks.items() if isinstance(node.sink, DeltaSink)},
+    )
+
+
+def _known_note(store: Store, path: str | Path) -> ReplayNote | None:
+    """The note of an earlier call, which may have been killed."""
+    local = local_folder(path)
+    if local is not None and not local.is_dir():
+        return None
+    return read_note(open_objects(str(path), store.storage_options))
+
+
+def _is_forked(store: Store, path: str | Path) -> bool:
+    """Whether there is a store where a note is: on an object store the note comes first."""
+    rows = open_objects(f"{place_of(path)}/{ROWS_FOLDER}", store.storage_options)
+    return Log(rows).latest_version() is not None
+
+
+def with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng) -> EnginePipeline:
+    """The pipeline with sinks in the folder of a fork.
+
+    Raises:
+        DataError: the log of a parent's table is damaged, or does not reach back to where the fork began.
+        UnavailableError: a table is unavailable.
+    """
+    folder = SinkFolder(store=fork.path, storage_options=fork.storage_options, clock=clock, rng=rng)
+    name_in_store = as_stored(pipeline.check(), fork.snapshot()).name
+
+    def place(name: str, sink: Sink) -> Sink:
+        return folder.own(sink, SinkRecord(fork.lineage, name_in_store, name))
+
+    return pipeline.with_sinks(place)
+
+
+class ReplayClock:
+    """A `Clock` whose wall time is set, and whose other time is the machine's.
+
+    Args:
+        machine: the machine's clock, which measures durations and waits.
+        now_us: the wall time at first.
+    """
+
+    def __init__(self, machine: Clock, now_us: WallTimeMicros) -> None:
+        self._machine = machine
+        self._now_us = now_us
+
+    def set(self, now_us: WallTimeMicros) -> None:
+        """Go to a wall time."""
+        self._now_us = now_us
+
+    def now_us(self) -> WallTimeMicros:
+        """The wall time that was set."""
+        return self._now_us
+
+    def monotonic_us(self) -> int:
+        """Microseconds on the machine's monotonic clock."""
+        return self._machine.monotonic_us()
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Wait, as the machine does."""
+        self._machine.sleep_ms(duration_ms)
+
+
+def repeat_supersteps(
+    run: LocalRun,
+    supersteps: Sequence[RecordedSuperstep],
+    parts: Mapping[str, RowSource],
+    reached: Snapshot,
+    wall: ReplayClock,
+    told: Callable[[int, int], None] = lambda *_: None,
+) -> None:
+    """Repeat the supersteps of a past run that a fork does not have yet.
+
+    Args:
+        run: a run on the fork, in stepping mode.
+        supersteps: those of the past run.
+        parts: by injected stream, its rows; what is taken of others is left out.
+        reached: the fork now.
+        wall: the clock of the run.
+        told: called after each superstep, with how many are done and how many there are.
+
+    Raises:
+        MillpondError: the error that ended the run.
+    """
+    pipeline = run.topology.name
+    done = superstep_of(reached.txns, pipeline)
+    cursors = {
+        stream: InputCursor(part, consumed_rows(reached, pipeline, stream)) for stream, part in parts.items()
+    }
+    consumed = {stream: run.consumed(stream).get(LOCAL_SOURCE, 0) for stream in cursors}
+    for number, superstep in enumerate(supersteps, start=1):
+        if superstep.superstep > done:
+            wall.set(superstep.conditions.wall_time)
+            _repeat_one(run, superstep, cursors, consumed)
+        told(number, len(supersteps))
+
+
+def _repeat_one(
+    run: LocalRun,
+    superstep: RecordedSuperstep,
+    cursors: Mapping[str, InputCursor],
+    consumed: dict[str, int],
+) -> None:
+    rows: list[tuple[str, Rows]] = []
+    for name, count in superstep.taken:
+        if name in cursors:
+            rows += [(name, part) for part in cursors[name].take(count)]
+    stream, position = superstep.stream, None
+    after: dict[str, EventTimeMicros] = {}
+    if stream is not None and stream in cursors:
+        count = superstep.consumed - consumed[stream]
+        rows += [(stream, part) for part in cursors[stream].take(count)]
+        consumed[stream] = superstep.consumed
+        position = InputPosition(
+            stream=stream, source=LOCAL_SOURCE, batch=superstep.consumed, rows=superstep.observed
+        )
+        promised = superstep.journaled.get(percentile_watermark_app_id(run.topology.name, "injector", stream))
+        if promised is not None and superstep.observed is None and run.topology.sorts:
+            after = {stream: EventTimeMicros(promised)}
+    run.repeat(rows, superstep.conditions, superstep.journaled, position=position, after=after)
+
 
 _CHECKED_ROWS: Final = 1_000
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.replay.beginning import begin_replay, with_own_sinks
-from millpond.executor.replay.replay import Replayed
-from millpond.executor.spark.connect import refuse_connect
+from millpond.executor.replay.replay import Replayed, begin_replay, with_own_sinks
 from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.spark.session import refuse_connect
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Rng

@@ -18,8 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from millpond.executor.event_time.duration import Instant, instant_us
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.time.instants import Instant, instant_us
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import EventTimeMicros
 

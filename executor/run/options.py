@@ -7,21 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar, get_args
 
-from millpond.executor.balance.policy import BalancePolicy
-from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit
-from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.maintenance.workers import CompactionWorkers
-from millpond.executor.ownership.pipeline_names import as_stored
+from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy
+from millpond.executor.ownership.balancer import BalancePolicy
+from millpond.executor.ownership.evolution import as_stored
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.reporting.progress import Progress
+from millpond.executor.run.progress import Progress
 from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.dead_letters import DeadLetterLimit
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
-from millpond.statestore.objects.disk_options import DiskOptions
+from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
+from millpond.statestore.objects.disk_tier import DiskOptions
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng
-from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
 _Run = TypeVar("_Run")
 

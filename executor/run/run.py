@@ -1,26 +1,75 @@
-"""A running pipeline, whichever runner runs it: watermarks, counts and the end."""
+"""A running pipeline, whichever runner runs it: watermarks, counts and the end.
+
+What an update of a running pipeline has done.
+"""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Self, TypeVar, get_args
 
 import pyarrow as pa
 
-from millpond.executor.event_time.duration import Instant, instant_us
+from millpond.executor.ownership.catalog_recorder import definition_of
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.signals import SignalWindow, listeners, signal_rows
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.lifecycle import Lifecycle
-from millpond.executor.run.pipeline_update import PipelineUpdate, refuse_other_pipeline
-from millpond.executor.run.status import RunStatus, WatermarkUpdate
+from millpond.executor.run.status import RunStatus, RunSummary, WatermarkUpdate
+from millpond.executor.time.instants import Instant, instant_us
 from millpond.executor.watermark.stream_time import MemberStatus
+from millpond.statestore.catalog.topology import TopologyChange, change_between
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
+from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros, TableVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineUpdate:
+    """An update of a running pipeline, which has taken effect.
+
+    Attributes:
+        version: the table version from which on the changed pipeline runs.
+        pause_ms: how long no superstep could run.
+        change: what is new, gone and different.
+    """
+
+    version: int
+    pause_ms: float
+    change: TopologyChange
+
+
+def refuse_other_pipeline(topology: Topology, present: Topology) -> None:
+    """Refuse an update to a pipeline of another name, which has other positions in the store.
+
+    Raises:
+        InvalidError: the names differ.
+    """
+    if topology.name != present.name:
+        raise InvalidError(
+            "an update keeps the pipeline's name, under which the store has its inputs and its time",
+            pipeline=present.name,
+            given=topology.name,
+        )
+
+
+def update_between(
+    former: Topology, present: Topology, version: TableVersion, elapsed_us: int
+) -> PipelineUpdate:
+    """The update from one topology to another.
+
+    Args:
+        former: the one before.
+        present: the one that runs now.
+        version: the commit that says so.
+        elapsed_us: how long the update took.
+    """
+    change = change_between(definition_of(former), definition_of(present))
+    return PipelineUpdate(version=version, pause_ms=elapsed_us / 1_000, change=change)
+
 
 _Accepted = TypeVar("_Accepted")
 """What a run answers when it has accepted a watermark: a receipt, or nothing."""

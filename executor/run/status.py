@@ -1,15 +1,18 @@
-"""Where a pipeline stands, and what its source says about the watermark of a stream."""
+"""Where a pipeline stands, and what its source says about the watermark of a stream.
+
+What a run has done, in numbers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
-from millpond.executor.event_time.clocks import EXACT
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.superstep.commit import Totals
 from millpond.executor.superstep.coordinator import Coordinator
-from millpond.executor.superstep.totals import Totals
+from millpond.executor.time.clocks import EXACT
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.executor.watermark.stream_time import MemberStatus
 from millpond.statestore.types import EventTimeMicros, Superstep
@@ -84,3 +87,32 @@ class WatermarkUpdate:
             watermarks.advance(self.stream, self.at, self.member, self.percentile)
         if self.status is not None:
             watermarks.declare(self.stream, self.status, self.member)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """Counts of one run, and of the pipeline's whole life (restarts included).
+
+    Attributes:
+        supersteps: how many this run committed.
+        superstep: number of the last one ever committed.
+        run: counts of this run.
+        totals: counts of the pipeline's whole life.
+        watermark: the lowest output watermark; everything before it is done.
+        elapsed_ms: how long this run took.
+        error: what has ended the run, in one line; ``None`` unless it failed.
+        ended: the injected streams whose input has ended for good, in order of their names: what
+            comes on them later is refused.
+        skipped: why a bounded input, or a stream that was read up to now, brought nothing or not all
+            that it has, by stream.
+    """
+
+    supersteps: int
+    superstep: int
+    run: Totals
+    totals: Totals
+    watermark: EventTimeMicros
+    elapsed_ms: float
+    error: str | None = None
+    ended: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)

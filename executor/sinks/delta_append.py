@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from millpond.executor.sinks.columns import SINK_SCHEMA, ColumnWatch, sink_table
-from millpond.executor.sinks.record import SinkRecord
-from millpond.executor.sinks.table import open_table, write_sink_file
-from millpond.statestore.log.append import append
+from millpond.executor.sinks.columns import SINK_SCHEMA, ColumnWatch, SinkRecord, sink_table
+from millpond.executor.sinks.delta_table import open_table, write_sink_file
+from millpond.statestore.log.table import append
 from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
 

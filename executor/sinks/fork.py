@@ -1,7 +1,7 @@
 """The sinks of a fork: tables of its own, which begin with what its parent had delivered by then.
 
 A fork runs the code of its parent, which names the parent's tables. It must not write into them, so each sink gets a
-table in the fork's folder. On one disk its files are those of the parent's table (`millpond.statestore.objects.share`).
+table in the fork's folder. On one disk its files are those of the parent's table (`millpond.statestore.objects.disk_tier`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from millpond.executor.sinks.record import SinkRecord
+from millpond.executor.sinks.columns import SinkRecord
+from millpond.executor.sinks.delta_table import version_within
 from millpond.executor.sinks.sink import DeltaSink, Sink
-from millpond.executor.sinks.table_version import version_within
 from millpond.statestore.errors import DataError, ObjectMissingError
-from millpond.statestore.identity.location import ROWS_FOLDER
+from millpond.statestore.history.lineage import ROWS_FOLDER
+from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
 from millpond.statestore.log.action import Action, CommitInfo, Txn
 from millpond.statestore.log.commit_file import encode
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import table_id_of
+from millpond.statestore.objects.disk_tier import share_object
 from millpond.statestore.objects.obstore import open_objects
-from millpond.statestore.objects.share import share_object
 from millpond.statestore.types import Clock, Objects, Rng, TableVersion
-from millpond.statestore.versions.replayed_log import ReplayedLog, replay_log
 
 SINKS_FOLDER = "sinks"
 """Where in a store's folder its sinks are if they must not be where the code says."""

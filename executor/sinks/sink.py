@@ -20,12 +20,11 @@ from typing import Final, Literal, Protocol, runtime_checkable
 import pyarrow as pa
 
 from millpond.executor.sinks.changes import key_columns
-from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW
+from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SinkRecord
 from millpond.executor.sinks.delta_append import DeltaSinkWriter
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter
-from millpond.executor.sinks.record import SinkRecord
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.log.delta_schema import delta_schema
+from millpond.statestore.log.action import delta_schema
 from millpond.statestore.objects.obstore import is_local, open_objects
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng, Superstep

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from millpond.executor.inputs.positions import BOUNDED_SOURCE
 from millpond.executor.pipeline.backfill import INPUT, Backfill
-from millpond.executor.pipeline.positions import BOUNDED_SOURCE
-from millpond.executor.spark.connect import refuse_connect
+from millpond.executor.spark.frames import table_of
 from millpond.executor.spark.routing import check_frame
-from millpond.executor.spark.rows import table_of
+from millpond.executor.spark.session import refuse_connect
 from millpond.executor.superstep.backfills import backfill_position
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition

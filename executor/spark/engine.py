@@ -16,16 +16,25 @@ from typing import TYPE_CHECKING, Final
 import cloudpickle
 import pyarrow as pa
 
-from millpond.executor.bundle.interval_plan import IntervalPlan
-from millpond.executor.injectors.policies import MarkColumn
-from millpond.executor.payloads.decoded_rows import rows_to_extract
-from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.positions import BOUNDED_SOURCE, after_the_end
+from millpond.executor.inputs.payload import rows_to_extract
+from millpond.executor.inputs.positions import BOUNDED_SOURCE, after_the_end
+from millpond.executor.interval.worker import IntervalPlan
+from millpond.executor.pipeline.nodes import ComputationNode, is_addressed
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.pipeline.weak import is_addressed
-from millpond.executor.python_workers.hand_over import has_abstract_addresses
-from millpond.executor.python_workers.task import make_task
-from millpond.executor.python_workers.task_plan import (
+from millpond.executor.spark.frames import flat_frame
+from millpond.executor.spark.hand_over import has_abstract_addresses
+from millpond.executor.spark.key_sql import arrow_key_columns
+from millpond.executor.spark.routing import (
+    Router,
+    are_shuffled,
+    production_routes,
+    routed_productions,
+    routes_of,
+    slot_of_row,
+)
+from millpond.executor.spark.slots import Slots, homes_for
+from millpond.executor.spark.task import make_task
+from millpond.executor.spark.task_plan import (
     SLOT_REPORT_SCHEMA,
     ProcessHomes,
     RoutedInput,
@@ -36,25 +45,20 @@ from millpond.executor.python_workers.task_plan import (
     pack_parts,
     read_slot_reports,
 )
-from millpond.executor.spark.change_frames import flat_frame
-from millpond.executor.spark.homes import homes_for
-from millpond.executor.spark.key_sql import arrow_key_columns
-from millpond.executor.spark.production_routing import (
-    are_shuffled,
-    production_routes,
-    routed_productions,
+from millpond.executor.superstep.commit import SuperstepReport
+from millpond.executor.superstep.coordinator import Coordinator, TopologyParts
+from millpond.executor.superstep.delivery import (
+    ProductionSource,
+    addresses_of,
+    keys_of,
+    read_productions,
+    weak_only,
 )
-from millpond.executor.spark.routing import Router, routes_of, slot_of_row
-from millpond.executor.spark.slots import Slots
-from millpond.executor.superstep.coordinator import Coordinator
-from millpond.executor.superstep.delivery import ProductionSource, keys_of, read_productions, weak_only
 from millpond.executor.superstep.key_columns import ROWS_READ
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
-from millpond.executor.superstep.report import SuperstepReport
-from millpond.executor.superstep.topology_parts import TopologyParts
-from millpond.executor.superstep.undelivered import addresses_of
+from millpond.executor.time.watermark_policies import MarkColumn
 from millpond.statestore.check import check
-from millpond.statestore.objects.disk_options import DiskOptions
+from millpond.statestore.objects.disk_tier import DiskOptions
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, Rng, TableVersion
 

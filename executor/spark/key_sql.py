@@ -2,6 +2,8 @@
 
 Only expressions that Spark compiles, so that a key costs no Python stage. They do not depend on the session: not on
 its time zone, and not on ANSI mode, without which small decimals become text with an exponent.
+
+Which interval owns a key, in Spark SQL: found by the intervals' low bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.keys.key_text import CONTROLS, ESCAPE, NULL, PART, struct_mark
+from millpond.statestore.rows.key_text import CONTROLS, ESCAPE, NULL, PART, struct_mark
 
 _DIGITS: Final = "'0123456789', '9876543210'"
 _LETTERS: Final = 25  # as many digits before the point have one letter
@@ -258,3 +260,50 @@ _ARROW_TYPES: Final[dict[type[T.DataType], pa.DataType]] = {
     T.BinaryType: pa.binary(),
     T.NullType: pa.null(),
 }
+
+
+_CUTS_IN_TREE_MAX: Final = 128
+
+
+def position_sql(key: str, lows: Sequence[str], positions: Sequence[int]) -> str:
+    """An expression for the position in the plan of the interval that owns a key.
+
+    Args:
+        key: the key, as SQL.
+        lows: low bounds of the consumer's intervals in key order; the first is ``""``.
+        positions: their positions.
+    """
+    passed = _passed(key, lows[1:])
+    if list(positions) == list(range(positions[0], positions[0] + len(positions))):
+        return f"{positions[0]} + {passed}"
+    return f"{_integers(positions)}[{passed}]"
+
+
+def _passed(key: str, cuts: Sequence[str]) -> str:
+    """How many of the rising cuts a key has reached: found by halves, since a record may meet thousands of them."""
+    if len(cuts) <= _CUTS_IN_TREE_MAX:
+        return _tree(key, cuts, 0)
+    steps = [1 << bit for bit in reversed(range(len(cuts).bit_length()))]
+    reached = f"passed + step <= {len(cuts)} AND {_texts(cuts)}[passed + step - 1] <= {key}"
+    return f"aggregate({_integers(steps)}, 0, (passed, step) -> if({reached}, passed + step, passed))"
+
+
+def _tree(key: str, cuts: Sequence[str], passed: int) -> str:
+    if not cuts:
+        return str(passed)
+    half = len(cuts) // 2
+    above = _tree(key, cuts[half + 1 :], passed + half + 1)
+    return f"if({key} >= {literal(cuts[half])}, {above}, {_tree(key, cuts[:half], passed)})"
+
+
+def _texts(texts: Sequence[str]) -> str:
+    """An array of texts, from one literal where a character is in none of them: thousands of literals take long to plan."""
+    used = set().union(*texts)
+    free = next((character for character in map(chr, range(1, 32)) if character not in used), None)
+    if free is None:
+        return f"array({', '.join(map(literal, texts))})"
+    return f"split({literal(free.join(texts))}, {literal(free)}, -1)"
+
+
+def _integers(numbers: Sequence[int]) -> str:
+    return f"CAST(split('{','.join(map(str, numbers))}', ',') AS ARRAY<INT>)"

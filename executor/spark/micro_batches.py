@@ -3,22 +3,28 @@
 Where it ends is what Spark writes into ``offsets/<batch>`` of the query's checkpoint before the batch begins: the offsets
 of all sources of the query, the watermark, and settings. With it a query can go on from a batch without the checkpoint
 that it had.
+
+The ticker: a thread that looks after a run while its input is silent.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from millpond.executor.run.lifecycle import Lifecycle
 from millpond.executor.spark.engine import plan_once
+from millpond.executor.spark.session import spark_calls
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import InvalidError, MillpondError, QueryStoppedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
 
 _LOG = logging.getLogger("millpond")
 _QUERY_ID: Final = "sql.streaming.queryId"
@@ -190,3 +196,34 @@ def _untold() -> tuple[type[Exception], ...]:
     from pyspark.errors import PySparkException
 
     return (Py4JError, PySparkException, AttributeError, TypeError, OSError)
+
+
+class Ticker:
+    """Calls a function again and again, until the run is stopped or has failed.
+
+    Args:
+        tick: the function; what it raises ends the run.
+        lifecycle: the run's.
+        every_ms: how long to wait before each call.
+    """
+
+    def __init__(self, tick: Callable[[float], None], lifecycle: Lifecycle, every_ms: float) -> None:
+        self._tick = tick
+        self._lifecycle = lifecycle
+        self._every_ms = every_ms
+        self._thread = threading.Thread(target=self._work, name="millpond-ticker", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._lifecycle.wait_for_stop(self._every_ms):
+            try:
+                with spark_calls():
+                    self._tick(self._every_ms)
+            except BaseException as failure:  # noqa: BLE001 - kept, and raised to each thread that waits
+                self._lifecycle.fail(failure)
+            if self._lifecycle.error is not None:
+                return

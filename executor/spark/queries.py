@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from millpond.executor.spark.jvm import spark_calls
+from millpond.executor.spark.session import spark_calls
 from millpond.statestore.errors import ConflictError
 
 if TYPE_CHECKING:

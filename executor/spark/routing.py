@@ -4,31 +4,36 @@ If key, event time and id are columns, routing happens in the JVM and Python see
 first time in the task that processes it; functions as extractors cost a Python stage of their own.
 The selection is computed once per input and kept: a streaming query has the same columns in every
 batch, and each call into the JVM costs a millisecond.
+
+Which way the productions of a superstep take: each slot reads them all, or a shuffle brings each slot its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
 from pyspark.sql.functions import expr
 
-from millpond.executor.event_time.duration import INSTANT_MAX_US, INSTANT_MIN_US, INSTANT_TEXT, NO_ZONE
-from millpond.executor.event_time.time_reading import MILLISECONDS_MAX, MILLISECONDS_MIN, TimeReading
-from millpond.executor.injectors.ingress_time import IngressTime
-from millpond.executor.payloads.decoded_rows import check_payload_column, rows_to_extract
-from millpond.executor.payloads.payload import Payload
-from millpond.executor.pipeline.changes import CHANGE_ERROR, CHANGE_SIGN, image_names
-from millpond.executor.pipeline.extract_rows import Rows, read_injected
-from millpond.executor.pipeline.injector_checks import told_of_stream
-from millpond.executor.pipeline.injector_node import InjectorNode
-from millpond.executor.pipeline.key_extractor import KeyExtractor, KeyField, key_names
+from millpond.executor.inputs.changes import CHANGE_ERROR, CHANGE_SIGN, image_names
+from millpond.executor.inputs.extraction import Rows, read_injected
+from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.keys import KeyExtractor, KeyField, key_names
+from millpond.executor.inputs.payload import Payload, check_payload_column, rows_to_extract
+from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.python_workers.routed_columns import (
+from millpond.executor.spark.key_sql import check_key_type, key_sql, position_sql
+from millpond.executor.spark.routed_productions import (
+    ROUTED_SCHEMA,
+    ConsumerRoute,
+    ProductionRoutes,
+    make_routing_task,
+)
+from millpond.executor.spark.task_plan import (
     AT,
     ERROR,
     ID,
@@ -37,18 +42,28 @@ from millpond.executor.python_workers.routed_columns import (
     READABLE_SQL,
     TARGET,
     RoutedColumns,
+    SlotParts,
+    WorkerSetting,
     readable_target,
     unreadable_target,
 )
-from millpond.executor.spark.key_sql import check_key_type, key_sql
-from millpond.executor.spark.position_sql import position_sql
+from millpond.executor.superstep.delivery import ProductionSource
+from millpond.executor.time.instants import (
+    INSTANT_MAX_US,
+    INSTANT_MIN_US,
+    INSTANT_TEXT,
+    MILLISECONDS_MAX,
+    MILLISECONDS_MIN,
+    NO_ZONE,
+    TimeReading,
+)
+from millpond.executor.time.watermark_policies import IngressTime
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.interval import locate
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from millpond.executor.python_workers.task_plan import SlotParts
 
 _ADDED_FIELDS = (
     T.StructField(TARGET, T.IntegerType()),
@@ -470,3 +485,60 @@ def _routed_batch(batch: pa.RecordBatch, rows: Rows, node: InjectorNode, route: 
     ]
     names = [TARGET, KEY, AT, ID, ERROR, *batch.schema.names]
     return pa.RecordBatch.from_arrays([*added, *batch.columns], names=names)
+
+
+_READ_MAX: Final = 200_000
+"""How many productions all slots together may read: beyond it a stage that shuffles them costs less."""
+
+
+def are_shuffled(productions: int, slots: int) -> bool:
+    """Whether a shuffle costs less than to read all productions in each slot that runs.
+
+    Example:
+        >>> [are_shuffled(1_000, 16), are_shuffled(100_000, 16), are_shuffled(10_000_000, 1)]
+        [False, True, False]
+    """
+    return slots > 1 and productions * slots > _READ_MAX
+
+
+def production_routes(
+    setting: WorkerSetting,
+    topology: Topology,
+    parts: SlotParts,
+    slots: int,
+    sources: Sequence[ProductionSource],
+    writers: Mapping[str, int],
+) -> ProductionRoutes:
+    """Where the productions of committed files go, and which task reads which file.
+
+    Args:
+        setting: the store and the code.
+        topology: the checked pipeline.
+        parts: what runs, by position.
+        slots: number of slots.
+        sources: the files.
+        writers: the slots that have written them, as far as it is known: a task there has them at hand.
+    """
+    intervals: dict[str, list[tuple[str, int]]] = {}
+    for position, part in parts.items():
+        intervals.setdefault(part.interval.computation, []).append((part.interval.low, position))
+    consumers = []
+    for name, mine in intervals.items():
+        inbox = topology.computations[name].inbox
+        if any(source.concerns(inbox) for source in sources):
+            lows, positions = zip(*sorted(mine), strict=True)
+            consumers.append(ConsumerRoute(computation=name, lows=lows, positions=positions))
+    by_task: dict[int, list[tuple[int, ProductionSource]]] = {}
+    for number, source in enumerate(sources):
+        by_task.setdefault(writers.get(source.path, number) % slots, []).append((number, source))
+    return ProductionRoutes(setting=setting, slots=slots, consumers=tuple(consumers), sources=by_task)
+
+
+def routed_productions(frame: DataFrame, routes: ProductionRoutes) -> DataFrame:
+    """The productions, in a row for each slot and file; not yet moved.
+
+    Args:
+        frame: a partition for each slot, whose rows mean nothing.
+        routes: what to read, and where it goes.
+    """
+    return frame.mapInArrow(make_routing_task(routes), ROUTED_SCHEMA)

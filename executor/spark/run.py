@@ -16,26 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from millpond.executor.pipeline.names import SIGNALS
-from millpond.executor.pipeline.positions import BOUNDED_SOURCE, consumed_before
+from millpond.executor.inputs.positions import BOUNDED_SOURCE, consumed_before
+from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.reporting.progress import Progress
-from millpond.executor.run.deadline import Deadline
-from millpond.executor.run.lifecycle import Lifecycle, Phase
-from millpond.executor.run.pipeline_update import PipelineUpdate, update_between
-from millpond.executor.run.run import Run
+from millpond.executor.run.lifecycle import Deadline, Lifecycle, Phase
+from millpond.executor.run.progress import Progress
+from millpond.executor.run.run import PipelineUpdate, Run, update_between
 from millpond.executor.run.status import RunStatus, WatermarkUpdate, input_watermarks
 from millpond.executor.spark.backfill import backfill_frames
 from millpond.executor.spark.engine import SparkEngine
-from millpond.executor.spark.input_frames import InputFrames
-from millpond.executor.spark.jvm import spark_calls, worker_calls
-from millpond.executor.spark.micro_batches import batch_function, unless_stopped
+from millpond.executor.spark.frames import InputFrames, table_of
+from millpond.executor.spark.micro_batches import Ticker, batch_function, unless_stopped
 from millpond.executor.spark.queries import Queries, StartQuery
-from millpond.executor.spark.rows import table_of
-from millpond.executor.spark.ticker import Ticker
+from millpond.executor.spark.session import spark_calls, worker_calls
+from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
-from millpond.executor.superstep.report import SuperstepReport
 from millpond.statestore.errors import UnavailableError
 from millpond.statestore.types import Clock
 

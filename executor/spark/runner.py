@@ -7,27 +7,31 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from millpond.executor.balance.policy import BalancePolicy
-from millpond.executor.dead_letters.dead_letter_limit import DeadLetterLimit
-from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.maintenance.workers import CompactionWorkers
+from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy
+from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.reporting.summary import RunSummary
 from millpond.executor.run.options import RunnerOptions
+from millpond.executor.run.status import RunSummary
 from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker
-from millpond.executor.spark.connect import refuse_connect
 from millpond.executor.spark.engine import SparkEngine
-from millpond.executor.spark.input_frames import InputFrames, checkpoint_path
-from millpond.executor.spark.jvm import spark_calls, worker_calls
+from millpond.executor.spark.frames import InputFrames, checkpoint_path
 from millpond.executor.spark.run import SparkRun
-from millpond.executor.spark.session import check_session, is_one_machine, spark_session
-from millpond.statestore.identity.location import place_of
+from millpond.executor.spark.session import (
+    check_session,
+    is_one_machine,
+    refuse_connect,
+    spark_calls,
+    spark_session,
+    worker_calls,
+)
+from millpond.executor.superstep.dead_letters import DeadLetterLimit
+from millpond.statestore.history.lineage import place_of
 from millpond.statestore.leases.lease import OnHeld
+from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Rng
-from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -1,4 +1,12 @@
-"""The Spark session: the one that is running, or one made with what Millpond and Delta need."""
+"""The Spark session: the one that is running, or one made with what Millpond and Delta need.
+
+Calls to Spark, whose JVM may have been killed, and whose Python workers may fail: they fail with one sentence instead
+of py4j's own errors.
+
+Spark Connect: its sessions and frames have no JVM in this process, which the engine on Spark works with.
+
+They are told by the module of their class, so that what Spark Connect needs need not be installed.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +14,78 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from millpond.executor.spark.connect import INSTEAD, asks_for_connect, refuse_connect
-from millpond.statestore.errors import InvalidError
-from millpond.statestore.zookeeper.java import java_of_spark, refuse_old_java
+from millpond.statestore import errors
+from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError, UnpicklableError
+from millpond.statestore.leases.zookeeper_process import java_of_spark, refuse_old_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_MODULE: Final = "pyspark.sql.connect"
+INSTEAD: Final = (
+    "run the job where Spark's driver is, with a classic session such as SparkSession.builder.master(…) makes, or give "
+    "the rows to a LocalRunner, which takes frames of Spark Connect"
+)
+"""What to do in its place, for an error."""
+
+
+def refuse_connect(given: object, **details: object) -> None:
+    """Refuse a session or frame of Spark Connect.
+
+    Args:
+        given: what the user has given.
+        details: where, for the error.
+
+    Raises:
+        InvalidError: it is one.
+    """
+    module = type(given).__module__
+    if module == _MODULE or module.startswith(f"{_MODULE}."):
+        raise InvalidError(
+            f"this does not run on Spark Connect: {INSTEAD}",
+            type=f"{module}.{type(given).__name__}",
+            **details,
+        )
+
+
+def refuse_pickle(what: str) -> NoReturn:
+    """Refuse to pickle what works only here, as Spark Connect does with the function of ``foreachBatch``.
+
+    Args:
+        what: the object, in words.
+
+    Raises:
+        UnpicklableError: always.
+    """
+    raise UnpicklableError(
+        f"{what} stays in its process, and Spark Connect would send it to the server: {INSTEAD}"
+    )
+
+
+def asks_for_connect(options: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
+    """The setting that has a new session be one of Spark Connect; ``None`` if there is none.
+
+    Args:
+        options: settings of the session.
+        environment: this process's environment variables.
+    """
+    wanted = {
+        "spark.remote": options.get("spark.remote"),
+        "SPARK_REMOTE": environment.get("SPARK_REMOTE"),
+        "SPARK_CONNECT_MODE_ENABLED": environment.get("SPARK_CONNECT_MODE_ENABLED"),
+    }
+    mode = options.get("spark.api.mode", environment.get("SPARK_API_MODE", ""))
+    if mode.lower() == "connect":
+        wanted["spark.api.mode" if "spark.api.mode" in options else "SPARK_API_MODE"] = mode
+    return next((name for name, value in wanted.items() if value), None)
+
 
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -28,7 +97,7 @@ process for each file's permissions, 170 ms a micro-batch. Object stores keep Sp
 
 _LOG: Final = logging.getLogger("millpond")
 
-DAEMON: Final = "millpond.executor.python_workers.daemon"
+DAEMON: Final = "millpond.executor.spark.daemon"
 """The module that forks the Python workers of a local session; it has imported what they need."""
 
 _PACKAGES: Final = "spark.jars.packages"
@@ -278,3 +347,87 @@ def _check(found: str | None, where: str) -> None:
 def _numbers(version: str) -> tuple[int, int]:
     match = _NUMBERS.match(version)
     return (0, 0) if match is None else (int(match[1]), int(match[2]))
+
+
+_OURS: Final = re.compile(r"^(?:\S*: )?millpond\.statestore\.errors\.(\w+): (.+)$", re.MULTILINE)
+"""The last line of a trace, as Spark repeats it of a worker."""
+
+_OTHER_PYTHON: Final = (
+    re.compile(r"PYTHON_VERSION_MISMATCH\]? *(?P<reason>.*)"),
+    re.compile(r"(?P<reason>Cannot run program .*)"),
+    re.compile(
+        r"(?P<reason>ModuleNotFoundError: No module named '(?:millpond|pyspark|pyarrow|cloudpickle)\b.*)"
+    ),
+)
+"""What Spark says where the workers' Python is not the driver's."""
+
+
+@contextmanager
+def spark_calls() -> Iterator[None]:
+    """Let calls to Spark fail with an `UnavailableError` if its JVM has ended.
+
+    Raises:
+        UnavailableError: the JVM has ended; any other error is raised as it is.
+    """
+    try:
+        yield
+    except MillpondError:
+        raise
+    except Exception as error:
+        # What py4j raises differs from call to call, so the JVM itself is asked.
+        if not _has_ended():
+            raise
+        raise UnavailableError(
+            "spark's jvm has ended (killed, or out of memory): start the program again, it goes on from the last commit"
+        ) from error
+
+
+@contextmanager
+def worker_calls() -> Iterator[None]:
+    """Let a job of Spark fail with what its Python workers failed with.
+
+    Raises:
+        InvalidError: the workers run another Python than the driver, or one without Millpond.
+        MillpondError: an error of Millpond's own ended a worker's task; any other error is raised as it is.
+    """
+    try:
+        yield
+    except MillpondError:
+        raise
+    except Exception as error:
+        told = _told_by_worker(str(error))
+        if told is None:
+            raise
+        raise told from error
+
+
+def _told_by_worker(text: str) -> MillpondError | None:
+    """The error that a worker's trace ends in, if it says what is to be done."""
+    for pattern in _OTHER_PYTHON:
+        if (found := pattern.search(text)) is not None:
+            return InvalidError(
+                "spark's workers run another python than the driver, or one without millpond: set PYSPARK_PYTHON to one "
+                "of the driver's version with the same packages, on every machine, before the session begins",
+                PYSPARK_PYTHON=os.environ.get("PYSPARK_PYTHON"),
+                reason=found["reason"].strip(),
+            )
+    found = _OURS.search(text)
+    kind = None if found is None else getattr(errors, found[1], None)
+    if found is None or not (isinstance(kind, type) and issubclass(kind, MillpondError)):
+        return None
+    return kind(found[2])
+
+
+def _has_ended() -> bool:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark import SparkContext
+
+    # Spark has no public name for it, and a stopped context has none at all.
+    gateway = SparkContext._gateway  # noqa: SLF001
+    if gateway is None:
+        return False
+    try:
+        gateway.jvm.System.nanoTime()
+    except (Py4JError, OSError):
+        return True
+    return False

@@ -3,11 +3,16 @@
 A production lives in the row update of the key that produced it (strong productions,
 MillWheel §6.1.2). Superstep *n + 1* reads those of superstep *n* from the committed
 files, lets every consumer extract its own key (§4.2), and hands each interval its part.
+
+Undelivered productions, read and keyed for their consumers, in both runners.
+
+Each file is read once and each consumer extracts its keys once, however many of its intervals
+run in this process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,13 +21,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.bundle.bundle import DeadLetter, Deliveries, ProductionSummary
-from millpond.executor.computation.timer import oldest_but
+from millpond.executor.computation.timers import oldest_but
 from millpond.executor.computation.values import JsonValues
-from millpond.executor.event_time.clocks import PercentileTimes
-from millpond.executor.pipeline.key_extractor import ExtractedKeys, extract_keys
-from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.weak import addressed
+from millpond.executor.inputs.keys import ExtractedKeys, extract_keys
+from millpond.executor.interval.bundle import DeadLetter, Deliveries, ProductionSummary
+from millpond.executor.pipeline.nodes import ComputationNode, addressed
+from millpond.executor.time.clocks import PercentileTimes
 from millpond.statestore.interval import Interval
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.files import read_row_files
@@ -254,3 +258,85 @@ def take(deliveries: Deliveries, chosen: npt.NDArray[np.int64]) -> Deliveries:
 def _only(table: pa.Table, column: str) -> pa.Array:
     chunked = table.column(column)
     return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
+
+
+def addresses_of(node: ComputationNode) -> frozenset[str]:
+    """The streams under which weak productions are kept to be handed to a computation in another task."""
+    return frozenset(addressed(subscription.stream) for subscription in node.subscriptions)
+
+
+class UndeliveredProductions:
+    """The productions that one superstep delivers.
+
+    Args:
+        sources: committed files with productions of the last superstep.
+        read: returns the productions of a file; called once per file.
+        handed_on: uncommitted files of this superstep, with weak productions.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[ProductionSource],
+        read: Callable[[ProductionSource], pa.Table],
+        *,
+        handed_on: Sequence[ProductionSource] = (),
+    ) -> None:
+        self._sources = sources
+        self._read = read
+        self._handed_on = handed_on
+        self._tables: dict[ProductionSource, pa.Table] = {}
+        self._extracted: dict[str, tuple[Extracted, ...]] = {}
+
+    def read_committed(self) -> None:
+        """Read all committed files now instead of when a consumer first needs them.
+
+        Raises:
+            DataError: a file is missing or its bytes are wrong.
+        """
+        for source in self._sources:
+            self._table(source)
+
+    def extracted(self, node: ComputationNode) -> tuple[Extracted, ...]:
+        """A computation's productions, stream by stream, with its own keys; empty if nothing waits for it.
+
+        Raises:
+            DataError: a file is missing or its bytes are wrong.
+        """
+        if node.name not in self._extracted:
+            tables = self._tables_for(node)
+            self._extracted[node.name] = deliveries_of(pa.concat_tables(tables), node) if tables else ()
+        return self._extracted[node.name]
+
+    def deliveries(self, node: ComputationNode, interval: Interval) -> list[Deliveries]:
+        """The part of one interval; no entry is empty.
+
+        Raises:
+            DataError: a file is missing or its bytes are wrong.
+        """
+        parts = (within(extracted.deliveries, interval) for extracted in self.extracted(node))
+        return [part for part in parts if part is not None]
+
+    def letters(self, node: ComputationNode) -> list[DeadLetter]:
+        """A dead letter for each record from which the computation's key extractor got no key.
+
+        Raises:
+            DataError: a file is missing or its bytes are wrong.
+        """
+        return [
+            letter
+            for extracted in self.extracted(node)
+            if extracted.errors
+            for letter in keyless_letters(node.name, extracted)
+        ]
+
+    def _tables_for(self, node: ComputationNode) -> list[pa.Table]:
+        addresses = addresses_of(node)
+        return [
+            *(self._table(source) for source in self._sources if source.concerns(node.inbox)),
+            *(weak_only(self._table(source)) for source in self._handed_on if source.concerns(addresses)),
+        ]
+
+    def _table(self, source: ProductionSource) -> pa.Table:
+        if source not in self._tables:
+            self._tables[source] = self._read(source)
+        return self._tables[source]

@@ -13,21 +13,21 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from millpond.executor.inputs.extraction import Rows
+from millpond.executor.inputs.keys import KeyExtractor, key_names
 from millpond.executor.ownership.ownership import Ownership
-from millpond.executor.pipeline.extract_rows import Rows
-from millpond.executor.pipeline.key_extractor import KeyExtractor, key_names
 from millpond.executor.pipeline.topology import Topology
 from millpond.statestore.app_ids import key_columns_app_id
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.keys.key_columns import (
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.rows.key_columns import (
     key_columns_in,
     key_columns_of,
     key_word,
     same_texts,
     told_kind,
 )
-from millpond.statestore.keys.key_text import is_typed
-from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.rows.key_text import is_typed
 from millpond.statestore.store import Store
 
 ROWS_READ: Final = 100

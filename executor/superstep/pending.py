@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.bundle.bundle import ProductionSummary
-from millpond.executor.pipeline.names import control_interval
-from millpond.executor.pipeline.positions import claimed_by, superstep_of
+from millpond.executor.inputs.positions import claimed_by, superstep_of
+from millpond.executor.interval.bundle import ProductionSummary
+from millpond.executor.pipeline.nodes import addressed, control_interval
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.pipeline.weak import addressed
 from millpond.executor.superstep.delivery import ProductionSource, read_productions, summarise_productions
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence

@@ -14,15 +14,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.pipeline.nodes import SinkNode
+from millpond.executor.pipeline.nodes import SinkNode, addressed
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.pipeline.weak import addressed
+from millpond.executor.sinks.columns import SinkRecord, refuse_sink_ahead
 from millpond.executor.sinks.fork import SinkFolder, is_of_the_parent
-from millpond.executor.sinks.record import SinkRecord, refuse_sink_ahead
 from millpond.executor.sinks.sink import DeltaSink, RecordingSink, SinkWriter
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.statestore.failpoint import reach
-from millpond.statestore.identity.lineage import Origin
+from millpond.statestore.history.lineage import Origin
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng, Superstep
 

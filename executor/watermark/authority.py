@@ -15,22 +15,145 @@ timers are refused there, unless an edge of the cycle is a feedback: there ``out
 
 A published watermark never falls. Where a late record lowers a solution, the published value stays until the
 solution has caught up, and records before the published value are late.
+
+Conditions: what the outside told a superstep, apart from its records.
+
+They are part of each superstep's commit. With them, and the same records, a replay runs the superstep as it was: at
+the same wall time, under the same watermarks of its inputs, whatever clocks, silence and callers had to do with them.
+
+The interval map of low watermark holds of one computation (MillWheel §7.2).
+
+Every interval's owner reports what its rows still owe. The map covers what it has heard of:
+a report replaces exactly the keys that it is about, so intervals may split and merge, and a
+part from which nothing new has come counts with its last value. A former owner, known by its
+lower sequencer, is refused. A report and the minimum cost O(log n), at 500,000 intervals too.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
-from millpond.executor.event_time.late_data_horizon import held_back
-from millpond.executor.pipeline.cycles import holding_edges
-from millpond.executor.pipeline.names import DEAD_LETTERS
-from millpond.executor.pipeline.nodes import ComputationNode
-from millpond.executor.pipeline.topology import Topology
-from millpond.executor.watermark.hold_map import IntervalMap
-from millpond.statestore.errors import InvalidError
+from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationNode
+from millpond.executor.pipeline.topology import Topology, holding_edges
+from millpond.executor.time.clocks import PercentileTimes, held_back
+from millpond.statestore.errors import DataError, FencedError, InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, Sequencer
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, Sequencer, WallTimeMicros
+
+if TYPE_CHECKING:
+    from millpond.statestore.log.action import JsonValue
+
+
+_SLACK: Final = 64
+"""Dead heap entries that are always tolerated; beyond it, at most as many as there are live ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The keys from some low bound up to ``high``, and what was last said of them."""
+
+    high: str | None
+    sequencer: Sequencer
+    hold: EventTimeMicros
+
+
+class IntervalMap:
+    """Last known holds of a computation's intervals."""
+
+    __slots__ = ("_heap", "_lows", "_pieces")
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, _Piece] = {}
+        self._lows: list[str] = []
+        self._heap: list[tuple[EventTimeMicros, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def least(self) -> EventTimeMicros:
+        """The oldest hold of all; after all time when nothing is owed."""
+        while self._heap:
+            hold, low = self._heap[0]
+            piece = self._pieces.get(low)
+            if piece is not None and piece.hold == hold:
+                return hold
+            heapq.heappop(self._heap)
+        return TIME_MAX_US
+
+    def expect(self, intervals: Iterable[Interval]) -> None:
+        """Name intervals from which a report must come before the watermark may move on."""
+        for interval in sorted(intervals):
+            if not self._overlapped(interval):
+                self._replace(interval, _Piece(interval.high, Sequencer(0), TIME_MIN_US))
+
+    def report(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
+        """Take in what an interval's owner says that it owes; ``None`` is nothing.
+
+        Raises:
+            FencedError: the reporter is no longer the owner of some of these keys.
+        """
+        piece = _Piece(interval.high, sequencer, TIME_MAX_US if hold is None else hold)
+        known = self._pieces.get(interval.low)
+        if known is None or known.high != interval.high:
+            self._replace(interval, piece)
+            return
+        _check_sequencer(interval, piece, known)
+        self._pieces[interval.low] = piece
+        if piece.hold != known.hold:
+            self._remember(interval.low, piece)
+
+    def _replace(self, interval: Interval, piece: _Piece) -> None:
+        overlapped = self._overlapped(interval)
+        for low in overlapped:
+            _check_sequencer(interval, piece, self._pieces[low])
+        for low in overlapped:
+            self._carve(low, interval)
+        self._insert(interval.low, piece)
+
+    def _overlapped(self, interval: Interval) -> list[str]:
+        first = max(bisect_right(self._lows, interval.low) - 1, 0)
+        last = len(self._lows) if interval.high is None else bisect_left(self._lows, interval.high)
+        return [low for low in self._lows[first:last] if _is_below(interval.low, self._pieces[low].high)]
+
+    def _carve(self, low: str, interval: Interval) -> None:
+        """Leave of a piece only what lies outside ``interval``."""
+        piece = self._pieces.pop(low)
+        self._lows.pop(bisect_left(self._lows, low))
+        if low < interval.low:
+            self._insert(low, _Piece(interval.low, piece.sequencer, piece.hold))
+        if interval.high is not None and _is_below(interval.high, piece.high):
+            self._insert(interval.high, piece)
+
+    def _insert(self, low: str, piece: _Piece) -> None:
+        self._pieces[low] = piece
+        insort(self._lows, low)
+        self._remember(low, piece)
+
+    def _remember(self, low: str, piece: _Piece) -> None:
+        if piece.hold != TIME_MAX_US:
+            heapq.heappush(self._heap, (piece.hold, low))
+        if len(self._heap) > 2 * len(self._pieces) + _SLACK:
+            self._heap = [(p.hold, low) for low, p in self._pieces.items() if p.hold != TIME_MAX_US]
+            heapq.heapify(self._heap)
+
+
+def _is_below(key: str, high: str | None) -> bool:
+    return high is None or key < high
+
+
+def _check_sequencer(interval: Interval, piece: _Piece, known: _Piece) -> None:
+    if piece.sequencer < known.sequencer:
+        raise FencedError(
+            "a former owner reports a watermark",
+            interval=interval.app_id,
+            sequencer=piece.sequencer,
+            newest=known.sequencer,
+        )
 
 
 def solve_inputs(
@@ -250,3 +373,66 @@ class WatermarkAuthority:
 def _consumers(topology: Topology) -> dict[str, tuple[str, ...]]:
     edges = holding_edges(topology)
     return {name: tuple(dict.fromkeys(consumer for _, consumer in own)) for name, own in edges.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What a superstep met.
+
+    Attributes:
+        wall_time: when it was planned.
+        watermarks: by injected stream, its watermarks by percentile, that of 100 among them.
+        idle: the injected streams that were idle.
+        stamps: by injected stream, the event time that records of it got if they carry none.
+    """
+
+    wall_time: WallTimeMicros
+    watermarks: Mapping[str, PercentileTimes] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
+    stamps: Mapping[str, EventTimeMicros] = field(default_factory=dict)
+
+    def stamped(self, stamps: Mapping[str, EventTimeMicros | None]) -> Conditions:
+        """The same with the stamps of arrival, ``None`` for records that carry their own time."""
+        return replace(self, stamps={stream: at for stream, at in stamps.items() if at is not None})
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The form that a commit has.
+
+        Example:
+            >>> Conditions(wall_time=5, watermarks={"clicks": {100.0: 3}}).to_json()
+            {'wall_time': 5, 'watermarks': {'clicks': {'100.0': 3}}}
+        """
+        fields: dict[str, JsonValue] = {
+            "wall_time": self.wall_time,
+            "watermarks": {
+                stream: {repr(percentile): int(at) for percentile, at in marks.items()}
+                for stream, marks in self.watermarks.items()
+            },
+        }
+        if self.idle:
+            fields["idle"] = list(self.idle)
+        if self.stamps:
+            fields["stamps"] = {stream: int(at) for stream, at in self.stamps.items()}
+        return fields
+
+    @staticmethod
+    def from_json(fields: Any) -> Conditions:
+        """Read what `to_json` gave.
+
+        Raises:
+            DataError: it is something else.
+        """
+        try:
+            return Conditions(
+                wall_time=WallTimeMicros(fields["wall_time"]),
+                watermarks={
+                    stream: {float(percentile): EventTimeMicros(at) for percentile, at in marks.items()}
+                    for stream, marks in fields["watermarks"].items()
+                },
+                idle=tuple(fields.get("idle", ())),
+                stamps={stream: EventTimeMicros(at) for stream, at in fields.get("stamps", {}).items()},
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                "a commit does not say under which conditions its superstep ran", cause=error
+            ) from error

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from millpond.executor.bundle.bundle import ProductionSummary
-from millpond.executor.event_time.clocks import EXACT, PercentileTimes
-from millpond.executor.injectors.observation import DEFAULT_MEMBER, InputObservation, Watch
-from millpond.executor.injectors.policies import Monotone
-from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
-from millpond.executor.pipeline.positions import percentile_watermark_app_id
+from millpond.executor.inputs.positions import percentile_watermark_app_id
+from millpond.executor.interval.bundle import ProductionSummary
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.watermark.authority import WatermarkAuthority
-from millpond.executor.watermark.conditions import Conditions
+from millpond.executor.time.clocks import EXACT, PercentileTimes
+from millpond.executor.time.observations import DEFAULT_MEMBER, InputObservation, Watch
+from millpond.executor.time.watermark_policies import BoundedDisorder, Monotone, WatermarkPolicy
+from millpond.executor.watermark.authority import Conditions, WatermarkAuthority
 from millpond.executor.watermark.stream_time import InjectorTime, MemberStatus
 from millpond.statestore.app_ids import member_status_app_id
 from millpond.statestore.interval import Interval

@@ -12,13 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from millpond.executor.event_time.clocks import EXACT, PercentileTimes
-from millpond.executor.event_time.delay_sketch import RecentDelays
-from millpond.executor.injectors.ingress_time import IngressTime, stamp_of
-from millpond.executor.injectors.observation import DEFAULT_MEMBER, InputObservation, TimesSeen, Watch
-from millpond.executor.injectors.policies import wants_delays
-from millpond.executor.injectors.policy import InjectorLogic
-from millpond.executor.pipeline.injector_node import InjectorNode
+from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.time.clocks import EXACT, PercentileTimes
+from millpond.executor.time.observations import (
+    DEFAULT_MEMBER,
+    InputObservation,
+    RecentDelays,
+    TimesSeen,
+    Watch,
+)
+from millpond.executor.time.watermark_policies import IngressTime, InjectorLogic, stamp_of, wants_delays
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
 
 MemberStatus: TypeAlias = Literal["expected", "idle", "gone"]

@@ -15,29 +15,27 @@ from sqlalchemy import Connection, Table, bindparam, func, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from millpond.statestore.app_ids import SAVEPOINT_RELEASED, input_app_id, savepoints_of
-from millpond.statestore.catalog.engine import replace_rows
-from millpond.statestore.catalog.entries import (
-    CatalogLimits,
-    InputPositionEntry,
-    SuperstepEntry,
-    WatermarkEntry,
-)
-from millpond.statestore.catalog.facts import (
-    KNOWN_BEFORE_LOG,
-    CommitFacts,
-    definition_from_metadata,
-    fences_of,
-    input_positions_of,
-    superstep_of,
-    watermarks_of,
-)
-from millpond.statestore.catalog.tables import (
+from millpond.statestore.catalog.engine import (
     INPUT_POSITIONS,
     INTERVALS,
     LEASES,
     SAVEPOINTS,
     SUPERSTEPS,
     WATERMARKS,
+    replace_rows,
+)
+from millpond.statestore.catalog.entries import (
+    KNOWN_BEFORE_LOG,
+    CatalogLimits,
+    CommitFacts,
+    InputPositionEntry,
+    SuperstepEntry,
+    WatermarkEntry,
+    definition_from_metadata,
+    fences_of,
+    input_positions_of,
+    superstep_of,
+    watermarks_of,
 )
 from millpond.statestore.catalog.topology import replay_definition
 from millpond.statestore.interval import Interval, superseded

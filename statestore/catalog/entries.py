@@ -1,17 +1,31 @@
 """Values that go into the catalog and come out of it: frozen, without database types.
 
 A *definition* is what a pipeline declares; an *entry* is what the catalog holds.
+
+Derivation of catalog entries from a commit, the same for new commits and for old ones.
+
+`CommitFacts` is the part of a commit that stays in the log: its ``txn`` actions and its
+``commitInfo.millpond``. The journal derives the catalog's entries from the facts of a
+new commit, `Catalog.rebuild` from the facts of commits read back. Both use this
+module, so a rebuilt catalog equals the lost one.
+
+It reads the metadata ``records``, ``late``, ``duplicates``, ``dead_letters`` (also
+inside ``counts``), ``watermarks`` and ``output_watermarks`` (interval's app id to
+microseconds), and ``definition`` (`definition_to_metadata`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Final
+from urllib.parse import unquote
 
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX, WATERMARK_PREFIX
+from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.rows.row import Fence
+from millpond.statestore.rows.row import Fence, unpack_fence
 from millpond.statestore.types import (
     EventTimeMicros,
     Sequencer,
@@ -224,3 +238,151 @@ class HorizonEntry:
     version: TableVersion
     published_us: WallTimeMicros
     expires_us: WallTimeMicros | None
+
+
+KNOWN_BEFORE_LOG: Final = "before_log"
+"""Kind of the facts that replace all commits whose files are gone: they open no lease and add no journal row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitFacts:
+    """The facts of one landed commit.
+
+    Args:
+        version: the table version that it made.
+        wall_us: the commit's time by the writer's clock (``commitInfo.timestamp``).
+        txns: its ``txn`` actions: app id to version.
+        metadata: ``commitInfo.millpond``.
+        commit_ms: duration of the commit, where known; it is not in the log.
+    """
+
+    version: TableVersion
+    wall_us: WallTimeMicros
+    txns: Mapping[str, int] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    commit_ms: float | None = None
+
+
+def fences_of(txns: Mapping[str, int]) -> Iterator[tuple[Interval, Fence]]:
+    """The fences among the ``txn`` actions, each with its interval."""
+    for app_id, version in txns.items():
+        interval = Interval.from_app_id(app_id)
+        if interval is not None:
+            yield interval, unpack_fence(version)
+
+
+def input_positions_of(facts: CommitFacts) -> Iterator[InputPositionEntry]:
+    """The positions of external sources that the commit moved.
+
+    Raises:
+        DataError: the log names a malformed input.
+    """
+    for app_id, position in facts.txns.items():
+        if app_id.startswith(INPUT_PREFIX):
+            parts = app_id.removeprefix(INPUT_PREFIX).split("/")
+            if len(parts) != 3:
+                raise DataError("the log names a malformed input", app_id=app_id)
+            pipeline, name, source_id = map(unquote, parts)
+            yield InputPositionEntry(
+                pipeline=pipeline,
+                input=name,
+                source_id=source_id,
+                position=position,
+                version=facts.version,
+            )
+
+
+def superstep_of(facts: CommitFacts) -> SuperstepEntry | None:
+    """The superstep that the commit ended; ``None`` for fences, compactions and other kinds."""
+    key = _superstep_key(facts)
+    if key is None:
+        return None
+    pipeline, superstep = key
+    return SuperstepEntry(
+        pipeline=pipeline,
+        superstep=superstep,
+        version=facts.version,
+        records=_count(facts, "records"),
+        late=_count(facts, "late"),
+        duplicates=_count(facts, "duplicates"),
+        dead_letters=_count(facts, "dead_letters"),
+        commit_ms=facts.commit_ms,
+        wall_us=facts.wall_us,
+    )
+
+
+def watermarks_of(facts: CommitFacts) -> Iterator[WatermarkEntry]:
+    """The low watermarks that the commit journaled: of intervals (metadata), of whole
+    computations and of injectors (``txn`` actions ``millpond/watermark/…``).
+    """
+    key = _superstep_key(facts)
+    if key is None:
+        return
+    pipeline, superstep = key
+    inputs, outputs = _times(facts, "watermarks"), _times(facts, "output_watermarks")
+    for app_id, at in facts.txns.items():
+        if app_id.startswith(WATERMARK_PREFIX):
+            kind = app_id.removeprefix(WATERMARK_PREFIX).split("/")[1:2]
+            (outputs if kind == ["injector"] else inputs)[app_id] = EventTimeMicros(at)
+    for subject in inputs | outputs:
+        yield WatermarkEntry(
+            pipeline=pipeline,
+            superstep=superstep,
+            subject=subject,
+            version=facts.version,
+            input_us=inputs.get(subject),
+            output_us=outputs.get(subject),
+        )
+
+
+def definition_to_metadata(definition: PipelineDefinition) -> dict[str, object]:
+    """A topology as plain JSON, for a commit's metadata under ``definition``."""
+    return asdict(definition)
+
+
+def definition_from_metadata(metadata: Mapping[str, object]) -> PipelineDefinition | None:
+    """The topology in a commit's metadata; ``None`` if there is none.
+
+    Raises:
+        DataError: there is one, but it is malformed.
+    """
+    value = metadata.get("definition")
+    if not isinstance(value, Mapping):
+        return None
+    try:
+        return PipelineDefinition(
+            name=value["name"],
+            computations=tuple(ComputationDefinition(**fields) for fields in value["computations"]),
+            streams=tuple(
+                StreamDefinition(name=fields["name"], producers=tuple(fields["producers"]))
+                for fields in value["streams"]
+            ),
+            subscriptions=tuple(SubscriptionDefinition(**fields) for fields in value["subscriptions"]),
+            sinks=tuple(SinkDefinition(**fields) for fields in value.get("sinks", ())),
+        )
+    except (KeyError, TypeError) as error:
+        raise DataError("a commit carries a malformed pipeline definition") from error
+
+
+def _superstep_key(facts: CommitFacts) -> tuple[str, Superstep] | None:
+    if facts.metadata.get("kind") == KNOWN_BEFORE_LOG:
+        return None
+    for app_id, version in facts.txns.items():
+        if app_id.startswith(SUPERSTEP_PREFIX):
+            return unquote(app_id.removeprefix(SUPERSTEP_PREFIX)), Superstep(version)
+    return None
+
+
+def _count(facts: CommitFacts, name: str) -> int:
+    value = facts.metadata.get(name)
+    if value is None:
+        counts = facts.metadata.get("counts")
+        value = counts.get(name) if isinstance(counts, Mapping) else None
+    return value if isinstance(value, int) else 0
+
+
+def _times(facts: CommitFacts, name: str) -> dict[str, EventTimeMicros]:
+    times = facts.metadata.get(name)
+    if not isinstance(times, Mapping):
+        return {}
+    return {str(subject): EventTimeMicros(at) for subject, at in times.items() if isinstance(at, int)}

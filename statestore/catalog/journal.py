@@ -14,8 +14,8 @@ from enum import Enum
 from typing import Final
 
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.facts import CommitFacts
-from millpond.statestore.closeable import Closeable
+from millpond.statestore.catalog.entries import CommitFacts
+from millpond.statestore.check import Closeable
 from millpond.statestore.errors import InvalidError
 
 _FACTS_MAX: Final = 1_024

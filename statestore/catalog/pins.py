@@ -12,9 +12,8 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection, select
 
-from millpond.statestore.catalog.engine import replace_rows
+from millpond.statestore.catalog.engine import HORIZONS, SAVEPOINTS, replace_rows
 from millpond.statestore.catalog.entries import HorizonEntry, HorizonKind, SavepointEntry
-from millpond.statestore.catalog.tables import HORIZONS, SAVEPOINTS
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.types import TableVersion, WallTimeMicros
 

@@ -10,14 +10,22 @@ and no owner learning in time that it lost its lease. So the state ``HELD`` mean
 "no loss has been reported", never "it is safe to write".
 
 This module holds the interfaces and pure rules; `millpond.statestore.leases.memory` and
-`millpond.statestore.zookeeper.lease` implement them.
+`millpond.statestore.leases.zookeeper_lease` implement them.
+
+The maintenance lock: offline repair and offline garbage collection of a store exclude each other.
+
+A running pipeline collects its own garbage, and repair is refused while its leases are held. Tools that
+operators start need a lock of their own: a collection that judged a file to be garbage must not delete it
+after a repair has restored it. So both take a lease on an interval that no computation can have. The
+lease ends with the session of the process that holds it, so a dead process blocks others only briefly.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, Protocol
@@ -251,3 +259,32 @@ def lease_is_held(interval: Interval, holder: object) -> ConflictError:
         interval=interval.app_id,
         holder=holder,
     )
+
+
+_BY_HAND: Final = Interval("millpond/by_hand")
+"""Names of computations have no slash."""
+
+
+@contextmanager
+def exclusive(leases: Leases) -> Iterator[Lease]:
+    """Hold the store's maintenance lock for the length of the block.
+
+    Yields:
+        The lease behind the lock; call its `Lease.check` before each irreversible step.
+
+    Raises:
+        ConflictError: another process is repairing the store or collecting its garbage offline.
+        UnavailableError: the lease service is unavailable.
+    """
+    try:
+        lease = leases.take(_BY_HAND, above=Sequencer(0), on_held="refuse")
+    except ConflictError as error:
+        raise ConflictError(
+            "another process is repairing the store or collecting its garbage offline; "
+            "wait for it (the lock of a dead process ends seconds later, with its session)",
+            **{name: value for name, value in error.details.items() if name == "holder"},
+        ) from error
+    try:
+        yield lease
+    finally:
+        leases.release(lease)

@@ -5,13 +5,15 @@ takes the leases of the computation's intervals as an owner does: one commit fen
 files. What is read after it is either no row of the table or all of them; what a load leaves behind that died is
 intervals without rows, and files that no commit names. A pipeline that starts afterwards owns these rows as if its
 computation had written them.
+
+What the commit of a load says, next to its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -21,15 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.app_ids import codec_app_id, declared_intervals_app_id, state_version_app_id
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.leases.maintenance_lock import exclusive
-from millpond.statestore.loading.beginning import LoadBeginning
-from millpond.statestore.loading.rows import staged_rows
+from millpond.statestore.leases.lease import exclusive
+from millpond.statestore.loading.rows import Staging, staged_rows
 from millpond.statestore.loading.source import LoadSource, pieces_of
-from millpond.statestore.loading.staging import Staging
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence
@@ -37,10 +37,26 @@ from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN, Parqu
 from millpond.statestore.types import CommitNumber, Objects, Rng, Sequencer, Superstep, TableVersion
 
 if TYPE_CHECKING:
-    from millpond.statestore.commit.committer import Committer
-    from millpond.statestore.identity.lineage import Lineage
+    from millpond.statestore.history.lineage import Lineage
     from millpond.statestore.leases.lease import Lease, Leases
+    from millpond.statestore.log.committer import Committer
     from millpond.statestore.rows.codec import Codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadBeginning:
+    """What a pipeline finds next to the rows, in the same commit: from where its inputs go on.
+
+    Attributes:
+        positions: by application id.
+        words: application ids of recorded words, which get the version as their number.
+        source_offsets: where the inputs' positions lie in their sources; see `CommitRequest`.
+    """
+
+    positions: Mapping[str, int] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    source_offsets: Mapping[str, str] = field(default_factory=dict)
+
 
 LoadProgress: TypeAlias = Callable[[str, int, int | None], object]
 """Called with ``"read"`` or ``"write"``, the number of rows so far, and how many there are, if that is known."""

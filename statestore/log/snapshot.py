@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from millpond.statestore.check import check
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
-from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.interval import Interval, superseded
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
 from millpond.statestore.log.checkpoint import checkpoint_path
 from millpond.statestore.log.commit_file import decode, digest_of
-from millpond.statestore.log.file_index import FileIndex
-from millpond.statestore.log.foreign import refuse_foreign_change
-from millpond.statestore.log.live_file import LiveFile
-from millpond.statestore.log.log import Log, LogInventory, commit_path
+from millpond.statestore.log.files import FileIndex, LiveFile
+from millpond.statestore.log.log import Log, LogInventory, commit_path, refuse_foreign_change
 from millpond.statestore.rows.row import Fence, unpack_fence
+from millpond.statestore.system import collector_paused
 from millpond.statestore.types import TableVersion
 
 if TYPE_CHECKING:

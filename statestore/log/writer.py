@@ -8,17 +8,27 @@ settled before anything else is written. When another writer took the version, t
 decides whether that is a conflict; if not, it is rebuilt on the newer snapshot.
 
 A commit's `Plan` decides what it contains and when it is refused:
-`millpond.statestore.commit.committer`, `millpond.statestore.log.append`, `millpond.statestore.log.table`.
+`millpond.statestore.log.committer`, `millpond.statestore.log.table`, `millpond.statestore.log.table`.
+
+Plans: the content of a commit, separate from the protocol that makes it.
+
+The boundary of the log: commit files below it may be deleted, and puts below it do not count.
+
+A writer wins a version by putting its commit file where there is none. A cleanup deletes commit
+files, and so frees old versions again: a writer that slept through the cleanup would win a version
+that all others have passed, in a part of the log that no reader looks at. So a cleanup publishes
+its boundary before it deletes, and every writer checks the boundary after its put: a file below it
+is no commit. This relies on no clock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from millpond.statestore.errors import (
     ConflictError,
@@ -29,22 +39,99 @@ from millpond.statestore.errors import (
 )
 from millpond.statestore.failpoint import FAILPOINTS as ALL_FAILPOINTS
 from millpond.statestore.failpoint import reach
-from millpond.statestore.gc_pause import collector_paused
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Action, Add, CommitInfo, Remove, Txn
-from millpond.statestore.log.boundary import log_boundary
 from millpond.statestore.log.commit_file import digest_of, encode
 from millpond.statestore.log.follower import LogFollower
 from millpond.statestore.log.log import Log, commit_path
-from millpond.statestore.log.plan import CommitDraft, Committed, Plan
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
+from millpond.statestore.objects.ranges import publish_version, published_version
 from millpond.statestore.retry import RetryPolicy
+from millpond.statestore.system import collector_paused
 from millpond.statestore.types import Clock, Rng, TableVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from millpond.statestore.log.action import JsonValue
     from millpond.statestore.log.high_water import HighWater
+    from millpond.statestore.types import Objects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A commit that is part of the table: the version that it made, and its file's SHA-256."""
+
+    version: TableVersion
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitDraft:
+    """The commit that a plan makes on a given snapshot.
+
+    Args:
+        operation: name of the operation, for the table's history.
+        actions: all actions except the ``commitInfo``.
+        fields: Millpond's own part of the ``commitInfo``.
+        parameters: parameters of the operation, for the table's history.
+        rows: how many rows the added files hold, for the table's history.
+    """
+
+    operation: str
+    actions: tuple[Action, ...]
+    fields: Mapping[str, JsonValue] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    rows: int = 0
+
+
+class Plan(Protocol):
+    """The content of a commit, independent of the table version that it will make.
+
+    Equal plans ask for the same commit.
+    """
+
+    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
+        """The commit on this snapshot; ``None`` when the table already holds it.
+
+        Raises:
+            MillpondError: the snapshot forbids it.
+        """
+        ...
+
+    def admit(self, winner: tuple[Action, ...]) -> None:
+        """Check whether the plan is still valid after another writer's commit.
+
+        Raises:
+            MillpondError: that commit rules this one out.
+        """
+        ...
+
+
+BOUNDARY_FOLDER: Final = "_millpond/log_boundary"
+
+_SAYS: Final = b"Commits below this version may be deleted; nothing that is put below it counts.\n"
+
+
+def log_boundary(objects: Objects) -> TableVersion:
+    """The version below which commit files may be deleted; 0 before the first cleanup.
+
+    Raises:
+        UnavailableError: the store is unavailable.
+    """
+    return published_version(objects, BOUNDARY_FOLDER)
+
+
+def publish_log_boundary(objects: Objects, version: TableVersion) -> None:
+    """Announce that commits below ``version`` may be deleted; call it before the first deletion.
+
+    A boundary lower than the published one changes nothing.
+
+    Raises:
+        UnavailableError: the store is unavailable; the boundary may or may not be published.
+    """
+    publish_version(objects, BOUNDARY_FOLDER, version, _SAYS)
+
 
 _WRITER_VERSION_MAX: Final = 2
 

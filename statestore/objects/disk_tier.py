@@ -3,20 +3,42 @@
 It promises what the store below it promises: what it gives is what that store gave once, of objects that never change.
 A part that is not on the disk, or is not what it was, is read from the store. The disk never fails a call: while it is
 full or broken, all is read from the store.
+
+Whether a machine's processes keep row files on its disk, where, and how many.
+
+Copies of objects that a store keeps nearer to the reader, and how a reader that was given wrong bytes is rid of one.
+
+Sharing of objects between stores: on one disk both have the same bytes, elsewhere the second gets a copy.
+
+An object is never changed in place, so two names for the same bytes on a disk (hard links) are as good as two copies:
+each store deletes its own name, and the bytes go with the last one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final, TypeAlias, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from millpond.statestore.objects.disk_copy import CHUNK_BYTES, DiskCopy, chunks_of, runs_of
-from millpond.statestore.objects.disk_folder import ADMITTED_BYTES_MAX, DiskFolder
-from millpond.statestore.objects.ranges import ByteRange, Tail, read_ranges, read_tail
-from millpond.statestore.objects.written_once import is_written_once
+from millpond.statestore.errors import ObjectMissingError
+from millpond.statestore.objects.disk_folder import (
+    ADMITTED_BYTES_MAX,
+    CHUNK_BYTES,
+    DiskCopy,
+    DiskFolder,
+    chunks_of,
+    runs_of,
+)
+from millpond.statestore.objects.local import LocalObjects
+from millpond.statestore.objects.obstore import ObstoreObjects, download, upload
+from millpond.statestore.objects.ranges import ByteRange, Tail, is_written_once, read_ranges, read_tail
 from millpond.statestore.types import Clock, Objects
 
 _LOG = logging.getLogger("millpond")
@@ -247,3 +269,116 @@ def _joined(found: dict[int, bytes], part: ByteRange) -> bytes:
     begin = part.start - chunks.start * CHUNK_BYTES
     whole = found[chunks.start] if len(chunks) == 1 else b"".join(map(found.__getitem__, chunks))
     return whole[begin : begin + part.end - part.start]
+
+
+DEFAULT_DISK_BYTES: Final = 8 << 30
+"""The budget of a machine, where the disk has room for ten times as much."""
+
+_FREE_SHARE: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskOptions:
+    """What was asked for; each machine makes of it what its disk has room for.
+
+    Attributes:
+        budget_bytes: the budget of a machine; 0 for no tier, ``None`` for the default.
+        folder: where; ``None`` for a folder of this user in the system's temporary folder.
+    """
+
+    budget_bytes: int | None = None
+    folder: str | None = None
+
+    def tier_of(self, objects: Objects, clock: Clock, *, below: Objects | None = None) -> Objects:
+        """A store with the disk tier before it, or the store as it is.
+
+        By default only a store on an object store gets one: that of a local folder would copy the disk to itself.
+
+        Args:
+            objects: the store.
+            clock: the source of time.
+            below: what the tier reads, if not the store itself: the store in a wrapper.
+        """
+        lower = objects if below is None else below
+        is_asked_for = self.folder is not None or self.budget_bytes is not None
+        if self.budget_bytes == 0 or not (is_asked_for or isinstance(objects, ObstoreObjects)):
+            return lower
+        try:
+            folder = self._folder()
+            budget_bytes = _default_bytes(folder) if self.budget_bytes is None else self.budget_bytes
+        except OSError as error:
+            _LOG.warning(
+                "there is no folder for the disk tier, and row files are read from the store: %s", error
+            )
+            return lower
+        return DiskTier(lower, DiskFolder(folder, budget_bytes, clock), clock)
+
+    def _folder(self) -> Path:
+        if self.folder is not None:
+            return Path(self.folder).resolve()
+        return Path(tempfile.gettempdir()) / f"millpond-{os.getuid()}"
+
+
+def _default_bytes(folder: Path) -> int:
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return min(DEFAULT_DISK_BYTES, shutil.disk_usage(there).free // _FREE_SHARE)
+
+
+@runtime_checkable
+class CopyingObjects(Protocol):
+    """An object store that keeps copies of objects of the store below it."""
+
+    def forget(self, path: str) -> bool:
+        """Remove the copy of an object, so that it is next read from the store below.
+
+        Returns:
+            Whether there was one.
+        """
+        ...
+
+
+def forget_copy(objects: Objects, path: str) -> bool:
+    """Remove the copy of an object whose bytes are wrong.
+
+    Returns:
+        Whether there was one: to read the object again may then give other bytes.
+
+    Example:
+        >>> from millpond.statestore.objects.memory import MemoryObjects
+        >>> forget_copy(MemoryObjects(), "a")
+        False
+    """
+    return isinstance(objects, CopyingObjects) and objects.forget(path)
+
+
+def share_object(source: Objects, target: Objects, path: str) -> bool:
+    """Give an object of one store to another one, under the same path.
+
+    Args:
+        source: the store that has it.
+        target: the store that gets it.
+        path: the object's.
+
+    Returns:
+        Whether both have the same bytes on a disk now; if not, it was copied.
+
+    Raises:
+        ObjectMissingError: there is no such object.
+        ObjectExistsError: the target has another object of that path.
+        UnavailableError: a store, or this machine's disk, failed.
+    """
+    if isinstance(source, LocalObjects) and isinstance(target, LocalObjects):
+        try:
+            target.link_from(source, path)
+        except FileNotFoundError as error:
+            raise ObjectMissingError("object is missing", path=path, store=source.url) from error
+        except OSError:
+            # Another disk, or one without hard links.
+            pass
+        else:
+            return True
+    with tempfile.TemporaryDirectory(prefix="millpond-share-") as folder:
+        copy = Path(folder, "object")
+        download(source, path, copy)
+        upload(target, path, copy)
+    return False

@@ -4,12 +4,18 @@ A codec promises a round trip: ``decode(encode(value))`` equals ``value``, or
 ``encode`` refuses it. Text codecs fill the row's ``state`` column, which SQL
 can query; the others fill ``state_bytes`` (MillWheel §4.4: state is an opaque
 byte string to the system).
+
+States that are objects of a declared class: dataclasses, msgspec's and attrs' classes, Pydantic's models.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
-from typing import Any, Final, Protocol, runtime_checkable
+import re
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, Protocol, runtime_checkable
 
 import msgpack
 import orjson
@@ -183,3 +189,159 @@ class BytesCodec:
         if not isinstance(encoded, bytes):
             raise _damage(self, "text was stored where bytes belong")
         return encoded
+
+
+_AT: Final = re.compile(r"^(?P<reason>.*) - at `(?P<field>[^`]*)`$", re.DOTALL)
+"""How msgspec ends a message that is about a part of the value."""
+
+
+class ModelCodec:
+    """JSON text of objects of one class, checked against its fields when they are written and when they are read.
+
+    The class is a dataclass, a ``msgspec.Struct``, an attrs class (these need ``millpond[models]``), or one with
+    ``model_validate_json`` and ``model_dump_json``, as Pydantic's models have them. SQL reads the text as it
+    reads that of `JsonCodec` (``state ->> 'count'``).
+
+    An object whose fields do not have the declared types is refused, and so is one that would come back as another
+    one: NaN, or an object of a subclass with more fields. A field that is new in the class needs a default, or a
+    higher ``state_version``, because old rows lack it. What the class no longer has is ignored in old rows.
+
+    Args:
+        model: the class.
+
+    Raises:
+        InvalidError: the class is none of these, or msgspec is not installed.
+
+    Example::
+
+        @dataclass
+        class Visit:
+            pages: int = 0
+            countries: list[str] = field(default_factory=list)
+
+        class Visits(mp.Computation):
+            codec = mp.ModelCodec(Visit)
+
+            def process_record(self, context, record):
+                visit = context.state.get() or Visit()
+                visit.pages += 1
+                context.state.set(visit)
+    """
+
+    name: Final = "model"
+    is_text: Final = True
+
+    def __init__(self, model: type) -> None:
+        self._model = model
+        self._dump: Callable[[Any], str | bytes]
+        self._load: Callable[[str | bytes], Any]
+        if not inspect.isclass(model):
+            raise InvalidError("a model is a class, not an object of it", type=type(model).__qualname__)
+        if hasattr(model, "model_validate_json") and hasattr(model, "model_dump_json"):
+            self._dump, self._load = model.model_dump_json, model.model_validate_json
+        else:
+            self._dump, self._load = _with_msgspec(model)
+        # Without one, equal objects cannot be told from others.
+        self._has_equality = model.__eq__ is not object.__eq__
+
+    def __repr__(self) -> str:
+        return f"ModelCodec({self._model.__qualname__})"
+
+    def __reduce__(self) -> tuple[type[ModelCodec], tuple[type]]:
+        """Pickle as the class alone; what encodes and decodes is made where it is used."""
+        return ModelCodec, (self._model,)
+
+    def encode(self, value: Any) -> str:
+        """Encode as JSON.
+
+        Raises:
+            InvalidError: the value is no object of the class, or one of its fields does not have the declared type;
+                the error names the field.
+        """
+        if not isinstance(value, self._model):
+            self._refuse(value, "", "not an object of the model")
+        try:
+            encoded = self._dump(value)
+            text = encoded if isinstance(encoded, str) else encoded.decode()
+            decoded = self._load(text)
+        except Exception as error:  # noqa: BLE001 - each library has its own
+            self._refuse(value, *_field_and_reason(error), cause=error)
+        if self._has_equality and decoded != value:
+            self._refuse(value, _first_difference(value, decoded), "it would come back as another value")
+        return text
+
+    def decode(self, encoded: str | bytes) -> Any:
+        """The object that was encoded.
+
+        Raises:
+            DataError: the text is no JSON, or a field lacks or does not have the declared type; the error names it.
+        """
+        try:
+            return self._load(encoded)
+        except Exception as error:
+            field, reason = _field_and_reason(error)
+            raise DataError(
+                "the stored state does not fit its model: give what is new a default, or raise state_version",
+                model=self._model.__qualname__,
+                **({"field": field} if field else {}),
+                reason=reason,
+            ) from error
+
+    def _refuse(self, value: object, field: str, reason: str, cause: Exception | None = None) -> NoReturn:
+        raise InvalidError(
+            "the state does not fit its model",
+            model=self._model.__qualname__,
+            type=type(value).__qualname__,
+            **({"field": field} if field else {}),
+            reason=reason,
+        ) from cause
+
+
+def _with_msgspec(model: type) -> tuple[Callable[[Any], bytes], Callable[[str | bytes], Any]]:
+    """What encodes objects of a class, and what decodes them."""
+    try:
+        import msgspec
+    except ImportError as error:
+        raise InvalidError(
+            "states of this class need msgspec: pip install 'millpond[models]'", model=model.__qualname__
+        ) from error
+    is_known = dataclasses.is_dataclass(model) or hasattr(model, "__attrs_attrs__")
+    if not (is_known or issubclass(model, msgspec.Struct)):
+        raise InvalidError(
+            "a model is a dataclass, a msgspec.Struct, an attrs class, or has model_validate_json and model_dump_json",
+            model=model.__qualname__,
+        )
+    try:
+        return msgspec.json.Encoder().encode, msgspec.json.Decoder(model).decode
+    except (TypeError, NameError) as error:
+        raise InvalidError(
+            "msgspec cannot decode this class", model=model.__qualname__, reason=error
+        ) from error
+
+
+def _field_and_reason(error: Exception) -> tuple[str, str]:
+    """Which field an error is about, as in ``trips[0].port``, if it says so, and what it says."""
+    errors = getattr(error, "errors", None)
+    if callable(errors) and (first := next(iter(errors()), None)):
+        return _path(first.get("loc", ())), str(first.get("msg", error))
+    said = _AT.match(str(error))
+    if said is None:
+        return "", str(error) or type(error).__name__
+    return said["field"].removeprefix("$").removeprefix("."), said["reason"]
+
+
+def _path(parts: tuple[str | int, ...]) -> str:
+    """A field's path.
+
+    Example:
+        >>> _path(("trips", 0, "port"))
+        'trips[0].port'
+    """
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return text.removeprefix(".")
+
+
+def _first_difference(value: object, decoded: object) -> str:
+    """The first field in which two objects of a model differ; empty if it cannot be told."""
+    names = getattr(type(value), "__annotations__", {})
+    return next((name for name in names if getattr(value, name, None) != getattr(decoded, name, None)), "")

@@ -21,13 +21,12 @@ import pyarrow.compute as pc
 from millpond.statestore.check import check
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
-from millpond.statestore.objects.copies import forget_copy
+from millpond.statestore.objects.disk_tier import forget_copy
 from millpond.statestore.objects.obstore import put_new
-from millpond.statestore.objects.ranges import read_ranges
-from millpond.statestore.objects.written_once import is_written_once
+from millpond.statestore.objects.ranges import is_written_once, read_ranges
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints
-from millpond.statestore.rows.page_indexes import PAGE_INDEXES
+from millpond.statestore.rows.page_index import PAGE_INDEXES
 from millpond.statestore.rows.pages import decode_blocks, join_ranges
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import (

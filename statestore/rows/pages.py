@@ -22,8 +22,17 @@ from millpond.statestore.errors import DataError
 from millpond.statestore.objects.ranges import ByteRange
 from millpond.statestore.rows.bloom import BlockFilter
 from millpond.statestore.rows.fingerprint import fingerprints
-from millpond.statestore.rows.page_index import AlikePages, Leaf, PageIndex, StoredPages
-from millpond.statestore.rows.thrift import Field, FieldType, read_list, read_struct, write_struct
+from millpond.statestore.rows.page_index import (
+    AlikePages,
+    Field,
+    FieldType,
+    Leaf,
+    PageIndex,
+    StoredPages,
+    read_list,
+    read_struct,
+    write_struct,
+)
 
 _MAGIC: Final = b"PAR1"
 _TAIL_BYTES: Final = 8

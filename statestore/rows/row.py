@@ -13,18 +13,34 @@ which `millpond.statestore.view` implements once for all readers:
 - ``record_ids`` are the union; ``productions`` count until they are consumed;
 - a key whose state is deleted and which has no timers has no row for those who ask for
   state; whole rows, with ids and productions, also exist where nothing else does.
+
+Envelopes: how a windowed step's panes travel, and what only looks like one.
+
+A pane is a JSON object with four fields, ``value``, ``window``, ``at`` and ``pane``, the last of which has nine of
+its own (`millpond.executor.windows.pane` defines what they mean). A row from outside may have the same fields. It is
+a `PlainObject` then, in memory, and stays one as JSON text: that begins with a space, which no other value's text does.
+
+The rest of a row: its record ids and its undelivered productions, of all its updates together.
+
+State, timers and hold of a key follow from its last updates (`millpond.statestore.rows.merge`); ids and
+productions are spread over all of them. They are read separately, so that reading state does not pay for
+them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millpond.statestore.quick_pickle import quickly_pickled
-from millpond.statestore.types import CommitNumber, Sequencer
+from millpond.statestore.rows.codec import PlainObject
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, CommitNumber, Sequencer, Superstep
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 """Type of every time in a row: UTC microseconds."""
@@ -51,7 +67,7 @@ RECORD_ID_TYPE: Final = pa.struct(
 """
 The id of a consumed external record, that record's event time, and the wall time of its first arrival.
 
-The arrival is rounded up to the minute (`millpond.statestore.rows.id_retention`). It is null in files of older
+The arrival is rounded up to the minute (`millpond.statestore.rows.bloom`). It is null in files of older
 versions, and where another engine has rewritten the files of a table that was created by one.
 """
 
@@ -154,3 +170,138 @@ def pack_fence(sequencer: Sequencer, commit_number: CommitNumber) -> int:
 def unpack_fence(version: int) -> Fence:
     """The fence that a ``txn`` version encodes; the inverse of `pack_fence`."""
     return Fence(Sequencer(version >> _COMMIT_BITS), CommitNumber(version & ((1 << _COMMIT_BITS) - 1)))
+
+
+_FIELDS: Final = frozenset({"value", "window", "at", "pane"})
+_FIELD_COUNT: Final = len(_FIELDS)
+_PANE_FIELDS: Final = frozenset(
+    {
+        "index",
+        "nonspeculative_index",
+        "timing",
+        "is_first",
+        "is_last",
+        "is_retraction",
+        "watermark_percentile",
+        "produced_at",
+        "trigger",
+    }
+)
+_BOUNDS: Final = 2
+_ALL_TIME: Final = (TIME_MIN_US, TIME_MAX_US)
+PLAIN_MARK: Final = " "
+"""What the text of an object begins with that has the fields of an envelope and is none."""
+
+
+def has_envelope_fields(value: object) -> bool:
+    """Whether a value is an object with exactly the four fields of an envelope, whatever they hold."""
+    # Called for each record: the length check settles most values.
+    return isinstance(value, dict) and len(value) == _FIELD_COUNT and value.keys() == _FIELDS
+
+
+def is_envelope(value: object) -> bool:
+    """Whether a record's value is a windowed step's pane in its envelope."""
+    if type(value) is not dict or len(value) != _FIELD_COUNT or value.keys() != _FIELDS:
+        return False
+    window, pane = value["window"], value["pane"]
+    has_bounds = type(window) is list and len(window) == _BOUNDS
+    return has_bounds and type(pane) is dict and pane.keys() == _PANE_FIELDS
+
+
+def change_envelope(value: Any, at: int, *, is_retraction: bool) -> dict[str, Any]:
+    """A change of a source's table as an envelope: an element of no window yet, or the retraction of one.
+
+    Args:
+        value: the row.
+        at: its event time.
+        is_retraction: whether the change takes it back.
+    """
+    pane = {
+        "index": 0,
+        "nonspeculative_index": 0,
+        "timing": "on_time",
+        "is_first": True,
+        "is_last": False,
+        "is_retraction": is_retraction,
+        "watermark_percentile": None,
+        "produced_at": 0,
+        "trigger": "change",
+    }
+    return {"value": value, "window": list(_ALL_TIME), "at": at, "pane": pane}
+
+
+def has_marks(texts: pa.StringArray) -> bool:
+    """Whether any of these values is an object that only looks like an envelope."""
+    return bool(pc.any(pc.starts_with(texts, PLAIN_MARK)).as_py())
+
+
+def decode_value(text: str) -> Any:
+    """A record's value of its JSON text, an object that only looks like an envelope as what it is.
+
+    Raises:
+        orjson.JSONDecodeError: the text is not JSON.
+    """
+    value = orjson.loads(text)
+    return PlainObject(value) if text[:1] == PLAIN_MARK and type(value) is dict else value
+
+
+_ORDER: Final = ("key", "sequencer", "commit_number")
+ID_COLUMNS: Final = (*_ORDER, "record_ids")
+"""The columns of an update that say which ids its key has."""
+
+PRODUCTION_COLUMNS: Final = (*_ORDER, "superstep", "productions")
+"""The columns of an update that say what its key has produced."""
+
+
+def lists_by_key(updates: pa.Table, name: str) -> pa.Table:
+    """The lists of a column, joined by key, oldest update first; only keys whose list is not empty.
+
+    Args:
+        updates: row updates in any order, with `ID_COLUMNS` or `PRODUCTION_COLUMNS`.
+        name: ``record_ids`` or ``productions``.
+
+    Returns:
+        ``key`` and the column, sorted by key.
+    """
+    filled = updates.filter(pc.greater(pc.fill_null(pc.list_value_length(updates.column(name)), 0), 0))
+    ordered = filled.sort_by([(column, "ascending") for column in _ORDER]).combine_chunks()
+    lists = pa.array([], ROW_SCHEMA.field(name).type)
+    if ordered.num_rows:
+        lists = ordered.column(name).combine_chunks()
+    keys = ordered.column("key").combine_chunks().dictionary_encode()
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+    # Updates of a key lie together now, so its values do too: only the ends of the lists change.
+    per_key = np.bincount(keys.indices.to_numpy(), weights=lengths, minlength=len(keys.dictionary))
+    offsets = np.concatenate([[0], np.cumsum(per_key)]).astype(np.int32)
+    joined = pa.ListArray.from_arrays(offsets, lists.flatten(), type=ROW_SCHEMA.field(name).type)
+    return pa.table({"key": keys.dictionary, name: joined})
+
+
+def pending_only(updates: pa.Table, pending_from: Superstep) -> pa.Table:
+    """The updates whose productions no later superstep has delivered.
+
+    Args:
+        updates: row updates with `PRODUCTION_COLUMNS`.
+        pending_from: the pipeline's last superstep; what earlier ones produced has been delivered.
+    """
+    return updates.filter(pc.greater_equal(updates.column("superstep"), pending_from))
+
+
+class ListsOfKeys:
+    """Looks up the lists of `lists_by_key` by key.
+
+    Args:
+        by_key: a result of `lists_by_key`.
+        name: the column.
+    """
+
+    def __init__(self, by_key: pa.Table, name: str) -> None:
+        lists = by_key.column(name).combine_chunks()
+        self._rows: dict[str, int] = {key: row for row, key in enumerate(by_key.column("key").to_pylist())}
+        self._none = len(lists)
+        self._lists = pa.concat_arrays([lists, pa.array([[]], lists.type)])
+
+    def at(self, keys: pa.Array | pa.ChunkedArray) -> pa.Array:
+        """The lists of these keys, in their order; an empty one for a key that has none."""
+        rows = [self._rows.get(key, self._none) for key in keys.to_pylist()]
+        return self._lists.take(pa.array(rows, pa.int64()))

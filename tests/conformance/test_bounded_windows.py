@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from millpond.dataflow.combiners.combiners import Count, ToList
-from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.windows.element import Element
-from millpond.dataflow.windows.fixed_windows import FixedWindows
-from millpond.dataflow.windows.sessions import Sessions
-from millpond.dataflow.windows.window import Window
-from millpond.dataflow.windows.window_fn import Merge, WindowFn
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.time.watermark_policies import BoundedDisorder
+from millpond.executor.windows.combiners import Count, ToList
+from millpond.executor.windows.pipeline import Pipeline
+from millpond.executor.windows.window import Element, Merge, Window, WindowFn
+from millpond.executor.windows.window_fns import FixedWindows, Sessions
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 

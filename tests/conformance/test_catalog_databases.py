@@ -13,16 +13,15 @@ from alembic.migration import MigrationContext
 from millpond import migrations
 from millpond.statestore.app_ids import input_app_id, superstep_app_id
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.engine import connect, writing
+from millpond.statestore.catalog.engine import METADATA, connect, writing
 from millpond.statestore.catalog.entries import (
+    CommitFacts,
     ComputationDefinition,
     HorizonKind,
     PipelineDefinition,
     StreamDefinition,
     SubscriptionDefinition,
 )
-from millpond.statestore.catalog.facts import CommitFacts
-from millpond.statestore.catalog.tables import METADATA
 from millpond.statestore.errors import ConflictError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import pack_fence

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from millpond.dataflow.pipeline import Pipeline
+from millpond.executor.windows.pipeline import Pipeline
 from millpond.statestore.errors import InvalidError
 from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from millpond.dataflow.combiners.combiners import ToList
-from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.triggers.watermark_triggers import AfterWatermark
-from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.injectors.ingress_time import IngressTime
-from millpond.executor.injectors.policy import ManualWatermark
+from millpond.executor.computation.records import Record
+from millpond.executor.time.watermark_policies import IngressTime, ManualWatermark
+from millpond.executor.windows.combiners import ToList
+from millpond.executor.windows.pipeline import Pipeline
+from millpond.executor.windows.time_triggers import AfterWatermark
+from millpond.executor.windows.window_fns import FixedWindows
 from millpond.testing.fixtures.both_runners import Play, plays
 from millpond.testing.fixtures.determinism import ManualClock
 

@@ -11,10 +11,10 @@ from deltalake import DeltaTable
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.computation.timer import Timer
-from millpond.executor.injectors.policies import Monotone
+from millpond.executor.computation.records import Record
+from millpond.executor.computation.timers import Timer
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.time.watermark_policies import Monotone
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.rows.codec import BytesCodec, JsonCodec, MsgpackCodec

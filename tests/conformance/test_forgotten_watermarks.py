@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from millpond.dataflow.combiners.combiners import Count
-from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.windows.fixed_windows import FixedWindows
-from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
+from millpond.executor.time.watermark_policies import BoundedDisorder, WatermarkPolicy
+from millpond.executor.windows.combiners import Count
+from millpond.executor.windows.pipeline import Pipeline
+from millpond.executor.windows.window_fns import FixedWindows
 from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
 

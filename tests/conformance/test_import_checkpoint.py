@@ -15,15 +15,15 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark user knows
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from millpond.executor.checkpoint_import.import_checkpoint import ImportedCheckpoint, import_checkpoint
-from millpond.executor.spark_api.drop_duplicates import drop_duplicates
-from millpond.executor.spark_api.spark_query import apply_in_pandas_with_state, transform_with_state
+from millpond.cli.main import main
+from millpond.executor.spark_compat.drop_duplicates import drop_duplicates
+from millpond.executor.spark_compat.import_checkpoint import ImportedCheckpoint, import_checkpoint
+from millpond.executor.spark_compat.spark_query import apply_in_pandas_with_state, transform_with_state
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.store import Store
 from millpond.testing.spark_code.group_functions import grouped
 from millpond.testing.spark_code.stateful_processors import SEEN, AllTypes, Remembering, Sums, Timers
-from millpond.tools.command_line import main
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

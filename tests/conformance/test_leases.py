@@ -20,11 +20,11 @@ from millpond.statestore.errors import ConflictError, FencedError, UnavailableEr
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import Lease, Leases, LeaseState
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
+from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Sequencer, TableVersion
-from millpond.statestore.zookeeper.lease import ZooKeeperLeases
-from millpond.statestore.zookeeper.security import ZooKeeperSecurity
 from millpond.testing.servers.secured_zookeeper import SecuredZooKeeper
 from millpond.testing.servers.tcp_proxy import TcpProxy
 from millpond.testing.servers.zookeeper import container_hosts, docker_answers, wait_until

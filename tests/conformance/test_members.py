@@ -11,11 +11,10 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.injectors.policies import MarkColumn
-from millpond.executor.injectors.policy import ManualWatermark
+from millpond.executor.computation.records import Record
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.run.directory_injector import FILE_ROW, DirectoryInjector
+from millpond.executor.time.watermark_policies import ManualWatermark, MarkColumn
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MIN_US
 from millpond.testing.fixtures.both_runners import plays

@@ -13,14 +13,14 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 
 import millpond as mp
-from millpond.executor.repair.repair import repair_store
-from millpond.executor.repair.rewind import plan_rewind
+from millpond.cli.main import main
+from millpond.executor.replay.repair import repair_store
+from millpond.executor.replay.rewind import plan_rewind
 from millpond.statestore.failpoint import listening
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.memory import MemoryLeases
 from millpond.testing.fixtures.both_runners import Play, plays
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.tools.command_line import main
 
 Open = Callable[[Callable[[], Any]], Play]
 SECOND_US = 1_000_000

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 import millpond as mp
-from millpond.executor.dead_letters.letter_request import waiting_letter_requests
+from millpond.executor.superstep.letter_retries import waiting_letter_requests
 from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 from millpond.testing.fixtures.determinism import ManualClock
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.injectors.policies import Monotone
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.time.watermark_policies import Monotone
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store

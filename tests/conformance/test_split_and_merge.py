@@ -12,7 +12,7 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.run import LocalRun
-from millpond.executor.ownership.cut import Cut
+from millpond.executor.ownership.cuts import Cut
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.superstep.coordinator import Coordinator

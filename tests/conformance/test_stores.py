@@ -15,10 +15,10 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.sinks.sink import DeltaSink
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.gc.compaction import CompactionPolicy
 from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.errors import DataError, FencedError, InvalidError, ObjectExistsError
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import commit_path
 from millpond.statestore.objects.memory import MemoryObjects

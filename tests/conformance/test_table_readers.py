@@ -18,12 +18,13 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
-from millpond.statestore.commit.committer import Committer
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import DataError
+from millpond.statestore.history.fork import fork_table
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.obstore import open_objects
@@ -31,7 +32,6 @@ from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, STATE_VERSION, Fence
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, TableVersion
-from millpond.statestore.versions.fork import fork_table
 from millpond.testing.fixtures.commit_requests import fence_request
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.fixtures.row_updates import row_updates
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from millpond.statestore.log.live_file import LiveFile
+    from millpond.statestore.log.files import LiveFile
 
 Row: TypeAlias = dict[str, Any]
 Reader: TypeAlias = Callable[[int], pa.Table]

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from millpond.dataflow.combiners.combiners import Count
-from millpond.dataflow.pipeline import Pipeline as WindowedPipeline
-from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.computation.timer import Timer
-from millpond.executor.injectors.policies import MarkColumn, Monotone, ObservedPercentile, UserWatermark
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.computation.records import Record
+from millpond.executor.computation.timers import Timer
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.time.watermark_policies import (
+    BoundedDisorder,
+    MarkColumn,
+    Monotone,
+    ObservedPercentile,
+    UserWatermark,
+)
+from millpond.executor.windows.combiners import Count
+from millpond.executor.windows.pipeline import Pipeline as WindowedPipeline
+from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.types import TIME_MIN_US
 from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock

@@ -11,10 +11,10 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.computation.timer import Timer
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.computation.records import Record
+from millpond.executor.computation.timers import Timer
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
 

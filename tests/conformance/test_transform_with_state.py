@@ -15,7 +15,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import millpond as mp
-from millpond.executor.spark_api.spark_query import (
+from millpond.executor.spark_compat.spark_query import (
     apply_in_arrow_with_state,
     apply_in_pandas_with_state,
     transform_with_state,

@@ -11,9 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.injectors.policies import Monotone
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.time.watermark_policies import Monotone
 from millpond.statestore.errors import InvalidError
 from millpond.testing.fixtures.both_runners import Play, plays
 from millpond.testing.fixtures.determinism import ManualClock

@@ -10,10 +10,10 @@ from deltalake import DeltaTable
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.computation.timer import Timer
+from millpond.executor.computation.records import Record
+from millpond.executor.computation.timers import Timer
+from millpond.executor.pipeline.nodes import ProductionMode
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.weak import ProductionMode
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.statestore.types import Superstep

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any, Final
 
-from millpond.tools.command_line import main as millpond
+from millpond.cli.main import main as millpond
 
 KILLED: Final = 137
 """The exit code of a command that has been ended."""

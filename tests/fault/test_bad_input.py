@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
+from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.reporting.summary import RunSummary
+from millpond.executor.run.status import RunSummary
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.errors import InvalidError

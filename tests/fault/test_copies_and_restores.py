@@ -10,21 +10,21 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
+from millpond.cli.main import main
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
+from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.sinks.delta_upsert import take_back_sink
 from millpond.executor.sinks.sink import DeltaSink
-from millpond.executor.sinks.take_back import take_back_sink
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
-from millpond.statestore.identity.adoption import Adoption
+from millpond.statestore.history.lineage import Adoption
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Superstep
-from millpond.tools.command_line import main
 
 AHEAD: Final = "the sink is ahead of the store.*new sink.*take the sink back"
 ELSEWHERE: Final = "lies elsewhere than it did.*moved.*copy.*restored"

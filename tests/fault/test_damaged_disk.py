@@ -13,7 +13,7 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.errors import DataError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects.written_once import is_written_once
+from millpond.statestore.objects.ranges import is_written_once
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written

@@ -13,9 +13,9 @@ import pytest
 from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.errors import DataError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.leases.zookeeper_process import HOST, noted
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.statestore.zookeeper.process import HOST, noted
 from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
 
 pytestmark = pytest.mark.fault

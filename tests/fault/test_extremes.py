@@ -11,7 +11,7 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
+from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.store import Store
 from millpond.testing.faults.report import FaultReport

@@ -18,7 +18,7 @@ from kazoo.client import KazooClient
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc import compaction
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.gc.compaction import CompactionPolicy
 from millpond.gc.log import write_checkpoint
 from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.errors import DataError
@@ -30,7 +30,7 @@ from millpond.statestore.rows import files as row_files
 from millpond.statestore.rows import row_format
 from millpond.statestore.rows import stream as row_stream
 from millpond.statestore.rows.files import read_row_files
-from millpond.statestore.rows.page_indexes import PageIndexes
+from millpond.statestore.rows.page_index import PageIndexes
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
 from millpond.testing.faults.damage import CUTS, Damage, DamageOutcome, cut, file_kinds, flip, outcome_of

@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 
+from millpond.cli.main import main
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
+from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.gc.log import write_checkpoint
@@ -25,7 +26,6 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import TableVersion
-from millpond.tools.command_line import main
 
 FIRST_DAY: Final = 2_988
 BOTH_DAYS: Final = 5_006

@@ -14,12 +14,12 @@ import pytest
 from millpond.statestore.errors import ConflictError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, LeaseState
+from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
+from millpond.statestore.leases.zookeeper_process import free_port, noted
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Sequencer, TableVersion
-from millpond.statestore.zookeeper.lease import ZooKeeperLeases
-from millpond.statestore.zookeeper.process import free_port, noted
-from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.testing.processes.lease_holder import INTERVAL
 from millpond.testing.servers.tcp_proxy import TcpProxy
 from millpond.testing.servers.zookeeper import Ensemble, wait_until

@@ -13,10 +13,10 @@ import orjson
 import pytest
 from deltalake import DeltaTable
 
-from millpond.executor.embedding.foreach_batch import foreach_batch
 from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.spark.foreach_batch import foreach_batch
 from millpond.statestore.app_ids import COUNT_PREFIX, INPUT_PREFIX, INPUT_ROWS_PREFIX, TOTAL_PREFIX
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.processes.ledger import LEDGER, START_US, Ledger, ledger_of, numbered, written

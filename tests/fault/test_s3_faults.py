@@ -15,7 +15,7 @@ import pytest
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.errors import FencedError
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.action import CommitInfo
 from millpond.statestore.log.commit_file import decode

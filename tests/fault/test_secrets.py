@@ -36,7 +36,7 @@ import logging, os, sys, traceback
 from dataclasses import replace
 
 logging.basicConfig(level=1, stream=sys.stderr, force=True)
-for name in ("millpond", "millpond.statestore.zookeeper.client", "kazoo", "sqlalchemy"):
+for name in ("millpond", "millpond.statestore.leases.zookeeper_client", "kazoo", "sqlalchemy"):
     logging.getLogger(name).setLevel(1)
 
 import millpond as mp
@@ -117,13 +117,13 @@ except Exception as error:
 """
 
 REFUSED: Final = "does not accept this user with this password"
-COMMAND: Final = "from millpond.tools.command_line import main; main()"
+COMMAND: Final = "from millpond.cli.main import main; main()"
 CALLS: Final = (("verify",), ("gc",), ("adopt", "--as", "moved"), ("repair", "--yes"))
 ENDED: Final = "--- a command ended with "
 
 COMMANDS: Final = f"""
 import json, sys
-from millpond.tools.command_line import main
+from millpond.cli.main import main
 
 for call in json.loads(sys.argv[1]):
     sys.argv[1:] = call

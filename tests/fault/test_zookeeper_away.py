@@ -14,12 +14,12 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.errors import FencedError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, LeaseState
+from millpond.statestore.leases.zookeeper_process import ServerProcess, noted
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Sequencer
-from millpond.statestore.zookeeper.process import ServerProcess, noted
-from millpond.statestore.zookeeper.server import EmbeddedZooKeeper
 from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
 from millpond.testing.servers.tcp_proxy import TcpProxy
 from millpond.testing.servers.zookeeper import wait_until

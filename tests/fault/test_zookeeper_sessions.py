@@ -15,10 +15,10 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.errors import FencedError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease
+from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Sequencer
-from millpond.statestore.zookeeper.lease import ZooKeeperLeases
 from millpond.testing.faults.report import FaultReport
 from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
 from millpond.testing.servers.tcp_proxy import TcpProxy

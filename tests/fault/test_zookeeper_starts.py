@@ -18,8 +18,8 @@ from typing import Final
 import orjson
 import pytest
 
+from millpond.statestore.leases.zookeeper_process import OPTIONS_VARIABLE
 from millpond.statestore.system import SystemClock
-from millpond.statestore.zookeeper.process import OPTIONS_VARIABLE
 from tests.tidy import ROOT
 
 pytestmark = [pytest.mark.fault, pytest.mark.zookeeper, pytest.mark.slow]

@@ -11,21 +11,21 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from millpond.dataflow.combiners.combiners import Count, Sum
-from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.triggers.composite_triggers import AfterEach
-from millpond.dataflow.triggers.count_triggers import AfterCount
-from millpond.dataflow.triggers.watermark_triggers import AfterWatermark, WatermarkPercentile
-from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.computation.timer import Timer
-from millpond.executor.injectors.policy import ManualWatermark
+from millpond.executor.computation.records import Record
+from millpond.executor.computation.timers import Timer
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.time.watermark_policies import ManualWatermark
+from millpond.executor.windows.combiners import Count, Sum
+from millpond.executor.windows.composite_triggers import AfterEach
+from millpond.executor.windows.count_triggers import AfterCount
+from millpond.executor.windows.pipeline import Pipeline
+from millpond.executor.windows.time_triggers import AfterWatermark, WatermarkPercentile
+from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.rows.codec import BytesCodec, MsgpackCodec
 from millpond.statestore.store import Store

@@ -17,12 +17,13 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 
+from millpond.cli.main import main
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.evolution import Evolution, check_codecs, plan_evolution
-from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.table import FORMAT_VERSION_KEY, STORE_ID_KEY, create_table
 from millpond.statestore.objects.obstore import open_objects
@@ -30,7 +31,6 @@ from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.tools.command_line import main
 from tests.format import write
 from tests.format.harbour import STORE, Customs, Harbour, Manifest, Seals, Tally, Visits
 

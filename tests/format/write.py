@@ -16,7 +16,7 @@ import orjson
 from millpond.executor.local.run import LocalRun
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.gc.compaction import CompactionPolicy
 from tests.format.harbour import START_US, Harbour, minute
 
 CONTENTS: Final = "contents.json"

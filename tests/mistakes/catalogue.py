@@ -17,8 +17,8 @@ from typing import Final
 import pytest
 from click.testing import CliRunner
 
+from millpond.cli.main import main
 from millpond.statestore.errors import MillpondError
-from millpond.tools.command_line import main
 from tests.tidy import ROOT
 
 PAGE: Final = ROOT / "docs/errors.md"

@@ -13,8 +13,7 @@ import pytest
 import millpond as mp
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.table import FORMAT_VERSION_KEY, STORE_ID_KEY, create_table
-from millpond.statestore.objects.file_system import SystemFiles
-from millpond.statestore.objects.local import LocalObjects
+from millpond.statestore.objects.local import LocalObjects, SystemFiles
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import TableVersion

@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.local.runner import LocalRunner
+from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.changes import Step, changes_in, scores_of_teams, standing_sums
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.superstep.totals import Totals
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.executor.superstep.commit import Totals
+from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.app_ids import savepoint_app_id
-from millpond.statestore.commit.request import CommitRequest
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.history.verification import verify_store
+from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.types import TableVersion
 from millpond.testing.fixtures.case_player import CasePlayer

@@ -28,22 +28,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.bundle.bundle import BundleStatistics, Deliveries
 from millpond.executor.computation.values import PythonValues
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.interval.bundle import BundleStatistics, Deliveries
+from millpond.executor.interval.known_ids import KnownIds
+from millpond.executor.interval.row_reader import RowReader
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.nodes import ComputationNode, OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.reporting.summary import RunSummary
-from millpond.executor.soft_state.known_ids import KnownIds
-from millpond.executor.soft_state.row_reader import RowReader
-from millpond.gc.compaction import CompactionRules
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.executor.run.status import RunSummary
+from millpond.executor.time.watermark_policies import BoundedDisorder
+from millpond.gc.compaction import CompactionPolicy, CompactionRules
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.rows.id_retention import IdRetention
+from millpond.statestore.rows.bloom import IdRetention
 from millpond.statestore.rows.row_format import IpcRowFormat
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
@@ -287,7 +286,7 @@ def test_what_comes_again_changes_nothing(
     restarts, compactions and hours, whether ids are looked up in memory, in files, or through a filter that is rebuilt
     every few records.
     """
-    with patch("millpond.executor.soft_state.soft_state.KnownIds", forgetful(capacity_max, budget_bytes)):
+    with patch("millpond.executor.interval.soft_state.KnownIds", forgetful(capacity_max, budget_bytes)):
         left, summary = played(script, compaction)
     once = script.once()
     # Nothing is compacted here, so nothing can be forgotten.
@@ -432,7 +431,7 @@ def check(history: History) -> None:
 
     The filters are made for a thousand ids, of which no history has a hundred: larger ones cost their memory only.
     """
-    with patch("millpond.executor.soft_state.soft_state.KnownIds", partial(KnownIds, capacity_max=1_000)):
+    with patch("millpond.executor.interval.soft_state.KnownIds", partial(KnownIds, capacity_max=1_000)):
         _check(history)
 
 

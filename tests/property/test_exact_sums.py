@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.dataflow.combiners.combiners import Mean, Sum
+from millpond.executor.windows.combiners import Mean, Sum
 from millpond.statestore.rows.codec import JsonCodec
 
 _NUMBERS = st.one_of(

@@ -20,22 +20,21 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.gc.compaction import CompactionPolicy
 from millpond.gc.orphan import Owned
 from millpond.gc.round import Retention, collect_garbage
-from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.reading import READER_LIFETIME_MS
-from millpond.statestore.commit.committer import Committer
+from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog
 from millpond.statestore.errors import ConflictError, MillpondError
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.history.savepoint import drop_savepoint, make_savepoint, open_savepoints
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Objects, TableVersion
-from millpond.statestore.versions.savepoint import drop_savepoint, make_savepoint, open_savepoints
 from millpond.statestore.view import RowsView
 from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

@@ -12,9 +12,7 @@ from typing import cast
 import pytest
 
 from millpond.executor.ownership.ownership import Ownership
-from millpond.executor.pipeline.names import control_interval
-from millpond.statestore.commit.committer import Committer
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
+from millpond.executor.pipeline.nodes import control_interval
 from millpond.statestore.errors import (
     ConflictError,
     DataError,
@@ -28,7 +26,9 @@ from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, OnHeld
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.action import Action, CommitInfo, Txn
 from millpond.statestore.log.commit_file import decode
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.log import Log
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.memory import MemoryObjects

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.bundle.bundle import BundleStatistics, Deliveries
-from millpond.executor.bundle.result import BundleResult
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record, Records
-from millpond.executor.computation.timer import Timer, firing_order
+from millpond.executor.computation.records import Record, Records
+from millpond.executor.computation.timers import Timer, firing_order
 from millpond.executor.computation.values import JsonValues
+from millpond.executor.interval.bundle import BundleStatistics, Deliveries
+from millpond.executor.interval.row_reader import load_rows
+from millpond.executor.interval.row_update import BundleResult
 from millpond.executor.pipeline.nodes import ComputationNode, OnLate
-from millpond.executor.soft_state.row_reader import load_rows
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.codec import MsgpackCodec
 from millpond.statestore.rows.row import TimeDomain

@@ -8,19 +8,17 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millpond.executor.local.row_source import source_of
+from millpond.executor.local.rows import source_of
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.replay.clock import ReplayClock
-from millpond.executor.replay.plan import plan_replay
-from millpond.executor.replay.repetition import repeat_supersteps
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.executor.replay.replay import ReplayClock, plan_replay, repeat_supersteps
+from millpond.gc.compaction import CompactionPolicy
+from millpond.statestore.history.fork import fork_table
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.log import Log
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
-from millpond.statestore.versions.fork import fork_table
 from millpond.testing.fixtures.case_player import CasePlayer
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.fixtures.pipelines import Case, cases

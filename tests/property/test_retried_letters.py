@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millpond as mp
-from millpond.executor.dead_letters.letter_request import ask_for_letters, waiting_letter_requests
-from millpond.executor.dead_letters.stored_letter import LetterSelection
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.ownership.cut import Cut
+from millpond.executor.ownership.cuts import Cut
+from millpond.executor.superstep.letter_retries import (
+    LetterSelection,
+    ask_for_letters,
+    waiting_letter_requests,
+)
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.leases.memory import MemoryRegistry

@@ -9,17 +9,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.repair.repair import repair_store
-from millpond.executor.repair.rewind import plan_rewind
-from millpond.executor.superstep.totals import Totals
-from millpond.gc.compaction_plan import CompactionPolicy
-from millpond.statestore.integrity.verification import verify_store
+from millpond.executor.replay.repair import repair_store
+from millpond.executor.replay.rewind import plan_rewind
+from millpond.executor.superstep.commit import Totals
+from millpond.gc.compaction import CompactionPolicy
+from millpond.statestore.history.fork import fork_table
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.types import TableVersion
-from millpond.statestore.versions.fork import fork_table
 from millpond.testing.fixtures.case_player import CasePlayer
 from millpond.testing.fixtures.determinism import SeededRng
 from millpond.testing.fixtures.pipelines import Case, cases

@@ -11,10 +11,10 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, given, settings
 
-from millpond.executor.computation.timer import Timer
+from millpond.executor.computation.timers import Timer
+from millpond.executor.inputs.positions import input_positions
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.positions import input_positions
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.superstep.plan import InputPosition

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.superstep.totals import Totals
-from millpond.gc.compaction_plan import CompactionPolicy
-from millpond.statestore.integrity.verification import verify_store
+from millpond.executor.superstep.commit import Totals
+from millpond.gc.compaction import CompactionPolicy
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.interval import Interval
 from millpond.testing.fixtures.case_player import CasePlayer
 from millpond.testing.fixtures.cuts import random_cut

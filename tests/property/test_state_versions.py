@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.computation.timer import Timer
+from millpond.executor.computation.records import Record
+from millpond.executor.computation.timers import Timer
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.gc.compaction_plan import CompactionPolicy
-from millpond.statestore.integrity.verification import verify_store
+from millpond.gc.compaction import CompactionPolicy
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.codec import Codec, JsonCodec, MsgpackCodec

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record, Records
-from millpond.executor.computation.timer import Timer
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.computation.records import Record, Records
+from millpond.executor.computation.timers import Timer
 from millpond.executor.local import bounded
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.superstep.totals import Totals
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.executor.superstep.commit import Totals
+from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.history.verification import verify_store
 from millpond.testing.fixtures.case_player import CasePlayer
 from millpond.testing.fixtures.pipelines import Case, Node, cases, graphs
 

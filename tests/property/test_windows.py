@@ -8,24 +8,17 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.dataflow.combiners.combiners import Sum, ToList
-from millpond.dataflow.step.key_windows import KeyWindows
-from millpond.dataflow.step.pane import WindowedValue
-from millpond.dataflow.step.strategy import Accumulation, Asked, Closing, WindowingStrategy
-from millpond.dataflow.step.window_states import WindowStates
-from millpond.dataflow.triggers.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally
-from millpond.dataflow.triggers.count_triggers import AfterCount
-from millpond.dataflow.triggers.repeat_triggers import Repeatedly
-from millpond.dataflow.triggers.trigger import Trigger
-from millpond.dataflow.triggers.trigger_context import parse_timer
-from millpond.dataflow.triggers.watermark_triggers import AfterWatermark, Default
-from millpond.dataflow.windows.element import Element
-from millpond.dataflow.windows.fixed_windows import FixedWindows
-from millpond.dataflow.windows.sessions import Sessions
-from millpond.dataflow.windows.sliding_windows import SlidingWindows
-from millpond.dataflow.windows.timestamp_combiner import TimestampCombiner
-from millpond.dataflow.windows.window import Window
-from millpond.dataflow.windows.window_fn import WindowFn
+from millpond.executor.windows.combiners import Sum, ToList
+from millpond.executor.windows.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally, Repeatedly
+from millpond.executor.windows.count_triggers import AfterCount
+from millpond.executor.windows.key_windows import KeyWindows, WindowStates
+from millpond.executor.windows.pane import WindowedValue
+from millpond.executor.windows.strategy import Accumulation, Asked, Closing, WindowingStrategy
+from millpond.executor.windows.time_triggers import AfterWatermark, Default
+from millpond.executor.windows.trigger import Trigger
+from millpond.executor.windows.trigger_context import parse_timer
+from millpond.executor.windows.window import Element, TimestampCombiner, Window, WindowFn
+from millpond.executor.windows.window_fns import FixedWindows, Sessions, SlidingWindows
 from millpond.statestore.rows.row import TimeDomain
 from millpond.testing.transcripts.runs import LocalTranscriptRun
 from millpond.testing.transcripts.transcript import Arrived, pane_fields

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cache import POLICIES, Future, draw, measure
 from benchmarks.cache_loads import LOADS
-from millpond.executor.soft_state.eviction import Candidates, Waits
+from millpond.executor.interval.eviction import Candidates, Waits
 
 
 def test_each_policy_is_measured_and_drawn(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from benchmarks.driver import PHASES, measure
 from benchmarks.tables import driver_table
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.gc.compaction import CompactionPolicy
 
 
 def test_each_phase_of_the_driver_is_measured() -> None:

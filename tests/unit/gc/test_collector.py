@@ -7,17 +7,22 @@ import pytest
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.gc.compaction import Compacted, CompactionRules, compact_files
-from millpond.gc.compaction_plan import CompactionPolicy, plan_compaction
+from millpond.gc.compaction import (
+    Compacted,
+    CompactionPolicy,
+    CompactionRules,
+    compact_files,
+    plan_compaction,
+)
 from millpond.gc.orphan import Owned
 from millpond.gc.round import CollectionRound, Retention, collect_garbage
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.log import Log
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.rows.id_retention import IdRetention
+from millpond.statestore.rows.bloom import IdRetention
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MIN_US, CommitNumber, Sequencer, Superstep, WallTimeMicros

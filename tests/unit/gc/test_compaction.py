@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.gc.compaction import CompactionRules, compact_files, compact_updates
-from millpond.gc.compaction_plan import Compaction
+from millpond.gc.compaction import Compaction, CompactionRules, compact_files, compact_updates
 from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.live_file import LiveFile, row_file_to_add
+from millpond.statestore.log.files import LiveFile, row_file_to_add
 from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.rows.bloom import IdRetention
 from millpond.statestore.rows.files import read_row_files, write_row_file
-from millpond.statestore.rows.id_retention import IdRetention
 from millpond.statestore.rows.merge import merge_updates
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import (

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.gc.compaction_plan import Compaction, CompactionPolicy, plan_compaction, younger_than
+from millpond.gc.compaction import Compaction, CompactionPolicy, plan_compaction, younger_than
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.types import Superstep, TableVersion
 
 INTERVAL = Interval("counter", "a", "m")

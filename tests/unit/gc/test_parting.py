@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from millpond.gc.parting import Parting, plan_parting
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.types import Superstep, TableVersion
 
 WHOLE = Interval("counter")

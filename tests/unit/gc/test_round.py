@@ -15,20 +15,26 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.gc.compaction import CompactionPolicy
 from millpond.gc.log import write_checkpoint
 from millpond.gc.orphan import Owned
 from millpond.gc.round import CollectionRound, Retention, collect_garbage
 from millpond.statestore.app_ids import savepoint_app_id
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.commit.committer import Committer
-from millpond.statestore.commit.request import CommitRequest
 from millpond.statestore.errors import ConflictError, DataError, InvalidError, ObjectMissingError
+from millpond.statestore.history.savepoint import (
+    HORIZON_FOLDER,
+    drop_savepoint,
+    make_savepoint,
+    open_savepoints,
+)
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.checkpoint import checkpoint_path, read_part
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import check_high_water
 from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
@@ -36,8 +42,6 @@ from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep, TableVersion
-from millpond.statestore.versions.collected import HORIZON_FOLDER
-from millpond.statestore.versions.savepoint import drop_savepoint, make_savepoint, open_savepoints
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.fixtures.row_updates import row_updates
 

@@ -16,8 +16,7 @@ from sqlalchemy import Connection, Engine, event
 
 from millpond import migrations
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.engine import connect, default_catalog_url, reading, writing
-from millpond.statestore.catalog.tables import METADATA
+from millpond.statestore.catalog.engine import METADATA, connect, default_catalog_url, reading, writing
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.system import SystemClock
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from millpond.statestore.gc_pause import collector_paused
+from millpond.statestore.system import collector_paused
 
 
 def test_the_collector_works_again_after_the_outer_pause() -> None:

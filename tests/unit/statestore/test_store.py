@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from millpond.cli.main import main
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
+from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore import opening
@@ -22,6 +23,7 @@ from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import DataError, FencedError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.table import FORMAT_VERSION_KEY, STORE_ID_KEY, create_table
 from millpond.statestore.objects.memory import MemoryObjects
@@ -30,10 +32,8 @@ from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import LeaseFactory, Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
-from millpond.statestore.zookeeper.lease import ZooKeeperLeases
 from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.tools.command_line import main
 from tests.tidy import ROOT
 
 CLOCK = SystemClock()

@@ -9,12 +9,12 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from millpond.statestore.commit.committer import Committer
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects

@@ -10,16 +10,15 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
+from millpond.executor.computation.records import Record
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.rows.row import ROW_SCHEMA
-from millpond.statestore.rows.whole_row import ListsOfKeys, lists_by_key
+from millpond.statestore.rows.row import ROW_SCHEMA, ListsOfKeys, lists_by_key
 from millpond.statestore.store import Store
 from millpond.statestore.view import ROWS_VIEW_SCHEMA, WHOLE_ROW_SCHEMA
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

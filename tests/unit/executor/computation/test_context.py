@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.executor.bundle.bundle import Deliveries
-from millpond.executor.bundle.result import BundleResult
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record, Records
-from millpond.executor.computation.timer import Timer
+from millpond.executor.computation.records import Record, Records
+from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import JsonValues, PythonValues
+from millpond.executor.interval.bundle import Deliveries
+from millpond.executor.interval.row_update import BundleResult
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.keys.key_text import encode_key
 from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec
+from millpond.statestore.rows.key_text import encode_key
 from millpond.testing.fixtures.interval_run import IntervalRun
 
 Hook = Callable[[Context, Any], None]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
-from millpond.executor.computation.counters import AMOUNT_MAX, COUNTERS_MAX, Counters, declared_counters
+from millpond.executor.computation.context import AMOUNT_MAX, COUNTERS_MAX, Counters, declared_counters
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.executor.bundle.bundle import Deliveries
-from millpond.executor.bundle.result import BundleResult
 from millpond.executor.computation.computation import Computation
-from millpond.executor.computation.timer import oldest_but
+from millpond.executor.computation.timers import oldest_but
 from millpond.executor.computation.values import PythonValues
-from millpond.executor.ownership.scan import scan_interval
+from millpond.executor.interval.bundle import Deliveries
+from millpond.executor.interval.row_update import BundleResult
+from millpond.executor.ownership.recovery import scan_interval
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval

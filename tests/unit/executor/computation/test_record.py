@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.executor.computation.record import Record, Records
-from millpond.executor.computation.record_columns import InputTime, RecordColumns
+from millpond.executor.computation.records import InputTime, Record, RecordColumns, Records
 from millpond.executor.computation.values import JsonValues
 from millpond.statestore.errors import DataError
 from millpond.statestore.types import EventTimeMicros

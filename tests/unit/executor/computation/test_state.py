@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millpond as mp
-from millpond.executor.computation.holds import Holds
-from millpond.executor.computation.key_timers import KeyTimers
-from millpond.executor.computation.record_columns import InputTime
-from millpond.executor.computation.state import KeyState
-from millpond.executor.computation.timer import Timer, hold_of
-from millpond.executor.event_time.clocks import Clocks
+from millpond.executor.computation.records import InputTime
+from millpond.executor.computation.state import Holds, KeyState
+from millpond.executor.computation.timers import KeyTimers, Timer, hold_of
+from millpond.executor.time.clocks import Clocks
 from millpond.statestore.rows.codec import JsonCodec
 from millpond.statestore.rows.row import TimeDomain
 

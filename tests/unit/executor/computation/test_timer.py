@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.executor.computation.timer import (
+from millpond.executor.computation.timers import (
     EarliestByKey,
     KeyTimes,
     Timer,

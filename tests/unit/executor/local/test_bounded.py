@@ -7,27 +7,26 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from millpond.dataflow.co_group import co_group
-from millpond.dataflow.combiners.combiners import Count
-from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.step.strategy import WindowingStrategy
-from millpond.dataflow.triggers.composite_triggers import AfterEach
-from millpond.dataflow.triggers.watermark_triggers import WatermarkPercentile
-from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.injectors.policies import Perfect
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.computation.records import Record
 from millpond.executor.local import bounded
 from millpond.executor.local.runner import LocalRunner
+from millpond.executor.time.watermark_policies import BoundedDisorder, Perfect
+from millpond.executor.windows.co_group import co_group
+from millpond.executor.windows.combiners import Count
+from millpond.executor.windows.composite_triggers import AfterEach
+from millpond.executor.windows.pipeline import Pipeline
+from millpond.executor.windows.strategy import WindowingStrategy
+from millpond.executor.windows.time_triggers import WatermarkPercentile
+from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from millpond.executor.reporting.summary import RunSummary
+    from millpond.executor.run.status import RunSummary
 
 _TEN = 10
 

@@ -8,18 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from millpond.dataflow.combiners.combiners import Count
-from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.computation.records import Record
+from millpond.executor.inputs.extraction import Rows
 from millpond.executor.local import bounded
-from millpond.executor.local.row_source import RowSource
-from millpond.executor.local.rows import pieces
+from millpond.executor.local.rows import RowSource, pieces
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.extract_rows import Rows
+from millpond.executor.time.watermark_policies import BoundedDisorder
+from millpond.executor.windows.combiners import Count
+from millpond.executor.windows.pipeline import Pipeline
+from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects

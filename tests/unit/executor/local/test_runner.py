@@ -11,12 +11,12 @@ import pytest
 from deltalake import DeltaTable
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.injectors.policy import BoundedDisorder, ManualWatermark
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.time.watermark_policies import BoundedDisorder, ManualWatermark
 from millpond.statestore.errors import FencedError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry

@@ -12,9 +12,9 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.local.intake import Receipt
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.nodes import ProductionMode
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.weak import ProductionMode
-from millpond.executor.run.pipeline_update import PipelineUpdate
+from millpond.executor.run.run import PipelineUpdate
 from millpond.statestore.errors import FencedError, InvalidError, UnavailableError
 from millpond.statestore.failpoint import FAILPOINTS, listening
 from millpond.statestore.leases.memory import MemoryRegistry

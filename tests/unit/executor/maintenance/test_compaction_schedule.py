@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from millpond.executor.maintenance.compaction_schedule import CompactionSchedule
+from millpond.executor.maintenance.compaction import CompactionSchedule
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.gc.compaction_plan import CompactionPolicy
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
+from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.interval import Interval, intervals_from_boundaries
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.rows.files import RowFile, row_file_path
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep

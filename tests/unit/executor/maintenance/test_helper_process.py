@@ -15,11 +15,10 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.helper_process import HelperProcess
-from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.maintenance.workers import ProcessWorker
+from millpond.executor.maintenance.helpers import HelperProcess
+from millpond.executor.maintenance.policy import ProcessWorker, UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.errors import DataError, UnavailableError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects.obstore import open_objects
@@ -29,7 +28,7 @@ from millpond.testing.servers.zookeeper import wait_until
 
 ORPHAN = """
 import sys, time
-from millpond.executor.maintenance.helper_process import HelperProcess
+from millpond.executor.maintenance.helpers import HelperProcess
 helper = HelperProcess("orphan")
 helper.submit(print, "warm").result()
 print(helper.process_id, flush=True)
@@ -100,8 +99,8 @@ def test_a_stopped_process_is_replaced(helper, monkeypatch):
     """One that takes no question, and one that gives no answer, are given up after a bounded time."""
     stopped = helper.submit(os.getpid).result()
     os.kill(stopped, signal.SIGSTOP)
-    monkeypatch.setattr("millpond.executor.maintenance.helper_process._ANSWER_S_MAX", 0.2)
-    monkeypatch.setattr("millpond.executor.maintenance.helper_process._END_S_MAX", 0.2)
+    monkeypatch.setattr("millpond.executor.maintenance.helpers._ANSWER_S_MAX", 0.2)
+    monkeypatch.setattr("millpond.executor.maintenance.helpers._END_S_MAX", 0.2)
     with pytest.raises(UnavailableError, match="helper process has ended"):
         helper.submit(len, b"x" * (1 << 22)).result(20)
     assert not is_alive(stopped)
@@ -122,7 +121,7 @@ def test_it_works_for_a_program_with_many_files(helper):
 
 def test_it_ends_if_its_parent_is_gone_before_it_looks(helper, monkeypatch):
     """It is told whose it is, so that a fork that keeps its pipes open does not keep it."""
-    monkeypatch.setattr("millpond.executor.maintenance.helper_process.os.getpid", lambda: 1)
+    monkeypatch.setattr("millpond.executor.maintenance.helpers.os.getpid", lambda: 1)
     with pytest.raises(UnavailableError, match="helper process has ended"):
         helper.submit(divmod, 7, 2).result()
 

@@ -9,20 +9,20 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.embedding.foreach_batch import foreach_batch
-from millpond.executor.event_time.duration import Duration, duration_us
-from millpond.executor.injectors.policy import ManualWatermark
+from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.nodes import OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.executor.spark.foreach_batch import foreach_batch
+from millpond.executor.time.instants import Duration, duration_us
+from millpond.executor.time.watermark_policies import ManualWatermark
+from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.rows.id_retention import ID_SLACK_US
+from millpond.statestore.rows.bloom import ID_SLACK_US
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 

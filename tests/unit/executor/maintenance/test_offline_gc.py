@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from millpond.cli.main import main
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.offline_gc import collect_by_hand
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.repair.plan import plan_repair
-from millpond.executor.repair.repair import repair_store
+from millpond.executor.replay.repair import repair_store
+from millpond.executor.replay.repair_plan import plan_repair
 from millpond.gc import round as gc_round
 from millpond.gc.round import CollectionRound
 from millpond.statestore.errors import ConflictError, FencedError
-from millpond.statestore.leases.maintenance_lock import exclusive
+from millpond.statestore.leases.lease import exclusive
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.tools.command_line import main
 
 NOW = UpkeepPolicy(retention=0, collect_every=1)
 

@@ -14,7 +14,7 @@ from millpond.executor.maintenance.offline_upgrade import Upgraded, upgrade_by_h
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.failpoint import listening
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.codec import Codec, JsonCodec, MsgpackCodec

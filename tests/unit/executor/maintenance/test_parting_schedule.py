@@ -7,11 +7,11 @@ import pytest
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
-from millpond.executor.ownership.cut import Cut
+from millpond.executor.ownership.cuts import Cut
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.superstep.coordinator import Coordinator
-from millpond.gc.compaction_plan import CompactionPolicy
-from millpond.statestore.integrity.verification import verify_store
+from millpond.gc.compaction import CompactionPolicy
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects

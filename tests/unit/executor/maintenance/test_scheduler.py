@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.gc.compaction import Compacted
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.executor.time.watermark_policies import BoundedDisorder
+from millpond.gc.compaction import Compacted, CompactionPolicy
 from millpond.statestore.errors import FencedError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.commit_file import decode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.executor.ownership.boundaries import middle_of
+from millpond.executor.ownership.cuts import middle_of
 from millpond.statestore.interval import Interval
 
 SAMPLES = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=2), max_size=30)

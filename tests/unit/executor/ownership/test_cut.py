@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.executor.ownership.cut import Cut
+from millpond.executor.ownership.cuts import Cut
 from millpond.statestore.errors import InternalError, InvalidError
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 

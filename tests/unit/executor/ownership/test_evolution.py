@@ -12,8 +12,8 @@ from millpond.executor.ownership.evolution import Evolution, check_codecs, plan_
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.app_ids import CODEC_PREFIX, DECLARED_INTERVALS_PREFIX
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.integrity.table_history import read_histories
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.history.replayed_log import read_histories
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load

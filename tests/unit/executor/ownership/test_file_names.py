@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond.executor.ownership.file_names import OwnedNames
+from millpond.executor.ownership.ownership import OwnedNames
 from millpond.statestore.types import Sequencer
 from millpond.testing.fixtures.determinism import SeededRng
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.ownership.boundaries import boundaries_of
+from millpond.executor.ownership.cuts import boundaries_of
 from millpond.executor.ownership.ownership import Ownership
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, FencedError, OutcomeUnknownError, UnavailableError
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import LeaseState, OnHeld
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Sequencer

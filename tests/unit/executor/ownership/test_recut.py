@@ -10,14 +10,14 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.ownership.cut import Cut
+from millpond.executor.ownership.cuts import Cut
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.superstep.coordinator import Coordinator
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import ConflictError, FencedError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from millpond.executor.ownership.scan import IntervalSummary, scan_interval
-from millpond.executor.pipeline.names import DEAD_LETTERS, control_interval
+from millpond.executor.ownership.recovery import IntervalSummary, scan_interval
+from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
 from millpond.executor.superstep.pending import undelivered_sources
-from millpond.statestore.commit.committer import Committer
-from millpond.statestore.commit.request import CommitRequest, IntervalWrite
 from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.metered import MeteredObjects

@@ -8,7 +8,7 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.ownership.service_retry import ServiceRetry
+from millpond.executor.ownership.ownership import ServiceRetry
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import OutcomeUnknownError, UnavailableError
 from millpond.statestore.leases.memory import MemoryRegistry

@@ -9,7 +9,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.ownership.boundaries import boundaries_of
+from millpond.executor.ownership.cuts import boundaries_of
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.interval import Interval

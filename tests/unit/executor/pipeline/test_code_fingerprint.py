@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from millpond.dataflow.combiners.combine_fn import CombineFn
-from millpond.dataflow.combiners.combiners import Count, Sum
-from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.pipeline.code_fingerprint import code_fingerprint
+from millpond.executor.windows.combine_fn import CombineFn
+from millpond.executor.windows.combiners import Count, Sum
+from millpond.executor.windows.pipeline import Pipeline
+from millpond.executor.windows.window_fns import FixedWindows
 
 CODE = """
 import enum

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.injectors.ingress_time import IngressTime
-from millpond.executor.injectors.policy import BoundedDisorder
-from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import DEAD_LETTERS, is_addressed
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.weak import is_addressed
+from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime
 from millpond.statestore.errors import InvalidError
 
 

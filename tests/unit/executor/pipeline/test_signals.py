@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
-from millpond.executor.pipeline.names import SIGNALS
+from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.testing.fixtures.panes import SeenPanes
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 
 from millpond.executor.computation.computation import Computation
+from millpond.executor.pipeline.nodes import addressed, is_addressed
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.weak import addressed, is_addressed
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.errors import InvalidError
 from millpond.testing.fixtures.pipelines import Case, cases

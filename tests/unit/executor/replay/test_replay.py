@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 import millpond as mp
-from millpond.executor.repair.fork import fork_store
-from millpond.executor.replay import beginning
+from millpond.executor.replay import replay as beginning
+from millpond.executor.replay.fork import fork_store
 from millpond.statestore.errors import UnavailableError
 from millpond.testing.fixtures.determinism import ManualClock
 
@@ -280,7 +280,7 @@ def rewound(pond: Path, zookeeper_hosts: str) -> Path:
     """A store that went back to an older version and on again."""
     from click.testing import CliRunner
 
-    from millpond.tools.command_line import main
+    from millpond.cli.main import main
 
     arguments = [
         "rewind",

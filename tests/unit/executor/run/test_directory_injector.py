@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.injectors.policy import ManualWatermark
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.run.directory_injector import FILE_ROW, DirectoryInjector
+from millpond.executor.time.watermark_policies import ManualWatermark
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects

@@ -13,7 +13,7 @@ from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.objects.disk_options import DiskOptions
+from millpond.statestore.objects.disk_tier import DiskOptions
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 

@@ -10,7 +10,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.reporting.progress import Progress
+from millpond.executor.run.progress import Progress
 from millpond.executor.run.run import Run
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.superstep.coordinator import Coordinator

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import millpond as mp
-from millpond.dataflow.step.pane import Pane, Timing, WindowedValue
-from millpond.dataflow.windows.window import GLOBAL_WINDOW, Window
+from millpond.executor.sinks.columns import SinkRecord
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter
-from millpond.executor.sinks.record import SinkRecord
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
+from millpond.executor.windows.pane import Pane, Timing, WindowedValue
+from millpond.executor.windows.window import GLOBAL_WINDOW, Window
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.leases.memory import MemoryRegistry

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.injectors.observation import InputObservation
-from millpond.executor.injectors.policy import BoundedDisorder
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.reporting.progress import Progress
+from millpond.executor.run.progress import Progress
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
+from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US

@@ -18,8 +18,7 @@ from millpond.executor.spark.compactions import SparkCompactions
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.spark.session import is_one_machine
 from millpond.executor.superstep.plan import InputPosition
-from millpond.gc.compaction import Compacted
-from millpond.gc.compaction_plan import CompactionPolicy
+from millpond.gc.compaction import Compacted, CompactionPolicy
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.commit_file import decode

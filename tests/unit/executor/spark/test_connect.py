@@ -17,15 +17,14 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
-from millpond.dataflow.pipeline import Pipeline
 from millpond.executor.computation.computation import Computation
-from millpond.executor.embedding.foreach_batch import foreach_batch
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.replay.spark_replay import replay_on_spark
-from millpond.executor.spark.connect import asks_for_connect, refuse_connect
+from millpond.executor.spark.foreach_batch import foreach_batch
 from millpond.executor.spark.runner import SparkRunner
-from millpond.executor.spark.session import spark_session
-from millpond.executor.spark_api.spark_query import transform_with_state
+from millpond.executor.spark.session import asks_for_connect, refuse_connect, spark_session
+from millpond.executor.spark_compat.spark_query import transform_with_state
+from millpond.executor.windows.pipeline import Pipeline
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 

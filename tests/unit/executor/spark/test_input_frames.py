@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from millpond.dataflow.combiners.combiners import Count
-from millpond.dataflow.pipeline import Pipeline
-from millpond.dataflow.windows.fixed_windows import FixedWindows
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
-from millpond.executor.computation.record import Record
-from millpond.executor.embedding.foreach_batch import foreach_batch
-from millpond.executor.injectors.policy import BoundedDisorder, WatermarkPolicy
+from millpond.executor.computation.records import Record
+from millpond.executor.spark.foreach_batch import foreach_batch
 from millpond.executor.spark.runner import SparkRunner
+from millpond.executor.time.watermark_policies import BoundedDisorder, WatermarkPolicy
+from millpond.executor.windows.combiners import Count
+from millpond.executor.windows.pipeline import Pipeline
+from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millpond.executor.spark.jvm import worker_calls
+from millpond.executor.spark.session import worker_calls
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
 
 TRACE = """\

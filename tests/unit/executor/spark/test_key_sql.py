@@ -14,8 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from millpond.executor.spark.key_sql import arrow_key_columns, check_key_type, key_sql
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.keys.key_arrays import encode_key_columns
-from millpond.statestore.keys.key_text import encode_key
+from millpond.statestore.rows.key_columns import encode_key_columns
+from millpond.statestore.rows.key_text import encode_key
 from millpond.testing.fixtures.typed_keys import KEY_TYPES, key_values
 
 if TYPE_CHECKING:

@@ -11,23 +11,18 @@ import pyarrow as pa
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.event_time.time_reading import (
-    MILLISECONDS_MAX,
-    MILLISECONDS_MIN,
-    TimeReading,
-    TimeUnit,
-)
-from millpond.executor.injectors.policy import BoundedDisorder
-from millpond.executor.pipeline.extract_rows import read_injected
-from millpond.executor.pipeline.injector_node import FieldExtractor, InjectorNode
-from millpond.executor.pipeline.key_extractor import KeyExtractor
+from millpond.executor.inputs.extraction import read_injected
+from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
+from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.python_workers.routed_columns import TARGET
-from millpond.executor.spark.homes import OneMachine
 from millpond.executor.spark.routing import Route, Routed, Router, check_frame, slot_of_row
+from millpond.executor.spark.slots import OneMachine
+from millpond.executor.spark.task_plan import TARGET
+from millpond.executor.time.instants import MILLISECONDS_MAX, MILLISECONDS_MIN, TimeReading, TimeUnit
+from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import locate
-from millpond.statestore.keys.key_text import encode_key
+from millpond.statestore.rows.key_text import encode_key
 from millpond.testing.fixtures.determinism import SeededRng
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pytest
 
-from millpond.executor.python_workers.daemon import MODULES
+from millpond.executor.spark.daemon import MODULES
 from millpond.executor.spark.session import (
     DAEMON,
     daemon_settings,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from millpond.executor.bundle.bundle import BundleStatistics
-from millpond.executor.bundle.result import BundleResult, Manifest
-from millpond.executor.ownership.cut import Cut
+from millpond.executor.interval.bundle import BundleStatistics
+from millpond.executor.interval.row_update import BundleResult, Manifest
+from millpond.executor.ownership.cuts import Cut
 from millpond.executor.spark.slots import Slots
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.rows.row import Fence

@@ -9,17 +9,17 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from millpond.executor.bundle.bundle import BundleStatistics, DeadLetter, ProductionSummary
-from millpond.executor.bundle.interval_plan import IntervalPlan
-from millpond.executor.bundle.result import BundleResult, Manifest
 from millpond.executor.computation.computation import Computation
-from millpond.executor.injectors.observation import InputObservation
-from millpond.executor.injectors.policy import BoundedDisorder
-from millpond.executor.pipeline.names import DEAD_LETTERS, control_interval
+from millpond.executor.interval.bundle import BundleStatistics, DeadLetter, ProductionSummary
+from millpond.executor.interval.row_update import BundleResult, Manifest
+from millpond.executor.interval.worker import IntervalPlan
+from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.superstep.commit import Totals
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
-from millpond.executor.superstep.totals import Totals
+from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.app_ids import superstep_app_id
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.interval import Interval

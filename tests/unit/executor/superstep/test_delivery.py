@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.executor.bundle.bundle import Deliveries, ProductionSummary
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.values import PythonValues
-from millpond.executor.pipeline.key_extractor import KeyExtractor
+from millpond.executor.inputs.keys import KeyExtractor
+from millpond.executor.interval.bundle import Deliveries, ProductionSummary
 from millpond.executor.pipeline.nodes import ComputationNode, Subscription
 from millpond.executor.superstep.delivery import (
     PRODUCTION_SCHEMA,

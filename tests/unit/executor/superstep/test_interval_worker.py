@@ -9,17 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpond.executor.bundle.bundle import Bundle, Deliveries
-from millpond.executor.bundle.interval_plan import IntervalPlan
-from millpond.executor.bundle.result import Manifest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.values import PythonValues
+from millpond.executor.interval.bundle import Bundle, Deliveries
+from millpond.executor.interval.row_cache import MemoryBudget
+from millpond.executor.interval.row_update import Manifest
+from millpond.executor.interval.worker import IntervalPlan, IntervalWorker, WorkerState, bundle_of
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.soft_state.memory_budget import MemoryBudget
-from millpond.executor.superstep.interval_worker import IntervalWorker, WorkerState, bundle_of
 from millpond.statestore.errors import InternalError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, WallTimeMicros

@@ -7,10 +7,10 @@ import logging
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.injectors.ingress_time import IngressTime
-from millpond.executor.injectors.observation import InputObservation
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.superstep.suspect_times import SuspectTimes
+from millpond.executor.superstep.admission import SuspectTimes
+from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.watermark_policies import IngressTime
 from millpond.statestore.types import EventTimeMicros
 
 NOW_S = 1_714_521_600

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.pipeline.names import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.watermark.authority import WatermarkAuthority, solve_inputs
-from millpond.executor.watermark.hold_map import IntervalMap
+from millpond.executor.watermark.authority import IntervalMap, WatermarkAuthority, solve_inputs
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from millpond.executor.bundle.bundle import ProductionSummary
 from millpond.executor.computation.computation import Computation
-from millpond.executor.injectors.ingress_time import IngressTime
-from millpond.executor.injectors.observation import observe_times
-from millpond.executor.injectors.policy import BoundedDisorder
+from millpond.executor.interval.bundle import ProductionSummary
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.time.observations import observe_times
+from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MIN_US

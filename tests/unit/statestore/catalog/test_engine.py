@@ -10,9 +10,16 @@ from pathlib import Path
 import pytest
 
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.engine import _COMPILED, connect, default_catalog_url, replace_rows, writing
-from millpond.statestore.catalog.facts import CommitFacts
-from millpond.statestore.catalog.tables import METADATA, SAVEPOINTS
+from millpond.statestore.catalog.engine import (
+    _COMPILED,
+    METADATA,
+    SAVEPOINTS,
+    connect,
+    default_catalog_url,
+    replace_rows,
+    writing,
+)
+from millpond.statestore.catalog.entries import CommitFacts
 from millpond.statestore.errors import InternalError, UnavailableError
 from millpond.statestore.types import TableVersion, WallTimeMicros
 from millpond.testing.fixtures.determinism import ManualClock

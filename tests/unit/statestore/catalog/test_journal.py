@@ -9,7 +9,7 @@ import pytest
 
 from millpond.statestore.app_ids import superstep_app_id
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.facts import CommitFacts
+from millpond.statestore.catalog.entries import CommitFacts
 from millpond.statestore.catalog.journal import CatalogJournal
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import TableVersion, WallTimeMicros

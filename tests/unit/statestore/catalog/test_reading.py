@@ -7,10 +7,10 @@ import threading
 import pytest
 from click.testing import CliRunner
 
-from millpond.statestore.catalog import reading as reading_module
-from millpond.statestore.catalog.catalog import Catalog
+from millpond.cli.main import main
+from millpond.statestore.catalog import catalog as reading_module
+from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog, Reading
 from millpond.statestore.catalog.entries import HorizonKind
-from millpond.statestore.catalog.reading import READER_LIFETIME_MS, Reading
 from millpond.statestore.errors import ConflictError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
@@ -18,7 +18,6 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
 from millpond.testing.fixtures.commit_requests import fence_request
 from millpond.testing.fixtures.determinism import ManualClock
-from millpond.tools.command_line import main
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from millpond.statestore.app_ids import SAVEPOINT_RELEASED, savepoint_app_id
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.facts import CommitFacts
+from millpond.statestore.catalog.entries import CommitFacts
 from millpond.statestore.catalog.rebuild import facts_of, logged_commits
 from millpond.statestore.log.action import CommitInfo, Other, Txn
 from millpond.statestore.log.commit_file import encode

@@ -7,11 +7,10 @@ import pytest
 
 from millpond.statestore.errors import ConflictError, InvalidError, OutcomeUnknownError
 from millpond.statestore.log.action import Add, Metadata
-from millpond.statestore.log.append import append
 from millpond.statestore.log.commit_file import encode
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.log.table import create_table
+from millpond.statestore.log.table import append, create_table
 from millpond.statestore.log.writer import LogWriter
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from millpond.testing.fixtures.commit_requests import Bench

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from millpond.statestore.errors import UnavailableError
-from millpond.statestore.log.boundary import BOUNDARY_FOLDER, log_boundary, publish_log_boundary
+from millpond.statestore.log.writer import BOUNDARY_FOLDER, log_boundary, publish_log_boundary
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.types import TableVersion

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.statestore.interval import Interval, intervals_from_boundaries
-from millpond.statestore.log.file_index import FileIndex
-from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.files import FileIndex, LiveFile
 from millpond.statestore.types import TableVersion
 
 _KEYS: Final = "abcdef"

@@ -8,7 +8,6 @@ import pytest
 from deltalake import DeltaTable
 
 from millpond.gc.round import Retention, collect_garbage
-from millpond.statestore.commit.committer import Committer
 from millpond.statestore.errors import (
     ConflictError,
     DataError,
@@ -16,16 +15,15 @@ from millpond.statestore.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from millpond.statestore.integrity.verification import verify_store
+from millpond.statestore.history.verification import verify_store
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
-from millpond.statestore.log.append import append
-from millpond.statestore.log.boundary import log_boundary, publish_log_boundary
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.log.table import create_rows_table
-from millpond.statestore.log.writer import LogWriter
+from millpond.statestore.log.table import append, create_rows_table
+from millpond.statestore.log.writer import LogWriter, log_boundary, publish_log_boundary
 from millpond.statestore.objects.obstore import open_objects
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from millpond.testing.fixtures.commit_requests import Bench, fence_request, superstep_request

@@ -8,7 +8,7 @@ import pytest
 
 from millpond.statestore.errors import DataError
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Protocol, Remove, Txn
-from millpond.statestore.log.foreign import foreign_change, refuse_foreign_change
+from millpond.statestore.log.log import foreign_change, refuse_foreign_change
 
 STORE = {"millpond.storeId": "s", "delta.logRetentionDuration": "interval 1 day"}
 ADD = Add(path="a", size_bytes=1, partition_values={}, modification_time_ms=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 
-from millpond.statestore.log.live_file import LiveFile
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.types import TableVersion
 
 FILE = LiveFile(

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from millpond.statestore.commit.committer import Committer
 from millpond.statestore.errors import DataError, ObjectExistsError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.checkpoint import checkpoint_path, checkpoints_among
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import Snapshot, catch_up, load

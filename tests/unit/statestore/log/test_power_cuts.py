@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from millpond.gc.round import Retention, collect_garbage
-from millpond.statestore.commit.committer import Committer
 from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load

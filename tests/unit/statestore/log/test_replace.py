@@ -7,11 +7,9 @@ import pytest
 
 from millpond.statestore.errors import ConflictError, OutcomeUnknownError
 from millpond.statestore.log.action import Add
-from millpond.statestore.log.append import append
 from millpond.statestore.log.log import Log
-from millpond.statestore.log.replace import replace_files
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.log.table import create_table
+from millpond.statestore.log.table import append, create_table, replace_files
 from millpond.statestore.log.writer import LogWriter
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
 from millpond.testing.fixtures.commit_requests import Bench

@@ -9,7 +9,7 @@ from millpond.statestore.errors import DataError, InternalError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.commit_file import decode, digest_of, encode
-from millpond.statestore.log.live_file import LiveFile, row_file_to_add
+from millpond.statestore.log.files import LiveFile, row_file_to_add
 from millpond.statestore.log.snapshot import NO_TABLE, RESTORED_VERSION, Snapshot
 from millpond.statestore.rows.row import Fence, pack_fence
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from millpond.statestore.errors import DataError, UnavailableError
-from millpond.statestore.log.high_water import Mark, MemoryHighWater
-from millpond.statestore.log.stored_mark import (
+from millpond.statestore.log.high_water import (
     MARK_FOLDER,
     BothHighWaters,
+    Mark,
+    MemoryHighWater,
     StoredMark,
     list_marks,
     newest_mark,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.statestore.errors import ConflictError, InvalidError
-from millpond.statestore.log.delta_schema import delta_schema
+from millpond.statestore.log.action import delta_schema
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import check_format, create_rows_table, create_table, store_id_of

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millpond.statestore.commit.committer import Committer
 from millpond.statestore.errors import (
     OutcomeUnknownError,
     UnavailableError,
@@ -14,6 +13,7 @@ from millpond.statestore.errors import (
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Action, Add, CommitInfo
 from millpond.statestore.log.commit_file import encode
+from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.writer import FAILPOINTS

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from millpond.statestore.objects.disk_options import DEFAULT_DISK_BYTES, DiskOptions
-from millpond.statestore.objects.disk_tier import DiskTier
+from millpond.statestore.objects.disk_tier import DEFAULT_DISK_BYTES, DiskOptions, DiskTier
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.metered import MeteredObjects

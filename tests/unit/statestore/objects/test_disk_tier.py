@@ -17,11 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millpond.statestore.errors import ObjectExistsError, ObjectMissingError, UnavailableError
-from millpond.statestore.objects import disk_copy
-from millpond.statestore.objects.copies import forget_copy
-from millpond.statestore.objects.disk_copy import CHUNK_BYTES, DiskCopy
-from millpond.statestore.objects.disk_folder import DiskFolder
-from millpond.statestore.objects.disk_tier import DiskTier
+from millpond.statestore.objects import disk_folder as disk_copy
+from millpond.statestore.objects.disk_folder import CHUNK_BYTES, DiskCopy, DiskFolder
+from millpond.statestore.objects.disk_tier import DiskTier, forget_copy
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.metered import MeteredObjects

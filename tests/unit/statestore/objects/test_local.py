@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from millpond.statestore.errors import InvalidError, ObjectExistsError, ObjectMissingError, UnavailableError
-from millpond.statestore.objects.file_system import LostWriteError, SystemFiles
-from millpond.statestore.objects.local import LocalObjects
+from millpond.statestore.objects.local import LocalObjects, LostWriteError, SystemFiles
 from millpond.statestore.objects.obstore import open_objects
 from millpond.testing.faults.power_cut import PowerCutFiles
 from millpond.testing.fixtures.determinism import SeededRng

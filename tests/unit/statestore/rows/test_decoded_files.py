@@ -6,9 +6,8 @@ import pyarrow as pa
 import pytest
 
 from millpond.statestore.errors import DataError
-from millpond.statestore.rows.decoded_files import DecodedFiles, FileKey
 from millpond.statestore.rows.row import ROW_SCHEMA
-from millpond.statestore.rows.row_format import ParquetRowFormat, decode_rows
+from millpond.statestore.rows.row_format import DecodedFiles, FileKey, ParquetRowFormat, decode_rows
 from millpond.testing.fixtures.row_updates import row_updates
 
 ROOM = 64 << 10

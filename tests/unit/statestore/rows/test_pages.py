@@ -28,10 +28,10 @@ from millpond.statestore.rows.page_index import (
     AlikePages,
     Leaf,
     PageIndex,
+    PageIndexes,
     StoredPages,
     read_page_index,
 )
-from millpond.statestore.rows.page_indexes import PageIndexes
 from millpond.statestore.rows.pages import join_ranges
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import file_name_of, parquet_seal_holds

@@ -15,16 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.gc import compaction
-from millpond.gc.compaction import Compacted, CompactionRules, compact_files, stretches
-from millpond.gc.compaction_plan import Compaction
+from millpond.gc.compaction import Compacted, Compaction, CompactionRules, compact_files, stretches
 from millpond.statestore.errors import DataError, InternalError, ObjectExistsError, UnavailableError
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.live_file import LiveFile, row_file_to_add
+from millpond.statestore.log.files import LiveFile, row_file_to_add
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows import stream as row_stream
+from millpond.statestore.rows.bloom import IdRetention
 from millpond.statestore.rows.files import read_row_files, write_row_file
-from millpond.statestore.rows.id_retention import IdRetention
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.rows.stream import RowFileWriter, open_runs
 from millpond.statestore.types import (

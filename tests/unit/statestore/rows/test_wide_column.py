@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.statestore.rows.wide_column import take_rows
+from millpond.statestore.rows.merge import take_rows
 
 _COLUMNS = st.lists(st.lists(st.none() | st.text(max_size=5), max_size=5), min_size=1, max_size=4)
 

@@ -1,1 +1,0 @@
-"""How elements become a result: exact combiners and sketches."""

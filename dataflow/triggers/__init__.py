@@ -1,1 +1,0 @@
-"""Triggers: when a window shows its contents."""

@@ -1,1 +1,0 @@
-"""Windows and the functions that assign and merge them."""

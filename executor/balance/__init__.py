@@ -1,1 +1,0 @@
-"""Load reports, and the splits and merges that they call for."""

@@ -1,1 +1,0 @@
-"""What one interval handles under one commit: deduplication, grouping by key, user code, row updates."""

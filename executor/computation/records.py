@@ -1,0 +1,300 @@
+"""Records: the input of a computation's hooks (MillWheel §4.1).
+
+A record is created when iteration reaches it and decodes its value on first access, so a computation
+that only counts pays for neither.
+
+A bundle's records in columns, and the input time that bounds their productions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millpond.executor.computation.values import Values
+from millpond.statestore.types import EventTimeMicros
+
+
+class InputTime:
+    """The event time of the input that user code is processing, in microseconds.
+
+    Attributes:
+        at: the default time of productions.
+        floor_at: no production may be before it (MillWheel §4.5: no smaller than any source record) …
+        slack_us: … by more than this, which is the computation's late data horizon.
+    """
+
+    __slots__ = ("at", "floor_at", "slack_us")
+
+    def __init__(self) -> None:
+        self.at: int = 0
+        self.floor_at: int = 0
+        self.slack_us: int = 0
+
+    def of_one(self, at: int) -> None:
+        """Set the time of a single record or timer."""
+        self.at = self.floor_at = at
+
+
+class RecordColumns:
+    """A bundle's records, column by column, sorted by key, then time (unless by arrival), then arrival.
+
+    Args:
+        at: event times.
+        streams: the stream of each record.
+        sources: each record's index in ``values`` and ``ids``.
+        values: values in order of arrival.
+        ids: ids in order of arrival; ``None`` if no record has one.
+        watermark: records before it are late.
+        by_time: whether the records of a key are sorted by time.
+
+    Attributes:
+        values: the values in order of arrival.
+        values_are_wanted: user code has read a value and will probably read the others: from then
+            on values are decoded when their record is made, which is cheaper than on demand.
+    """
+
+    __slots__ = (
+        "_ids",
+        "at",
+        "by_time",
+        "read",
+        "sources",
+        "streams",
+        "values",
+        "values_are_wanted",
+        "watermark",
+    )
+
+    def __init__(
+        self,
+        at: npt.NDArray[np.int64],
+        streams: Sequence[str],
+        sources: npt.NDArray[np.int64],
+        values: Values,
+        ids: pa.Array | None,
+        watermark: int,
+        *,
+        by_time: bool = True,
+    ) -> None:
+        self.by_time: bool = by_time
+        self.at: list[int] = at.tolist()
+        self.streams: Sequence[str] = streams
+        self.watermark: int = watermark
+        self.sources: list[int] = sources.tolist()
+        self.values: Values = values
+        self.read: Callable[[int], Any] = values.value
+        self.values_are_wanted: bool = False
+        self._ids = ids
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """The least and the greatest time of the records ``start`` to ``stop``, all of one key."""
+        at = self.at
+        if self.by_time:
+            return at[start], at[stop - 1]
+        times = at[start:stop]
+        return min(times), max(times)
+
+    def value(self, index: int) -> Any:
+        """The decoded value of the record at ``index``."""
+        return self.read(self.sources[index])
+
+    def scoped_id(self, index: int) -> bytes | None:
+        """The id of the record at ``index`` as it is deduplicated."""
+        scoped: bytes | None = None if self._ids is None else self._ids[self.sources[index]].as_py()
+        return scoped
+
+    def id(self, index: int) -> bytes | None:
+        """The id of the record at ``index``, as its publisher gave it."""
+        scoped = self.scoped_id(index)
+        # Where a computation has several streams, each id has its stream's name in front: `Topology.id_scope`.
+        return None if scoped is None else scoped.removeprefix(f"{self.streams[index]}\0".encode())
+
+
+class Record:
+    """One record, as delivered to one key.
+
+    Attributes:
+        key: the consumer's key.
+        value: the decoded value; each consumer has its own copy.
+        at: event time in microseconds since 1970 UTC.
+        stream: the name of the stream that it arrived on.
+        late: whether it is before the low watermark that the hook sees.
+        id: the publisher's id; ``None`` if the record has none.
+    """
+
+    __slots__ = ("_columns", "_index", "at", "id", "key", "late", "stream", "value")
+
+    key: str
+    value: Any
+    at: EventTimeMicros
+    stream: str
+    late: bool
+    id: bytes | None
+    _columns: RecordColumns
+    _index: int
+
+    def __init__(
+        self,
+        key: str,
+        value: Any,
+        at: EventTimeMicros,
+        stream: str,
+        late: bool = False,
+        id: bytes | None = None,  # noqa: A002 - the paper's word
+    ) -> None:
+        self.key = key
+        self.value = value
+        self.at = at
+        self.stream = stream
+        self.late = late
+        self.id = id
+
+    def __getattr__(self, name: str) -> Any:
+        # Python calls this only while the slot is empty; a record of a bundle fills it on first access.
+        if name == "value":
+            columns = self._columns
+            columns.values_are_wanted = True
+            self.value = value = columns.value(self._index)
+            return value
+        if name == "id":
+            self.id = record_id = self._columns.id(self._index)
+            return record_id
+        raise AttributeError(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the value and the id, without the bundle."""
+        return (Record, _fields(self))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and _fields(self) == _fields(other)
+
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # __eq__ unsets it: values need not be hashable
+
+    def __repr__(self) -> str:
+        return (
+            f"Record(key={self.key!r}, value={self.value!r}, at={self.at}, "
+            f"stream={self.stream!r}, late={self.late})"
+        )
+
+
+def _fields(record: Record) -> tuple[object, ...]:
+    return (record.key, record.value, record.at, record.stream, record.late, record.id)
+
+
+def read_value(record: Record, columns: RecordColumns, index: int) -> None:
+    """Give a record its value before it is asked for."""
+    try:
+        value = columns.read(columns.sources[index])
+    except Exception:  # noqa: BLE001 - raised again to code that reads this value, and to no other
+        return
+    record.value = value
+
+
+class Records(Sequence[Record]):
+    """All records of one key in a bundle, in order of event time (or, if asked for, none), then arrival.
+
+    The sequence is valid until its hook returns; single records stay valid. During iteration a
+    production gets the time of the current record by default; before and after the iteration, that of
+    the newest. No production may be before the oldest record.
+
+    Example:
+        ``total = sum(record.value for record in records)``
+    """
+
+    __slots__ = ("_columns", "_input", "_key", "_start", "_stop")
+
+    def __init__(self, columns: RecordColumns, input_time: InputTime) -> None:
+        self._columns = columns
+        self._input = input_time
+        self._key = ""
+        self._start = 0
+        self._stop = 0
+
+    def bind(self, key: str, start: int, stop: int) -> None:
+        """Switch to the records ``start`` to ``stop``, which are those of ``key``."""
+        self._key = key
+        self._start = start
+        self._stop = stop
+        self._input.floor_at, self._input.at = self._columns.span(start, stop)
+
+    @property
+    def columns(self) -> RecordColumns:
+        """The columns that they are in, for the engine."""
+        return self._columns
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The first of them in `columns`, and one past the last, for the engine."""
+        return self._start, self._stop
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def __iter__(self) -> Iterator[Record]:
+        input_time = self._input
+        for record in self._made():
+            input_time.at = record.at
+            yield record
+        input_time.at = self._columns.span(self._start, self._stop)[1]
+
+    def one_by_one(self) -> Iterator[Record]:
+        """Iterate the records, each as a separate input, as ``process_record`` sees them.
+
+        No production may be before the current record.
+        """
+        # The hottest loop of the engine: what `_made` does, without a second generator.
+        input_time, new = self._input, Record.__new__
+        columns, key = self._columns, self._key
+        at, streams, watermark = columns.at, columns.streams, columns.watermark
+        for index in range(self._start, self._stop):
+            record = new(Record)
+            record.key = key
+            input_time.at = input_time.floor_at = record.at = moment = at[index]  # type: ignore[assignment]
+            record.late = moment < watermark
+            record.stream = streams[index]
+            record._columns = columns  # noqa: SLF001 - made here rather than in a slower __init__
+            record._index = index  # noqa: SLF001
+            if columns.values_are_wanted:
+                read_value(record, columns, index)
+            yield record
+
+    def _made(self) -> Iterator[Record]:
+        new, columns, key = Record.__new__, self._columns, self._key
+        at, streams, watermark = columns.at, columns.streams, columns.watermark
+        for index in range(self._start, self._stop):
+            record = new(Record)
+            record.key = key
+            record.at = moment = at[index]  # type: ignore[assignment]
+            record.late = moment < watermark
+            record.stream = streams[index]
+            record._columns = columns  # noqa: SLF001
+            record._index = index  # noqa: SLF001
+            if columns.values_are_wanted:
+                read_value(record, columns, index)
+            yield record
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return list(self._made())[index]
+        count = self._stop - self._start
+        position = index + count if index < 0 else index
+        if not 0 <= position < count:
+            raise IndexError(index)
+        return self._record(self._start + position)
+
+    def _record(self, index: int) -> Record:
+        columns = self._columns
+        at = columns.at[index]
+        record = Record.__new__(Record)
+        record.key, record.at, record.late = self._key, EventTimeMicros(at), at < columns.watermark
+        record.stream, record._columns, record._index = columns.streams[index], columns, index  # noqa: SLF001
+        return record

@@ -1,1 +1,0 @@
-"""Instants, durations, clocks of event time, and how late data may be."""

@@ -1,1 +1,0 @@
-"""How outside data enters: watermark policies and what they observe."""

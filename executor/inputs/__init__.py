@@ -1,0 +1,1 @@
+"""How outside rows become records: payloads, keys, times, changes and positions."""

@@ -1,0 +1,471 @@
+"""Payloads in Avro's binary encoding: alone, as single objects, or in Confluent's wire format.
+
+Reading Avro's binary encoding: with the schema that it was written with, resolved to the one that code expects.
+
+Avro schemas, parsed: what a user gave, ready for the library, with the values that defaults stand for.
+
+The library gives a field that the writer did not have its default as it stands in JSON. There bytes are text, and a
+time is a number; so each default is replaced by the value that the same bytes would have been decoded to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args
+
+import orjson
+
+from millpond.executor.inputs.payload import (
+    CONFLUENT_HEADER,
+    Decoder,
+    Payload,
+    SchemaLike,
+    SchemaLookup,
+    SchemasById,
+    json_schema_text,
+    misfit,
+    missing_package,
+    read_schema_file,
+    schema_id,
+)
+from millpond.statestore.errors import InvalidError
+
+_NAMED: Final = "__named_schemas"
+_PARSED: Final = "__fastavro_parsed"
+_TEXT_OF_BYTES: Final = frozenset({"bytes", "fixed"})
+
+
+def parsed_schema(text: str, what: str) -> dict[str, Any]:
+    """The schema of a record, parsed.
+
+    Args:
+        text: the schema in JSON.
+        what: what it is, for the error.
+
+    Raises:
+        InvalidError: it is no Avro schema, or not that of a record.
+    """
+    import fastavro
+
+    given = orjson.loads(text)
+    try:
+        parsed = cast(dict[str, Any], fastavro.parse_schema(_without_uuids(given)))
+    except Exception as cause:
+        # Of a malformed schema the library raises what its code meets: KeyError, TypeError and more.
+        raise InvalidError(f"{what} is no Avro schema", reason=f"{type(cause).__name__}: {cause}") from cause
+    if not isinstance(given, dict) or given.get("type") != "record" or "fields" not in given:
+        raise InvalidError(f"{what} is not that of a record, so its values have no fields", schema=text[:200])
+    _make_defaults(parsed)
+    return parsed
+
+
+def sub_schema(schema: Any, whole: Mapping[str, Any]) -> Any:
+    """A part of a parsed schema, which the library reads without parsing it again; a name as what it stands for.
+
+    Args:
+        schema: the part.
+        whole: the parsed schema that it is in.
+    """
+    named = whole[_NAMED]
+    if isinstance(schema, str) and schema in named:
+        schema = named[schema]
+    return {**schema, _PARSED: True, _NAMED: named} if isinstance(schema, dict) else schema
+
+
+def _without_uuids(schema: Any) -> Any:
+    """A schema whose UUIDs are the text that they are: neither JSON nor a dead letter has a word for more."""
+    if isinstance(schema, list):
+        return [_without_uuids(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    is_uuid = schema.get("logicalType") == "uuid"
+    return {
+        name: part if name == "default" else _without_uuids(part)
+        for name, part in schema.items()
+        if not (is_uuid and name == "logicalType")
+    }
+
+
+def _make_defaults(parsed: Mapping[str, Any]) -> None:
+    named = parsed[_NAMED]
+    fields = {id(field): field for root in (parsed, *named.values()) for field in _fields_in(root)}
+    # All are made before any is replaced: one may hold another.
+    made = [
+        (field, _value_of(field["type"], field["default"], named))
+        for field in fields.values()
+        if "default" in field
+    ]
+    for field, value in made:
+        field["default"] = value
+
+
+def _fields_in(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, list):
+        for branch in schema:
+            yield from _fields_in(branch)
+    elif isinstance(schema, dict):
+        for field in schema.get("fields", ()):
+            yield field
+            yield from _fields_in(field["type"])
+        for inner in ("items", "values", "type"):
+            if not isinstance(schema.get(inner), str):
+                yield from _fields_in(schema.get(inner))
+
+
+def _value_of(schema: Any, default: Any, named: Mapping[str, Any]) -> Any:
+    """The value that a default in JSON stands for."""
+    if isinstance(schema, list):
+        branch = next((one for one in schema if (one == "null") == (default is None)), schema[0])
+        return _value_of(branch, default, named)
+    if isinstance(schema, str):
+        if schema in named:
+            return _value_of(named[schema], default, named)
+        return _primitive(schema, default)
+    kind = schema["type"]
+    if kind == "record":
+        return {
+            field["name"]: _value_of(field["type"], default.get(field["name"], field.get("default")), named)
+            for field in schema["fields"]
+        }
+    if kind == "array":
+        return [_value_of(schema["items"], item, named) for item in default]
+    if kind == "map":
+        return {name: _value_of(schema["values"], part, named) for name, part in default.items()}
+    if not isinstance(kind, str):
+        return _value_of(kind, default, named)
+    return _logical(schema, _primitive(kind, default))
+
+
+def _primitive(kind: str, default: Any) -> Any:
+    if kind in _TEXT_OF_BYTES:
+        return default.encode("iso-8859-1")
+    return float(default) if kind in {"float", "double"} else default
+
+
+def _logical(schema: dict[str, Any], plain: Any) -> Any:
+    from fastavro.read import LOGICAL_READERS
+
+    read = LOGICAL_READERS.get(f"{schema['type']}-{schema.get('logicalType')}")
+    return plain if read is None else read(plain, schema, schema)
+
+
+_ITEMS_MAX: Final = 100_000
+"""So many items of an array or map are looked at to find the one that cannot be read."""
+
+
+def reader_of(
+    writer: dict[str, Any], reader: dict[str, Any], name: str
+) -> Callable[[bytes, int], dict[str, Any]]:
+    """What reads payloads that were written with one schema as values of another.
+
+    Args:
+        writer: the schema that they were written with, parsed.
+        reader: the schema of the values, parsed.
+        name: the writer's name, for errors.
+
+    Returns:
+        A function of the payload and the number of bytes that stand before its encoding.
+    """
+    from fastavro import schemaless_reader
+
+    # Resolving takes a multiple of the time of reading.
+    resolved = None if writer == reader else reader
+
+    def read(payload: bytes, start: int) -> dict[str, Any]:
+        source = BytesIO(payload)
+        source.seek(start)
+        try:
+            value: Any = schemaless_reader(source, writer, resolved)
+        except Exception as error:
+            raise _failure(payload, start, writer, reader, name, error) from error
+        if source.tell() != len(payload):
+            raise misfit(name, f"{len(payload) - source.tell()} bytes are left after the last field")
+        return value  # type: ignore[no-any-return]
+
+    return read
+
+
+def _failure(
+    payload: bytes,
+    start: int,
+    writer: dict[str, Any],
+    reader: dict[str, Any],
+    name: str,
+    error: Exception,
+) -> InvalidError:
+    source = BytesIO(payload)
+    source.seek(start)
+    found = _first_failure(source, writer, writer, "")
+    if found is None:
+        # It can be read, but not as what code expects.
+        field, cause = _unresolved(payload, start, writer, reader) or ("", error)
+        return misfit(name, f"the schemas do not go together: {cause}", field)
+    field, cause = found
+    return misfit(name, _reason(cause), field)
+
+
+def _unresolved(
+    payload: bytes, start: int, writer: dict[str, Any], reader: dict[str, Any]
+) -> tuple[str, Exception] | None:
+    """The first field of the reader that cannot be made of what the writer wrote, and why."""
+    from fastavro import schemaless_reader
+
+    for field in reader["fields"]:
+        source = BytesIO(payload)
+        source.seek(start)
+        try:
+            schemaless_reader(source, writer, {**reader, "fields": [field]})
+        except Exception as error:  # noqa: BLE001 - as above
+            return field["name"], error
+    return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "the payload ends within it"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _first_failure(
+    source: BytesIO, schema: Any, whole: dict[str, Any], path: str
+) -> tuple[str, Exception] | None:
+    """The path of the innermost part that cannot be read, and why; ``None`` if all can, and the source is behind it."""
+    from fastavro import schemaless_reader
+
+    begin = source.tell()
+    kind = sub_schema(schema, whole)
+    try:
+        if isinstance(kind, list):
+            return _first_failure(source, kind[_branch(source, kind)], whole, path)
+        schemaless_reader(source, kind, None)
+    except Exception as error:  # noqa: BLE001 - as above
+        failed: Exception = error
+    else:
+        return None
+    source.seek(begin)
+    try:
+        for part, inner in _parts(source, kind):
+            found = _first_failure(source, inner, whole, f"{path}{part}".removeprefix("."))
+            if found is not None:
+                return found
+    except Exception as error:  # noqa: BLE001 - the number of items, or the name of one
+        return path, error
+    return path, failed
+
+
+def _branch(source: BytesIO, union: list[Any]) -> int:
+    index = _long(source)
+    if not 0 <= index < len(union):
+        raise IndexError(f"it says branch {index} of a union of {len(union)}")
+    return index
+
+
+def _parts(source: BytesIO, schema: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a value in their order, each of which is to be read before the next one is asked for."""
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind == "record":
+        for field in schema["fields"]:
+            yield f".{field['name']}", field["type"]
+    elif kind in {"array", "map"}:
+        for place in _places(source):
+            named = kind == "map"
+            part = f".{_text(source)}" if named else f"[{place}]"
+            yield part, schema["values" if named else "items"]
+
+
+def _places(source: BytesIO) -> Iterator[int]:
+    place = 0
+    while (count := _long(source)) != 0 and place < _ITEMS_MAX:
+        if count < 0:
+            count = -count
+            _long(source)
+        for _ in range(min(count, _ITEMS_MAX - place)):
+            yield place
+            place += 1
+
+
+def _long(source: BytesIO) -> int:
+    from fastavro import schemaless_reader
+
+    number: Any = schemaless_reader(source, "long", None)
+    return int(number)
+
+
+def _text(source: BytesIO) -> str:
+    from fastavro import schemaless_reader
+
+    return str(schemaless_reader(source, "string", None))
+
+
+AvroFraming = Literal["plain", "single_object", "confluent"]
+"""What stands before the encoding: nothing, a fingerprint of the writer's schema, or its number."""
+
+_SINGLE_OBJECT: Final = b"\xc3\x01"
+_FINGERPRINT_END: Final = 10
+_WHAT: Final = "the Avro schema"
+
+
+class AvroPayload(Payload):
+    """Avro's binary encoding, each payload a record.
+
+    What was written with another schema is resolved to this one, as Avro's specification says: fields are found by
+    name, new ones get their default, dropped ones are skipped, numbers become wider. Needs ``millpond[avro]``.
+
+    Args:
+        schema: the schema of the values that code sees: the path of its file, its text, or a ``dict``.
+        column: the column with the bytes.
+        framing: ``"plain"``: the encoding alone; ``"single_object"``: with the fingerprint of the writer's schema;
+            ``"confluent"``: a zero byte and the four bytes of its number, as in a schema registry.
+        writer: with ``"plain"``, the schema that payloads were written with, if it is another one.
+        schemas: the schemas that payloads were written with. With ``"confluent"`` by their number: a folder with files
+            named ``7.avsc``, a mapping, or a function, which returns ``None`` or raises a `LookupError` for a number
+            that it does not know. With ``"single_object"``, where ``schema`` itself is always known: a folder of
+            ``.avsc`` files, or a list. A function, and a folder, must be there for all workers.
+
+    Raises:
+        InvalidError: a schema cannot be read or is none, an argument does not go with the framing, or the package is
+            not installed.
+
+    Example::
+
+        payload = mp.AvroPayload("payment.avsc", framing="confluent", schemas="schemas/")
+        pipeline.inject("payments", key="card", at="paid_at", payload=payload)
+    """
+
+    def __init__(
+        self,
+        schema: SchemaLike,
+        *,
+        column: str = "value",
+        framing: AvroFraming = "plain",
+        writer: SchemaLike | None = None,
+        schemas: SchemasById | Sequence[SchemaLike] | None = None,
+    ) -> None:
+        super().__init__(column)
+        _check_arguments(framing, writer, schemas)
+        self._schema = json_schema_text(schema, _WHAT)
+        self._framing = framing
+        self._writer = None if writer is None else json_schema_text(writer, "the writer's Avro schema")
+        self._schemas = _settled(framing, schemas)
+        self._decoder = self.decoder()
+
+    def __repr__(self) -> str:
+        return f"AvroPayload({_name_of(self._schema)!r}, column={self.column!r}, framing={self._framing!r})"
+
+    def fields(self) -> Collection[str]:
+        """The names of the record's fields."""
+        return [field["name"] for field in orjson.loads(self._schema)["fields"]]
+
+    def decoder(self) -> Decoder:
+        """Make what reads the framing, and then the encoding.
+
+        Raises:
+            InvalidError: a schema is none, or the package is not installed.
+        """
+        try:
+            import fastavro  # noqa: F401 - whether it is there
+        except ImportError as cause:
+            raise missing_package(self, "fastavro", "avro") from cause
+        reader = parsed_schema(self._schema, _WHAT)
+        if self._framing == "plain":
+            written = self._schema if self._writer is None else self._writer
+            read = reader_of(parsed_schema(written, "the writer's Avro schema"), reader, _name_of(written))
+            return partial(_plain, read)
+        if self._framing == "confluent":
+            lookup = SchemaLookup(self._schemas, ".avsc", partial(_reader_of_looked_up, reader))
+            return partial(_confluent, lookup)
+        return _SingleObjects(self._schema, self._schemas, reader).read
+
+
+def _plain(read: Callable[[bytes, int], dict[str, Any]], payload: bytes) -> dict[str, Any]:
+    return read(payload, 0)
+
+
+def _confluent(lookup: SchemaLookup, payload: bytes) -> dict[str, Any]:
+    value: dict[str, Any] = lookup.find(schema_id(payload))(payload, CONFLUENT_HEADER)
+    return value
+
+
+def _reader_of_looked_up(reader: dict[str, Any], schema: Any, what: str) -> Callable[[bytes, int], Any]:
+    text = json_schema_text(
+        schema.decode() if isinstance(schema, bytes) else schema, f"{what} of the payloads"
+    )
+    name = f"{_name_of(text)} ({what})"
+    return reader_of(parsed_schema(text, f"{what} of the payloads"), reader, name)
+
+
+class _SingleObjects:
+    """Reads single objects, whose writers' schemas are known by their fingerprints."""
+
+    def __init__(self, schema: str, schemas: Any, reader: dict[str, Any]) -> None:
+        self._reader = reader
+        self._folder = schemas if isinstance(schemas, Path) else None
+        self._known: dict[bytes, Callable[[bytes, int], dict[str, Any]]] = {}
+        self._files: set[Path] = set()
+        for text in (schema, *(() if isinstance(schemas, Path) else schemas or ())):
+            self._learn(text)
+
+    def read(self, payload: bytes) -> dict[str, Any]:
+        if payload[:2] != _SINGLE_OBJECT or len(payload) < _FINGERPRINT_END:
+            raise InvalidError(
+                "the payload is no single object of Avro: it begins with c3 01 and eight bytes of a fingerprint",
+                begins=payload[:_FINGERPRINT_END].hex(" "),
+            )
+        fingerprint = payload[2:_FINGERPRINT_END]
+        if fingerprint not in self._known:
+            self._read_folder()
+        read = self._known.get(fingerprint)
+        if read is None:
+            raise InvalidError(
+                "the payload was written with a schema that is not known", fingerprint=fingerprint.hex()
+            )
+        return read(payload, _FINGERPRINT_END)
+
+    def _read_folder(self) -> None:
+        if self._folder is None:
+            return
+        for path in sorted(set(self._folder.glob("*.avsc")) - self._files):
+            self._learn(json_schema_text(read_schema_file(path, _WHAT).decode(), _WHAT))
+            self._files.add(path)
+
+    def _learn(self, text: str) -> None:
+        from fastavro.schema import fingerprint, to_parsing_canonical_form
+
+        parsed = parsed_schema(text, "a writer's Avro schema")
+        canonical = to_parsing_canonical_form(orjson.loads(text))
+        self._known[bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO"))] = reader_of(
+            parsed, self._reader, _name_of(text)
+        )
+
+
+def _name_of(text: str) -> str:
+    schema = orjson.loads(text)
+    return str(schema.get("name", "record")) if isinstance(schema, dict) else "record"
+
+
+def _check_arguments(framing: object, writer: object, schemas: object) -> None:
+    if framing not in get_args(AvroFraming):
+        raise InvalidError("no such framing of Avro", framing=framing, framings=list(get_args(AvroFraming)))
+    if writer is not None and framing != "plain":
+        raise InvalidError(
+            "a writer's schema is given for plain payloads: others name theirs", framing=framing
+        )
+    if schemas is not None and framing == "plain":
+        raise InvalidError("plain payloads name no schema: give the writer's as writer=", framing=framing)
+    if schemas is None and framing == "confluent":
+        raise InvalidError("payloads of this framing have a schema's number: give schemas=", framing=framing)
+
+
+def _settled(framing: AvroFraming, schemas: Any) -> Any:
+    """The schemas so that they do not change: a folder as its path from the root, a list as texts."""
+    if isinstance(schemas, str | Path):
+        folder = Path(schemas).absolute()
+        if not folder.is_dir():
+            raise InvalidError("there is no such folder of schemas", path=folder)
+        return folder
+    if schemas is None or framing == "confluent":
+        return dict(schemas) if isinstance(schemas, dict) else schemas
+    return tuple(json_schema_text(schema, "a writer's Avro schema") for schema in schemas)

@@ -1,0 +1,413 @@
+"""Injection: outside rows become records, or dead letters (MillWheel §5.2).
+
+An injector says where key, event time and id of a row are; a consumer may take its key from
+elsewhere (§4.2). A row without a readable key, time or id has an error instead, and
+the others are not disturbed. Rows are Arrow columns or Python dicts; both give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.computation.values import ArrowValues, ChangedValues, PythonValues, Values
+from millpond.executor.inputs.changes import change_errors, change_signs, images, signed_ids
+from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
+from millpond.executor.inputs.keys import KeyExtractor, extract_key_column, extract_keys, key_names
+from millpond.executor.inputs.payload import ROW_DICTS, UndecodedRow, value_of_row
+from millpond.executor.time.instants import InstantColumn, TimeReading, instant_column_us, parse_instant_us
+from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.watermark_policies import IngressTime, MarkColumn
+from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.rows.codec import PlainObject
+from millpond.statestore.rows.key_text import encode_key
+from millpond.statestore.rows.row import has_envelope_fields
+from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
+
+_Read = TypeVar("_Read")
+_FIRST_ROWS: Final = 1_000
+
+Rows: TypeAlias = "pa.Table | Sequence[Mapping[str, Any]]"
+"""Outside rows: an Arrow table, or a mapping of fields for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injected:
+    """What one consumer gets of outside rows, column by column.
+
+    Attributes:
+        keys: the keys; null where ``errors`` has an entry about the key.
+        at: event times in microseconds; meaningless where ``errors`` has an entry.
+        ids: ids under which the publisher repeats records, or ``None`` when it does not.
+        errors: why a row is unreadable, by its position.
+        untimed: positions of the rows whose time is unreadable.
+    """
+
+    keys: pa.StringArray
+    at: npt.NDArray[np.int64]
+    ids: pa.BinaryArray | None = None
+    errors: Mapping[int, str] = field(default_factory=dict)
+    untimed: frozenset[int] = frozenset()
+
+
+def read_injected(
+    node: InjectorNode, key: KeyExtractor, rows: Rows, stamp_at: EventTimeMicros | None = None
+) -> Injected:
+    """Read key, time and id of every row.
+
+    Args:
+        node: where the injector says that they are.
+        key: the consumer's own key extractor; ``None`` keeps the injector's.
+        rows: the rows.
+        stamp_at: the time of their arrival, where the injector goes by that.
+
+    Raises:
+        InvalidError: a column is missing or of a type that can never hold a key, a time or an id.
+    """
+    wanted = node.key if key is None else key
+    if isinstance(rows, pa.Table):
+        keys = extract_key_column(wanted, rows)
+        times = _arrival_or(node, rows, stamp_at, _time_column)
+        ids, id_errors = _id_column(node.id, rows)
+    else:
+        keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), _Rows(rows))
+        times = _arrival_or(node, rows, stamp_at, _times)
+        ids, id_errors = _ids(node.id, rows)
+    errors = {**id_errors, **times.errors, **keys.errors}
+    if node.change is not None:
+        errors |= change_errors(rows)
+        ids = None if ids is None else signed_ids(ids, change_signs(rows))
+    return Injected(keys=keys.keys, at=times.at, ids=ids, errors=errors, untimed=frozenset(times.errors))
+
+
+def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequence[Any]) -> None:
+    """Refuse rows of whose first thousand none can be read: it is the program that is wrong, and not one row.
+
+    Args:
+        node: where the injector says that key, time and id are.
+        keys: the consumers' key extractors.
+        rows: at least one row that is no part of a table.
+
+    Raises:
+        InvalidError: a field is in none of the rows, or the keys are all of a type that no key is made of.
+    """
+    mappings = [row for row in rows[:_FIRST_ROWS] if isinstance(row, Mapping)]
+    if not mappings:
+        return
+    for extractor in {node.key if key is None else key for key in keys}:
+        for name in key_names(extractor):
+            _check_key_cells(node.stream, name, _check_field(node.stream, "key", name, mappings))
+    for use, field_of in (("time", node.at), ("id", node.id)):
+        if isinstance(field_of, str):
+            _check_field(node.stream, use, field_of, mappings)
+
+
+def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The cells of a field that at least one row has."""
+    cells = [row[name] for row in rows if name in row]
+    if not cells:
+        fields = [field for field in rows[0] if isinstance(field, str)]
+        hint = did_you_mean(name, fields)
+        raise InvalidError(
+            f"no row has the field of the {use}{hint}", stream=stream, field=name, fields=fields
+        )
+    return cells
+
+
+def _check_key_cells(stream: str, name: str, cells: Sequence[Any]) -> None:
+    """Refuse cells of which no key can be made, each for its type."""
+    one_of_each = {type(cell): cell for cell in cells}
+    reasons = {kind.__name__: reason for kind, cell in one_of_each.items() if (reason := _why_no_key(cell))}
+    if len(reasons) == len(one_of_each):
+        kind = min(reasons)
+        raise InvalidError(
+            f"{reasons[kind]}; or convert it, for example with key=lambda row: str(row[{name!r}])",
+            stream=stream,
+            field=name,
+            type=kind,
+        )
+
+
+def _why_no_key(cell: Any) -> str | None:
+    try:
+        encode_key((cell,))
+    except InvalidError as error:
+        return error.message
+    return None
+
+
+def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
+    """Which member sent each row; ``None`` where that cannot be read, and for all when there are none.
+
+    Raises:
+        InvalidError: the column is missing.
+    """
+    if node.member is None:
+        return None
+    if isinstance(node.member, str) and isinstance(rows, pa.Table):
+        cells = _existing(rows, node.member, "member").to_pylist()
+    else:
+        plain = rows.to_pylist() if isinstance(rows, pa.Table) else rows
+        cells, _ = _cells(node.member, plain, lambda cell: cell, None)
+    return [cell if isinstance(cell, str) and cell else None for cell in cells]
+
+
+def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | None:
+    """Record ids with their scope before them; see `Topology.id_scope`."""
+    if ids is None or not scope:
+        return ids
+    return pc.binary_join_element_wise(pa.scalar(scope, pa.binary()), ids, pa.scalar(b"", pa.binary()))
+
+
+def with_marks(
+    seen: InputObservation, node: InjectorNode, rows: Rows, members: Sequence[str | None] | None
+) -> InputObservation:
+    """What was seen of some rows, with the greatest of the source's own marks, and of each member's, where any row has one.
+
+    Args:
+        seen: the observation of the rows.
+        node: the injector; unless its policy goes by marks, nothing is added.
+        rows: the rows.
+        members: which member sent each row, where the stream has members.
+
+    Raises:
+        InvalidError: the column is missing, or of a type that can never hold a time.
+    """
+    if not isinstance(node.watermark, MarkColumn):
+        return seen
+    column = node.watermark.column
+    read = _time_column if isinstance(rows, pa.Table) else _times
+    times = read(column, rows, node.times)
+    is_marked = np.ones(len(times.at), np.bool_)
+    is_marked[list(times.errors)] = False
+    senders = np.array(members or [], dtype=object)
+    return replace(
+        seen,
+        mark_at=_greatest(times.at[is_marked]),
+        members={
+            name: replace(sent, mark_at=_greatest(times.at[is_marked & (senders == name)]))
+            for name, sent in seen.members.items()
+        },
+    )
+
+
+def _greatest(at: npt.NDArray[np.int64]) -> EventTimeMicros | None:
+    return EventTimeMicros(int(at.max())) if len(at) else None
+
+
+def oldest_time(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
+    """The least time of the rows that have a readable one; ``None`` without any.
+
+    Raises:
+        InvalidError: the column is missing, or of a type that can never hold a time.
+    """
+    at = readable_times(node, rows)
+    return EventTimeMicros(int(at.min())) if len(at) else None
+
+
+def readable_times(node: InjectorNode, rows: Rows) -> npt.NDArray[np.int64]:
+    """The times of the rows that have a readable one, in their order.
+
+    Raises:
+        InvalidError: the column is missing, or of a type that can never hold a time.
+    """
+    times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
+    return np.delete(times.at, list(times.errors)) if times.errors else times.at
+
+
+def sorted_by_time(node: InjectorNode, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
+    """The rows in the order of their times, and these; rows of one time stay in their order.
+
+    Rows without a readable time come first, at the beginning of time.
+
+    Raises:
+        InvalidError: the column is missing, or of a type that can never hold a time.
+    """
+    times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
+    at = times.at.copy()
+    at[list(times.errors)] = TIME_MIN_US
+    if (at[1:] >= at[:-1]).all():
+        return rows, at
+    order = np.argsort(at, kind="stable")
+    ordered = (
+        rows.take(pa.array(order)) if isinstance(rows, pa.Table) else [rows[row] for row in order.tolist()]
+    )
+    return ordered, at[order]
+
+
+def row_count(rows: Rows) -> int:
+    """How many rows there are."""
+    return int(rows.num_rows) if isinstance(rows, pa.Table) else len(rows)
+
+
+def delivered_values(node: InjectorNode, rows: Rows, at: npt.NDArray[np.int64]) -> Values:
+    """The rows as record values; the rows of a change stream, which are flat, in envelopes.
+
+    Args:
+        node: the injector.
+        rows: the rows.
+        at: their event times.
+    """
+    if node.payload is not None:
+        return row_values([value_of_row(row) for row in rows])
+    if node.change is None:
+        return row_values(rows)
+    return ChangedValues(row_values(images(rows)), change_signs(rows), at)
+
+
+def row_values(rows: Rows) -> Values:
+    """The rows as record values: each is a ``dict`` of its fields."""
+    if isinstance(rows, pa.Table):
+        return ArrowValues(rows)
+    if any(map(has_envelope_fields, rows)):
+        return PythonValues([PlainObject(row) if has_envelope_fields(row) else row for row in rows])
+    return PythonValues(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    rows: Sequence[Mapping[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def value(self, index: int) -> Any:
+        return self.rows[index]
+
+
+def _cells(
+    extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]], read: Callable[[Any], _Read], absent: _Read
+) -> tuple[list[_Read], dict[int, str]]:
+    """What ``read`` makes of each row's cell; ``absent`` and an error where it cannot."""
+    cells: list[_Read] = []
+    errors: dict[int, str] = {}
+    for position, row in enumerate(rows):
+        try:
+            cells.append(read(_cell(extractor, row)))
+        except InvalidError as error:
+            cells.append(absent)
+            errors[position] = str(error)
+    return cells, errors
+
+
+def _cell(extractor: FieldExtractor, row: Any) -> Any:
+    if isinstance(row, UndecodedRow):
+        raise InvalidError(row.reason)
+    if isinstance(extractor, str):
+        if not isinstance(row, Mapping):
+            raise InvalidError("the row has no fields", type=type(row).__name__)
+        if extractor not in row:
+            raise InvalidError("the row has no such field", field=extractor)
+        return row[extractor]
+    try:
+        return extractor(row)
+    except Exception as cause:
+        raise InvalidError(f"the injector's function raised {type(cause).__name__}: {cause}") from cause
+
+
+def _arrival_or(
+    node: InjectorNode,
+    rows: Rows,
+    stamp_at: EventTimeMicros | None,
+    read: Callable[[FieldExtractor, Any, TimeReading], InstantColumn],
+) -> InstantColumn:
+    if not isinstance(node.at, IngressTime):
+        return read(node.at, rows, node.times)
+    return InstantColumn(at=np.full(row_count(rows), stamp_at or 0, np.int64), errors={})
+
+
+def _time_column(extractor: FieldExtractor, rows: pa.Table, reading: TimeReading) -> InstantColumn:
+    if not isinstance(extractor, str):
+        return _times(extractor, rows.to_pylist(), reading)
+    return instant_column_us(_existing(rows, extractor, "time"), extractor, reading)
+
+
+def _times(
+    extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]], reading: TimeReading
+) -> InstantColumn:
+    numbers = _numbers(extractor, rows)
+    if numbers is not None:
+        times = instant_column_us(numbers, str(extractor), reading)
+        if not times.errors:
+            return times
+    at, errors = _cells(extractor, rows, lambda cell: parse_instant_us(cell, reading), EventTimeMicros(0))
+    return InstantColumn(at=np.array(at, dtype=np.int64), errors=errors)
+
+
+def _numbers(extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]]) -> pa.Array | None:
+    """A field of all rows if it is a whole number in each, which is read at once."""
+    if not isinstance(extractor, str) or not ROW_DICTS.issuperset(map(type, rows)):
+        return None
+    cells = [row.get(extractor) for row in rows]
+    if set(map(type, cells)) != {int}:
+        return None
+    try:
+        return pa.array(cells, pa.int64())
+    except OverflowError:
+        return None
+
+
+def _id_column(
+    extractor: FieldExtractor | None, rows: pa.Table
+) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
+    if not isinstance(extractor, str):
+        return _ids(extractor, [] if extractor is None else rows.to_pylist())
+    column = _existing(rows, extractor, "id")
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not _is_id(kind):
+        raise InvalidError(
+            "the id column is neither text nor binary nor a whole number: cast it to text",
+            column=extractor,
+            type=kind,
+        )
+    plain = column.cast(kind)
+    made = (plain.cast(pa.string()) if pa.types.is_integer(kind) else plain).cast(pa.binary())
+    return (made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made), {}
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    tests = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_string_view,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_integer,
+        pa.types.is_null,
+    )
+    return any(test(kind) for test in tests)
+
+
+def _ids(
+    extractor: FieldExtractor | None, rows: Sequence[Mapping[str, Any]]
+) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
+    if extractor is None:
+        return None, {}
+    ids, errors = _cells(extractor, rows, _id_bytes, None)
+    return pa.array(ids, pa.binary()), errors
+
+
+def _id_bytes(value: Any) -> bytes | None:
+    match value:
+        case None | bytes():
+            return value
+        case str():
+            return value.encode("utf-8", "surrogatepass")
+        case int() if not isinstance(value, bool):
+            return str(value).encode()
+    raise InvalidError("the id is neither text nor bytes nor a whole number", type=type(value).__name__)
+
+
+def _existing(rows: pa.Table, name: str, use: str) -> pa.ChunkedArray:
+    if name not in rows.column_names:
+        hint = did_you_mean(name, rows.column_names)
+        raise InvalidError(
+            f"the input has no such {use} column{hint}", column=name, columns=rows.column_names
+        )
+    return rows.column(name)

@@ -1,0 +1,289 @@
+"""Key extractors: how a consumer derives a record's key (MillWheel §4.2).
+
+Each *consumer* of a stream names a field of the value, or several, gives a function of the value, or keeps the key
+that the record was produced with (``None``).
+
+A field with text is the key as it is. One of another type, and a list of fields, makes a typed key: a text that is
+ordered as the values are (`millpond.statestore.rows.key_text`). Within a list any of them may be null; a single null
+is no key. A function returns text, or a tuple of such values. If an extractor raises, or gives what no key is made of,
+that record becomes a dead letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from types import NoneType
+from typing import Any, Final, Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.inputs.payload import ROW_DICTS, UndecodedRow
+from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.rows.key_columns import check_key_type, encode_key_columns
+from millpond.statestore.rows.key_text import encode_key
+from millpond.statestore.types import Key
+
+KeyExtractor: TypeAlias = str | Sequence[str] | Callable[[Any], Any] | None
+"""
+A field's name, a list of names, a function of the value that returns text or a tuple, or ``None`` for the record's
+own key.
+"""
+
+KeyField: TypeAlias = str | Sequence[str] | Callable[[Any], Any]
+"""
+How an injector reads a key: a column's name, a list of names, or a function of the row as a ``dict``, which returns
+text or a tuple.
+"""
+
+
+class ValueSequence(Protocol):
+    """Record values that are decoded one by one, as `millpond.executor.interval.bundle.Values` are."""
+
+    def __len__(self) -> int:
+        """Number of values."""
+        ...
+
+    def value(self, index: int) -> Any:
+        """The decoded value at ``index``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractedKeys:
+    """The keys of a whole column.
+
+    Attributes:
+        keys: a string array, null exactly where ``errors`` has an entry.
+        errors: why a record has no key, by its index.
+    """
+
+    keys: pa.StringArray
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+
+def check_key_extractor(extractor: object, **subject: object) -> None:
+    """Refuse an invalid key extractor.
+
+    Args:
+        extractor: what the user gave.
+        subject: the computation and stream that it belongs to, for the error.
+
+    Raises:
+        InvalidError: it is neither a field's name, nor a list of names, nor callable, nor ``None``.
+    """
+    if extractor is None or callable(extractor):
+        return
+    if isinstance(extractor, list | tuple):
+        _check_names(extractor, subject)
+    elif not isinstance(extractor, str):
+        raise InvalidError(
+            "a key extractor is a column's name, a list of names, a function of the value or None",
+            **subject,
+            type=type(extractor).__name__,
+        )
+    elif not extractor:
+        raise InvalidError("a key extractor names no column", **subject)
+
+
+def _check_names(names: Sequence[object], subject: Mapping[str, object]) -> None:
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidError(
+            "a list of key columns has at least one name, and only names", **subject, key=names
+        )
+    if len(set(names)) < len(names):
+        raise InvalidError("a list of key columns has one of them twice", **subject, key=names)
+
+
+def settled_key(extractor: KeyExtractor) -> KeyExtractor:
+    """The same extractor, a list of names as a tuple, which the caller can no longer change."""
+    return tuple(extractor) if isinstance(extractor, list) else extractor
+
+
+def key_names(extractor: KeyExtractor) -> tuple[str, ...]:
+    """The fields that a key is made of; none for a function, or for the record's own key."""
+    if isinstance(extractor, str):
+        return (extractor,)
+    return () if extractor is None or callable(extractor) else tuple(extractor)
+
+
+def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key:
+    """One record's key.
+
+    Args:
+        extractor: how the consumer derives it.
+        own_key: the key under which the record was produced; ``None`` for outside records.
+        value: the decoded value.
+
+    Example:
+        >>> extract_key("city", "k", {"city": "Bergen"})
+        'Bergen'
+
+    Raises:
+        InvalidError: the extractor failed, or no key is made of its result.
+    """
+    if isinstance(value, UndecodedRow):
+        raise InvalidError(value.reason)
+    if extractor is None:
+        return _checked_key(own_key)
+    if isinstance(extractor, str):
+        cell = _field_of(value, extractor)
+        return _checked_key(cell) if cell is None or isinstance(cell, str) else Key(encode_key((cell,)))
+    if not callable(extractor):
+        return Key(encode_key([_field_of(value, name) for name in extractor]))
+    try:
+        key = extractor(value)
+    except Exception as cause:
+        raise InvalidError(f"the key extractor raised {type(cause).__name__}: {cause}") from cause
+    return Key(encode_key(key)) if isinstance(key, tuple) else _checked_key(key)
+
+
+def _field_of(value: Any, name: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise InvalidError(
+            "the value has no fields to take the key from", field=name, type=type(value).__name__
+        )
+    if name not in value:
+        raise InvalidError(
+            f"the value has no such field to take the key from{did_you_mean(name, value)}",
+            field=name,
+            fields=list(value),
+        )
+    return value[name]
+
+
+def _checked_key(key: object) -> Key:
+    if isinstance(key, str):
+        return Key(key) if key.isascii() else _encodable(key)
+    if key is None:
+        raise InvalidError("the key is null")
+    raise InvalidError(
+        "the key is not text: return text, or a tuple for a key of other types", type=type(key).__name__
+    )
+
+
+def _encodable(key: str) -> Key:
+    try:
+        key.encode()
+    except UnicodeEncodeError as cause:
+        raise InvalidError("the key has no UTF-8 form", key=ascii(key)) from cause
+    return Key(key)
+
+
+def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, values: ValueSequence) -> ExtractedKeys:
+    """The keys of many records; values are decoded only if the extractor wants them.
+
+    Args:
+        extractor: how the consumer wants the key.
+        own_keys: the keys under which the records were produced.
+        values: the values, as many.
+    """
+    if extractor is None:
+        return _text_column(own_keys)
+    if isinstance(extractor, tuple) and (texts := _made_at_once(extractor, values)) is not None:
+        return ExtractedKeys(keys=texts)
+    keys: list[str | None] = []
+    errors: dict[int, str] = {}
+    for row in range(len(values)):
+        try:
+            keys.append(extract_key(extractor, None, values.value(row)))
+        except InvalidError as error:
+            keys.append(None)
+            errors[row] = str(error)
+    return ExtractedKeys(keys=pa.array(keys, pa.string()), errors=errors)
+
+
+def _made_at_once(names: tuple[str, ...], values: ValueSequence) -> pa.StringArray | None:
+    """Typed keys by columns, which takes a fraction of the time; ``None`` unless each column has values of one simple type."""
+    rows = [values.value(row) for row in range(len(values))]
+    if not rows or not ROW_DICTS.issuperset(map(type, rows)):
+        return None
+    try:
+        columns = [_simple_column([row[name] for row in rows]) for name in names]
+    except (KeyError, ValueError, OverflowError):
+        # Made one by one, each row that has no key says why.
+        return None
+    return encode_key_columns(columns).texts
+
+
+def _simple_column(cells: list[Any]) -> pa.Array:
+    kinds = set(map(type, cells)) - {NoneType}
+    if len(kinds) > 1:
+        raise ValueError(kinds)
+    return pa.array(cells, _SIMPLE[kinds.pop()] if kinds else pa.null())
+
+
+_SIMPLE: Final[dict[type, pa.DataType]] = {
+    str: pa.string(),
+    int: pa.int64(),
+    bool: pa.bool_(),
+    float: pa.float64(),
+    bytes: pa.binary(),
+    date: pa.date32(),
+}
+
+
+def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:
+    """The keys of outside records that stand in Arrow columns; columns' names cost no decoding.
+
+    Args:
+        extractor: a column's name, a list of names, or a function of a row given as a ``dict``.
+        rows: the records, a column per field.
+
+    Raises:
+        InvalidError: there is no such column, or no key is made of its type.
+    """
+    if callable(extractor):
+        return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), _RowValues(rows.to_pylist()))
+    for name in key_names(extractor):
+        if name not in rows.column_names:
+            hint = did_you_mean(name, rows.column_names)
+            raise InvalidError(
+                f"the input has no such key column{hint}", column=name, columns=rows.column_names
+            )
+        check_key_type(rows.schema.field(name).type, name)
+    if isinstance(extractor, str):
+        column = rows.column(extractor)
+        return _text_column(_text_of(column)) if _is_text(column.type) else _without_nulls(column)
+    keys = encode_key_columns([rows.column(name) for name in extractor])
+    return ExtractedKeys(keys=keys.texts, errors=keys.errors)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowValues:
+    rows: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def value(self, index: int) -> Any:
+        return self.rows[index]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(test(kind) for test in tests)
+
+
+def _text_of(column: pa.ChunkedArray) -> pa.Array:
+    text = column.cast(pa.string())
+    return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
+
+
+def _without_nulls(column: pa.ChunkedArray) -> ExtractedKeys:
+    """Typed keys of a single column, whose nulls are no keys."""
+    keys = encode_key_columns([column])
+    if not column.null_count:
+        return ExtractedKeys(keys=keys.texts, errors=keys.errors)
+    valid = pa.chunked_array(column.is_valid()).combine_chunks()
+    return _text_column(pc.if_else(valid, keys.texts, pa.scalar(None, pa.string())), keys.errors)
+
+
+def _text_column(keys: pa.Array, errors: Mapping[int, str] | None = None) -> ExtractedKeys:
+    if not keys.null_count:
+        return ExtractedKeys(keys=keys)
+    nulls = pc.indices_nonzero(keys.is_null()).to_pylist()
+    return ExtractedKeys(keys=keys, errors={**dict.fromkeys(nulls, "the key is null"), **(errors or {})})

@@ -1,0 +1,481 @@
+"""What every kind of payload has in common: the column that holds it, and how it is declared, compared and sent to workers.
+
+A declaration is small: text of a schema, the name of a message. What decodes is made of it where it is first used, and
+kept for as long as the process lives.
+
+Schemas by the number that a payload begins with, as Confluent's wire format has it: a zero byte, and four of the number.
+
+Nothing here talks to a registry: schemas come from a folder, from a mapping, or from a function of the user's.
+
+Schemas as users give them: a file, its text, or what JSON makes of that.
+
+Rows whose payload is decoded: each has the fields of its value, or the reason why there is none.
+
+Where an injector says where key, time and id are, it sees the fields of the value, and next to them what else the row
+has, as ``__row_offset``. The record's value has the fields alone. A letter of a record that never reached the code has
+the row as it came, so that it can be decoded once more.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import cloudpickle
+import orjson
+import pyarrow as pa
+
+from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError, did_you_mean
+
+Decoder = Callable[[bytes], Mapping[str, Any]]
+"""What makes the fields of a value of its bytes; what it raises is why they do not fit."""
+
+_MADE: Final = frozenset({"_decoder", "_pickled"})
+_REASON_MAX: Final = 300
+
+
+class Payload(ABC):
+    """Encoded values in a column of a stream's rows, as those of a Kafka topic: what `Pipeline.inject` decodes.
+
+    `AvroPayload`, `ProtobufPayload` and `JsonPayload` are the kinds that there are. A subclass with a `decoder` is
+    one more.
+
+    Args:
+        column: the column that holds the encoded values: bytes, or text.
+
+    Raises:
+        InvalidError: ``column`` is no name.
+
+    Example::
+
+        class MessagePack(mp.Payload):
+            def decoder(self):
+                import msgpack
+                return msgpack.unpackb
+
+        pipeline.inject("payments", key="card", at="paid_at", payload=MessagePack("value"))
+    """
+
+    def __init__(self, column: str = "value") -> None:
+        if not (isinstance(column, str) and column):
+            raise InvalidError(
+                "the column of a payload is a name", payload=type(self).__name__, column=column
+            )
+        self.column: str = column
+        self._decoder: Decoder | None = None
+        self._pickled: bytes | None = None
+
+    @abstractmethod
+    def decoder(self) -> Decoder:
+        """Make what decodes a payload: a function of its bytes that returns a mapping of fields.
+
+        It is called once in each process that decodes. An `InvalidError` of the function is the reason that a
+        dead letter has, and so is any other exception except an `UnavailableError`, which ends the run.
+        """
+
+    def fields(self) -> Collection[str] | None:
+        """The names that a value's fields can have; ``None`` if the declaration does not say."""
+        return None
+
+    def decode(self, payload: bytes) -> dict[str, Any]:
+        """The value of a payload.
+
+        Args:
+            payload: its bytes.
+
+        Raises:
+            InvalidError: it cannot be decoded; says which schema and field, and why.
+            UnavailableError: a schema could not be looked up.
+        """
+        decoder = self._decoder
+        if decoder is None:
+            decoder = self._decoder = self.decoder()
+        value = decoder(payload)
+        if type(value) is dict:
+            return value
+        if not isinstance(value, Mapping):
+            raise InvalidError("the payload is no object with fields", type=type(value).__name__)
+        return dict(value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._declared() == other._declared()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.column))
+
+    def _declared(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _MADE}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as a declaration; a process that gets it again has the object of the first time, and what that has made."""
+        if self._pickled is None:
+            self._pickled = cloudpickle.dumps((type(self), self._declared()))
+        return _restored, (self._pickled,)
+
+
+@lru_cache(maxsize=64)
+def _restored(pickled: bytes) -> Payload:
+    kind, declared = cloudpickle.loads(pickled)
+    payload: Payload = kind.__new__(kind)
+    vars(payload).update(declared, _decoder=None, _pickled=pickled)
+    return payload
+
+
+def misfit(schema: str, reason: object, field: str = "") -> InvalidError:
+    """Why a payload cannot be decoded.
+
+    Args:
+        schema: the name of the schema.
+        reason: what is wrong, cut to a bounded length.
+        field: the path of the field that is wrong, if that is known.
+    """
+    text = " ".join(str(reason).split()) or type(reason).__name__
+    return InvalidError(
+        "the payload does not fit its schema",
+        schema=schema,
+        **({"field": field} if field else {}),
+        reason=text if len(text) <= _REASON_MAX else f"{text[:_REASON_MAX]}…",
+    )
+
+
+def missing_package(payload: Payload, package: str, extra: str) -> InvalidError:
+    """What says that a package is to be installed."""
+    return InvalidError(f"{type(payload).__name__} needs {package}: pip install 'millpond[{extra}]'")
+
+
+SchemaLike = str | Path | Mapping[str, Any] | list[Any]
+"""A schema in JSON: the path of a file, its text, or the objects of that."""
+
+_BEGINNINGS: Final = ("{", "[", '"')
+
+
+def json_schema_text(schema: SchemaLike, what: str) -> str:
+    """A schema as the text of JSON.
+
+    Args:
+        schema: as it was given; text is told from a path by its first character.
+        what: what it is, for the error.
+
+    Raises:
+        InvalidError: there is no such file, or it is no JSON.
+    """
+    if isinstance(schema, Path) or (isinstance(schema, str) and not schema.lstrip().startswith(_BEGINNINGS)):
+        text = read_schema_file(Path(schema), what)
+    elif isinstance(schema, str):
+        text = schema.encode()
+    else:
+        text = _written(schema, what)
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError as cause:
+        raise InvalidError(f"{what} is no JSON", schema=str(schema)[:200], reason=cause) from cause
+    return text.decode()
+
+
+def _written(schema: Any, what: str) -> bytes:
+    try:
+        return orjson.dumps(schema)
+    except TypeError as cause:
+        raise InvalidError(
+            f"{what} is the path of a file, text, or what JSON makes of it",
+            type=type(schema).__name__,
+            reason=cause,
+        ) from cause
+
+
+def read_schema_file(path: Path, what: str) -> bytes:
+    """The bytes of a schema's file.
+
+    Raises:
+        InvalidError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as cause:
+        raise InvalidError(f"{what} cannot be read", path=path, reason=cause.strerror or cause) from cause
+
+
+CONFLUENT_HEADER: Final = 5
+"""How many bytes stand before a payload in Confluent's wire format."""
+
+SchemasById = str | Path | Mapping[int, Any] | Callable[[int], Any]
+"""A folder with a file for each number, a mapping, or a function that returns the schema, or ``None``."""
+
+
+def schema_id(payload: bytes) -> int:
+    r"""The number of a payload's schema.
+
+    Example:
+        >>> schema_id(b"\x00\x00\x00\x00\x07")
+        7
+
+    Raises:
+        InvalidError: the payload does not begin as Confluent's wire format does.
+    """
+    if len(payload) < CONFLUENT_HEADER or payload[0]:
+        raise InvalidError(
+            "the payload is not in Confluent's wire format: it begins with a zero byte and four bytes of a schema's number",
+            begins=payload[:CONFLUENT_HEADER].hex(" "),
+        )
+    return int.from_bytes(payload[1:CONFLUENT_HEADER], "big")
+
+
+class SchemaLookup:
+    """Finds schemas by their numbers, each once.
+
+    A schema that is not found is looked for again with the next payload that names it, since it may have come meanwhile.
+
+    Args:
+        schemas: where they are.
+        suffix: what the names of files in a folder end with.
+        make: makes of a schema what is kept of it.
+    """
+
+    def __init__(self, schemas: SchemasById, suffix: str, make: Callable[[Any, str], Any]) -> None:
+        self._schemas = schemas
+        self._suffix = suffix
+        self._make = make
+        self._made: dict[int, Any] = {}
+
+    def find(self, number: int) -> Any:
+        """What was made of a schema.
+
+        Raises:
+            InvalidError: there is no such schema, or it is none.
+            UnavailableError: a function of the user's failed, other than with a `LookupError`.
+        """
+        made = self._made.get(number)
+        if made is None:
+            # As many as a topic has had versions: a bound would only slow down what is rightly kept.
+            made = self._made[number] = self._make(self._look_up(number), f"schema {number}")
+        return made
+
+    def _look_up(self, number: int) -> Any:
+        schemas = self._schemas
+        if isinstance(schemas, str | Path):
+            return self._in_folder(Path(schemas), number)
+        try:
+            found = schemas(number) if callable(schemas) else schemas.get(number)
+        except LookupError as cause:
+            raise _unknown(number) from cause
+        except Exception as cause:
+            raise UnavailableError(
+                "a schema could not be looked up", schema_id=number, reason=f"{type(cause).__name__}: {cause}"
+            ) from cause
+        if found is None:
+            raise _unknown(number)
+        return found
+
+    def _in_folder(self, folder: Path, number: int) -> bytes:
+        path = folder / f"{number}{self._suffix}"
+        if not path.is_file():
+            raise _unknown(number, folder=folder)
+        return read_schema_file(path, "the schema")
+
+
+def _unknown(number: int, **details: object) -> InvalidError:
+    return InvalidError("the payload names a schema that is not known", schema_id=number, **details)
+
+
+ROW_PREFIX: Final = "__row_"
+"""What stands before the name of a column that is next to the payload."""
+
+_FIRST_ROWS: Final = 1_000
+
+
+class DecodedRow(dict[str, Any]):
+    """What an injector sees of a row: the fields of its value, and the other columns with `ROW_PREFIX`.
+
+    Attributes:
+        row: the row as it came.
+        value: the record's value.
+    """
+
+    __slots__ = ("row", "value")
+
+    row: Mapping[str, Any]
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class UndecodedRow:
+    """A row whose payload cannot be decoded.
+
+    Attributes:
+        row: the row as it came.
+        reason: why.
+    """
+
+    row: Any
+    reason: str
+
+
+ROW_DICTS: Final[frozenset[Any]] = frozenset((dict, DecodedRow))
+"""The kinds of rows whose fields are found at once."""
+
+
+def decoded_rows(payload: Payload, rows: Any, *, stream: str) -> list[Any]:
+    """Decode the payload of each row.
+
+    Args:
+        payload: the declaration.
+        rows: an Arrow table, or mappings of fields.
+        stream: the stream that they are for.
+
+    Returns:
+        A `DecodedRow` or an `UndecodedRow` for each.
+
+    Raises:
+        InvalidError: there is no column of the payload, or it is neither binary nor text.
+        UnavailableError: a schema could not be looked up.
+    """
+    if isinstance(rows, pa.Table):
+        return list(_of_table(payload, rows, stream))
+    _check_rows(payload, rows, stream)
+    return [_of_mapping(payload, row) for row in rows]
+
+
+def decoded_values(payload: Payload, rows: Any, *, stream: str) -> list[dict[str, Any]]:
+    """The values of rows whose payload was decoded before, in another process.
+
+    Raises:
+        InvalidError: it cannot be decoded now.
+        UnavailableError: a schema could not be looked up.
+    """
+    decoded = decoded_rows(payload, rows, stream=stream)
+    for row in decoded:
+        if isinstance(row, UndecodedRow):
+            raise InvalidError(
+                "a payload was decoded to find its key, and cannot be decoded to process it: a decoder gives the same "
+                "for the same bytes",
+                stream=stream,
+                reason=row.reason,
+            )
+    return [row.value for row in decoded]
+
+
+class _Injector(Protocol):
+    """What an injector says of its rows."""
+
+    @property
+    def stream(self) -> str: ...
+    @property
+    def payload(self) -> Payload | None: ...
+
+
+def rows_to_extract(node: _Injector, rows: Any) -> Any:
+    """Rows as the injector's extractors see them: with their payload decoded, where the stream has one.
+
+    Args:
+        node: the injector.
+        rows: the rows as they came.
+
+    Raises:
+        InvalidError: there is no column of the payload, or it holds no payloads.
+        UnavailableError: a schema could not be looked up.
+    """
+    return rows if node.payload is None else decoded_rows(node.payload, rows, stream=node.stream)
+
+
+def check_payload_column(payload: Payload, columns: Sequence[str], *, stream: str) -> None:
+    """Refuse rows without the column of the payload.
+
+    Raises:
+        InvalidError: there is no such column.
+    """
+    if payload.column not in columns:
+        raise InvalidError(
+            f"the input has no such payload column{did_you_mean(payload.column, columns)}",
+            stream=stream,
+            column=payload.column,
+            columns=list(columns),
+        )
+
+
+def original_row(row: Any) -> Any:
+    """A row as it came, decoded or not."""
+    return row.row if isinstance(row, DecodedRow | UndecodedRow) else row
+
+
+def value_of_row(row: Any) -> Any:
+    """The value of a row that is decoded; ``None`` for one that is not."""
+    return row.value if isinstance(row, DecodedRow) else None
+
+
+def _check_rows(payload: Payload, rows: Sequence[Any], stream: str) -> None:
+    mappings = [row for row in rows[:_FIRST_ROWS] if isinstance(row, Mapping)]
+    if mappings and not any(payload.column in row for row in mappings):
+        check_payload_column(payload, [*mappings[0]], stream=stream)
+
+
+def _of_table(payload: Payload, rows: pa.Table, stream: str) -> Iterator[DecodedRow | UndecodedRow]:
+    check_payload_column(payload, rows.column_names, stream=stream)
+    kind = rows.schema.field(payload.column).type
+    if not _is_encoded(kind):
+        raise InvalidError(
+            "the payload column is neither binary nor text", stream=stream, column=payload.column, type=kind
+        )
+    names = rows.column_names
+    others = [(name, ROW_PREFIX + name) for name in names if name != payload.column]
+    for cells in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        row = dict(zip(names, cells, strict=True))
+        yield _decoded(payload, row, row[payload.column], others)
+
+
+def _is_encoded(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    types = pa.types
+    tests = (
+        types.is_binary,
+        types.is_large_binary,
+        types.is_binary_view,
+        types.is_string,
+        types.is_large_string,
+        types.is_string_view,
+        types.is_fixed_size_binary,
+        types.is_null,
+    )
+    return any(test(kind) for test in tests)
+
+
+def _of_mapping(payload: Payload, row: Any) -> DecodedRow | UndecodedRow:
+    if not isinstance(row, Mapping):
+        return UndecodedRow(row, str(InvalidError("the row has no fields", type=type(row).__name__)))
+    if payload.column not in row:
+        return UndecodedRow(row, str(InvalidError("the row has no such field", field=payload.column)))
+    others = [(name, ROW_PREFIX + str(name)) for name in row if name != payload.column]
+    return _decoded(payload, row, row[payload.column], others)
+
+
+def _decoded(
+    payload: Payload, row: Mapping[str, Any], cell: Any, others: Sequence[tuple[str, str]]
+) -> DecodedRow | UndecodedRow:
+    try:
+        value = payload.decode(_bytes_of(cell))
+    except UnavailableError:
+        raise
+    except MillpondError as error:
+        return UndecodedRow(row, str(error))
+    except Exception as error:  # noqa: BLE001 - what decodes may be the user's, and raise anything
+        return UndecodedRow(row, f"the payload cannot be decoded: {type(error).__name__}: {error}")
+    decoded = DecodedRow(value)
+    decoded.row, decoded.value = row, value
+    for name, known_as in others:
+        decoded[known_as] = row[name]
+    return decoded
+
+
+def _bytes_of(cell: Any) -> bytes:
+    if type(cell) is bytes:
+        return cell
+    if isinstance(cell, str):
+        return cell.encode()
+    if isinstance(cell, bytes | bytearray | memoryview):
+        return bytes(cell)
+    if cell is None:
+        raise InvalidError("the payload is null")
+    raise InvalidError("the payload is neither bytes nor text", type=type(cell).__name__)

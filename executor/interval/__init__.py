@@ -1,0 +1,1 @@
+"""One interval under one commit: its bundle, its soft state and its worker."""

@@ -1,0 +1,613 @@
+"""A key's turn in a bundle: its due timers, its records, and the timers that these made due.
+
+User code first runs at full speed. If it raises, the whole turn is undone and run again
+carefully, one record or timer at a time with a savepoint before each, so that only the effects
+of the one that fails are rolled back (MillWheel §6.1.1: user code runs as if idempotent).
+A turn that begins with dead letters, which have failed before, is run carefully at once.
+
+Records that wait in their key's row until the low watermark has passed them.
+
+Each is an entry among the row's timers, because like a timer it must wake its key, hold the output watermark and
+survive the process: `TimeDomain.RECORD`. Its tag is the record as JSON, together with the types that JSON lacks, so
+that the code gets the same value as without the wait. A number makes each tag unique within its key.
+
+Turns as Spark's stateful operators have them: all records of the key, then the timers that are due.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from millpond.executor.computation.computation import UpgradingState, upgrade
+from millpond.executor.computation.context import Context, Counters, Productions
+from millpond.executor.computation.records import InputTime, RecordColumns, Records
+from millpond.executor.computation.state import FormerState, Holds, KeyState, StoredState
+from millpond.executor.computation.timers import KeyTimers, Timer, Timers, TimersSavepoint
+from millpond.executor.computation.values import PythonValues
+from millpond.executor.computation.watchdog import CodeTimeoutError, UserCodeWatchdog
+from millpond.executor.interval.bundle import DeadLetter, id_base64, id_text
+from millpond.executor.interval.letters import (
+    RetriedLetter,
+    describe_value,
+    error_line,
+    is_whole,
+    letter_columns,
+    read_worded,
+    typed_text,
+    typed_value,
+    worded,
+)
+from millpond.executor.time.clocks import slack_us
+from millpond.executor.time.instants import INSTANT_MAX_US
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.rows.codec import PlainObject, has_non_finite
+from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.types import TIME_MIN_US
+
+if TYPE_CHECKING:
+    from millpond.executor.interval.bundle import Bundle
+    from millpond.executor.pipeline.nodes import ComputationNode
+
+
+_MARK: Final = "$"
+_MARK_BYTES: Final = b'"$":'
+_MARKED: Final = frozenset({datetime, date, time, timedelta, Decimal, bytes})
+_NESTED: Final = frozenset({dict, list})
+_OPTIONS: Final = (
+    orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
+_LOST: Final = "a record that waits for its turn in time has a value that no text can keep"
+
+
+def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: int) -> Timer:
+    """The entry of a record among its key's timers.
+
+    Args:
+        columns: the records of a bundle.
+        index: the record's index.
+        superstep: the bundle's superstep; with the record's position in the bundle it makes the entry unique.
+        lag_us: how far before the record's time its productions may be.
+
+    Raises:
+        InvalidError: the value has parts that have no text form.
+    """
+    at, record_id = columns.at[index], columns.scoped_id(index)
+    header: dict[str, Any] = {"stream": columns.streams[index], "number": [superstep, columns.sources[index]]}
+    if record_id is not None:
+        header["id"] = base64.b64encode(record_id).decode()
+    value = columns.value(index)
+    if type(value) is PlainObject:
+        # It has the fields of a pane and is none, which must still hold when it is read again.
+        header["plain"], value = True, dict(value)
+    text, marks = _marked_text(value)
+    if text is None:
+        described = typed_text(value)
+        if not is_whole(described.types):
+            raise InvalidError(_LOST, type=type(value).__qualname__)
+        text, header["types"] = described.text, dict(described.types)
+    elif marks:
+        header["marks"] = marks
+    return Timer(
+        tag=f'{orjson.dumps(header).decode()[:-1]},"value":{text}}}',
+        domain=TimeDomain.RECORD,
+        at=at + 1,
+        output_at=max(TIME_MIN_US, at - lag_us),
+    )
+
+
+def _marked_text(value: Any) -> tuple[str | None, int]:
+    """A value as JSON in which each part whose type JSON lacks is an object with its type and text.
+
+    Returns:
+        The text and the number of these parts; no text if the value has such an object itself or has other types,
+        which take `typed_text`, a slower way.
+    """
+    marks = 0
+
+    def mark(part: Any) -> dict[str, Any]:
+        nonlocal marks
+        if type(part) not in _MARKED:
+            raise TypeError(type(part).__qualname__)
+        marks += 1
+        return {_MARK: worded(part)}
+
+    try:
+        encoded = orjson.dumps(value, default=mark, option=_OPTIONS)
+    except TypeError:
+        return None, 0
+    # orjson writes NaN and infinities as null, so a null may stand for one of them.
+    if encoded.count(_MARK_BYTES) != marks or (b"null" in encoded and has_non_finite(value)):
+        return None, 0
+    return encoded.decode(), marks
+
+
+def _unmarked(value: Any) -> Any:
+    if type(value) is list:
+        return [_unmarked(part) for part in value]
+    if type(value) is not dict:
+        return value
+    if _MARK in value:
+        return read_worded(*value[_MARK])
+    return {name: _unmarked(part) if type(part) in _NESTED else part for name, part in value.items()}
+
+
+def waiting_columns(timers: Sequence[Timer]) -> RecordColumns:
+    """The records that wait under these entries, in the same order; none of them is late.
+
+    Raises:
+        DataError: an entry is not one of `waiting_timer`.
+    """
+    entries = [_read(timer) for timer in timers]
+    ids = [entry.get("id") for entry in entries]
+    has_ids = any(record_id is not None for record_id in ids)
+    return RecordColumns(
+        np.array([timer.at - 1 for timer in timers], np.int64),
+        [entry["stream"] for entry in entries],
+        np.arange(len(entries), dtype=np.int64),
+        PythonValues([entry["value"] for entry in entries]),
+        pa.array([None if text is None else base64.b64decode(text) for text in ids], pa.binary())
+        if has_ids
+        else None,
+        TIME_MIN_US,
+    )
+
+
+def _read(timer: Timer) -> dict[str, Any]:
+    try:
+        # A value with types takes another parser: it may have integers of more than 64 bits.
+        entry: dict[str, Any] = json.loads(timer.tag) if '"types":' in timer.tag else orjson.loads(timer.tag)
+        if "marks" in entry:
+            entry["value"] = _unmarked(entry["value"])
+        if "types" in entry:
+            entry["value"] = typed_value(entry["value"], entry["types"])
+        if "plain" in entry:
+            entry["value"] = PlainObject(entry["value"])
+    except (ValueError, LookupError, TypeError) as cause:
+        raise DataError("a waiting record cannot be read", at=timer.at - 1, tag=timer.tag[:200]) from cause
+    return entry
+
+
+FIRINGS_MAX: Final = 100_000
+"""How many timers that were set in the bundle itself may fire for one key."""
+
+_Result = TypeVar("_Result")
+_DIAGNOSTICS_MAX: Final = 8_000
+_DROPPED: Final = "dropped"
+"""The counter by which code says that it has left a record out because it was late."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RollbackPoint:
+    state: StoredState | None
+    timers: TimersSavepoint
+    productions: int
+    counts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The exception of a hook's last attempt, and the number of that attempt."""
+
+    error: Exception
+    attempt: int
+
+
+class KeyExecutor:
+    """Runs one key after the other, with one context for all of them.
+
+    Args:
+        node: the computation whose code runs, and its handling of failures.
+        bundle: the clocks.
+        columns: the records.
+        limit: how long the code may take for a key; ``None``: no limit.
+
+    Attributes:
+        state: the state of the key that had the last turn.
+        timers: its timers.
+        productions: the productions of all keys.
+        counters: the counters of all keys.
+        dead_letters: the records and timers that failed.
+        fired: how many timers have fired.
+        waited: how many records have begun to wait for their turn in time.
+        resumed: how many waiting records were processed.
+        retried: how many of the records and timers were dead letters.
+        retried_records: how many of those were records.
+    """
+
+    def __init__(
+        self,
+        node: ComputationNode,
+        bundle: Bundle,
+        columns: RecordColumns,
+        limit: UserCodeWatchdog | None = None,
+    ) -> None:
+        self._limit = limit
+        self._node = node
+        self._input = InputTime()
+        self.timers: KeyTimers = self._make_timers(bundle)
+        holds = Holds(self.timers, self._input)
+        self.state: KeyState = self._make_state(holds)
+        self.productions: Productions = Productions()
+        self.counters: Counters = Counters()
+        self.dead_letters: list[DeadLetter] = []
+        self.fired: int = 0
+        self.waited: int = 0
+        self.resumed: int = 0
+        self.retried: int = 0
+        self.retried_records: int = 0
+        self._letters = _by_key(bundle.retried)
+        self._columns = columns
+        self._records = Records(columns, self._input)
+        self._context = Context(
+            node,
+            self.state,
+            self.timers,
+            self.productions,
+            self._input,
+            bundle.clocks,
+            holds,
+            self.counters,
+        )
+        if bundle.late_before is not None:
+            self._context.late_before = bundle.late_before
+        self._firings_left = 0
+        self._watermark = bundle.clocks.watermark
+        # The watermark is held at a timer's output time, so no horizon may go below it.
+        self._records_slack_us = slack_us(node.computation.late_data_horizon)
+        self._timers_slack_us = self._records_slack_us if not node.horizon_us else 0
+
+    def _make_state(self, holds: Holds) -> KeyState:
+        computation = self._node.computation
+        if not computation.state_version:
+            return KeyState(computation.codec, holds)
+        return UpgradingState(computation.codec, holds, self._upgrade)
+
+    def _upgrade(self, former: FormerState) -> FormerState:
+        return upgrade(self._node.computation, self._node.name, self._context.key, former)
+
+    def _make_timers(self, bundle: Bundle) -> KeyTimers:
+        return KeyTimers(bundle.clocks)
+
+    def run(
+        self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
+    ) -> StoredState | None:
+        """Run a key's turn, and return its new state.
+
+        Args:
+            key: the key.
+            encoded: its state.
+            timers: its pending timers.
+            start: its first record.
+            stop: one past its last record.
+
+        Raises:
+            InvalidError: the code failed and failures stop the pipeline, it used what the program does not
+                declare, or its timers never end.
+        """
+        produced, fired = len(self.productions), self.fired
+        self.counters.settle()
+        letters = self._letters.get(key, ())
+        self._begin(key, encoded, timers, stop - start + len(letters))
+        if letters:
+            self._retry(key, letters)
+            return self._run_carefully(key, start, stop)
+        try:
+            if self._limit is None:
+                settled = self._run_at_once(key, start, stop)
+            else:
+                settled = self._within_limit(lambda: self._run_at_once(key, start, stop))
+        except (Exception, CodeTimeoutError):  # noqa: BLE001 - the careful run raises it again
+            self._undo(produced, fired)
+        else:
+            if self._context.mistake is None:
+                return settled
+            self._undo(produced, fired)
+        self._begin(key, encoded, timers, stop - start)
+        return self._run_carefully(key, start, stop)
+
+    def _undo(self, produced: int, fired: int) -> None:
+        self.productions.truncate(produced)
+        self.counters.truncate(0)
+        self.fired = fired
+
+    def _within_limit(self, code: Callable[[], _Result]) -> _Result:
+        limit = self._limit
+        if limit is None:
+            return code()
+        try:
+            limit.begin(self._context.key)
+            return code()
+        finally:
+            limit.end()
+
+    def _begin(self, key: str, encoded: StoredState | None, timers: Timers, records: int) -> None:
+        self._context.key = key
+        self._context.mistake = None
+        self.state.bind(encoded)
+        self.timers.bind(timers)
+        self._firings_left = FIRINGS_MAX + len(timers) + records
+
+    # ------------------------------------------------------------- at full speed
+
+    def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
+        if self.timers.due:
+            self._fire_due()
+        if stop > start:
+            self._input.slack_us = self._records_slack_us
+            self._records.bind(key, start, stop)
+            self._node.computation.process_records(self._context, self._records)
+            if self.timers.due:
+                self._fire_due()
+        return self.state.settle()
+
+    def _fire_due(self) -> None:
+        while (timer := self.timers.pop_due()) is not None:
+            self._count_firing()
+            self._process_timer(timer)
+
+    def _process_timer(self, timer: Timer) -> None:
+        if timer.domain is TimeDomain.RECORD:
+            self._process_waiting(timer)
+            return
+        if not timer.holds:
+            timer = self._on_time(timer)
+        self._input.slack_us = self._timers_slack_us
+        self._input.of_one(timer.output_at)
+        self._node.computation.process_timer(self._context, timer)
+
+    def _process_waiting(self, timer: Timer) -> None:
+        """Process a record that began to wait when the computation was still ``time_sorted``."""
+        self._input.slack_us = self._records_slack_us
+        records = self._waiting([timer])
+        records.bind(self._context.key, 0, 1)
+        self._node.computation.process_records(self._context, records)
+
+    def _waiting(self, timers: Sequence[Timer]) -> Records:
+        return Records(waiting_columns(timers), self._input)
+
+    def _on_time(self, timer: Timer) -> Timer:
+        """A timer without a hold, with an output time that no consumer's watermark has passed.
+
+        At the end of the input the watermark is beyond the times of records.
+        """
+        watermark = self._watermark
+        is_later = timer.output_at < watermark <= INSTANT_MAX_US
+        return timer._replace(output_at=watermark) if is_later else timer
+
+    def _count_firing(self) -> None:
+        self.fired += 1
+        self._firings_left -= 1
+        if self._firings_left < 0:
+            raise InvalidError(
+                "timers of a key keep setting timers that are already due",
+                computation=self._node.name,
+                key=self._context.key,
+                firings=FIRINGS_MAX,
+            )
+
+    # ------------------------------------------------------------- one at a time
+
+    def _run_carefully(self, key: str, start: int, stop: int) -> StoredState | None:
+        self._fire_due_carefully()
+        for index in range(start, stop):
+            self._try_record(key, self._records, index)
+        self._fire_due_carefully()
+        return self.state.settle()
+
+    def _try_record(self, key: str, records: Records, index: int) -> None:
+        self._input.slack_us = self._records_slack_us
+        records.bind(key, index, index + 1)
+        process_records, value = self._node.computation.process_records, partial(records.columns.value, index)
+        failure = self._attempt(lambda: process_records(self._context, records), value)
+        if failure is not None:
+            self._fail_record(records.columns, index, failure)
+
+    def _fail_record(self, columns: RecordColumns, index: int, failure: Failure, *, retried: int = 0) -> None:
+        value = partial(columns.value, index)
+        self._fail(
+            columns.streams[index], value, columns.at[index], failure, columns.id(index), retried=retried
+        )
+
+    def _fire_due_carefully(self) -> None:
+        while (timer := self.timers.pop_due()) is not None:
+            self._count_firing()
+            self._try_timer(timer)
+
+    def _try_timer(self, timer: Timer, *, retried: int = 0) -> None:
+        if timer.domain is TimeDomain.RECORD:
+            self._try_record(self._context.key, self._waiting([timer]), 0)
+            return
+        failure = self._attempt(lambda: self._process_timer(timer), timer._asdict)
+        if failure is not None:
+            self._fail("", timer._asdict, timer.output_at, failure, retried=retried)
+
+    # ------------------------------------------------------------- dead letters, once more
+
+    def _retry(self, key: str, letters: Sequence[RetriedLetter]) -> None:
+        """Give the code the records and timers of dead letters, before all else of the turn.
+
+        They keep their times: what they produce may be late, as that of a late record may.
+        """
+        for letter in letters:
+            self.retried += 1
+            if letter.timer is None:
+                self.retried_records += 1
+                self._retry_record(key, letter)
+            else:
+                self._count_firing()
+                self._try_timer(letter.timer, retried=letter.retried)
+
+    def _retry_record(self, key: str, letter: RetriedLetter) -> None:
+        columns = letter_columns(letter, self._watermark, with_id=self._node.exactly_once)
+        records = Records(columns, self._input)
+
+        def process() -> None:
+            counted = len(self.counters)
+            self._node.computation.process_records(self._context, records)
+            if self.counters.has(_DROPPED, counted):
+                raise InvalidError("the record comes too late: the code drops it, so it stays a dead letter")
+
+        self._input.slack_us = self._records_slack_us
+        records.bind(key, 0, 1)
+        failure = self._attempt(process, partial(columns.value, 0))
+        if failure is not None:
+            self._fail_record(columns, 0, failure, retried=letter.retried)
+
+    def _attempt(self, hook: Callable[[], None], value: Callable[[], Any]) -> Failure | None:
+        """Run a hook until it succeeds or has no attempts left; return the last failure.
+
+        Args:
+            hook: the call.
+            value: returns the value of its input.
+
+        Raises:
+            InvalidError: the code uses what the program does not declare.
+        """
+        savepoint = _RollbackPoint(
+            self.state.settle(), self.timers.savepoint(), len(self.productions), len(self.counters)
+        )
+        failure: Failure | None = None
+        for attempt in range(1, 2 + self._node.retries):
+            try:
+                self._within_limit(hook)
+                self.state.settle()
+            except CodeTimeoutError as raised:
+                self._go_back(savepoint)
+                error = self._too_slow(raised)
+                return None if error is None else Failure(error, attempt)
+            except Exception as raised:  # noqa: BLE001 - user code may raise anything
+                failure = Failure(raised, attempt)
+                self._go_back(savepoint)
+            self._check_program(value)
+            if failure is None or failure.attempt < attempt:
+                return None
+        return failure
+
+    def _check_program(self, value: Callable[[], Any]) -> None:
+        """End the run if the code has used what its program does not declare, whether it caught the exception or not.
+
+        A name that the input contains is the input's mistake: code that routes by a field cannot know all names.
+        """
+        mistake, self._context.mistake = self._context.mistake, None
+        if mistake is None:
+            return
+        if mistake.name is None or json.dumps(mistake.name) not in describe_value(value).text:
+            raise mistake.error
+
+    def _too_slow(self, raised: CodeTimeoutError) -> Exception | None:
+        """The error of code that exceeded its limit twice, at full speed and alone; it is not tried a third time."""
+        error = None if self._limit is None else self._limit.error()
+        if error is not None:
+            error.__cause__ = raised
+        return error
+
+    def _go_back(self, savepoint: _RollbackPoint) -> None:
+        self.state.bind(savepoint.state)
+        self.timers.restore(savepoint.timers)
+        self.productions.truncate(savepoint.productions)
+        self.counters.truncate(savepoint.counts)
+
+    def _fail(
+        self,
+        stream: str,
+        value: Callable[[], Any],
+        at: int,
+        failure: Failure,
+        record_id: bytes | None = None,
+        *,
+        retried: int = 0,
+    ) -> None:
+        # A letter that fails again is where it was: a retry never stops a run for that.
+        if self._node.on_error == "stop" and not retried:
+            self._stop(stream, failure.error)
+        described = describe_value(value)
+        self.dead_letters.append(
+            DeadLetter(
+                computation=self._node.name,
+                stream=stream,
+                key=self._context.key,
+                value=described.text,
+                value_types=described.types,
+                at=at,
+                error=error_line(failure.error),
+                diagnostics=_diagnostics(failure.error),
+                id=id_text(record_id),
+                id_base64=id_base64(record_id),
+                attempt=failure.attempt,
+                retried=retried,
+            )
+        )
+
+    def _stop(self, stream: str, error: Exception) -> NoReturn:
+        raise InvalidError(
+            "user code failed, and on_error says to stop",
+            computation=self._node.name,
+            key=self._context.key,
+            stream=stream,
+            error=error_line(error),
+        ) from error
+
+
+def _by_key(letters: Iterable[RetriedLetter]) -> dict[str, list[RetriedLetter]]:
+    by_key: dict[str, list[RetriedLetter]] = {}
+    for letter in letters:
+        by_key.setdefault(letter.key, []).append(letter)
+    return by_key
+
+
+def _diagnostics(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))[-_DIAGNOSTICS_MAX:]
+
+
+class MicroBatchExecutor(KeyExecutor):
+    """Runs a key's records as one call, and after it the timers that are due then; what these set waits for the next turn.
+
+    As in Spark the timers that are due are looked up first: one that another deletes fires anyway. Each is
+    pending until its hook has returned, so one that is set again as it was is gone afterwards.
+    """
+
+    def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
+        if stop > start:
+            self._bind_records(key, start, stop)
+            self._node.computation.process_records(self._context, self._records)
+        for timer in self.timers.take_due():
+            self._count_firing()
+            self._process_timer(timer)
+            self.timers.take(timer)
+        return self.state.settle()
+
+    def _run_carefully(self, key: str, start: int, stop: int) -> StoredState | None:
+        if stop > start:
+            self._bind_records(key, start, stop)
+            process_records = self._node.computation.process_records
+            failure = self._attempt(
+                lambda: process_records(self._context, self._records), partial(self._values, start, stop)
+            )
+            if failure is not None:
+                # Which of the records it was, only the code could tell: none of them has had an effect.
+                for index in range(start, stop):
+                    self._fail_record(self._columns, index, failure)
+        for timer in self.timers.take_due():
+            self._count_firing()
+            self._try_timer(timer)
+            self.timers.take(timer)
+        return self.state.settle()
+
+    def _bind_records(self, key: str, start: int, stop: int) -> None:
+        self._input.slack_us = self._records_slack_us
+        self._records.bind(key, start, stop)
+
+    def _values(self, start: int, stop: int) -> list[Any]:
+        return [self._columns.value(index) for index in range(start, stop)]

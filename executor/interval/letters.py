@@ -1,0 +1,367 @@
+"""The value of a dead letter: JSON text that SQL can read, and from which the value can be restored.
+
+A value of a type that JSON lacks is written as the text that a reader expects (a time in ISO 8601, bytes in base64),
+and its type is kept next to it, under its JSON pointer (RFC 6901). `letter_value` reverses this, so the record can
+be injected again as it was.
+
+A dead letter that is given once more to the computation whose code failed.
+
+It has all that the code got: of a record the key, the value with its types, the event time, the stream and the id; of a
+timer the timer. A letter that does not have them all is refused, and says why.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+import pyarrow as pa
+
+from millpond.executor.computation.records import RecordColumns
+from millpond.executor.computation.timers import Timer
+from millpond.executor.computation.values import PythonValues, has_utf8
+from millpond.executor.time.clocks import EXACT
+from millpond.statestore.errors import InvalidError, MillpondError
+from millpond.statestore.quick_pickle import quickly_pickled
+from millpond.statestore.rows.codec import JsonCodec, PlainObject
+from millpond.statestore.rows.row import TimeDomain
+
+VALUE_MAX: Final = 1 << 20
+"""How many characters of a value a letter keeps; a longer value is cut, and marked as such."""
+
+_ERROR_MAX: Final = 1_000
+_MICROSECOND: Final = timedelta(microseconds=1)
+_CODEC: Final = JsonCodec()
+_WHOLE: Final = ""
+_PLAIN: Final = "plain"
+_LOST: Final = frozenset({"cut", "repr", "unreadable"})
+
+
+@dataclass(frozen=True, slots=True)
+class LetterValue:
+    """A value as a letter keeps it.
+
+    Attributes:
+        text: JSON, or only its beginning if ``types`` has ``cut``.
+        types: the type of each part whose type JSON lacks, by its JSON pointer; ``""`` is the whole value.
+    """
+
+    text: str
+    types: Mapping[str, str] = field(default_factory=dict)
+
+
+def describe_value(read: Callable[[], Any]) -> LetterValue:
+    """A record's value for its letter.
+
+    Args:
+        read: returns the value; if it raises, the letter has the error instead.
+    """
+    try:
+        value = read()
+    except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
+        return LetterValue(json.dumps(f"<unreadable: {error_line(error)}>"), {_WHOLE: "unreadable"})
+    described = _bounded(typed_text(value))
+    if type(value) is PlainObject and _WHOLE not in described.types:
+        # It has the fields of a pane and is none, which must still hold when it is read again.
+        return LetterValue(described.text, {**described.types, _WHOLE: _PLAIN})
+    return described
+
+
+def typed_text(value: Any) -> LetterValue:
+    """A value of any length as JSON text, with the types that JSON lacks; see `is_whole`."""
+    try:
+        return LetterValue(_CODEC.encode(value))
+    except InvalidError:
+        types: dict[str, str] = {}
+        return LetterValue(_json(_plain(value, _WHOLE, types)), types)
+
+
+def is_whole(types: Mapping[str, str]) -> bool:
+    """Whether `typed_value` can restore the value that has these types."""
+    return _LOST.isdisjoint(types.values())
+
+
+def _bounded(value: LetterValue) -> LetterValue:
+    return value if len(value.text) <= VALUE_MAX else LetterValue(value.text[:VALUE_MAX], {_WHOLE: "cut"})
+
+
+def letter_value(letter: Mapping[str, Any]) -> Any:
+    """The value of the record that became a dead letter, with the types that it had.
+
+    Args:
+        letter: a dead letter: the JSON in the column ``state`` of the table ``dead_letters``, or the value of
+            a record of the stream `DEAD_LETTERS`.
+
+    Returns:
+        The value. Tuples come back as lists, times with the offset of their zone.
+
+    Raises:
+        InvalidError: the letter does not have the whole value: it was too long, could not be read, or has
+            objects in it that only Python knows.
+
+    Example:
+        >>> letter_value({"value": '{"paid":"1.10"}', "value_types": {"/paid": "decimal"}})
+        {'paid': Decimal('1.10')}
+    """
+    types = letter.get("value_types") or {}
+    for pointer, kind in types.items():
+        if kind in _LOST:
+            raise InvalidError("the letter does not have the whole value", pointer=pointer, reason=kind)
+    try:
+        plain = json.loads(letter["value"])
+    except ValueError as cause:
+        raise InvalidError(
+            "the value of the letter is not JSON", value=letter["value"][:_ERROR_MAX]
+        ) from cause
+    return typed_value(plain, types)
+
+
+def typed_value(plain: Any, types: Mapping[str, str]) -> Any:
+    """Restore the value from the parsed text of `typed_text` and the types that JSON lacks."""
+    box = {_WHOLE: plain}
+    # Innermost first, so that the pointers to outer parts stay valid.
+    for pointer in sorted(types, key=lambda text: text.count("/"), reverse=True):
+        _restore(box, pointer, types[pointer])
+    return box[_WHOLE]
+
+
+def error_line(error: BaseException) -> str:
+    """An error in one line."""
+    # Where our own classes are defined tells readers nothing.
+    is_ours = isinstance(error, MillpondError)
+    lines = [f"{type(error).__name__}: {error}"] if is_ours else traceback.format_exception_only(error)
+    text = "".join(lines).strip()
+    return text.splitlines()[0][:_ERROR_MAX] if text else type(error).__name__
+
+
+def _json(plain: Any) -> str:
+    text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+    # Half a character has no UTF-8 form, but JSON can escape it.
+    return text if has_utf8(text) else json.dumps(plain, separators=(",", ":"))
+
+
+def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
+    """The value in JSON's own types; ``types`` gets the types of parts that had others."""
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return str(value)
+        case float() if math.isfinite(value):
+            return float(value)
+        case Mapping():
+            return _plain_mapping(value, pointer, types)
+        case list() | tuple():
+            return [_plain(item, f"{pointer}/{index}", types) for index, item in enumerate(value)]
+        case SupportsIndex():
+            return value.__index__()
+    kind, text = worded(value)
+    types[pointer] = kind
+    return text
+
+
+def _plain_mapping(value: Mapping[Any, Any], pointer: str, types: dict[str, str]) -> Any:
+    if all(isinstance(name, str) and has_utf8(name) for name in value):
+        return {str(name): _plain(part, f"{pointer}/{_escaped(name)}", types) for name, part in value.items()}
+    types[pointer] = "mapping"
+    return [
+        [_plain(name, f"{pointer}/{index}/0", types), _plain(part, f"{pointer}/{index}/1", types)]
+        for index, (name, part) in enumerate(value.items())
+    ]
+
+
+def worded(value: Any) -> tuple[str, Any]:
+    """The type and the text of a value whose type JSON lacks; the type ``repr`` cannot be read back."""
+    match value:
+        case float():
+            return "float", repr(float(value))
+        case datetime():
+            return "datetime", value.isoformat()
+        case date():
+            return "date", value.isoformat()
+        case time():
+            return "time", value.isoformat()
+        case timedelta():
+            return "timedelta_us", value // _MICROSECOND
+        case Decimal():
+            return "decimal", str(value)
+        case bytes() | bytearray():
+            return "bytes", base64.b64encode(value).decode()
+    return "repr", repr(value)
+
+
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "float": float,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta_us": lambda micros: timedelta(microseconds=micros),
+    "decimal": Decimal,
+    "bytes": base64.b64decode,
+    _PLAIN: PlainObject,
+    "mapping": lambda pairs: {tuple(name) if isinstance(name, list) else name: part for name, part in pairs},
+}
+
+
+def read_worded(kind: str, text: Any) -> Any:
+    """Restore a value from the type and text that `worded` returned."""
+    return _READ[kind](text)
+
+
+def _restore(box: dict[str, Any], pointer: str, kind: str) -> None:
+    *outer, last = pointer.split("/")
+    holder: Any = box
+    for name in outer:
+        holder = holder[_step(holder, name)]
+    step = _step(holder, last)
+    holder[step] = read_worded(kind, holder[step])
+
+
+def _step(holder: Any, name: str) -> Any:
+    return int(name) if isinstance(holder, list) else name.replace("~1", "/").replace("~0", "~")
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@quickly_pickled
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetriedLetter:
+    """A letter on its way to its key, once more.
+
+    Attributes:
+        name: the key of the letter's row.
+        stream: the stream on which the record arrived; ``""`` for a timer.
+        key: the key whose turn it was.
+        at: the event time, in microseconds.
+        value: the value as JSON text.
+        value_types: the types that JSON lacks; see `letter_value`.
+        id: the record's id, as its publisher gave it.
+        unseen_id: the id under which it is deduplicated, if its record never reached the code; ``None`` if that
+            id is known, or if there is none.
+        timer: the timer that is fired once more; ``None`` for a record.
+        retried: how often the letter has been retried, this time included.
+    """
+
+    name: str
+    stream: str
+    key: str
+    at: int
+    value: str
+    value_types: Mapping[str, str] = field(default_factory=dict)
+    id: bytes | None = None
+    unseen_id: bytes | None = None
+    timer: Timer | None = None
+    retried: int = 1
+
+    @classmethod
+    def read(cls, name: str, letter: Mapping[str, Any]) -> RetriedLetter:
+        """A letter, as the table ``dead_letters`` has it.
+
+        Args:
+            name: the key of its row.
+            letter: its fields.
+
+        Raises:
+            InvalidError: it does not have all that the code got.
+        """
+        key, at = letter.get("key"), letter.get("at")
+        if key is None:
+            raise InvalidError("the record has no key")
+        if at is None:
+            raise InvalidError("the record has no event time")
+        value, stream = letter_value(letter), str(letter["stream"])
+        if stream:
+            check_types_kept(letter)
+        return cls(
+            name=name,
+            stream=stream,
+            key=str(key),
+            at=letter_time_us(at),
+            value=str(letter["value"]),
+            value_types=dict(letter.get("value_types") or {}),
+            id=_id(letter),
+            timer=None if stream else _timer(value),
+            retried=int(letter.get("retried") or 0) + 1,
+        )
+
+
+def check_types_kept(letter: Mapping[str, Any]) -> None:
+    """Refuse a record's letter of a version that wrote values without their types: a time in it is a text now.
+
+    Raises:
+        InvalidError: it is one; such letters do not say when they were written either.
+    """
+    if letter.get("failed_at") is None:
+        raise InvalidError(
+            "the letter is of a version that did not keep the types of values: inject its value"
+        )
+
+
+def letter_time_us(told: str | int) -> int:
+    """A time as a letter tells it, in microseconds.
+
+    Example:
+        >>> letter_time_us("1970-01-01T00:00:01.500000+00:00")
+        1500000
+    """
+    return told if isinstance(told, int) else (datetime.fromisoformat(told) - _EPOCH) // _MICROSECOND
+
+
+def letter_columns(letter: RetriedLetter, watermark: int, *, with_id: bool) -> RecordColumns:
+    """The record of a letter, as the columns of a bundle.
+
+    Args:
+        letter: the letter of a record.
+        watermark: the computation's input low watermark.
+        with_id: whether the computation's records have their ids.
+    """
+    value = letter_value({"value": letter.value, "value_types": letter.value_types})
+    has_id = with_id and letter.id is not None
+    # The scope that the columns take off: the publisher's own id may begin like one.
+    scoped = [f"{letter.stream}\0".encode() + (letter.id or b"")] if has_id else None
+    return RecordColumns(
+        np.array([letter.at], np.int64),
+        [letter.stream],
+        np.zeros(1, np.int64),
+        PythonValues([value]),
+        None if scoped is None else pa.array(scoped, pa.binary()),
+        watermark,
+    )
+
+
+def _id(letter: Mapping[str, Any]) -> bytes | None:
+    exact, text = letter.get("id_base64"), letter.get("id")
+    if exact is None:
+        return None if text is None else str(text).encode()
+    try:
+        return base64.b64decode(exact, validate=True)
+    except binascii.Error as cause:
+        raise InvalidError("the letter's id cannot be read", id=exact) from cause
+
+
+def _timer(value: Any) -> Timer:
+    try:
+        return Timer(
+            tag=str(value["tag"]),
+            domain=TimeDomain(value["domain"]),
+            at=int(value["at"]),
+            output_at=int(value["output_at"]),
+            percentile=float(value.get("percentile", EXACT)),
+            holds=bool(value.get("holds", True)),
+        )
+    except (AttributeError, LookupError, TypeError, ValueError) as cause:
+        raise InvalidError("the letter has no timer", value=json.dumps(value, default=repr)[:200]) from cause

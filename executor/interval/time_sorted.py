@@ -1,0 +1,374 @@
+"""A key's turn in the order of time: its records and its event timers one by one, however they arrived.
+
+Up to a time that no later record can precede, user code gets a key's inputs in the order of event times: records
+that waited in the row, records of this bundle, and timers, with a timer before a record of the same time. Records
+after that time wait in the row (`millpond.executor.interval.key_executor`). What user code sees follows from the
+times alone, so it does not depend on how the input was cut into bundles.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import groupby
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.records import Record, Records, read_value
+from millpond.executor.computation.timers import KeyTimers, Timer, Timers, TimersSavepoint, firing_order
+from millpond.executor.interval.key_executor import Failure, KeyExecutor, waiting_timer
+from millpond.executor.time.clocks import EXACT, Clocks
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.types import EventTimeMicros
+
+if TYPE_CHECKING:
+    from millpond.executor.computation.context import Context
+    from millpond.executor.computation.records import InputTime, RecordColumns
+    from millpond.executor.computation.state import StoredState
+    from millpond.executor.computation.watchdog import UserCodeWatchdog
+    from millpond.executor.interval.bundle import Bundle
+    from millpond.executor.pipeline.nodes import ComputationNode
+
+
+_FIRING_TIME: Final = attrgetter("at")
+
+
+class _Range(NamedTuple):
+    """Records that are processed one after the other: from ``start`` up to ``stop`` in the same columns."""
+
+    records: Records
+    start: int
+    stop: int
+
+
+class _TimeSortedTimers(KeyTimers):
+    """The timers of a key, whose event timers take their turn among its records, and the records that wait.
+
+    Unlike in `KeyTimers`, a time that was held only at the start of the turn is no permitted output time: where a
+    turn starts depends on how the input was cut.
+
+    Args:
+        clocks: the times of the other clocks.
+        until: event timers up to this time are due, and records before it.
+
+    Attributes:
+        event_due: the due event timers, a heap.
+        ready: the entries of the waiting records whose turn has come.
+        added: the entries of the records that have begun to wait.
+    """
+
+    __slots__ = ("_still", "_stored", "_until", "added", "event_due", "ready")
+
+    def __init__(self, clocks: Clocks, until: int) -> None:
+        super().__init__(clocks)
+        self._until = until
+        self._stored: Timers = ()
+        self._still: Timers = ()
+        self.event_due: list[tuple[int, str, Timer]] = []
+        self.ready: Timers = ()
+        self.added: list[Timer] = []
+
+    def bind(self, row: Timers) -> None:
+        """Switch to the timers and the waiting records of another key."""
+        waiting = tuple(timer for timer in row if timer.domain is TimeDomain.RECORD)
+        self.event_due.clear()
+        super().bind(
+            tuple(timer for timer in row if timer.domain is not TimeDomain.RECORD) if waiting else row
+        )
+        self._stored = row
+        self._row_owed_at = None
+        if self._row:
+            self._new = _holding(self._opened().values())
+        ends = bisect_right(waiting, self._until, key=_FIRING_TIME)
+        self.ready, self._still = waiting[:ends], waiting[ends:]
+        self.added = []
+
+    @property
+    def waiting(self) -> int:
+        """How many records wait once the turn ends."""
+        return len(self._still) + len(self.added)
+
+    def pop_event_due(self, limit: int) -> Timer | None:
+        """Remove and return the first event timer that is due and not after ``limit``."""
+        due = self.event_due
+        while due and due[0][0] <= limit:
+            timer = heappop(due)[2]
+            if self.take(timer):
+                return timer
+        return None
+
+    def changed(self) -> Timers | None:
+        """All pending timers and waiting records by time; ``None`` when they equal those in the row."""
+        if not (self.ready or self.added):
+            return super().changed() if not self._still else self._merged(super().changed())
+        return self._merged(self._row if self._pending is None else firing_order(self._pending.values()))
+
+    def _merged(self, timers: Timers | None) -> Timers | None:
+        if timers is None:
+            return None
+        merged = tuple(sorted((*timers, *self._still, *self.added), key=_FIRING_TIME))
+        return None if merged == self._stored else merged
+
+    def restore(self, savepoint: TimersSavepoint) -> None:
+        """Undo all changes since the savepoint, which stays usable."""
+        super().restore(savepoint)
+        self.event_due.clear()
+        for timer in savepoint.pending.values():
+            if _is_event(timer):
+                self._note(timer)
+
+    def _note(self, timer: Timer) -> None:
+        if not _is_event(timer):
+            super()._note(timer)
+        elif timer.at <= self._until:
+            heappush(self.event_due, (timer.at, timer.tag, timer))
+
+
+def _is_event(timer: Timer) -> bool:
+    return timer.domain is TimeDomain.EVENT and timer.percentile == EXACT
+
+
+def _holding(timers: Iterable[Timer]) -> list[tuple[int, Timer]]:
+    held = [(timer.output_at, timer) for timer in timers if timer.holds]
+    heapify(held)
+    return held
+
+
+class _TimeSortedRecords(Records):
+    """Records of which each is preceded by the timers that are due before it.
+
+    Args:
+        columns: the records.
+        input_time: the time of the input.
+        context: shows the time of each record as the watermark.
+        due: the due event timers.
+        fire: fires the due timers up to a time.
+    """
+
+    __slots__ = ("_context", "_due", "_fire")
+
+    def __init__(
+        self,
+        columns: RecordColumns,
+        input_time: InputTime,
+        *,
+        context: Context,
+        due: list[tuple[int, str, Timer]],
+        fire: Callable[[int], None],
+    ) -> None:
+        super().__init__(columns, input_time)
+        self._context = context
+        self._due = due
+        self._fire = fire
+
+    def bind(self, key: str, start: int, stop: int) -> None:
+        """Switch to the records ``start`` to ``stop``, which are those of ``key``."""
+        super().bind(key, start, stop)
+        self._context.watermark = EventTimeMicros(self._columns.at[start])
+
+    def one_by_one(self) -> Iterator[Record]:
+        """Iterate the records, each as a separate input, after the timers that come before it."""
+        # As `Records.one_by_one`, with a check of the timers.
+        input_time, context = self._input, self._context
+        new, columns, key = Record.__new__, self._columns, self._key
+        at, streams, watermark, due = columns.at, columns.streams, columns.watermark, self._due
+        for index in range(self._start, self._stop):
+            moment = at[index]
+            if due and due[0][0] <= moment:
+                self._fire(moment)
+            record = new(Record)
+            record.key = key
+            input_time.at = input_time.floor_at = moment
+            record.at = context.watermark = moment  # type: ignore[assignment]
+            record.late = moment < watermark
+            record.stream = streams[index]
+            record._columns = columns  # noqa: SLF001 - as there
+            record._index = index  # noqa: SLF001
+            if columns.values_are_wanted:
+                read_value(record, columns, index)
+            yield record
+
+
+class TimeSortedExecutor(KeyExecutor):
+    """Runs one key after the other, each in the order of time; see `KeyExecutor`."""
+
+    timers: _TimeSortedTimers
+    waited: int
+    resumed: int
+
+    def __init__(
+        self,
+        node: ComputationNode,
+        bundle: Bundle,
+        columns: RecordColumns,
+        limit: UserCodeWatchdog | None = None,
+    ) -> None:
+        super().__init__(node, bundle, columns, limit)
+        self._superstep = bundle.superstep
+        self._until = bundle.until
+        self._is_batch = type(node.computation).process_records is not Computation.process_records
+        self._bundle_records = self._sorted(columns)
+
+    def _make_timers(self, bundle: Bundle) -> KeyTimers:
+        return _TimeSortedTimers(bundle.clocks, bundle.until)
+
+    def _sorted(self, columns: RecordColumns) -> _TimeSortedRecords:
+        return _TimeSortedRecords(
+            columns,
+            self._input,
+            context=self._context,
+            due=self.timers.event_due,
+            fire=self._fire_until,
+        )
+
+    def run(
+        self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
+    ) -> StoredState | None:
+        """Run a key's turn, and return its new state.
+
+        Raises:
+            InvalidError: the code failed and failures stop the pipeline, it used what the program does not
+                declare, its timers never end, or too many records wait.
+        """
+        settled = super().run(key, encoded, timers, start, stop)
+        self.waited += len(self.timers.added)
+        self.resumed += len(self.timers.ready)
+        return settled
+
+    def _begin(self, key: str, encoded: StoredState | None, timers: Timers, records: int) -> None:
+        super()._begin(key, encoded, timers, records)
+        self._context.watermark = EventTimeMicros(self._watermark)
+
+    # ------------------------------------------------------------- which records, in which order
+
+    def _ready(self, start: int, stop: int) -> tuple[list[_Range], int]:
+        """The records whose turn has come, in order, and the first of the bundle's records whose turn has not."""
+        first_waiting = bisect_left(self._columns.at, self._until, start, stop)
+        if not self.timers.ready:
+            return (
+                [_Range(self._bundle_records, start, first_waiting)] if first_waiting > start else []
+            ), first_waiting
+        waiting = self._sorted(self._waiting(self.timers.ready).columns)
+        ranked = [
+            *self._ranked(waiting, 0, len(self.timers.ready)),
+            *self._ranked(self._bundle_records, start, first_waiting),
+        ]
+        # Records that waited arrived earlier, so they come first among those of one time and stream.
+        ranked.sort(key=itemgetter(0, 1))
+        return list(_ranges(ranked)), first_waiting
+
+    def _ranked(self, records: Records, start: int, stop: int) -> Iterator[tuple[int, int, Records, int]]:
+        at, streams, rank_of = records.columns.at, records.columns.streams, self._node.rank
+        return ((at[index], rank_of(streams[index]), records, index) for index in range(start, stop))
+
+    # ------------------------------------------------------------- at full speed
+
+    def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
+        if self.timers.due:
+            self._fire_due()
+        ready, first_waiting = self._ready(start, stop)
+        self._input.slack_us = self._records_slack_us
+        for records, first, last in ready:
+            if self._is_batch:
+                self._process_singly(key, records, first, last)
+            else:
+                records.bind(key, first, last)
+                self._node.computation.process_records(self._context, records)
+        self._fire_rest()
+        self._check_room(stop - first_waiting)
+        for index in range(first_waiting, stop):
+            self._keep(index)
+        return self.state.settle()
+
+    def _process_singly(self, key: str, records: Records, start: int, stop: int) -> None:
+        """Pass records one by one to code that takes several at once: it may set a timer that is due between them."""
+        at, process_records, context = (
+            records.columns.at,
+            self._node.computation.process_records,
+            self._context,
+        )
+        for index in range(start, stop):
+            self._fire_until(at[index])
+            records.bind(key, index, index + 1)
+            process_records(context, records)
+
+    def _fire_until(self, limit: int) -> None:
+        due = self.timers.event_due
+        if not due or due[0][0] > limit:
+            return
+        while (timer := self.timers.pop_event_due(limit)) is not None:
+            self._count_firing()
+            self._context.watermark = EventTimeMicros(timer.at)
+            self._process_timer(timer)
+        self._input.slack_us = self._records_slack_us
+
+    def _fire_rest(self) -> None:
+        """Fire the timers after the last record, and those of other clocks that have become due."""
+        while True:
+            self._fire_until(self._until)
+            if not self.timers.due:
+                return
+            self._context.watermark = EventTimeMicros(self._until)
+            self._fire_due()
+
+    # ------------------------------------------------------------- one at a time
+
+    def _run_carefully(self, key: str, start: int, stop: int) -> StoredState | None:
+        self._fire_due_carefully()
+        ready, first_waiting = self._ready(start, stop)
+        for records, first, last in ready:
+            for index in range(first, last):
+                self._fire_until_carefully(records.columns.at[index])
+                self._try_record(key, records, index)
+        self._fire_rest_carefully()
+        self._check_room(stop - first_waiting)
+        for index in range(first_waiting, stop):
+            self._try_to_keep(index)
+        return self.state.settle()
+
+    def _fire_until_carefully(self, limit: int) -> None:
+        while (timer := self.timers.pop_event_due(limit)) is not None:
+            self._count_firing()
+            self._context.watermark = EventTimeMicros(timer.at)
+            self._try_timer(timer)
+
+    def _fire_rest_carefully(self) -> None:
+        while True:
+            self._fire_until_carefully(self._until)
+            if not self.timers.due:
+                return
+            self._context.watermark = EventTimeMicros(self._until)
+            self._fire_due_carefully()
+
+    # ------------------------------------------------------------- what waits
+
+    def _check_room(self, more: int) -> None:
+        most = self._node.computation.waiting_max
+        if more and self.timers.waiting + more > most:
+            raise InvalidError(
+                "more records of a key wait for the watermark than waiting_max of its computation allows",
+                computation=self._node.name,
+                key=self._context.key,
+                waiting=self.timers.waiting + more,
+                waiting_max=most,
+            )
+
+    def _keep(self, index: int) -> None:
+        self.timers.added.append(waiting_timer(self._columns, index, self._superstep, self._node.horizon_us))
+
+    def _try_to_keep(self, index: int) -> None:
+        try:
+            self._keep(index)
+        except Exception as failure:  # noqa: BLE001 - reading a value may raise anything
+            self._fail_record(self._columns, index, Failure(failure, 1))
+
+
+def _ranges(ranked: Sequence[tuple[int, int, Records, int]]) -> Iterator[_Range]:
+    """Join records that follow one another in the same columns into ranges."""
+    # Within a range, the index in the columns rises with the position in the order.
+    for _, group in groupby(enumerate(ranked), key=lambda entry: (id(entry[1][2]), entry[1][3] - entry[0])):
+        run = [record for _, record in group]
+        yield _Range(run[0][2], run[0][3], run[-1][3] + 1)

@@ -1,0 +1,287 @@
+"""The interval worker: runs one interval's bundles against soft state that follows the committed files.
+
+Both runners use it: a Spark task runs a bundle in one call (`IntervalWorker.run`), the local
+engine step by step, so that the files of several intervals are written in parallel. User code
+runs in `process`; the bundle counts only once the coordinator commits its manifest.
+
+One interval's part in a superstep, as a plain value that travels to the tasks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from millpond.executor.computation.watchdog import OnStuck
+from millpond.executor.interval.bundle import Bundle, Deliveries
+from millpond.executor.interval.letters import RetriedLetter
+from millpond.executor.interval.processor import IntervalProcessor
+from millpond.executor.interval.row_cache import MemoryBudget
+from millpond.executor.interval.row_reader import StoreRowReader
+from millpond.executor.interval.row_update import BundleResult, Manifest
+from millpond.executor.interval.soft_state import SoftState
+from millpond.executor.pipeline.nodes import STRONG, ComputationNode, WeakStreams
+from millpond.executor.time.clocks import PercentileTimes
+from millpond.statestore.check import check
+from millpond.statestore.failpoint import reach
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.files import LiveFile
+from millpond.statestore.quick_pickle import quickly_pickled
+from millpond.statestore.rows.files import PARQUET, RowFile, write_row_file
+from millpond.statestore.rows.row import Fence
+from millpond.statestore.rows.row_format import RowFormat
+from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros
+
+
+@quickly_pickled
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalPlan:
+    """One interval's part in a superstep.
+
+    Attributes:
+        interval: the interval.
+        fence: the fence of its next commit.
+        watermark: input low watermark of the computation for the whole superstep.
+        files: the committed files with its rows, oldest first; empty unless requested.
+        due: whether it has something to do without a record: a pending timer is due, or dead letters are retried.
+        percentile_watermarks: percentile watermarks of the computation, all that the pipeline keeps.
+        settled: no record before this time comes after the superstep; ``None``: that is known only up to ``watermark``.
+        late_before: records before this time are late; ``None``: those before ``watermark``.
+        retried: dead letters of its keys that are given once more.
+    """
+
+    interval: Interval
+    fence: Fence
+    watermark: EventTimeMicros
+    files: tuple[LiveFile, ...]
+    due: bool
+    percentile_watermarks: PercentileTimes = field(default_factory=dict)
+    settled: EventTimeMicros | None = None
+    late_before: EventTimeMicros | None = None
+    retried: tuple[RetriedLetter, ...] = ()
+
+
+class WorkerState(Enum):
+    """What an interval worker knows about the committed files."""
+
+    BEHIND = auto()
+    """Another writer may have committed since soft state last followed the files."""
+
+    RAN = auto()
+    """A bundle has run since soft state last followed the files; its commit is not confirmed."""
+
+    FOLLOWING = auto()
+    """Soft state is exactly what the committed files say."""
+
+
+class IntervalWorker:
+    """Runs the bundles of one interval; everything it remembers can be rebuilt from committed files.
+
+    A bundle takes four steps: `process`, `write` (on any thread), `finish`, and `confirm` once the
+    manifest is committed. If a bundle is not confirmed, the next `process` reads the committed
+    files first and undoes what is not among them. Only `fall_behind` and `write` may be called
+    while `process` runs on another thread.
+
+    Args:
+        node: the computation.
+        interval: the keys it owns.
+        objects: where row files are stored.
+        row_format: how row files are encoded.
+        memory: the soft-state budget of the process.
+        stopwatch: reads a clock that runs while a bundle is processed, in microseconds.
+        on_stuck: called if user code exceeds its time limit and cannot be interrupted.
+    """
+
+    def __init__(
+        self,
+        node: ComputationNode,
+        interval: Interval,
+        objects: Objects,
+        *,
+        row_format: RowFormat = PARQUET,
+        memory: MemoryBudget,
+        stopwatch: Callable[[], int],
+        on_stuck: OnStuck | None = None,
+    ) -> None:
+        self._interval = interval
+        self._objects = objects
+        self._row_format = row_format
+        reader = StoreRowReader(objects)
+        self._soft_state = SoftState(
+            interval,
+            reader,
+            memory,
+            keeps_records=node.time_sorted,
+            state_version=node.computation.state_version,
+        )
+        self._on_stuck = on_stuck
+        self._processor = IntervalProcessor(node, interval, self._soft_state, on_stuck)
+        self._stopwatch = stopwatch
+        self._work_us = 0
+        self._state = WorkerState.BEHIND
+        self._transition = threading.Lock()
+
+    def shrink(self) -> None:
+        """Evict what others of the process need more; no other step may run at the same time."""
+        self._soft_state.shrink()
+
+    def take_code(self, node: ComputationNode) -> None:
+        """Run other code from now on, between two bundles; soft state is rows as they are stored, and stays.
+
+        Args:
+            node: the computation, as `time_sorted` as it was.
+        """
+        self._processor = IntervalProcessor(node, self._interval, self._soft_state, self._on_stuck)
+
+    def leave(self) -> None:
+        """Give the memory back: the process keeps nothing of the interval any more."""
+        self._soft_state.leave()
+
+    @property
+    def state(self) -> WorkerState:
+        """What the worker knows about the committed files."""
+        return self._state
+
+    def run(self, bundle: Bundle, files: Callable[[], Sequence[LiveFile]], token: str) -> Manifest:
+        """Process a bundle and write its row file, uncommitted; after a failure soft state is empty.
+
+        Args:
+            bundle: the records and timers to handle.
+            files: returns the live files that may hold the interval's rows.
+            token: makes the file's name unique.
+
+        Raises:
+            InvalidError: user code failed and failures stop the pipeline.
+            DataError: a committed file is missing or its bytes are wrong.
+            UnavailableError: the object store cannot be reached.
+        """
+        try:
+            result = self.process(bundle, files)
+            return self.finish(bundle, result, self.write(bundle, result, token))
+        except BaseException:
+            self._reset()
+            raise
+
+    def process(self, bundle: Bundle, files: Callable[[], Sequence[LiveFile]]) -> BundleResult:
+        """Run user code for a bundle; nothing is written yet.
+
+        Args:
+            bundle: the records and timers to handle.
+            files: returns the live files that may hold the interval's rows; called only if soft
+                state may differ from them, so a superstep does not cost more as files accumulate.
+
+        Raises:
+            InvalidError: user code failed and failures stop the pipeline.
+            DataError: a committed file is missing or its bytes are wrong.
+        """
+        began_us = self._stopwatch()
+        if not self._begin():
+            self._soft_state.synchronise(files())
+        result = self._processor.process(bundle)
+        self._work_us = self._stopwatch() - began_us
+        return result
+
+    def write(self, bundle: Bundle, result: BundleResult, token: str) -> RowFile | None:
+        """Write the row updates of a bundle, uncommitted; ``None`` if there are none.
+
+        Raises:
+            UnavailableError: the object store cannot be reached.
+        """
+        if result.updates is None:
+            return None
+        file = write_row_file(
+            self._objects,
+            self._interval,
+            result.updates,
+            superstep=bundle.superstep,
+            fence=bundle.fence,
+            token=token,
+            row_format=self._row_format,
+        )
+        reach("superstep.file_written")
+        return file
+
+    def finish(self, bundle: Bundle, result: BundleResult, file: RowFile | None) -> Manifest:
+        """Associate soft state with the written file, and return the manifest to be committed."""
+        check(
+            self._state is not WorkerState.FOLLOWING, "a bundle is finished after it ran", state=self._state
+        )
+        self._soft_state.adopt(file)
+        return Manifest(
+            interval=self._interval,
+            fence=bundle.fence,
+            file=file,
+            result=replace(result, updates=None, weak=None),
+            work_us=self._work_us,
+        )
+
+    def confirm(self, file: RowFile | None) -> None:
+        """Note that the last bundle was committed, as part of a version that nothing else changed.
+
+        Args:
+            file: the bundle's row file; ``None`` if it changed nothing.
+        """
+        check(
+            self._state is not WorkerState.FOLLOWING,
+            "a bundle is confirmed once, after it ran",
+            state=self._state,
+        )
+        self._soft_state.confirm(file)
+        with self._transition:
+            # A bundle that outlived its superstep may have read the files before another writer's commit.
+            if self._state is WorkerState.RAN:
+                self._state = WorkerState.FOLLOWING
+
+    def fall_behind(self) -> None:
+        """Note that another writer has committed: the next bundle reads the committed files first."""
+        with self._transition:
+            self._state = WorkerState.BEHIND
+
+    def _begin(self) -> bool:
+        """Note that a bundle runs from now on; return whether soft state still follows the files.
+
+        The state changes before the files are read: a `fall_behind` that comes later may concern a
+        commit which this bundle does not see, so it must outlast the bundle.
+        """
+        with self._transition:
+            is_following = self._state is WorkerState.FOLLOWING
+            self._state = WorkerState.RAN
+        return is_following
+
+    def _reset(self) -> None:
+        self._soft_state.reset()
+        self.fall_behind()
+
+
+def bundle_of(
+    part: IntervalPlan,
+    deliveries: Sequence[Deliveries],
+    *,
+    superstep: Superstep,
+    wall_time: WallTimeMicros,
+    weak: WeakStreams = STRONG,
+) -> Bundle:
+    """The bundle of one interval in one superstep.
+
+    Args:
+        part: the interval's part in the superstep.
+        deliveries: its records.
+        superstep: number of the superstep.
+        wall_time: wall time of the whole superstep.
+        weak: which productions are delivered before the commit.
+    """
+    return Bundle(
+        interval=part.interval,
+        fence=part.fence,
+        superstep=superstep,
+        watermark=part.watermark,
+        wall_time=wall_time,
+        deliveries=deliveries,
+        percentile_watermarks=part.percentile_watermarks,
+        weak=weak,
+        settled=part.settled,
+        late_before=part.late_before,
+        retried=part.retried,
+    )

@@ -1,0 +1,367 @@
+"""The balancer: looks at the load of a pipeline's intervals from time to time, and says which keys to cut.
+
+Cuts by hand come from outside: a position in the table asks for one, and the commit that makes the cut answers it.
+
+Which cuts the load of a computation calls for.
+
+The load of intervals: what their bundles took, superstep by superstep.
+
+When the keys of a computation are cut again while it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from typing import Final
+
+import pyarrow as pa
+
+from millpond.executor.interval.row_update import Manifest
+from millpond.executor.ownership.cuts import Cut, boundaries_of, middle_of, waiting_requests
+from millpond.executor.ownership.ownership import Ownership
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import JsonValue
+from millpond.statestore.types import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalLoad:
+    """What an interval took in a superstep, by the median of the last ones.
+
+    Attributes:
+        work_ms: the time that its bundles took, of a processor where the runner can tell.
+        records: the records and timers that they processed.
+        keys: keys that were worked on, each about as often as it was.
+        home: the process that ran it last; empty for that of the coordinator.
+    """
+
+    work_ms: float
+    records: float
+    keys: tuple[str, ...] = ()
+    home: str = ""
+
+
+@dataclass(slots=True)
+class _Seen:
+    work_us: deque[int]
+    records: deque[int]
+    keys: deque[tuple[str, ...]]
+    home: str = ""
+
+
+class Loads:
+    """The last supersteps of each interval.
+
+    Args:
+        window: how many supersteps count.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._seen: dict[Interval, _Seen] = {}
+
+    def note(self, manifests: Iterable[Manifest], live: Iterable[Interval]) -> None:
+        """Take in what a superstep reports; an interval without a bundle has had nothing to do.
+
+        Args:
+            manifests: of the intervals that ran.
+            live: all intervals that may have run.
+        """
+        by_interval = {manifest.interval: manifest for manifest in manifests}
+        for interval in live:
+            seen = self._seen.get(interval)
+            if seen is None:
+                seen = self._seen[interval] = _Seen(
+                    deque(maxlen=self._window), deque(maxlen=self._window), deque(maxlen=self._window)
+                )
+            manifest = by_interval.get(interval)
+            statistics = None if manifest is None else manifest.result.statistics
+            seen.work_us.append(0 if manifest is None else manifest.work_us)
+            seen.records.append(0 if statistics is None else statistics.records + statistics.timers)
+            seen.keys.append(() if manifest is None else manifest.result.key_sample)
+            if manifest is not None:
+                seen.home = manifest.home
+
+    def forget(self, intervals: Iterable[Interval]) -> None:
+        """Forget intervals that are no more."""
+        for interval in intervals:
+            self._seen.pop(interval, None)
+
+    def of(self, intervals: Iterable[Interval]) -> Mapping[Interval, IntervalLoad] | None:
+        """The loads of some intervals; ``None`` while one of them has not been seen for as many supersteps as count."""
+        chosen = list(intervals)
+        is_known = all(
+            interval in self._seen and len(self._seen[interval].work_us) == self._window
+            for interval in chosen
+        )
+        return self.so_far(chosen) if is_known else None
+
+    def so_far(self, intervals: Iterable[Interval]) -> Mapping[Interval, IntervalLoad]:
+        """The loads of those of the intervals that have been seen at all."""
+        return {
+            interval: IntervalLoad(
+                work_ms=median(seen.work_us) / 1_000,
+                records=median(seen.records),
+                keys=tuple(key for keys in seen.keys for key in keys),
+                home=seen.home,
+            )
+            for interval in intervals
+            if (seen := self._seen.get(interval)) is not None
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalancePolicy:
+    """When intervals are split and merged, by what their bundles take (MillWheel §7.1).
+
+    The fair share of an interval is its computation's work divided by the number of intervals, or by the number of
+    tasks that run at once if that is greater. Between ``hot`` and ``cold`` nothing happens, so a cut does not
+    call for the next one.
+
+    Args:
+        every: supersteps between two looks at the load; what counts is the median of that many.
+        hot: an interval with more than this many fair shares is split into parts of about one.
+        cold: neighbours that have less than this part of a fair share together are merged.
+        least_ms: a computation that takes less work a superstep than this, in milliseconds, is left alone.
+        intervals_max: the most intervals of a computation; ``None``: eight times the tasks that run at once.
+
+    Raises:
+        InvalidError: under these bounds a cut would call for the opposite one.
+
+    Example:
+        ``mp.SparkRunner(store, balance=mp.BalancePolicy(hot=3.0))``
+    """
+
+    every: int = 4
+    hot: float = 2.0
+    cold: float = 0.25
+    least_ms: float = 50.0
+    intervals_max: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse bounds without a gap between hot and cold."""
+        if self.every < 1 or not 0 <= self.cold <= 0.5 or self.hot < 1.5 or self.least_ms < 0:
+            raise InvalidError("a balancer cannot work with these bounds", policy=self)
+        if self.intervals_max is not None and self.intervals_max < 1:
+            raise InvalidError("a computation has at least one interval", intervals_max=self.intervals_max)
+
+
+_PARTS_MAX: Final = 16
+"""Into how many parts one cut may split: a sample of a few hundred keys says no more."""
+
+_CUTS_MAX: Final = 4
+"""How many cuts are made at a time; each is a commit."""
+
+_INTERVALS_A_TASK: Final = 8
+
+
+HotKey = tuple[Interval, str]
+"""A key whose load alone is more than its interval may have, and its interval."""
+
+
+def cuts_for(
+    loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, *, parallelism: int
+) -> tuple[Cut, ...]:
+    """The splits that the load of a computation calls for; without any, the merges.
+
+    Args:
+        loads: the load of each of its intervals, in key order.
+        policy: what is hot and what is cold.
+        parallelism: how many tasks run at once.
+    """
+    fair = _fair_share(loads, policy, parallelism)
+    if fair is None:
+        return ()
+    most = policy.intervals_max or max(len(loads), _INTERVALS_A_TASK * parallelism)
+    return _splits(loads, policy, fair, most - len(loads)) or _merges(
+        loads, policy, fair, len(loads) - parallelism
+    )
+
+
+def hot_keys(
+    loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, *, parallelism: int
+) -> tuple[HotKey, ...]:
+    """The keys that are hot alone: no cut parts the load of their intervals."""
+    fair = _fair_share(loads, policy, parallelism)
+    if fair is None:
+        return ()
+    return tuple(
+        (interval, load.keys[0])
+        for interval, load in loads.items()
+        if load.work_ms > policy.hot * fair and load.keys and middle_of(interval, load.keys) is None
+    )
+
+
+def _fair_share(
+    loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, parallelism: int
+) -> float | None:
+    """The fair share of an interval, in milliseconds; ``None`` for a computation that is left alone."""
+    total = sum(load.work_ms for load in loads.values())
+    return total / max(len(loads), parallelism) if loads and total >= policy.least_ms else None
+
+
+def _splits(
+    loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, fair: float, room: int
+) -> tuple[Cut, ...]:
+    cuts: list[Cut] = []
+    hottest = sorted(loads.items(), key=lambda pair: -pair[1].work_ms)
+    for interval, load in hottest[:_CUTS_MAX]:
+        parts = min(ceil(load.work_ms / fair), _PARTS_MAX, room + 1)
+        if load.work_ms <= policy.hot * fair or parts < 2:
+            break
+        keys = _keys_between(interval, load.keys, parts)
+        if keys:
+            cuts.append(Cut.split(interval, keys))
+            room -= len(keys)
+    return tuple(cuts)
+
+
+def _keys_between(interval: Interval, sample: Sequence[str], parts: int) -> Sequence[str]:
+    inside = [key for key in sample if interval.contains(key)]
+    keys = boundaries_of(pa.array(inside, pa.string()), parts)
+    if not keys:
+        # The even cuts all fall on the least key of the sample, which has more than its share of it.
+        middle = middle_of(interval, inside)
+        keys = () if middle is None else (middle,)
+    return [key for key in keys if interval.low < key]
+
+
+def _merges(
+    loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, fair: float, surplus: int
+) -> tuple[Cut, ...]:
+    """The longest runs of neighbours that are cold together; tasks are not left without an interval."""
+    cuts: list[Cut] = []
+    run: list[Interval] = []
+    weight = 0.0
+    for interval, load in [*loads.items(), (None, None)]:
+        is_cold = load is not None and weight + load.work_ms < policy.cold * fair
+        if interval is not None and load is not None and is_cold and len(run) <= surplus:
+            run.append(interval)
+            weight += load.work_ms
+            continue
+        if len(run) > 1 and len(cuts) < _CUTS_MAX:
+            cuts.append(Cut.merge(run))
+            surplus -= len(run) - 1
+        run, weight = [], 0.0
+        if interval is not None and load is not None and load.work_ms < policy.cold * fair:
+            run, weight = [interval], load.work_ms
+    return tuple(cuts)
+
+
+_LOG = logging.getLogger("millpond")
+_ASKED_EVERY_US: Final = 1_000_000
+"""How often the table is searched for requests: it may have thousands of transactions."""
+
+
+class Balancer:
+    """Decides on cuts between supersteps; its caller makes them.
+
+    Args:
+        ownership: the intervals.
+        computations: the names of those whose keys may be cut.
+        clock: the source of time.
+        policy: what is hot and what is cold; ``None`` cuts nothing by itself.
+
+    Attributes:
+        parallelism: how many tasks run at once; the runner's to set.
+        loads: what each interval took; kept only with a policy.
+    """
+
+    def __init__(
+        self, ownership: Ownership, computations: Sequence[str], clock: Clock, policy: BalancePolicy | None
+    ) -> None:
+        self._ownership = ownership
+        self._computations = computations
+        self._clock = clock
+        self._policy = policy
+        self.parallelism: int = 1
+        self.loads: Loads = Loads(1 if policy is None else policy.every)
+        self._supersteps = 0
+        self._told: set[HotKey] = set()
+        self._asked_us: int | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether load alone calls for cuts."""
+        return self._policy is not None
+
+    def note(self, manifests: Iterable[Manifest]) -> None:
+        """Take in what a committed superstep reports."""
+        if self._policy is not None:
+            self._supersteps += 1
+            live = [interval for name in self._computations for interval in self._intervals(name)]
+            self.loads.note(manifests, live)
+
+    def follow(self, cut: Cut) -> None:
+        """Forget what was replaced: what replaces it is looked at again once it has run for as many supersteps as count."""
+        self.loads.forget(cut.replaced)
+
+    def follow_update(self, former: Balancer) -> None:
+        """Go on from what is known of the intervals that the pipeline had before it changed."""
+        self.parallelism, self.loads = former.parallelism, former.loads
+
+    def due(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut, Mapping[str, int]]]:
+        """The cuts to make now, each with the positions to record in its commit.
+
+        A request that leaves nothing to cut is answered by a commit of its own.
+
+        Args:
+            txns: the transactions of the table, some of which may be requests.
+        """
+        yield from self._by_hand(txns)
+        policy = self._policy
+        if policy is None or self._supersteps < policy.every:
+            return
+        # Once for each time: a run that has nothing to do asks again and again.
+        self._supersteps = 0
+        for name in self._computations:
+            loads = self.loads.of(self._intervals(name))
+            if loads is not None:
+                self._tell(hot_keys(loads, policy, parallelism=self.parallelism))
+                for cut in cuts_for(loads, policy, parallelism=self.parallelism):
+                    yield cut, {}
+
+    def report(self) -> Mapping[str, JsonValue]:
+        """The loads that the next commit tells readers of the log; nothing but every so many supersteps."""
+        policy = self._policy
+        if policy is None or self._supersteps + 1 < policy.every:
+            return {}
+        return {
+            interval.app_id: {"work_ms": load.work_ms, "records": load.records, "home": load.home}
+            for name in self._computations
+            for interval, load in self.loads.so_far(self._intervals(name)).items()
+        }
+
+    def _by_hand(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut, Mapping[str, int]]]:
+        now_us = self._clock.monotonic_us()
+        if self._asked_us is not None and now_us - self._asked_us < _ASKED_EVERY_US:
+            return
+        self._asked_us = now_us
+        for request in waiting_requests(txns):
+            intervals = self._intervals(request.computation)
+            cut = request.cut(intervals) if intervals else None
+            if cut is not None:
+                yield cut, request.answer
+            elif intervals:
+                # Nothing is left to cut: that is an answer too.
+                self._ownership.record(request.answer)
+
+    def _intervals(self, computation: str) -> list[Interval]:
+        return [owned.interval for owned in self._ownership.of(computation)]
+
+    def _tell(self, keys: Iterable[HotKey]) -> None:
+        for hot in set(keys) - self._told:
+            self._told.add(hot)
+            interval, key = hot
+            _LOG.warning(
+                "key %r of %s takes more work than an interval should, and one key cannot be split: "
+                "combine its records before they come here, or lift its combiner",
+                key,
+                interval.computation,
+            )

@@ -1,1 +1,0 @@
-"""Takes a damaged store back to its newest intact version."""

@@ -1,0 +1,346 @@
+"""Repair: restores a damaged store in one fenced commit that records what it did.
+
+Everything goes back together. A store that goes back to version *g* has the rows of *g* and the input
+positions of *g*, so a runner reads again what was consumed since, if its source still has it. Two
+numbers do not go back. Fences rise, through leases taken for the repair, so a former owner of the
+pipeline can no longer write. Supersteps rise above every earlier one, so a sink that has the outputs of
+undone supersteps does not mistake their successors for repetitions. Rows whose productions are
+undelivered at *g* are therefore rewritten under the new number.
+
+If the log can be read to its end, it stays, and older versions stay readable. If not, the repair's
+commit holds the whole state, a checkpoint repeats it, and the files of the old log are set aside.
+A repair that is killed at any moment leaves a store that can be repaired again. Work that follows
+the commit (the checkpoints of the input's queries) is done while the leases are held, so that no
+pipeline starts in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.inputs.positions import claimed_by
+from millpond.executor.ownership.ownership import OwnedNames
+from millpond.executor.pipeline.nodes import control_interval
+from millpond.executor.replay.repair_plan import RepairPlan
+from millpond.statestore.app_ids import (
+    BACKFILL_PREFIX,
+    CODEC_PREFIX,
+    COUNT_PREFIX,
+    INJECTED_PREFIX,
+    INPUT_PREFIX,
+    INPUT_ROWS_PREFIX,
+    KEY_COLUMNS_PREFIX,
+    PIPELINE_NAME_PREFIX,
+    RESTORED_APP_ID,
+    SAVEPOINT_PREFIX,
+    SAVEPOINT_RELEASED,
+    STATE_COLUMNS_PREFIX,
+    STATE_VERSION_PREFIX,
+    SUPERSTEP_PREFIX,
+    TOTAL_PREFIX,
+    WATERMARK_PREFIX,
+    superstep_app_id,
+    supersteps_of,
+)
+from millpond.statestore.errors import ConflictError, ObjectMissingError
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.lease import Lease, Leases, exclusive
+from millpond.statestore.log.action import Action, Add, CommitInfo, JsonValue, Remove, Txn
+from millpond.statestore.log.checkpoint import checkpoint_path, write_part
+from millpond.statestore.log.commit_file import digest_of, encode
+from millpond.statestore.log.files import LiveFile, row_file_to_add
+from millpond.statestore.log.log import LOG_FOLDER, Log, commit_path
+from millpond.statestore.log.snapshot import RESTORED_VERSION, live_intervals
+from millpond.statestore.log.writer import Committed
+from millpond.statestore.objects.obstore import put_new
+from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows.row import Fence, pack_fence, unpack_fence
+from millpond.statestore.types import (
+    TIME_MIN_US,
+    Clock,
+    CommitNumber,
+    Objects,
+    Rng,
+    Sequencer,
+    Superstep,
+    TableVersion,
+)
+
+SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
+"""Holds copies of the files that were removed from the log, in one folder per repair."""
+
+_LOST_NAMED_MAX: Final = 100
+_RESTARTED: Final = {
+    TOTAL_PREFIX: 0,
+    COUNT_PREFIX: 0,
+    INPUT_ROWS_PREFIX: 0,
+    INJECTED_PREFIX: 0,
+    WATERMARK_PREFIX: int(TIME_MIN_US),
+    BACKFILL_PREFIX: -1,
+    # Of these the newest counts, and what was recorded later is not true of the version.
+    CODEC_PREFIX: -1,
+    KEY_COLUMNS_PREFIX: -1,
+    PIPELINE_NAME_PREFIX: -1,
+    STATE_COLUMNS_PREFIX: -1,
+    STATE_VERSION_PREFIX: -1,
+}
+
+
+def repair_store(
+    objects: Objects,
+    plan: RepairPlan,
+    leases: Leases,
+    clock: Clock,
+    rng: Rng,
+    *,
+    then: Callable[[], None] | None = None,
+) -> Committed:
+    """Carry out a plan.
+
+    Args:
+        objects: the table's root.
+        plan: the plan; the table has no commit since it was made.
+        leases: the store's leases; those of every interval are taken and released.
+        clock: the source of time.
+        rng: the source of file names.
+        then: called after the commit, before the leases are released.
+
+    Returns:
+        The repair's commit: the newest version of the table.
+
+    Raises:
+        ConflictError: a pipeline of the store is running (stop it first), another repair or an offline
+            collection is running, or a collection removed files that the plan needs. Nothing was changed.
+        FencedError: this process was suspended for longer than its session; repair again.
+        ObjectExistsError: another process has committed since the plan was made. Nothing was changed.
+        UnavailableError: a service does not respond; repair again.
+    """
+    with hold_store(plan, leases) as (hold, owners):
+        committed = _commit(objects, plan, owners, clock, rng, hold)
+        leases.high_water.advance(committed.version, committed.digest)
+        leases.high_water.flush()
+        if then is not None:
+            then()
+    return committed
+
+
+@contextmanager
+def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[Interval, Fence]]]:
+    """Hold the store exclusively: no pipeline, other repair or offline collection runs meanwhile.
+
+    Yields:
+        The lock on offline maintenance, and the fences of the leases of every interval.
+
+    Raises:
+        ConflictError: one of them is running.
+        UnavailableError: the lease service is unavailable.
+    """
+    fences = {interval: _fence_of(plan, interval.app_id) for interval in live_intervals(plan.txns)}
+    with exclusive(leases) as hold:
+        taken = leases.take_all(fences, on_held="refuse") if fences else ()
+        try:
+            yield hold, {lease.interval: Fence(lease.sequencer, CommitNumber(0)) for lease in taken}
+        finally:
+            for lease in taken:
+                leases.release(lease)
+
+
+def _fence_of(plan: RepairPlan, app_id: str) -> Sequencer:
+    return unpack_fence(max(plan.txns[app_id], plan.state.txns.get(app_id, 0))).sequencer
+
+
+def _commit(
+    objects: Objects,
+    plan: RepairPlan,
+    owners: Mapping[Interval, Fence],
+    clock: Clock,
+    rng: Rng,
+    hold: Lease,
+) -> Committed:
+    version, now_ms = TableVersion(plan.newest + 1), clock.now_us() // 1_000
+    _check_files(objects, plan)
+    for path, data in sorted(plan.healed.items()):
+        objects.put(path, data)
+    supersteps = _next_supersteps(objects, plan)
+    live = dict(plan.state.live)
+    if plan.is_rollback:
+        for path, add in _rewritten_rows(objects, plan, supersteps, owners, version, now_ms, rng):
+            del live[path]
+            live[add.path] = add
+    txns = _transactions(plan, supersteps, owners)
+    changes = list(_changes(plan, live, now_ms))
+    changes += [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in sorted(txns.items())]
+    told: dict[str, JsonValue] = {}
+    if plan.is_rollback:
+        told = {"source_offsets": dict(plan.source_offsets), "watermarks": dict(plan.watermarks)}
+    info = CommitInfo(
+        operation=f"MILLPOND {plan.kind.upper()}",
+        timestamp_ms=now_ms,
+        parameters={"kind": plan.kind, "restoredVersion": str(plan.state.version)},
+        read_version=plan.newest,
+        millpond={
+            "kind": plan.kind,
+            "writer": rng.token(),
+            "previous": plan.history.digest if plan.is_readable else "",
+            RESTORED_VERSION: int(plan.state.version),
+            "lost": list(plan.lost[:_LOST_NAMED_MAX]),
+            **told,
+        },
+    )
+    data = encode([info, *changes])
+    hold.check()
+    put_new(objects, commit_path(version), data)
+    if not plan.is_readable:
+        actions = tuple(changes)
+        path = checkpoint_path(version)
+        objects.put(path, write_part(actions, path))
+        Log(objects).name_checkpoint(version, len(actions))
+    _set_aside(objects, plan, version)
+    return Committed(version=version, digest=digest_of(data))
+
+
+def _check_files(objects: Objects, plan: RepairPlan) -> None:
+    """Refuse a plan whose files are gone: a collection may have removed them, which makes no new version."""
+    gone = plan.state.live.keys() - set(objects.list(""))
+    if gone:
+        raise ConflictError(
+            "garbage collection has removed files that the repair needs since it was planned; repair again",
+            path=min(gone),
+            files=len(gone),
+        )
+
+
+def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator[Action]:
+    """The actions that make ``live`` the table's files: all actions if the log cannot be read to its end."""
+    if not plan.is_readable:
+        yield plan.history.protocol
+        if plan.history.metadata is not None:
+            yield plan.history.metadata
+        yield from live.values()
+        return
+    before = plan.history.state.live
+    for path, add in before.items():
+        if path not in live:
+            yield Remove(
+                path=path,
+                deletion_time_ms=now_ms,
+                partition_values=add.partition_values,
+                size_bytes=add.size_bytes,
+            )
+    yield from (add for path, add in live.items() if path not in before)
+
+
+def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]:
+    """By pipeline: a superstep above every one in the log or in a file's name."""
+    supersteps: dict[str, Superstep] = {}
+    names = [path.partition("/") for path in objects.list("") if path.startswith("computation=")]
+    then = supersteps_of(plan.state.txns)
+    for pipeline, last in supersteps_of(plan.txns).items():
+        own = claimed_by(plan.txns, pipeline) | {control_interval(pipeline).computation}
+        numbers = (
+            int(name.partition("-")[0])
+            for folder, _, name in names
+            if unquote(folder.removeprefix("computation=")) in own and name.partition("-")[0].isdecimal()
+        )
+        supersteps[pipeline] = Superstep(max([last, then.get(pipeline, 0), *numbers]) + 1)
+    return supersteps
+
+
+def _transactions(
+    plan: RepairPlan, supersteps: Mapping[str, Superstep], owners: Mapping[Interval, Fence]
+) -> dict[str, int]:
+    fences = {
+        interval.app_id: pack_fence(fence.sequencer, fence.commit_number)
+        for interval, fence in owners.items()
+    }
+    # What processes remember of the table's files is not true of it any more.
+    fences[RESTORED_APP_ID] = int(plan.newest) + 1
+    if not plan.is_rollback:
+        return fences
+    positions: dict[str, int] = {}
+    for app_id, was in plan.txns.items():
+        restored = plan.state.txns.get(app_id)
+        if app_id.startswith(SUPERSTEP_PREFIX):
+            positions[app_id] = supersteps[unquote(app_id.removeprefix(SUPERSTEP_PREFIX))]
+        elif app_id.startswith(INPUT_PREFIX):
+            positions[app_id] = -1 if restored is None else restored
+        elif app_id.startswith(SAVEPOINT_PREFIX):
+            is_kept = plan.is_readable and was <= plan.newest
+            positions[app_id] = was if is_kept else SAVEPOINT_RELEASED
+        elif Interval.from_app_id(app_id) is not None:
+            # Those that are live are taken; no fence of what was cut since goes back.
+            continue
+        else:
+            restart = next((at for prefix, at in _RESTARTED.items() if app_id.startswith(prefix)), was)
+            positions[app_id] = restart if restored is None else restored
+    return positions | fences
+
+
+def _rewritten_rows(
+    objects: Objects,
+    plan: RepairPlan,
+    supersteps: Mapping[str, Superstep],
+    owners: Mapping[Interval, Fence],
+    version: TableVersion,
+    now_ms: int,
+    rng: Rng,
+) -> Iterator[tuple[str, Add]]:
+    """Rewrite the rows of each pipeline's last superstep, whose productions are undelivered, under its new number."""
+    for pipeline, superstep in sorted(supersteps.items()):
+        last = plan.state.txns.get(superstep_app_id(pipeline))
+        if last is None:
+            continue
+        control = control_interval(pipeline)
+        sequencer = owners[control].sequencer if control in owners else Sequencer(1)
+        names = OwnedNames(rng, pipeline, partial(Sequencer, sequencer))
+        own = claimed_by(plan.state.txns, pipeline)
+        for path, add in sorted(plan.state.live.items()):
+            file = LiveFile.from_add(add, plan.state.version)
+            if file.computation not in own and file.interval_id != control.app_id:
+                continue
+            rows = read_row_files(objects, [path])
+            is_last = pc.equal(rows.column("superstep"), int(last))
+            if not pc.any(is_last).as_py():
+                continue
+            numbers = pc.if_else(is_last, pa.scalar(int(superstep), pa.int64()), rows.column("superstep"))
+            column = rows.schema.get_field_index("superstep")
+            interval = Interval.from_app_id(file.interval_id) or Interval(file.computation)
+            fence = owners.get(interval) or Fence(Sequencer(1 << 30), CommitNumber(0))
+            written = write_row_file(
+                objects,
+                interval,
+                rows.set_column(column, rows.schema.field(column), numbers),
+                superstep=superstep,
+                fence=fence,
+                token=names.token(),
+            )
+            yield (
+                path,
+                row_file_to_add(
+                    written, interval, version=version, modification_time_ms=now_ms, rewrite=True
+                ),
+            )
+
+
+def _set_aside(objects: Objects, plan: RepairPlan, version: TableVersion) -> None:
+    """Remove files from the log, oldest first, and keep copies."""
+    gone = []
+    for path in plan.set_aside:
+        try:
+            data = objects.get(path)
+        except ObjectMissingError:
+            continue
+        objects.put(f"{SET_ASIDE_FOLDER}/{version:020d}/{path.rpartition('/')[2]}", data)
+        gone.append(path)
+    if plan.is_readable and gone:
+        # It may name a checkpoint that is gone; without it Delta readers list the log.
+        gone.append(f"{LOG_FOLDER}/_last_checkpoint")
+    objects.delete(sorted(gone))
+    objects.sync()

@@ -1,1 +1,0 @@
-"""What a run shows while it works, and says at its end."""

@@ -1,0 +1,329 @@
+"""Progress of a run: a log line per superstep, and a live line in a terminal.
+
+The log lines go to the logger ``millpond.progress.<pipeline>`` of the standard
+library, so they are silenced, redirected and filtered like any other. A run in
+a terminal shows its live line; a run elsewhere, in a program that has not set up
+logging, writes the log lines to standard error. Nothing is kept but sums.
+
+Supersteps as one line that stays in place in a terminal.
+
+Supersteps as structured log lines: key=value for people, JSON where no terminal is listening.
+
+structlog renders, the standard library's logging decides whether and where to.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import IO, Any, Final
+
+import orjson
+import structlog
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from millpond.executor.superstep.commit import SuperstepReport
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros
+
+_REFRESH_US: Final = 100_000
+_SEPARATOR: Final = " · "
+
+
+class ProgressLine:
+    """The live line of one run; it appears with the first superstep.
+
+    Args:
+        pipeline: the pipeline's name.
+        clock: paces the line: ten times a second is enough for the eye.
+        console: the terminal.
+    """
+
+    def __init__(self, pipeline: str, clock: Clock, console: Console) -> None:
+        self._pipeline = pipeline
+        self._clock = clock
+        # Standard output may be a file: what the program prints there must not land in the terminal.
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+        self._newest: SuperstepReport | None = None
+        self._sum: SuperstepReport | None = None
+        self._shown_us: int | None = None
+
+    def report(self, report: SuperstepReport) -> None:
+        """Show a superstep, if the last one has been seen for long enough."""
+        self._newest = report
+        self._sum = report.after(self._sum)
+        now_us = self._clock.monotonic_us()
+        if self._shown_us is None:
+            self._live.start()
+        if self._shown_us is None or now_us - self._shown_us >= _REFRESH_US:
+            self._shown_us = now_us
+            self._show()
+
+    def note(self, text: str) -> None:
+        """Print a line of its own above the live line."""
+        self._live.console.print(text, markup=False)
+
+    def close(self) -> None:
+        """Show the newest superstep once more and leave the line standing."""
+        if self._shown_us is not None:
+            self._show()
+            self._live.stop()
+
+    def _show(self) -> None:
+        if self._newest is not None and self._sum is not None:
+            text = line_text(self._pipeline, self._newest, self._sum)
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def line_text(pipeline: str, newest: SuperstepReport, run: SuperstepReport) -> str:
+    """The line: where the newest superstep stands, and what the run has counted so far.
+
+    Args:
+        pipeline: the pipeline's name.
+        newest: the newest superstep.
+        run: all supersteps of the run added up.
+    """
+    parts = [
+        f"{pipeline}  superstep {newest.superstep:,}",
+        f"{run.records:,} records",
+        f"{newest.records_per_second:,.0f}/s",
+        f"watermark {_watermark_text(newest)}",
+        f"commit {newest.commit_ms:,.1f} ms",
+    ]
+    exceptions = {
+        "late": run.late,
+        "duplicates": run.duplicates,
+        "dead letters": run.dead_letters,
+        "pending": newest.pending,
+    }
+    parts += [f"{count:,} {name}" for name, count in exceptions.items() if count]
+    return _SEPARATOR.join(parts)
+
+
+def _watermark_text(report: SuperstepReport) -> str:
+    if report.watermark_us == TIME_MIN_US:
+        return "unknown"
+    if report.watermark_us == TIME_MAX_US:
+        return "at the end"
+    return f"{_minute_text(report.watermark_us)} (lag {duration_text(report.lag_ms)})"
+
+
+def _minute_text(moment_us: EventTimeMicros) -> str:
+    try:
+        return f"{datetime.fromtimestamp(moment_us // 1_000_000, UTC):%Y-%m-%d %H:%M}"
+    except (OverflowError, ValueError, OSError):  # beyond the years that datetime knows
+        return f"{moment_us} us"
+
+
+def duration_text(duration_ms: float) -> str:
+    """A duration in the largest unit that leaves a number of one or more.
+
+    Example:
+        >>> duration_text(90_000)
+        '1.5 min'
+    """
+    for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if abs(duration_ms) >= unit_ms:
+            return f"{duration_ms / unit_ms:,.1f} {unit}"
+    return f"{duration_ms:,.0f} ms"
+
+
+LOGGER: Final = "millpond.progress"
+"""Parent of the loggers of all pipelines; silence this one to silence all."""
+
+
+class ProgressLog:
+    """Writes supersteps to the logger of a pipeline.
+
+    Args:
+        pipeline: its name, the last part of the logger's.
+        clock: stamps the lines and measures the time between them.
+        as_json: JSON for machines, else ``key=value`` pairs for people.
+        every_ms: at most one line in this time, adding up the supersteps in between.
+        fallback: where lines go if the program has not set up logging; nowhere if None.
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        clock: Clock,
+        *,
+        as_json: bool = True,
+        every_ms: float = 0,
+        fallback: IO[str] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._every_us = every_ms * 1_000
+        self._logger = logging.getLogger(f"{LOGGER}.{pipeline}")
+        self._handler = _attach(self._logger, fallback) if fallback is not None else None
+        self._log = _structured(self._logger, clock, as_json=as_json).bind(pipeline=pipeline)
+        self._waiting: SuperstepReport | None = None
+        self._waiting_count = 0
+        self._written_us: int | None = None
+
+    def report(self, report: SuperstepReport) -> None:
+        """Write a line, or keep the sums for the next one."""
+        if self._logger.isEnabledFor(logging.INFO):
+            self._waiting = report.after(self._waiting)
+            self._waiting_count += 1
+            now_us = self._clock.monotonic_us()
+            if self._written_us is None or now_us - self._written_us >= self._every_us:
+                self._written_us = now_us
+                self._write()
+
+    def note(self, text: str) -> None:
+        """Write a line of its own, after the sums that wait."""
+        self._write()
+        self._log.info(text)
+
+    def close(self) -> None:
+        """Write the sums that wait, and remove the handler if this object has added it."""
+        self._write()
+        if self._handler is not None:
+            self._logger.removeHandler(self._handler)
+            self._logger.setLevel(logging.NOTSET)
+
+    def _write(self) -> None:
+        if self._waiting is not None:
+            self._log.info("superstep", **_fields(self._waiting, self._waiting_count))
+            self._waiting, self._waiting_count = None, 0
+
+
+def _fields(report: SuperstepReport, supersteps: int) -> dict[str, Any]:
+    at_an_end = report.watermark_us in (TIME_MIN_US, TIME_MAX_US)
+    of_slots = {
+        "slots": report.slots,
+        "slots_at_home": report.slots_at_home,
+        "read_mib": round(report.read_bytes / 2**20, 2),
+    }
+    return {
+        "superstep": report.superstep,
+        "supersteps": supersteps,
+        "version": report.version,
+        "records": report.records,
+        "records_per_second": round(report.records_per_second),
+        "late": report.late,
+        "dropped": report.dropped,
+        "duplicates": report.duplicates,
+        "dead_letters": report.dead_letters,
+        "timers": report.timers,
+        "productions": report.productions,
+        "pending": report.pending,
+        "watermark": watermark_text(report.watermark_us),
+        "lag_ms": None if at_an_end else round(report.lag_ms),
+        "commit_ms": round(report.commit_ms, 1),
+        "duration_ms": round(report.duration_ms, 1),
+        **(of_slots if report.slots else {}),
+    }
+
+
+def watermark_text(watermark_us: EventTimeMicros) -> str:
+    """A watermark as ISO text in UTC; ``unknown`` and ``end`` before and after all time.
+
+    Example:
+        >>> watermark_text(EventTimeMicros(1_360_396_800_000_000))
+        '2013-02-09T08:00:00+00:00'
+    """
+    if watermark_us == TIME_MIN_US:
+        return "unknown"
+    if watermark_us == TIME_MAX_US:
+        return "end"
+    try:
+        return datetime.fromtimestamp(watermark_us / 1_000_000, UTC).isoformat()
+    except (OverflowError, ValueError, OSError):  # beyond the years that datetime knows
+        return f"{watermark_us} us"
+
+
+def _structured(logger: logging.Logger, clock: Clock, *, as_json: bool) -> Any:
+    def stamp(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        now = datetime.fromtimestamp(clock.now_us() / 1_000_000, UTC)
+        return {"event": event.pop("event"), "timestamp": now.isoformat(timespec="milliseconds"), **event}
+
+    render: structlog.typing.Processor = structlog.processors.JSONRenderer(
+        serializer=lambda event, **_options: orjson.dumps(event).decode()
+    )
+    if not as_json:
+        render = structlog.processors.LogfmtRenderer()
+    return structlog.wrap_logger(
+        logger, processors=[stamp, render], wrapper_class=structlog.stdlib.BoundLogger
+    )
+
+
+def _attach(logger: logging.Logger, stream: IO[str]) -> logging.Handler | None:
+    """Bring a handler of our own, unless the program has one or has set a level: then it knows what it wants."""
+    ancestors = (logger, logging.getLogger(LOGGER), logging.getLogger("millpond"))
+    if logger.hasHandlers() or any(ancestor.level != logging.NOTSET for ancestor in ancestors):
+        return None
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return handler
+
+
+_LOG = logging.getLogger("millpond")
+
+
+class Progress:
+    """Reports the supersteps of one run.
+
+    Args:
+        pipeline: the pipeline's name.
+        clock: stamps the log lines and paces the live line.
+        enabled: whether to report at all.
+        log_every_ms: log at most this often and sum the supersteps in between, for a runner that
+            commits hundreds a second; 0 logs every superstep.
+        console: where the live line goes, or the log lines if the program has not set up logging;
+            standard error by default.
+
+    Example:
+        >>> from millpond.statestore.system import SystemClock
+        >>> progress = Progress("zeitgeist", clock=SystemClock(), enabled=False)
+        >>> progress.close()
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        *,
+        clock: Clock,
+        enabled: bool = True,
+        log_every_ms: float = 0,
+        console: Console | None = None,
+    ) -> None:
+        console = console or Console(stderr=True, highlight=False)
+        in_terminal = console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter
+        self._log: ProgressLog | None = None
+        self._line: ProgressLine | None = None
+        if enabled:
+            fallback = None if in_terminal else console.file
+            self._log = ProgressLog(
+                pipeline, clock, as_json=not in_terminal, every_ms=log_every_ms, fallback=fallback
+            )
+            self._line = ProgressLine(pipeline, clock, console) if in_terminal else None
+
+    def report(self, report: SuperstepReport) -> None:
+        """Log a superstep and show it; after `close` it does nothing."""
+        if self._log is not None:
+            self._log.report(report)
+        if self._line is not None:
+            self._line.report(report)
+
+    def note(self, text: str) -> None:
+        """Say something about the run, where its supersteps are reported; in the log of ``millpond`` if nowhere."""
+        if self._log is None:
+            _LOG.info(text)
+        else:
+            self._log.note(text)
+        if self._line is not None:
+            self._line.note(text)
+
+    def close(self) -> None:
+        """Log the supersteps that are not logged yet, and stop the live line in its last state."""
+        log, line = self._log, self._line
+        self._log = self._line = None
+        if line is not None:
+            line.close()
+        if log is not None:
+            log.close()

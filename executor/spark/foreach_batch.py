@@ -1,0 +1,596 @@
+"""Embedding: a pipeline, or one computation, in the ``foreachBatch`` of the user's own streaming queries.
+
+The run of a pipeline that streaming queries of the user's own feed, each through a function of its stream.
+
+All functions of a pipeline and a store share one run: one set of leases, one superstep at a time, one sequence of
+commits. The first batch of any query opens it, `EmbeddedRun.close` or a failure ends it, and the next batch of a query
+that was started since then opens it again. What ends it is thus known to each query:
+
+- A failure is everyone's: the other queries that fed the run fail with the same error at their next batch.
+- A query that is stopped in the middle of a batch ends the run too, since Spark cancels what is under way; that is no
+  failure, and the next batch of another query opens it again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, Unpack
+from weakref import WeakValueDictionary
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.inputs.injector import FieldExtractor
+from millpond.executor.inputs.keys import KeyField
+from millpond.executor.inputs.payload import Payload
+from millpond.executor.pipeline.backfill import Backfill
+from millpond.executor.pipeline.nodes import SIGNALS, OnError, OnLate, ProductionMode
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.pipeline.streams import ComputationOptions
+from millpond.executor.sinks.sink import Sink
+from millpond.executor.spark.micro_batches import QueryStart
+from millpond.executor.spark.run import SparkRun
+from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
+from millpond.executor.spark.session import refuse_connect, refuse_pickle
+from millpond.executor.time.instants import Duration, TimeUnit
+from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
+from millpond.statestore.errors import (
+    InternalError,
+    InvalidError,
+    QueryStoppedError,
+    UnavailableError,
+    did_you_mean,
+)
+from millpond.statestore.history.lineage import place_of
+from millpond.statestore.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+_LOG: Final = logging.getLogger("millpond")
+_OPENINGS_MAX: Final = 10
+"""So often a batch may find that the run has been closed under its hands."""
+
+_TICK_MS: Final = 250.0
+
+_OWNERS: Final[dict[tuple[str, str], EmbeddedRun]] = {}
+"""Whose run is open, or being opened, in this process, by the place of the store and the pipeline's name."""
+
+_CLAIM: Final = threading.Lock()
+"""Held while `_OWNERS` changes."""
+
+
+class _Runner(Protocol):
+    def open(self, pipeline: EnginePipeline) -> SparkRun: ...
+
+
+@dataclass(slots=True, eq=False)
+class OpenRun:
+    """A run from its opening to its end, as the queries that feed it know it.
+
+    Attributes:
+        run: the run.
+        functions: what consumes the batches of a stream, by stream.
+        failure: what has ended it; ``None`` while it is open, and where it was closed.
+        is_over: whether it has ended.
+    """
+
+    run: SparkRun
+    functions: dict[str, Callable[[DataFrame, int], None]] = field(default_factory=dict)
+    failure: BaseException | None = None
+    is_over: bool = False
+
+    def raise_failure(self) -> None:
+        """Raise what has ended the run, if it has failed.
+
+        Raises:
+            MillpondError: the failure.
+        """
+        if self.failure is not None:
+            raise self.failure
+
+    def consume(self, stream: str, frame: DataFrame, batch: int) -> None:
+        """Consume a batch in one superstep."""
+        if stream not in self.functions:
+            self.functions[stream] = self.run.on_batch(stream)
+        self.functions[stream](frame, batch)
+
+
+class EmbeddedRun:
+    """Opens the run of one pipeline on one store when a batch comes, and ends it; any thread may use it.
+
+    Args:
+        pipeline: the pipeline.
+        place: where the store lies.
+
+    Attributes:
+        pipeline: the pipeline.
+    """
+
+    def __init__(self, pipeline: EnginePipeline, place: str) -> None:
+        self.pipeline: EnginePipeline = pipeline
+        self._name = (place, pipeline.name)
+        self._lock = threading.RLock()
+        self._options: dict[str, Any] = {}
+        self._said: set[str] = set()
+        self._runner: _Runner | None = None
+        self._streams: set[str] = set()
+        self._open: OpenRun | None = None
+        self._is_too_late = False
+
+    def join(
+        self, stream: str, options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], _Runner]
+    ) -> None:
+        """Note that a stream has a function, and with which options the run is to be opened.
+
+        The functions share the run, so each option is the same in every call that names it. Once a run has ended, a
+        call may change them for the next one.
+
+        Args:
+            stream: an injected stream.
+            options: those that this call names.
+            make: makes the runner, given all options but ``tick_ms``.
+
+        Raises:
+            InvalidError: another call has said otherwise, an open run was opened otherwise, or an option is wrong.
+        """
+        with self._lock:
+            for name, value in options.items():
+                is_known, is_open = name in self._options, self._open is not None
+                before = self._options.get(name)
+                if is_known and (is_open or name in self._said) and not _is_same(before, value):
+                    raise InvalidError(
+                        "the functions of a pipeline share one run: say an option once, or the same each time",
+                        pipeline=self.pipeline.name,
+                        option=name,
+                        given=value,
+                        before=before,
+                    )
+                if is_open and not is_known:
+                    raise InvalidError(
+                        "the run has begun without this option: say it where its first function is made",
+                        pipeline=self.pipeline.name,
+                        option=name,
+                    )
+            all_options = {**self._options, **options}
+            self._runner = make({name: value for name, value in all_options.items() if name != "tick_ms"})
+            self._options = all_options
+            self._said |= options.keys()
+            self._streams.add(stream)
+
+    @property
+    def run(self) -> SparkRun:
+        """The run that is open.
+
+        Raises:
+            InvalidError: none is.
+        """
+        opened = self._open
+        if opened is None:
+            raise InvalidError(
+                "no run is open: the first batch of a query opens it", pipeline=self.pipeline.name
+            )
+        return opened.run
+
+    def consume(self, stream: str, frame: DataFrame, batch: int) -> OpenRun:
+        """Consume one micro-batch of a stream in exactly one superstep and one commit.
+
+        Returns:
+            The run that has consumed it.
+
+        Raises:
+            MillpondError: the error that ended the superstep, and the run with it.
+        """
+        for _ in range(_OPENINGS_MAX):
+            opened = self._opened(stream)
+            try:
+                opened.consume(stream, frame, batch)
+            except BaseException as failure:
+                if self._is_blamed(opened, stream, failure):
+                    raise
+            else:
+                return opened
+        raise UnavailableError("the run is closed again and again while a batch waits for it", input=stream)
+
+    def close(self) -> None:
+        """Do all the work that is due, and give the leases back; a query that goes on opens the run again.
+
+        Raises:
+            MillpondError: what that work has failed with; the leases are released anyway.
+        """
+        # A batch that comes meanwhile waits, and opens another run then.
+        with self._lock:
+            opened = self._ended()
+            if opened is None:
+                return
+            try:
+                opened.run.run_until_quiet()
+                self._tell_of_silent(opened)
+            except BaseException:
+                opened.run.abandon()
+                raise
+            opened.run.stop()
+
+    def abandon(self) -> None:
+        """Give the leases back without any further work."""
+        with self._lock:
+            if (opened := self._ended()) is not None:
+                opened.run.abandon()
+
+    def _opened(self, stream: str) -> OpenRun:
+        """The open run; opened now, for a batch of this stream, if there is none."""
+        with self._lock:
+            if self._open is not None:
+                return self._open
+        self._claim()
+        with self._lock:
+            if self._is_too_late:
+                raise UnavailableError("the process ends: the next one takes the batch", input=stream)
+            if self._open is None:
+                self._open = self._begun()
+                atexit.register(self._close_at_exit)
+                self._tell_who_waits(self._open, stream)
+            return self._open
+
+    def _claim(self) -> None:
+        takes = self._options.get("on_held", "take") == "take"
+        with _CLAIM:
+            former = _OWNERS.get(self._name)
+            if takes or former is None:
+                _OWNERS[self._name] = self
+        if takes and former is not None and former is not self:
+            former._give_way()  # noqa: SLF001 - of the same class
+
+    def _begun(self) -> OpenRun:
+        if self._runner is None:
+            raise InternalError("a function of the pipeline is called before one was made")
+        try:
+            run = self._runner.open(self.pipeline)
+        except BaseException:
+            self._disclaim()
+            raise
+        run.start_ticker(self._options.get("tick_ms", _TICK_MS))
+        return OpenRun(run)
+
+    def _disclaim(self) -> None:
+        with _CLAIM:
+            if _OWNERS.get(self._name) is self:
+                del _OWNERS[self._name]
+
+    def _is_blamed(self, opened: OpenRun, stream: str, failure: BaseException) -> bool:
+        """Note what a batch has failed with; return whether its query is to fail as well, and not to try again."""
+        stop = failure if isinstance(failure, QueryStoppedError) else None
+        with self._lock:
+            if not opened.is_over:
+                if opened.run.is_active:
+                    return True
+                opened.failure = failure if stop is None else None
+                self._ended()
+                opened.run.abandon()
+            # Without a failure it was closed, or a query was stopped: this one, or another.
+            is_own_stop = stop is not None and stop.details.get("input") == stream
+            return is_own_stop or opened.failure is not None
+
+    def _ended(self) -> OpenRun | None:
+        """Forget the open run, which is to be stopped."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.is_over = True
+            self._said.clear()
+            self._disclaim()
+            atexit.unregister(self._close_at_exit)
+        return opened
+
+    def _give_way(self) -> None:
+        """End the run because another pipeline of its name is about to run on its store, in this process."""
+        with self._lock:
+            opened = self._ended()
+            if opened is None:
+                return
+            opened.failure = InvalidError(
+                "another pipeline of this name has taken the store over, in this process: make the functions of all "
+                "streams from one Pipeline object",
+                pipeline=self.pipeline.name,
+            )
+            _LOG.warning("%s", opened.failure)
+            opened.run.abandon()
+
+    def _close_at_exit(self) -> None:
+        """Give the leases back at the end of the process, which is too late for any work."""
+        with self._lock:
+            self._is_too_late = True
+            opened = self._ended()
+        if opened is None:
+            return
+        if opened.run.has_work():
+            _LOG.warning("work is due that the next run will do: call close() when the query has ended")
+        opened.run.stop()
+
+    def _tell_who_waits(self, opened: OpenRun, stream: str) -> None:
+        """Say which streams keep event time where it was."""
+        waiting = sorted(opened.run.topology.injectors.keys() - {stream, SIGNALS})
+        if waiting:
+            _LOG.info(
+                "the run is open; other streams keep event time where it was until their first batch pipeline=`%s` "
+                "first=`%s` others=`%s`",
+                self.pipeline.name,
+                stream,
+                waiting,
+            )
+
+    def _tell_of_silent(self, opened: OpenRun) -> None:
+        """Say which streams have brought nothing, and which of them no function takes."""
+        streams = opened.run.topology.injectors.keys() - {SIGNALS}
+        opened.run.note_unfed(sorted(streams))
+        summary = opened.run.summary()
+        for stream in sorted(summary.skipped.keys() & streams - self._streams - {*summary.ended}):
+            _LOG.warning(
+                "no function takes a stream of the pipeline, which keeps event time where it was unless it was declared "
+                'idle or gone: pipeline.foreach_batch(store, into="%s") makes one pipeline=`%s`',
+                stream,
+                self.pipeline.name,
+            )
+
+
+def _is_same(before: object, given: object) -> bool:
+    return before is given or bool(before == given)
+
+
+INPUT = "input"
+"""Name of the injected stream of an embedded computation."""
+
+
+_RUNS: Final[WeakValueDictionary[tuple[str, int], EmbeddedRun]] = WeakValueDictionary()
+"""The run of each pipeline object on a store, by its place, for as long as a function of it is known."""
+
+_MAKING: Final = threading.Lock()
+"""Held while a function is made, so that those of one pipeline and store find the same run."""
+
+
+class ForeachBatch:
+    """A function for ``writeStream.foreachBatch`` that feeds an injected stream of a pipeline.
+
+    The functions of one `Pipeline` object and store share one run, each in a query of its own. The first batch of any
+    of them takes the leases; `close`, a failure or the end of the process gives them back. `close` also does the work
+    that is due by then; the end of the process is too late for that.
+
+    - A failure ends the run, and its query. The other queries fail with the same error at their next batch. A query
+      that was started again takes the leases again.
+    - A query that you stop ends nothing: the others go on, and so does it once you start it again.
+    - A stream whose query has not had a batch yet keeps event time where it was before the run: windows of other
+      streams that are joined with it wait.
+
+    At the end of a ``with`` it is closed; after an exception the leases are given back, and no work is done.
+
+    Args:
+        embedded: the run.
+        stream: the injected stream.
+
+    Example::
+
+        with pipeline.foreach_batch("pond", into="payments") as function:
+            frame.writeStream.foreachBatch(function).trigger(availableNow=True).start().awaitTermination()
+    """
+
+    def __init__(self, embedded: EmbeddedRun, stream: str) -> None:
+        self._embedded = embedded
+        self._stream = stream
+        self._joined: tuple[QueryStart, OpenRun] | None = None
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Consume one micro-batch in exactly one superstep and one commit.
+
+        Raises:
+            InvalidError: this is no batch of a streaming query, or it does not fit the stream.
+            MillpondError: the error that ended the superstep, or the run since the query's last batch; Spark stops
+                the query.
+        """
+        refuse_connect(frame, input=self._stream)
+        begun = QueryStart.of(frame, self._stream)
+        if self._joined is not None and self._joined[0] == begun:
+            self._joined[1].raise_failure()
+        self._joined = begun, self._embedded.consume(self._stream, frame, batch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._embedded.abandon()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be sent to the server of Spark Connect.
+
+        Raises:
+            InvalidError: always.
+        """
+        refuse_pickle("a foreachBatch function of Millpond")
+
+    @property
+    def run(self) -> SparkRun:
+        """The run that is open: for its watermarks, signals, counts, and rows of streams without a query.
+
+        Raises:
+            InvalidError: none is: no batch has come yet, or it has ended.
+        """
+        return self._embedded.run
+
+    def close(self) -> None:
+        """Do all the work that the batches so far have made due, and give the leases back.
+
+        Call it when the queries have ended, on any of the functions that share the run: after ``availableNow`` queries
+        all productions are then delivered, all timers that the watermark has passed have fired, and the sinks are
+        written. A query that still runs takes the leases again with its next batch. A second call does nothing.
+
+        Raises:
+            MillpondError: what that work has failed with; the leases are released anyway.
+        """
+        self._embedded.close()
+
+
+class PipelineBatchOptions(SparkRunnerOptions, total=False):
+    """The options of `Pipeline.foreach_batch`: those of `SparkRunner`, which explains each, and ``tick_ms``."""
+
+    tick_ms: float
+
+
+def stream_function(
+    pipeline: EnginePipeline,
+    store: Store | str | Path,
+    stream: str,
+    options: Mapping[str, Any],
+) -> ForeachBatch:
+    """The function of one injected stream of a pipeline; see `Pipeline.foreach_batch`.
+
+    Args:
+        pipeline: the pipeline.
+        store: path of the store, or an open one.
+        stream: the injected stream.
+        options: some of `PipelineBatchOptions`.
+
+    Raises:
+        InvalidError: the pipeline is invalid or has no such stream, or an option is wrong.
+    """
+    streams = sorted(pipeline.check().injectors.keys() - {SIGNALS})
+    if stream not in streams:
+        raise InvalidError(
+            f"the pipeline injects no such stream{did_you_mean(stream, streams)}",
+            pipeline=pipeline.name,
+            into=stream,
+            injected=streams,
+        )
+    known = PipelineBatchOptions.__annotations__.keys()
+    for option in sorted(options.keys() - known):
+        raise InvalidError(
+            f"no such option{did_you_mean(option, known)}", option=option, options=sorted(known)
+        )
+    place = store.path if isinstance(store, Store) else place_of(store)
+    with _MAKING:
+        embedded = _RUNS.get((place, id(pipeline)))
+        if embedded is None:
+            # It keeps the pipeline, so that no other one gets its id.
+            embedded = _RUNS[place, id(pipeline)] = EmbeddedRun(pipeline, place)
+        said = {"store": store if isinstance(store, Store) else place, **options}
+        embedded.join(stream, said, lambda known: SparkRunner(**known))
+    return ForeachBatch(embedded, stream)
+
+
+class ForeachBatchOptions(SparkRunnerOptions, total=False):
+    """The further options of `foreach_batch`: those of `Pipeline.inject`, of a computation, and of the runner.
+
+    `Pipeline.inject`, `ComputationOptions` and `SparkRunner` explain each.
+    """
+
+    at_unit: TimeUnit | None
+    at_zone: str | None
+    change: str | None
+    payload: Payload | None
+    idle_after: Duration | None
+    members: Sequence[str]
+    member: FieldExtractor | None
+    skew_limit: Duration | None
+    exactly_once: bool
+    on_error: OnError
+    retries: int
+    on_late: OnLate | Mapping[str, OnLate]
+    productions: ProductionMode
+    user_code_timeout_ms: float | None
+    feedback: Collection[str]
+    renamed_from: str | None
+    time_sorted: bool
+    backfill: Backfill | None
+
+
+def foreach_batch(
+    store: Store | str | Path,
+    computation: Computation,
+    *,
+    key: KeyField,
+    at: FieldExtractor | IngressTime,
+    id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
+    watermark: WatermarkPolicy | None = None,
+    id_slack: Duration = "3h",
+    name: str | None = None,
+    produces: str | Sequence[str] | None = None,
+    sink: Sink | Mapping[str, Sink] | None = None,
+    tick_ms: float = 250,
+    pipeline: str | None = None,
+    drop: Sequence[str] = (),
+    **options: Unpack[ForeachBatchOptions],
+) -> ForeachBatch:
+    """Embed a computation in the user's own streaming query.
+
+    For several computations, streams or windows see `Pipeline.foreach_batch`, of which this is the short form.
+
+    Args:
+        store: path of the store, or an open one.
+        computation: what to run for each key.
+        key: column, list of columns (or function of the row) with the key; see `Pipeline.inject`.
+        at: column (or function of the row) with the event time, or `IngressTime`.
+        id: column (or function of the row) with the record's id; records with the same id count once.
+        watermark: how the low watermark follows from the records; by default the delay of the query's own
+            ``withWatermark`` on the column ``at``, and without one they arrive in the order of their times.
+        id_slack: how long a sender may repeat a record; see `Pipeline.inject`.
+        name: the computation's name in the store; its class's name otherwise.
+        produces: the stream or streams that the computation produces to; by default one with its name.
+        sink: where its productions go: one sink for the first of its streams, or a mapping of streams to
+            sinks. `DEAD_LETTERS` is a stream, too.
+        tick_ms: how long the query must be silent before due timers fire without a batch.
+        pipeline: under which name the store keeps how far it has consumed the query: the computation's
+            when the query was started first. By default ``renamed_from``, or else the computation's name.
+            Keep ``renamed_from`` or ``pipeline`` in the code, for the query keeps its first name.
+        drop: former computations of this pipeline whose rows are removed; see `Pipeline`.
+        options: all other options of `Pipeline.inject`, of the computation and of the `SparkRunner`;
+            ``intervals`` is the computation's.
+
+    Raises:
+        InvalidError: an option is unknown, or wrong in itself.
+
+    Example::
+
+        df.writeStream.foreachBatch(
+            foreach_batch("pond", SpikeDetector(), key="query", at="time", on_error="stop")
+        ).option("checkpointLocation", "…").start()
+    """
+    chosen = name or type(computation).__name__
+    of_stream, of_code, of_runner = _sorted_out(options)
+    # The store and its sinks know the query by its first name.
+    first = pipeline or of_code.get("renamed_from") or chosen
+    graph = EnginePipeline(first, drop=drop)
+    if watermark is not None:
+        of_stream["watermark"] = watermark
+    stream = graph.inject(INPUT, key=key, at=at, id=id, id_slack=id_slack, **of_stream)
+    output = stream.apply(computation, name=chosen, produces=produces, **of_code)
+    sinks = sink if isinstance(sink, Mapping) else {} if sink is None else {output.name: sink}
+    for produced, target in sinks.items():
+        # A store knows the sink of the first stream by the computation's name.
+        graph.add_sink(first if produced == output.name else f"{first}.{produced}", produced, target)
+    return stream_function(graph, store, INPUT, {**of_runner, "tick_ms": tick_ms})
+
+
+_STREAM_OPTIONS: Final = frozenset(signature(EnginePipeline.inject).parameters)
+_CODE_OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
+
+
+def _sorted_out(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The options of the stream, of the computation and of the runner."""
+    known = _STREAM_OPTIONS | _CODE_OPTIONS | SparkRunnerOptions.__annotations__.keys()
+    for option in options.keys() - known:
+        options_known = sorted(ForeachBatchOptions.__annotations__)
+        raise InvalidError(
+            f"no such option{did_you_mean(option, options_known)}", option=option, options=options_known
+        )
+    of_stream = {name: value for name, value in options.items() if name in _STREAM_OPTIONS}
+    of_code = {name: value for name, value in options.items() if name in _CODE_OPTIONS}
+    rest = {name: value for name, value in options.items() if name not in of_stream and name not in of_code}
+    return of_stream, of_code, rest

@@ -1,0 +1,384 @@
+"""The state of a stopped Spark query as rows of a store, with the place in its sources from which a pipeline goes on.
+
+Rows, timers, input positions and watermarks become visible in one commit. The checkpoint from which Spark goes on is
+written before it: one that no commit names is refused by the pipeline, and replaced by the next import.
+
+The checkpoint of a stopped Spark query: up to which batch it is done, what its sources had given, and its watermarks.
+
+A checkpoint has a folder ``offsets`` with an entry for each batch that was planned, a folder ``commits`` with one for
+each that is done, ``sources`` with what a source notes of its own, ``state``, and a file ``metadata`` with the query's
+id. All but the state is copied to a folder of this machine, so that it is read and changed in one way wherever it lies.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+import pyarrow as pa
+
+from millpond.executor.inputs.positions import input_positions, percentile_watermark_app_id
+from millpond.executor.replay.repair_plan import forget_later_files
+from millpond.executor.replay.spark_checkpoint import by_query, checkpoints_in, rewind_checkpoints
+from millpond.executor.spark.frames import checkpoint_path
+from millpond.executor.spark.key_sql import arrow_key_columns
+from millpond.executor.spark.session import refuse_connect, spark_session
+from millpond.executor.spark_compat.state_rows import Convert, batches_of, find_operator, state_rows
+from millpond.statestore.app_ids import input_app_id, key_columns_app_id
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.history.lineage import local_folder
+from millpond.statestore.loading.load import LoadBeginning, LoadProgress
+from millpond.statestore.rows.key_columns import key_columns_of, key_word
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemRng
+from millpond.statestore.types import Rng
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_METADATA: Final = "metadata"
+_COMMITS: Final = "commits"
+_OFFSETS: Final = "offsets"
+_PARTS: Final = (_METADATA, _OFFSETS, _COMMITS, "sources")
+_NO_OFFSET: Final = "-"
+_VERSIONS: Final = ("v1",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryCheckpoint:
+    """What a checkpoint says of a query.
+
+    Attributes:
+        path: where it lies.
+        query: the query's id.
+        batch: the last batch that is done.
+        unfinished: a later batch that was planned; ``None`` if there is none.
+        watermark_ms: the watermark that this batch had; 0 without one.
+        next_watermark_ms: the watermark that its records have moved it to.
+        offsets: what its sources had given by the end of it, each as Spark writes it.
+        folder: the copy on this machine.
+    """
+
+    path: str
+    query: str
+    batch: int
+    unfinished: int | None
+    watermark_ms: int
+    next_watermark_ms: int
+    offsets: tuple[str, ...]
+    folder: Path
+
+    def entry(self) -> str:
+        """Spark's entry for the batch without the settings that the query had, which are not those of another one."""
+        version, settings, *offsets = _lines(self.folder / _OFFSETS / str(self.batch))
+        kept = {**orjson.loads(settings), "conf": {}}
+        return "\n".join([version, orjson.dumps(kept).decode(), *offsets])
+
+
+def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> QueryCheckpoint:
+    """Copy a checkpoint, but for its state, and read it.
+
+    Args:
+        spark: reads it, wherever Spark can.
+        path: the checkpoint, as it was given to the query.
+        folder: an empty folder of this machine.
+
+    Raises:
+        InvalidError: there is no checkpoint of a streaming query, it has not finished a batch, or the session runs it.
+        DataError: an entry of it cannot be read.
+    """
+    place = str(path)
+    _copy(spark, place, folder)
+    batches = {part: _numbers(folder / part) for part in (_COMMITS, _OFFSETS)}
+    if not batches[_OFFSETS]:
+        raise InvalidError("there is no checkpoint of a streaming query at this path", path=place)
+    done = max(batches[_COMMITS] & batches[_OFFSETS], default=None)
+    if done is None:
+        raise InvalidError("the query has finished no batch, so it has no state", path=place)
+    version, settings, *offsets = _lines(folder / _OFFSETS / str(done))
+    if version not in _VERSIONS:
+        raise DataError("this version of Spark's offsets is not known", path=place, version=version)
+    committed = _lines(folder / _COMMITS / str(done))
+    query = str(_object(folder / _METADATA, _lines(folder / _METADATA)[0]).get("id", ""))
+    if any(str(running.id) == query for running in spark.streams.active):
+        raise InvalidError("the query runs: stop it first", path=place, query=query)
+    return QueryCheckpoint(
+        path=place,
+        query=query,
+        batch=done,
+        unfinished=max((batch for batch in batches[_OFFSETS] if batch > done), default=None),
+        watermark_ms=int(_object(folder / _OFFSETS, settings).get("batchWatermarkMs", 0)),
+        next_watermark_ms=int(_object(folder / _COMMITS, committed[1]).get("nextBatchWatermarkMs", 0)),
+        offsets=tuple(offset for offset in offsets if offset != _NO_OFFSET),
+        folder=folder,
+    )
+
+
+def put_checkpoint(checkpoint: QueryCheckpoint, target: Path, query: str) -> None:
+    """Make the checkpoint of a query that goes on after the last batch that is done, and has no state of its own.
+
+    Args:
+        checkpoint: of the stopped query.
+        target: where it is to lie; what is there is replaced.
+        query: the new query's id.
+    """
+    staged = target.with_name(f".{target.name}.importing")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(checkpoint.folder, staged, ignore=shutil.ignore_patterns(".*.crc"))
+    (staged / _METADATA).write_bytes(orjson.dumps({"id": query}))
+    rewind_checkpoints(staged, {query: checkpoint.batch})
+    (staged / _OFFSETS / str(checkpoint.batch)).write_text(checkpoint.entry())
+    forget_later_files(staged, checkpoint.batch)
+    shutil.rmtree(target, ignore_errors=True)
+    staged.rename(target)
+
+
+def _copy(spark: SparkSession, place: str, folder: Path) -> None:
+    hadoop: Any = spark._jvm.org.apache.hadoop  # type: ignore[union-attr]  # noqa: SLF001
+    settings: Any = spark._jsc.hadoopConfiguration()  # noqa: SLF001
+    root = hadoop.fs.Path(place if urlsplit(place).scheme else str(Path(place).absolute()))
+    files, own = root.getFileSystem(settings), hadoop.fs.FileSystem.getLocal(settings)
+    for part in _PARTS:
+        source = hadoop.fs.Path(root, part)
+        if files.exists(source):
+            hadoop.fs.FileUtil.copy(files, source, own, hadoop.fs.Path(str(folder / part)), False, settings)
+
+
+def _numbers(folder: Path) -> set[int]:
+    return {int(path.name) for path in folder.glob("*") if path.name.isdecimal()}
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().split("\n")
+
+
+def _object(path: Path, text: str) -> Mapping[str, Any]:
+    try:
+        found = orjson.loads(text)
+    except ValueError as cause:
+        raise DataError("an entry of the checkpoint is damaged", path=path, text=text[:100]) from cause
+    if not isinstance(found, dict):
+        raise DataError("an entry of the checkpoint is damaged", path=path, text=text[:100])
+    return found
+
+
+_SAMPLES: Final = 5
+_MILLIS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedCheckpoint:
+    """What an import has moved, or would move.
+
+    Attributes:
+        version: the table version that has the rows; ``None`` for a dry run.
+        computation: the computation.
+        operator: Spark's name of the operator.
+        batch: the last batch that the query has done.
+        unfinished: a later batch that it had begun; the pipeline reads its records again. ``None`` if there is none.
+        rows: how many keys.
+        timers: how many timers, those of times to live among them.
+        key: the key's columns, as Spark writes their types.
+        columns: by variable, or ``state``, the type in Spark.
+        watermark_ms: the query's watermark; 0 without one.
+        sources: how many sources the query reads; 0 if they do not come along.
+        samples: some of the rows, as the store has them.
+    """
+
+    version: int | None
+    computation: str
+    operator: str
+    batch: int
+    unfinished: int | None
+    rows: int
+    timers: int
+    key: str
+    columns: Mapping[str, str]
+    watermark_ms: int
+    sources: int
+    samples: tuple[Mapping[str, Any], ...] = field(default=())
+
+
+def import_checkpoint(
+    checkpoint: str | Path,
+    *,
+    computation: str,
+    into: Store | str | Path,
+    operator: int | None = None,
+    pipeline: str | None = None,
+    input: str | None = "input",  # noqa: A002 - the word of the command and of the users
+    plain_key: bool = False,
+    timeout: str | None = None,
+    event_time: str | None = None,
+    convert: Convert | None = None,
+    intervals: int | None = None,
+    dry_run: bool = False,
+    spark: SparkSession | None = None,
+    rng: Rng | None = None,
+    told: LoadProgress = lambda *_: None,
+) -> ImportedCheckpoint:
+    """Make rows of the state of a stopped Spark query, and go on with its sources where it stood.
+
+    The checkpoint is only read. Afterwards `transform_with_state`, `apply_in_pandas_with_state`, or a pipeline with a
+    computation of that name, runs on the store with the frame that the query had.
+
+    Args:
+        checkpoint: the query's checkpoint, anywhere Spark can read.
+        computation: the name of the computation that takes the state over.
+        into: the store; it is created if there is none.
+        operator: Spark's number of the stateful operator; it can be left out if the query has one only.
+        pipeline: the pipeline that the computation is of; its name if it is the only one, as with
+            `transform_with_state`.
+        input: the injected stream that resumes the query's sources; ``None`` leaves the sources alone.
+        plain_key: whether the computation's key is given as a column (``key="card"``), not as a list of columns.
+        timeout: of a query with ``applyInPandasWithState`` the ``GroupStateTimeout`` that it had, which the checkpoint
+            does not say; it can be left out if no key has a timeout.
+        event_time: of a query with ``dropDuplicates`` whose key has the column of the watermark: that column, so that
+            keys expire as in Spark; otherwise those that move are kept for ever.
+        convert: of an aggregation, makes a key's state of two mappings, the key's columns and the buffers; otherwise the
+            state is the object of the buffers. A key for which it returns ``None`` is left out.
+        intervals: into how many intervals the keys are cut; the option ``intervals`` of the computation.
+        dry_run: count, and show some rows; write nothing.
+        spark: the session that reads; the active one, or a new one, unless given.
+        rng: the source of names.
+        told: called with ``"read"`` or ``"write"``, the number of rows so far, and that of all if it is known.
+
+    Returns:
+        What was moved.
+
+    Raises:
+        InvalidError: there is no such checkpoint or operator, its state cannot be moved, the computation has rows, or
+            the input has a place in its sources already.
+        ConflictError: the pipeline runs.
+        DataError: the checkpoint is damaged.
+
+    Example::
+
+        mp.import_checkpoint("checkpoints/totals", computation="RunningTotal", into="pond")
+        run = mp.transform_with_state(payments, keys="card", processor=RunningTotal(), store="pond", …)
+    """
+    session = spark or spark_session("millpond import")
+    refuse_connect(session)
+    with (
+        TemporaryDirectory(prefix="millpond-import-", ignore_cleanup_errors=True) as folder,
+        ExitStack() as opened,
+    ):
+        query = fetch_checkpoint(session, checkpoint, Path(folder))
+        source = find_operator(session, query.path, operator)
+        rows = state_rows(
+            session,
+            query.path,
+            source,
+            query.batch,
+            plain_key=plain_key,
+            timeout=timeout,
+            event_time=event_time,
+            convert=convert,
+        )
+        counted = _Counted(batches_of(rows))
+        version = None
+        if dry_run:
+            counted.exhaust(told)
+        else:
+            store = into if isinstance(into, Store) else opened.enter_context(closing(Store.open(into)))
+            beginning = _beginning(
+                store, query, pipeline or computation, computation, input, rng or SystemRng()
+            )
+            if not plain_key:
+                key = key_word(key_columns_of(arrow_key_columns(rows.key)))
+                beginning = replace(beginning, words=(key_columns_app_id(computation, key),))
+            version = store.load(
+                computation, counted.reader(), intervals=intervals, told=told, beginning=beginning
+            ).version
+        return ImportedCheckpoint(
+            version=version,
+            computation=computation,
+            operator=source.name,
+            batch=query.batch,
+            unfinished=query.unfinished,
+            rows=counted.rows,
+            timers=counted.timers,
+            key=rows.key.simpleString().removeprefix("struct<").removesuffix(">"),
+            columns=rows.columns,
+            watermark_ms=query.next_watermark_ms,
+            sources=0 if input is None else len(query.offsets),
+            samples=tuple(counted.samples),
+        )
+
+
+def _beginning(
+    store: Store, query: QueryCheckpoint, pipeline: str, computation: str, stream: str | None, rng: Rng
+) -> LoadBeginning:
+    """Write the checkpoint from which Spark goes on, and say what the commit of the rows says of it."""
+    if stream is None:
+        return LoadBeginning()
+    root = local_folder(store.path)
+    if root is None:
+        raise InvalidError(
+            "sources come along to a store in a folder of this machine only; pass input=None to leave them",
+            path=store.path,
+        )
+    positions = store.committer.refresh().txns
+    known = input_positions(positions, pipeline, stream)
+    target = Path(checkpoint_path(str(root), stream))
+    own = checkpoints_in(target).keys()
+    if known or by_query(positions).keys() & own:
+        raise InvalidError(
+            "the input has a place in its sources already; pass input=None to leave the query's sources alone",
+            pipeline=pipeline,
+            input=stream,
+            checkpoint=target,
+        )
+    query_id = _query_id(rng)
+    put_checkpoint(query, target, query_id)
+    position = input_app_id(pipeline, stream, query_id)
+    watermarks = {
+        percentile_watermark_app_id(pipeline, "injector", stream): query.next_watermark_ms * _MILLIS,
+        percentile_watermark_app_id(pipeline, "computation", computation): query.watermark_ms * _MILLIS,
+    }
+    return LoadBeginning(
+        positions={position: query.batch, **{name: at for name, at in watermarks.items() if at > 0}},
+        source_offsets={position: query.entry()},
+    )
+
+
+def _query_id(rng: Rng) -> str:
+    """A name as Spark gives it to a query: a random UUID."""
+    token = rng.token()
+    return f"{token[:8]}-{token[8:12]}-4{token[13:16]}-8{token[17:20]}-{token[20:]}"
+
+
+class _Counted:
+    """Batches of rows that are counted as they are read, and some of which are kept."""
+
+    def __init__(self, batches: pa.RecordBatchReader) -> None:
+        self._batches = batches
+        self.rows = 0
+        self.timers = 0
+        self.samples: list[dict[str, Any]] = []
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The batches, to be read once."""
+        return pa.RecordBatchReader.from_batches(self._batches.schema, iter(self))
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            self.timers += len(batch.column("timers").flatten())
+            if len(self.samples) < _SAMPLES:
+                self.samples += batch.slice(0, _SAMPLES - len(self.samples)).to_pylist()
+            yield batch
+
+    def exhaust(self, told: LoadProgress) -> None:
+        """Read all of them."""
+        for _ in self:
+            told("read", self.rows, None)

@@ -1,0 +1,1 @@
+"""Instants and durations, clocks of event time, and watermark policies."""

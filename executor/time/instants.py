@@ -1,0 +1,487 @@
+"""Durations and instants: every form that users write, converted to microseconds.
+
+Inside Millpond a time is an ``int`` of microseconds since 1970 UTC. Users write ``"30s"``, a `timedelta`, an
+aware `datetime` or ISO text; this module converts them or says why it cannot. A time without a zone is refused,
+as text and as a `datetime`, unless its injector names the zone (`TimeReading`). `INSTANT_TEXT` defines the
+accepted ISO text for both runners, so that the same text is the same time wherever it is read.
+
+How an injector reads times that do not say everything themselves: numbers without a unit, times without a zone.
+
+Nothing is guessed. A number is in microseconds unless the injector says otherwise, and one that would be a date of
+this century in milliseconds is refused. A time that names no zone is refused, be it text, a `datetime` or a column
+of timestamps, unless the injector names the zone.
+
+Times that user code passes to the engine, converted to microseconds.
+
+A time is an integer of microseconds since 1970 UTC or a ``datetime`` with an offset. A naive ``datetime`` is
+refused, because the instant that it means is ambiguous. Unlike `duration.instant_us`, which bounds the times
+of records to the years that SQL engines can show, these may use all 64 bits: a timer may lie after all time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, Final, Literal, SupportsIndex, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
+
+TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
+"""The unit of a time that is a whole number since 1970 UTC."""
+
+MILLISECONDS_MIN: Final = 946_684_800_000
+"""The year 2000 in milliseconds; in microseconds it is 11 January 1970."""
+
+MILLISECONDS_MAX: Final = 4_102_444_799_999
+"""The end of the year 2099 in milliseconds; in microseconds it is 17 February 1970."""
+
+_PER_US: Final[Mapping[str, tuple[int, int]]] = {
+    "s": (1_000_000, 1),
+    "ms": (1_000, 1),
+    "us": (1, 1),
+    "ns": (1, 1_000),
+}
+_OFFSET: Final = re.compile(r"([+-])(0[0-9]|1[0-7]):([0-5][0-9])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeReading:
+    """How times are read that do not say their unit or zone.
+
+    Attributes:
+        unit: the unit of whole numbers.
+        is_unit_given: whether the user has said so; otherwise dates in milliseconds are refused.
+        zone: the offset of times without a zone, as ``Z`` or ``+02:00``; ``None`` refuses them.
+    """
+
+    unit: TimeUnit = "us"
+    is_unit_given: bool = True
+    zone: str | None = None
+
+    @classmethod
+    def of(cls, unit: TimeUnit | None, zone: str | None, *, stream: str) -> TimeReading:
+        """The reading that an injector declares.
+
+        Args:
+            unit: its ``at_unit``.
+            zone: its ``at_zone``.
+            stream: its stream, for errors.
+
+        Raises:
+            InvalidError: there is no such unit, or the zone is neither ``UTC`` nor an offset.
+        """
+        if unit is not None and unit not in get_args(TimeUnit):
+            raise InvalidError("at_unit is s, ms, us or ns", stream=stream, at_unit=unit)
+        if zone is None or zone in {"UTC", "Z"}:
+            return cls(unit=unit or "us", is_unit_given=unit is not None, zone=None if zone is None else "Z")
+        if not isinstance(zone, str) or _OFFSET.fullmatch(zone) is None:
+            raise InvalidError(
+                "at_zone is UTC or an offset such as +02:00: a place has an hour twice when summer ends, "
+                "so give the times a zone before",
+                stream=stream,
+                at_zone=zone,
+            )
+        return cls(unit=unit or "us", is_unit_given=unit is not None, zone=zone)
+
+    @property
+    def factors(self) -> tuple[int, int]:
+        """By what a number is multiplied, then divided and rounded down, to be microseconds."""
+        return _PER_US[self.unit]
+
+    @property
+    def offset_us(self) -> int | None:
+        """How far times without a zone are ahead of UTC, in microseconds; ``None`` where they are refused."""
+        if self.zone is None or self.zone == "Z":
+            return None if self.zone is None else 0
+        parts = _OFFSET.fullmatch(self.zone)
+        if parts is None:
+            raise InvalidError("not an offset", zone=self.zone)
+        minutes = 60 * int(parts[2]) + int(parts[3])
+        return (-minutes if parts[1] == "-" else minutes) * 60_000_000
+
+    def number_us(self, number: int) -> int:
+        """A whole number as microseconds.
+
+        Raises:
+            InvalidError: no unit was given, and the number plainly is a date in milliseconds.
+        """
+        if not self.is_unit_given and MILLISECONDS_MIN <= number <= MILLISECONDS_MAX:
+            raise InvalidError(self.unit_mistake, value=number)
+        factor, divisor = self.factors
+        return number * factor // divisor
+
+    @property
+    def unit_mistake(self) -> str:
+        """Why a date in milliseconds is refused."""
+        return 'the time is a date in milliseconds: say at_unit="ms", or at_unit="us" if it means 1970'
+
+
+PLAIN: Final = TimeReading()
+"""Microseconds, whatever their size, and no time without a zone."""
+
+DEFAULT_READING: Final = TimeReading(is_unit_given=False)
+"""What an injector does unless it says otherwise."""
+
+
+Duration: TypeAlias = int | str | timedelta
+"""Microseconds, text such as ``"250ms"`` or ``"1h30m"``, or a `timedelta`."""
+
+Instant: TypeAlias = int | datetime
+"""Microseconds since 1970 UTC, or a `datetime` with a time zone."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_INT64_MAX: Final = 2**63 - 1
+
+_UNITS_US: Final[Mapping[str, int]] = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+_TERM: Final = re.compile(r"(\d+)(?:\.(\d+))?\s*(us|ms|min|s|m|h|d)\s*")
+
+INSTANT_MIN_US: Final = EventTimeMicros((datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND)
+"""The earliest event time of a record: the beginning of year 1."""
+
+INSTANT_MAX_US: Final = EventTimeMicros(
+    (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+)
+"""The latest event time of a record: the end of year 9999, the last that SQL engines can show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstantText:
+    """Regular expressions of the parts of a time in ISO 8601 text, for Python and Java alike.
+
+    A time is a ``date``, or a ``date`` and a ``minute`` separated by ``T`` or a space, optionally followed by
+    ``second`` and ``zone``. Other forms of the standard (weeks, no separators) and forms that only some
+    parsers accept (a time without a date, an hour of one digit) are refused.
+    """
+
+    date: str = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    minute: str = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+    second: str = r":[0-5][0-9](?:\.[0-9]{1,9})?"
+    zone: str = r" ?(?:Z|UTC|[+-](?:0[0-9]|1[0-7])(?::?[0-5][0-9])?|[+-]18(?::?00)?)"
+
+
+NO_ZONE: Final = 'the time has no time zone: add one, or say at_zone="UTC" where it is injected'
+"""Why a time without a zone is refused."""
+
+_NO_INSTANT: Final = "the time is not ISO 8601 text, as in 2024-05-01T12:00:00Z"
+
+INSTANT_TEXT: Final = InstantText()
+"""The text that both runners accept as a time."""
+
+_INSTANT: Final = re.compile(
+    f"({INSTANT_TEXT.date})(?:[T ]({INSTANT_TEXT.minute})({INSTANT_TEXT.second})?({INSTANT_TEXT.zone})?)?"
+)
+
+
+def duration_us(value: Duration) -> int:
+    """Convert a duration to microseconds.
+
+    Args:
+        value: microseconds, a `timedelta`, or text of numbers with the units
+            ``us ms s m min h d``, in any order, with an optional leading ``-``.
+
+    Example:
+        >>> duration_us("1h30m"), duration_us("250ms"), duration_us(timedelta(seconds=2))
+        (5400000000, 250000, 2000000)
+
+    Raises:
+        InvalidError: the text is malformed, the type is none of the three, or the duration exceeds 64 bits.
+    """
+    match value:
+        case bool():
+            raise InvalidError("a duration cannot be a bool", value=value)
+        case timedelta():
+            return _bounded_duration(value // _MICROSECOND, value)
+        case str():
+            return _bounded_duration(_parse_duration_us(value), value)
+    return _bounded_duration(
+        _integer(value, "a duration is microseconds, text such as '30s' or a timedelta"), value
+    )
+
+
+def duration_text(duration: int) -> str:
+    """A duration in microseconds as text that `duration_us` reads.
+
+    Example:
+        >>> duration_text(577_000_250), duration_text(0)
+        ('9m37s250us', '0s')
+    """
+    text, rest = "", abs(duration)
+    for unit, size in sorted(_UNITS_US.items(), key=lambda item: -item[1]):
+        count, rest = divmod(rest, size)
+        text += f"{count}{unit}" if count else ""
+    return ("-" if duration < 0 else "") + (text or "0s")
+
+
+def _bounded_duration(duration: int, value: Duration) -> int:
+    if abs(duration) > _INT64_MAX:
+        raise InvalidError("the duration is too long", value=value)
+    return duration
+
+
+def _parse_duration_us(text: str) -> int:
+    body = text.strip()
+    sign = -1 if body.startswith("-") else 1
+    body = body.removeprefix("-").strip()
+    total, position = 0, 0
+    while position < len(body):
+        term = _TERM.match(body, position)
+        if term is None:
+            break
+        total += _term_us(term, text)
+        position = term.end()
+    if not body or position < len(body):
+        raise InvalidError("not a duration: write a number and a unit of us, ms, s, m, h, d", value=text)
+    return sign * total
+
+
+def _term_us(term: re.Match[str], text: str) -> int:
+    unit = _UNITS_US[term[3]]
+    fraction = term[2] or ""
+    numerator = unit * int(term[1] + fraction)
+    scale: int = 10 ** len(fraction)
+    if numerator % scale:
+        raise InvalidError("a duration is a whole number of microseconds", value=text)
+    return numerator // scale
+
+
+def _integer(value: object, message: str) -> int:
+    if type(value) is int:
+        # Runs for every record; the protocol check takes ten times as long.
+        return value
+    if isinstance(value, SupportsIndex):
+        return value.__index__()
+    raise InvalidError(message, value=value, type=type(value).__name__)
+
+
+def instant_us(value: Instant) -> EventTimeMicros:
+    """Convert a point in time to microseconds since 1970 UTC.
+
+    Example:
+        >>> instant_us(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
+        1000000
+
+    Raises:
+        InvalidError: a `datetime` without a zone, a time outside the years 1 to 9999, or another type.
+    """
+    match value:
+        case bool():
+            raise InvalidError("a time cannot be a bool", value=value)
+        case datetime():
+            return _bounded_instant(datetime_us(value), value)
+    return _bounded_instant(_integer(value, "a time is microseconds or a datetime with a zone"), value)
+
+
+def datetime_us(value: datetime) -> int:
+    """Convert a `datetime` to microseconds since 1970 UTC.
+
+    Raises:
+        InvalidError: it has no time zone.
+    """
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidError(NO_ZONE, value=value.isoformat())
+    return (value - _EPOCH) // _MICROSECOND
+
+
+def _bounded_instant(instant: int, value: object) -> EventTimeMicros:
+    if not INSTANT_MIN_US <= instant <= INSTANT_MAX_US:
+        raise InvalidError("the time lies outside the years 1 to 9999", value=value)
+    return EventTimeMicros(instant)
+
+
+def parse_instant_us(value: Any, reading: TimeReading = PLAIN) -> EventTimeMicros:
+    """Convert the time of an outside record: what `instant_us` accepts, and ISO 8601 text.
+
+    Args:
+        value: the time.
+        reading: the unit of numbers, and the zone of times that name none.
+
+    Example:
+        >>> parse_instant_us("1970-01-01T01:00:01+01:00")
+        1000000
+
+    Raises:
+        InvalidError: the value is null, unreadable, without a zone, plainly in another unit, or out of range.
+    """
+    if value is None:
+        raise InvalidError("the time is null")
+    if isinstance(value, str):
+        return _parse_text_us(value, reading)
+    if isinstance(value, datetime):
+        return instant_us(_with_zone(value, reading))
+    if isinstance(value, bool):
+        return instant_us(value)
+    number = _integer(value, "a time is a whole number, a datetime with a zone or ISO 8601 text")
+    return _bounded_instant(reading.number_us(number), value)
+
+
+def _with_zone(moment: datetime, reading: TimeReading) -> datetime:
+    offset_us = reading.offset_us
+    if offset_us is None or moment.utcoffset() is not None:
+        return moment
+    return moment.replace(tzinfo=timezone(timedelta(microseconds=offset_us)))
+
+
+def _parse_text_us(text: str, reading: TimeReading) -> EventTimeMicros:
+    parts = _INSTANT.fullmatch(text.strip(" "))
+    if parts is None:
+        raise InvalidError(_NO_INSTANT, value=text)
+    date, minute, second, zone = parts.groups()
+    named = (zone or reading.zone or "").strip()
+    if not named:
+        raise InvalidError(NO_ZONE, value=text)
+    offset = "+00:00" if named in {"Z", "UTC"} else named
+    try:
+        parsed = datetime.fromisoformat(f"{date}T{minute or '00:00'}{second or ':00'}{offset}")
+    except ValueError as cause:
+        raise InvalidError(_NO_INSTANT, value=text) from cause
+    return instant_us(parsed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstantColumn:
+    """The times of a whole column.
+
+    Attributes:
+        at: microseconds; undefined where ``errors`` has an entry.
+        errors: why a row's time is unreadable, by row index.
+    """
+
+    at: npt.NDArray[np.int64]
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+
+def instant_column_us(
+    column: pa.Array | pa.ChunkedArray, name: str, reading: TimeReading = PLAIN
+) -> InstantColumn:
+    """The times of an Arrow column: integers, timestamps, or ISO text.
+
+    Args:
+        column: the column.
+        name: its name, for the error.
+        reading: the unit of numbers, and the zone of times that name none.
+
+    Raises:
+        InvalidError: the column's type cannot hold a time with a zone.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_timestamp(array.type):
+        is_local = array.type.tz is None
+        if is_local and reading.offset_us is None:
+            raise InvalidError(NO_ZONE, column=name, type=array.type)
+        ahead_us = (reading.offset_us or 0) if is_local else 0
+        return _checked_column(array, _scaled(array.cast(pa.int64()), *_TICKS_US[array.type.unit]) - ahead_us)
+    if pa.types.is_integer(array.type) and not pa.types.is_uint64(array.type):
+        numbers = _integer_values(array)
+        return _checked_column(array, _scaled(array, *reading.factors), _in_other_unit(numbers, reading))
+    if _is_text(array.type) or pa.types.is_null(array.type) or pa.types.is_uint64(array.type):
+        return _parsed_column(array, reading)
+    raise InvalidError(
+        "the time column is no time: cast it to a timestamp, to whole microseconds or to ISO 8601 text",
+        column=name,
+        type=array.type,
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+_TICKS_US: Final[Mapping[str, tuple[int, int]]] = {
+    "s": (1_000_000, 1),
+    "ms": (1_000, 1),
+    "us": (1, 1),
+    "ns": (1, 1_000),
+}
+
+
+def _scaled(array: pa.Array, multiplier: int, divisor: int) -> npt.NDArray[np.int64]:
+    ticks = _integer_values(array)
+    # Room for an offset of a day: what is out of range stays so.
+    bound = (_INT64_MAX - 86_400_000_000) // multiplier
+    return np.clip(ticks, -bound, bound) * multiplier // divisor
+
+
+def _in_other_unit(numbers: npt.NDArray[np.int64], reading: TimeReading) -> Mapping[int, str]:
+    """The rows whose number plainly is a date in another unit than microseconds, which are only assumed."""
+    if reading.is_unit_given:
+        return {}
+    rows = np.flatnonzero((numbers >= MILLISECONDS_MIN) & (numbers <= MILLISECONDS_MAX))
+    return {int(row): str(InvalidError(reading.unit_mistake, value=int(numbers[row]))) for row in rows}
+
+
+def _integer_values(array: pa.Array) -> npt.NDArray[np.int64]:
+    wide = pc.cast(array, pa.int64(), safe=False)
+    values: npt.NDArray[np.int64] = pc.fill_null(wide, 0).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _checked_column(
+    array: pa.Array, at: npt.NDArray[np.int64], mistakes: Mapping[int, str] | None = None
+) -> InstantColumn:
+    null = array.is_null().to_numpy(zero_copy_only=False)
+    outside = ((at < INSTANT_MIN_US) | (at > INSTANT_MAX_US)) & ~null
+    errors = dict(mistakes or {})
+    errors |= {int(row): "the time is null" for row in np.flatnonzero(null)}
+    errors |= {int(row): "the time lies outside the years 1 to 9999" for row in np.flatnonzero(outside)}
+    return InstantColumn(at=at, errors=errors)
+
+
+def _parsed_column(array: pa.Array, reading: TimeReading) -> InstantColumn:
+    at = np.zeros(len(array), dtype=np.int64)
+    errors: dict[int, str] = {}
+    for row, text in enumerate(array.to_pylist()):
+        try:
+            at[row] = parse_instant_us(text, reading)
+        except InvalidError as error:
+            errors[row] = str(error)
+    return InstantColumn(at=at, errors=errors)
+
+
+Moment: TypeAlias = Instant
+"""A point in time that user code passes: microseconds since 1970 UTC, or a ``datetime`` with an offset."""
+
+
+def to_micros(moment: Moment | SupportsIndex) -> int:
+    """The moment in microseconds since 1970 UTC.
+
+    Example:
+        >>> to_micros(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
+        1000000
+
+    Raises:
+        InvalidError: not a time, a ``datetime`` without an offset, or outside 64 bits.
+    """
+    if type(moment) is int:
+        micros = moment
+    elif isinstance(moment, datetime):
+        micros = datetime_us(moment)
+    else:
+        micros = _of_number(moment)
+    if TIME_MIN_US <= micros <= TIME_MAX_US:
+        return micros
+    raise InvalidError("a time must fit in 64 bits of microseconds", at=micros)
+
+
+def _of_number(moment: object) -> int:
+    if isinstance(moment, bool) or not isinstance(moment, SupportsIndex):
+        raise InvalidError(
+            "a time is an int of microseconds or a datetime", at=moment, type=type(moment).__name__
+        )
+    return moment.__index__()

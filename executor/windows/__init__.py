@@ -1,0 +1,1 @@
+"""Windows, triggers, combiners and panes; windowed steps are computations."""

@@ -1,0 +1,682 @@
+"""The windows of one key: assign and add elements, merge windows, ask triggers, emit panes.
+
+The complete semantics of windowing, independent of the engine: plain data in, plain data out.
+`WindowedComputation` around it reads and writes the state, sets the timers and produces
+`KeyWindows.output` (the windowing and triggering patent; Streaming 102).
+
+The windows of one key during its turn, decoded on first access and stored once.
+
+A key may have thousands of windows while a timer concerns only one. So the row is read once a turn, a
+hook opens the windows that it touches, and those that no hook opens are written back as they were read.
+
+The engine timers that a key's windows need: trigger timers, expiry timers and holds.
+
+Triggers keep their timers in the window's state; only changes are passed to the engine. A hold
+keeps the output watermark at the event time of a pane still to come (MillWheel §5.2).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.timers import Timer
+from millpond.executor.time.clocks import EXACT, Clocks, PercentileTimes
+from millpond.executor.time.instants import INSTANT_MAX_US
+from millpond.executor.windows.combine_fn import CombineFn
+from millpond.executor.windows.pane import Pane, Timing, WindowedValue
+from millpond.executor.windows.strategy import WindowingStrategy
+from millpond.executor.windows.trigger_context import Firing, TriggerContext, TriggerTimer, parse_timer
+from millpond.executor.windows.window import (
+    Element,
+    Merge,
+    TimestampCombiner,
+    Window,
+    check_merges,
+    check_window,
+    combined,
+    element_output_at,
+)
+from millpond.executor.windows.window_state import WindowState
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
+
+OnOpen = Callable[[WindowState], None]
+"""Called with each known window when a hook first touches it, before it changes."""
+
+_WINDOWS: Final = "windows"
+
+
+class WindowStates:
+    """The windows of a key, by their bounds.
+
+    Args:
+        state: the stored state, as `to_json` gave it; ``None`` for a new key.
+        on_open: see `begin_hook`.
+    """
+
+    __slots__ = ("_on_open", "_open", "_order", "_owed", "_owed_at", "_rows", "_touched")
+
+    def __init__(self, state: Mapping[str, Any] | None = None, on_open: OnOpen | None = None) -> None:
+        rows = () if state is None else state[_WINDOWS]
+        self._rows: dict[Window, Mapping[str, Any]] = {Window(*row["window"]): row for row in rows}
+        self._open: dict[Window, WindowState] = {}
+        self._touched: set[Window] = set()
+        self._order: list[Window] | None = None
+        self._on_open = on_open
+        self._owed_at: dict[Window, int] = {
+            window: row["output_at"] for window, row in self._rows.items() if "output_at" in row
+        }
+        self._owed = [(at, window) for window, at in self._owed_at.items()]
+        heapify(self._owed)
+
+    def begin_hook(self, on_open: OnOpen | None) -> None:
+        """Begin another hook: no window has been touched.
+
+        Args:
+            on_open: called with each known window when the hook first touches it.
+        """
+        self._note_owed()
+        self._touched.clear()
+        self._on_open = on_open
+
+    def __contains__(self, window: object) -> bool:
+        return window in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def keys(self) -> KeysView[Window]:
+        """The bounds of all windows."""
+        return self._rows.keys()
+
+    def get(self, window: Window) -> WindowState | None:
+        """The window with these bounds, opened; ``None`` if there is none."""
+        state = self._open.get(window)
+        if state is None:
+            row = self._rows.get(window)
+            if row is None:
+                return None
+            state = self._open[window] = WindowState.from_json(row)
+        if window not in self._touched:
+            self._touched.add(window)
+            if self._on_open is not None:
+                self._on_open(state)
+        return state
+
+    def at(self, window: Window) -> WindowState:
+        """The window with these bounds, opened or new."""
+        return self.get(window) or self.add(window)
+
+    def add(self, window: Window) -> WindowState:
+        """Start an empty window, replacing any state of the same bounds."""
+        state = self._open[window] = WindowState(window=window)
+        if self._order is not None and window not in self._rows:
+            insort(self._order, window)
+        self._rows[window] = {}
+        self._touched.add(window)
+        return state
+
+    def pop(self, window: Window) -> WindowState | None:
+        """Remove and return the window with these bounds; ``None`` if there is none."""
+        state = self.get(window)
+        if state is not None:
+            del self._open[window], self._rows[window]
+            if self._order is not None:
+                del self._order[bisect_left(self._order, window)]
+        return state
+
+    def overlapping(self, window: Window) -> list[Window]:
+        """The windows that overlap ``window``, of a key none of whose windows overlap each other."""
+        order = self._order
+        if order is None:
+            order = self._order = sorted(self._rows)
+        first = bisect_left(order, window)
+        if first and order[first - 1].overlaps(window):
+            first -= 1
+        last = first
+        while last < len(order) and order[last].start < window.end:
+            last += 1
+        return order[first:last]
+
+    def touched(self) -> list[WindowState]:
+        """The windows that the hook has touched and not removed."""
+        states = self._open
+        return [states[window] for window in self._touched if window in states]
+
+    def oldest_output_at(self) -> int | None:
+        """The least event time of any pane still to be emitted; ``None`` if no window determines one."""
+        self._note_owed()
+        owed, owed_at = self._owed, self._owed_at
+        while owed and owed_at.get(owed[0][1]) != owed[0][0]:
+            heappop(owed)
+        return owed[0][0] if owed else None
+
+    def _note_owed(self) -> None:
+        """Note the times that the hook has changed; entries of the heap that no longer hold stay until they are met."""
+        for window in self._touched:
+            state = self._open.get(window)
+            at = None if state is None else state.output_at
+            if at == self._owed_at.get(window):
+                continue
+            if at is None:
+                del self._owed_at[window]
+            else:
+                self._owed_at[window] = at
+                heappush(self._owed, (at, window))
+
+    def to_json(self) -> dict[str, Any] | None:
+        """The state to store, its windows ordered by their bounds; ``None`` if no window is left."""
+        states = self._open
+        windows = [
+            states[window].to_json() if window in states else self._rows[window]
+            for window in sorted(self._rows)
+        ]
+        return {_WINDOWS: windows} if windows else None
+
+
+# "~" sorts after digits: among timers due at the same time, expiry fires last.
+_EXPIRY: Final = "~"
+_HOLD: Final = "panes"
+
+
+class Wanted(NamedTuple):
+    """A timer that a window needs.
+
+    Attributes:
+        at: when it fires, in microseconds.
+        domain: the clock it waits for.
+        output_at: event time of the pane it will emit; the output watermark is held there.
+        percentile: in the event-time domain, the watermark it waits for.
+    """
+
+    at: int
+    domain: TimeDomain
+    output_at: int
+    percentile: float = EXACT
+
+
+def add_wanted(
+    wanted: dict[str, Wanted], strategy: WindowingStrategy, state: WindowState, watermark: int
+) -> None:
+    """Add the timers that a window needs to ``wanted``, by tag."""
+    window = state.window
+    expires_at = strategy.expires_at(window)
+    # The end of the global window is beyond any time that a record can carry.
+    late_at = min(expires_at, INSTANT_MAX_US)
+    closing_at = _pane_at(state) if state.is_held else late_at
+    wanted[f"{_EXPIRY}{window.start}/{window.end}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
+    for text, at in state.timers.items():
+        wanted[tag_of(window, text)] = _trigger_timer(state, at, parse_timer(text), late_at, watermark)
+
+
+def _trigger_timer(state: WindowState, at: int, timer: TriggerTimer, late_at: int, watermark: int) -> Wanted:
+    due, window = min(at, TIME_MAX_US), state.window
+    is_for_late = due > window.end if timer.domain is TimeDomain.EVENT else watermark >= window.end
+    # A pane after the end is late anyway; holding the watermark for it would stall all consumers.
+    output_at = late_at if is_for_late else _pane_at(state)
+    return Wanted(due, timer.domain, output_at, timer.percentile)
+
+
+def _pane_at(state: WindowState) -> int:
+    last_at = state.window.last_at
+    return last_at if state.output_at is None else min(state.output_at, last_at)
+
+
+def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wanted], oldest_at: int) -> None:
+    """Update the engine's timers to match the windows that the hook opened.
+
+    Args:
+        context: the hook's context.
+        before: the timers they needed when the hook began, without the timer that fired.
+        after: the timers they need now.
+        oldest_at: the least event time at which the hook may produce; no hold lies below it.
+    """
+    for tag, wanted in before.items():
+        if tag not in after:
+            context.delete_timer(tag, wanted.domain)
+    for tag, wanted in after.items():
+        if before.get(tag) != wanted:
+            output_at = max(wanted.output_at, oldest_at)
+            context.set_timer(wanted.at, tag, wanted.domain, output_at, wanted.percentile)
+
+
+def set_hold(context: Context, before: int | None, after: int | None, oldest_at: int) -> None:
+    """Hold the output watermark at the event time of the oldest pane still to be emitted.
+
+    Args:
+        context: the hook's context.
+        before: that time when the hook began.
+        after: that time now; ``None`` if no pane is pending.
+        oldest_at: the least event time at which the hook may produce; the hold does not lie below it.
+    """
+    if after is None:
+        if before is not None:
+            context.state.release(_HOLD)
+    elif after != before:
+        context.state.hold(max(after, oldest_at), _HOLD)
+
+
+def as_of(timer: Timer, clocks: Clocks) -> Clocks:
+    """The clocks as they stood at the moment an event timer waited for.
+
+    Panes must follow from event time, not from the steps in which watermarks happen to advance. So
+    a watermark counts as no further than the timer's time, and one of a higher percentile than the
+    timer's counts as still before it.
+
+    Example:
+        >>> clocks = as_of(
+        ...     Timer("", TimeDomain.EVENT, at=10, output_at=10, percentile=90.0),
+        ...     Clocks(watermark=25, wall_time=0, percentile_watermarks={90.0: 30, 50.0: 40}),
+        ... )
+        >>> clocks.watermark, clocks.percentile_watermarks
+        (9, {90.0: 10, 50.0: 10})
+    """
+
+    def bounded(percentile: float, watermark: int) -> EventTimeMicros:
+        return EventTimeMicros(min(watermark, timer.at - 1 if percentile > timer.percentile else timer.at))
+
+    percentile_watermarks = {
+        percentile: bounded(percentile, watermark)
+        for percentile, watermark in clocks.percentile_watermarks.items()
+    }
+    return Clocks(
+        watermark=bounded(EXACT, clocks.watermark),
+        wall_time=clocks.wall_time,
+        percentile_watermarks=percentile_watermarks,
+    )
+
+
+def tag_of(window: Window, text: str) -> str:
+    """The engine's tag of a trigger's timer; `parse_tag` is the inverse."""
+    return f"{window.start}/{window.end}|{text}"
+
+
+def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None]:
+    """The window that a timer tag names, and the trigger timer; ``None`` for the window's expiry."""
+    name, _, text = tag.removeprefix(_EXPIRY).partition("|")
+    start, _, end = name.partition("/")
+    return Window(int(start), int(end)), parse_timer(text) if text else None
+
+
+Finish: TypeAlias = Callable[[str, Any, Window, Pane], Iterable[Any]]
+"""Takes key, combined value, window and pane, and returns the values to emit: one pane each."""
+
+_RINGS_MAX: Final = 100_000
+_DROPPED: Final = "dropped"
+_AFTER_LAST: Final = "after_last"
+_AFTER_CLEAR: Final = "after_clear"
+_SIGNALS_MISSED: Final = "signals_missed"
+WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST, _AFTER_CLEAR, _SIGNALS_MISSED)
+"""
+Counters of elements that no pane shows: ``dropped``, all of whose windows had expired;
+``after_last``, whose window's trigger had finished; and ``after_clear``, retractions of elements that
+a pane has shown and cleared, where the combiner has nothing left to take back. ``signals_missed`` are
+signals that found no window.
+"""
+
+
+class KeyWindows:
+    """The windows of one key during one hook.
+
+    Args:
+        strategy: windowing, triggering and accumulation.
+        combine: combines the elements of a window.
+        finish: turns a combined value into the values to emit; ``None`` emits it as it is.
+        windows: the key's windows.
+        watermark: the low watermark; in an event timer's hook, the timer's time.
+        wall_time: the wall time.
+        key: the key, for ``finish``.
+        percentile_watermarks: the percentile watermarks that the triggers request.
+
+    Attributes:
+        output: the values to produce, in order.
+        counts: the counts of this hook, by `WINDOW_COUNTERS`.
+    """
+
+    def __init__(
+        self,
+        strategy: WindowingStrategy,
+        combine: CombineFn,
+        finish: Finish | None,
+        windows: WindowStates,
+        *,
+        watermark: int,
+        wall_time: int,
+        key: str = "",
+        percentile_watermarks: PercentileTimes | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._combine = combine
+        self._finish = finish
+        self._watermark = watermark
+        self._wall_time = wall_time
+        self._key = key
+        self._percentile_watermarks: PercentileTimes = (
+            {} if percentile_watermarks is None else percentile_watermarks
+        )
+        self._is_cut = False
+        self.windows: WindowStates = windows
+        self.counts: dict[str, int] = dict.fromkeys(WINDOW_COUNTERS, 0)
+        self.output: list[WindowedValue] = []
+
+    # -- elements --------------------------------------------------------------------------
+
+    def add(self, elements: Iterable[Element]) -> None:
+        """Add a bundle of elements: assign, drop what is too late, merge, combine, and ask each trigger.
+
+        The triggers are asked once, or after each element, as the strategy says.
+        """
+        strategy = self._strategy
+        if strategy.asked == "bundle":
+            self._add_together(elements)
+            return
+        arrived = list(elements)
+        if strategy.trigger.waits_for_end and not strategy.window_fn.is_merging:
+            assigned, dropped = self._assign(arrived)
+            if self._latest_clock() < min((window.end for window in assigned), default=TIME_MAX_US):
+                # The answer is known for each element: nothing is shown before the windows end.
+                self._add_assigned(assigned, dropped)
+                return
+        self._is_cut = len(arrived) > 1
+        for element in arrived:
+            self._ring(self._add_together((element,)))
+
+    def _latest_clock(self) -> int:
+        return max(self._watermark, *self._percentile_watermarks.values(), TIME_MIN_US)
+
+    def _add_together(self, elements: Iterable[Element]) -> list[WindowState]:
+        return self._add_assigned(*self._assign(elements))
+
+    def _add_assigned(self, assigned: dict[Window, list[Element]], dropped: int) -> list[WindowState]:
+        self.counts[_DROPPED] += dropped
+        if self._strategy.window_fn.is_merging and not assigned.keys() <= self.windows.keys():
+            assigned = self._merge_all(assigned)
+        states = [self.windows.at(window) for window in assigned]
+        for state, members in zip(states, assigned.values(), strict=True):
+            if state.is_closed:
+                self.counts[_AFTER_LAST] += len(members)
+            else:
+                self._add(state, members)
+                self._ask(state, by_event_timer=False)
+        return states
+
+    def _assign(self, elements: Iterable[Element]) -> tuple[dict[Window, list[Element]], int]:
+        """The elements by window, and how many are too late for all of theirs."""
+        assigned: dict[Window, list[Element]] = {}
+        dropped = 0
+        strategy = self._strategy
+        watermark, assign, expires_at = self._watermark, strategy.window_fn.assign, strategy.expires_at
+        for element in elements:
+            windows = assign(element)
+            is_accepted = not windows
+            for window in windows:
+                members = assigned.get(window)
+                if members is not None:
+                    members.append(element)
+                elif watermark < expires_at(check_window(window)):
+                    assigned[window] = [element]
+                else:
+                    continue
+                is_accepted = True
+            if not is_accepted:
+                dropped += 1
+        return assigned, dropped
+
+    def _add(self, state: WindowState, members: Sequence[Element]) -> None:
+        strategy = self._strategy
+        if strategy.timestamp_combiner is not TimestampCombiner.END_OF_WINDOW:
+            self._note_times(state, members)
+        accumulator = state.accumulator if state.has_contents else self._combine.create()
+        state.accumulator, without_effect = self._combined(accumulator, members)
+        state.has_contents = True
+        state.news += len(members) - without_effect
+        self.counts[_AFTER_CLEAR] += without_effect
+        state.is_held |= self._watermark < state.window.end and strategy.closing != "never"
+        # Elements are in the contents by now: triggers may look at them.
+        strategy.trigger.on_elements(self._context(state), members)
+
+    def _note_times(self, state: WindowState, members: Sequence[Element]) -> None:
+        strategy = self._strategy
+        for element in members:
+            at = element_output_at(strategy.timestamp_combiner, strategy.window_fn, state.window, element.at)
+            if at is not None and at >= self._watermark:
+                state.output_at = combined(strategy.timestamp_combiner, state.output_at, at)
+
+    def _combined(self, accumulator: Any, members: Sequence[Element]) -> tuple[Any, int]:
+        """The accumulator with the elements in it, and how many retractions among them had no effect."""
+        combine, may_clear, without_effect = self._combine, self._strategy.accumulation.may_clear, 0
+        for is_retraction, run in groupby(members, attrgetter("is_retraction")):
+            if not is_retraction:
+                accumulator = combine.add_all(accumulator, [element.value for element in run])
+                continue
+            for element in run:
+                if may_clear:
+                    accumulator, has_effect = combine.uncombine_if_held(accumulator, element.value)
+                    without_effect += not has_effect
+                else:
+                    accumulator = combine.uncombine(accumulator, element.value)
+        return accumulator, without_effect
+
+    # -- merging ---------------------------------------------------------------------------
+
+    def _merge_all(self, assigned: dict[Window, list[Element]]) -> dict[Window, list[Element]]:
+        if self._strategy.window_fn.merges_overlapping_only:
+            known = {near for window in assigned for near in self.windows.overlapping(window)}
+        else:
+            known = set(self.windows.keys())
+        windows = sorted(known | assigned.keys())
+        targets = {window: window for window in windows}
+        for merge in check_merges(windows, self._strategy.window_fn.merge(windows)):
+            self._merge(merge)
+            targets.update(dict.fromkeys(merge.sources, merge.result))
+        merged: dict[Window, list[Element]] = {}
+        for window, members in assigned.items():
+            merged.setdefault(targets[window], []).extend(members)
+        return merged
+
+    def _merge(self, merge: Merge) -> None:
+        popped = [self.windows.pop(window) for window in merge.sources]
+        sources = [source for source in popped if source is not None]
+        if not sources:
+            return
+        result = self.windows.add(merge.result)
+        for source in sources:
+            if source.window == merge.result:
+                # A window that only absorbs others continues its pane count.
+                result.index, result.nonspeculative_index = source.index, source.nonspeculative_index
+                result.has_ended = source.has_ended
+        live = [source for source in sources if not source.is_closed]
+        if not live:
+            result.close()
+            return
+        # A source whose trigger has finished holds nothing any more, and does not finish the others.
+        self._join(result, live)
+        self._strategy.trigger.on_merge(self._context(result, tuple(live)))
+
+    def _join(self, result: WindowState, sources: Sequence[WindowState]) -> None:
+        accumulators = [source.accumulator for source in sources if source.has_contents]
+        if accumulators:
+            result.accumulator, result.has_contents = self._combine.merge(accumulators), True
+        result.news = sum(source.news for source in sources)
+        result.is_held = any(source.is_held for source in sources)
+        for source in sources:
+            result.output_at = combined(self._strategy.timestamp_combiner, result.output_at, source.output_at)
+            result.emitted += source.emitted
+
+    # -- signals ---------------------------------------------------------------------------
+
+    def signal(self, name: str, window: Window | None) -> None:
+        """Deliver a signal from outside to the triggers of the windows that it is for, and ask them.
+
+        Args:
+            name: the signal's name.
+            window: whose; where windows merge, all that overlap it; ``None`` for all windows of the key.
+        """
+        states = [state for bounds in self._addressed(window) if (state := self.windows.get(bounds))]
+        listening = [state for state in states if not state.is_closed]
+        if not listening:
+            self.counts[_SIGNALS_MISSED] += 1
+        for state in listening:
+            self._strategy.trigger.on_signal(self._context(state), name)
+            self._ask(state, by_event_timer=False)
+        if self._strategy.asked == "element":
+            self._ring(listening)
+
+    def _addressed(self, window: Window | None) -> list[Window]:
+        if window is None:
+            return sorted(self.windows.keys())
+        if self._strategy.window_fn.is_merging:
+            return sorted(filter(window.overlaps, self.windows.keys()))
+        return [window]
+
+    # -- timers ----------------------------------------------------------------------------
+
+    def on_timer(self, window: Window, timer: TriggerTimer) -> None:
+        """Deliver a trigger's timer to its owner, then ask the window's trigger.
+
+        A timer that is no longer pending is ignored.
+        """
+        state = self.windows.get(window)
+        at = None if state is None else state.timers.pop(timer.to_text(), None)
+        if state is None or at is None:
+            return
+        self._strategy.trigger.on_child_timer(self._context(state), replace(timer, at=at))
+        self._ask(state, by_event_timer=timer.domain is TimeDomain.EVENT)
+
+    def _ring(self, states: Sequence[WindowState]) -> None:
+        """Deliver the timers of these windows that are due already, in the order in which the engine would."""
+        for _ in range(_RINGS_MAX):
+            due = min(self._due(states), default=None)
+            if due is None:
+                return
+            at, domain, percentile, _, window, text = due
+            known = self._watermark, self._percentile_watermarks
+            if domain is TimeDomain.EVENT:
+                clocks = as_of(Timer("", domain, at, at, percentile), self._clocks())
+                self._watermark, self._percentile_watermarks = clocks.watermark, clocks.percentile_watermarks
+            self.on_timer(window, parse_timer(text))
+            self._watermark, self._percentile_watermarks = known
+        raise InvalidError(
+            "a trigger keeps setting timers that are due already", trigger=self._strategy.trigger
+        )
+
+    def _due(
+        self, states: Sequence[WindowState]
+    ) -> Iterator[tuple[int, TimeDomain, float, str, Window, str]]:
+        for state in states:
+            for text, at in state.timers.items():
+                timer = parse_timer(text)
+                clock = self._clocks().of(timer.domain, timer.percentile)
+                if at <= clock:
+                    yield at, timer.domain, timer.percentile, tag_of(state.window, text), state.window, text
+
+    def _clocks(self) -> Clocks:
+        return Clocks(
+            watermark=self._watermark,
+            wall_time=self._wall_time,
+            percentile_watermarks=self._percentile_watermarks,
+        )
+
+    def expire(self, window: Window) -> None:
+        """Emit the window's last pane if the strategy asks for one, and drop the window."""
+        state = self.windows.get(window)
+        if state is None:
+            return
+        closing = self._strategy.closing
+        if not state.is_closed and (closing == "always" or (closing == "if_non_empty" and state.news)):
+            self._show(state, Firing(), is_last=True, by_event_timer=True, even_empty=True)
+        self.windows.pop(window)
+
+    # -- firing ----------------------------------------------------------------------------
+
+    def _context(self, state: WindowState, sources: tuple[WindowState, ...] = ()) -> TriggerContext:
+        return TriggerContext(
+            state,
+            self._watermark,
+            self._wall_time,
+            percentile_watermarks=self._percentile_watermarks,
+            sources=sources,
+            combine=self._combine,
+        )
+
+    def _ask(self, state: WindowState, *, by_event_timer: bool) -> None:
+        trigger, context = self._strategy.trigger, self._context(state)
+        if not trigger.should_fire(context):
+            return
+        finished = trigger.fire(context)
+        self._show(state, context.firing, is_last=finished, by_event_timer=by_event_timer)
+        if finished:
+            state.close()
+
+    def _show(
+        self,
+        state: WindowState,
+        firing: Firing,
+        *,
+        is_last: bool,
+        by_event_timer: bool,
+        even_empty: bool = False,
+    ) -> None:
+        strategy = self._strategy
+        pane = self._pane(state, firing, is_last=is_last, by_event_timer=by_event_timer)
+        state.has_ended |= pane.timing is not Timing.EARLY
+        is_retracting = strategy.is_incremental
+        if pane.timing is Timing.ON_TIME and strategy.emit_empty_on_time and not is_retracting:
+            even_empty = True
+        if not (state.news or even_empty):
+            return
+        values = self._values(state, pane)
+        if is_retracting:
+            retracted = [WindowedValue.from_json(envelope) for envelope in state.emitted]
+            self.output += [value.retraction(pane) for value in retracted]
+            state.emitted = [value.to_json() for value in values]
+        self.output += values
+        state.index += 1
+        state.nonspeculative_index += pane.timing is not Timing.EARLY
+        state.output_at, state.news, state.is_held = None, 0, False
+        if strategy.accumulation.clears(firing.contents):
+            state.clear_contents()
+
+    def _pane(self, state: WindowState, firing: Firing, *, is_last: bool, by_event_timer: bool) -> Pane:
+        if self._watermark < state.window.end:
+            timing = Timing.EARLY
+        elif by_event_timer and not state.has_ended:
+            timing = Timing.ON_TIME
+        else:
+            timing = Timing.LATE
+        share = self._context(state).percentile_at(state.window.end)
+        return Pane(
+            index=state.index,
+            nonspeculative_index=-1 if timing is Timing.EARLY else state.nonspeculative_index,
+            timing=timing,
+            is_last=is_last,
+            watermark_percentile=None if timing is Timing.LATE else share,
+            produced_at=self._wall_time,
+            trigger=firing.label(),
+        )
+
+    def _values(self, state: WindowState, pane: Pane) -> list[WindowedValue]:
+        accumulator = state.accumulator if state.has_contents else self._combine.create()
+        value = self._combine.extract(accumulator)
+        is_retracting = self._strategy.is_incremental
+        if (self._is_cut or is_retracting) and isinstance(value, dict | list):
+            # More elements may be added to the accumulator, of which this may be a part, before it is stored.
+            value = deepcopy(value)
+        shown = WindowedValue(
+            value=value,
+            window=state.window,
+            at=state.window.last_at if state.output_at is None else state.output_at,
+            pane=pane,
+        )
+        if self._finish is None:
+            return [shown]
+        return [replace(shown, value=result) for result in self._finish(self._key, value, state.window, pane)]

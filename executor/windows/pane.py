@@ -1,0 +1,171 @@
+"""Panes: what a window emits when its trigger fires, and the envelope that carries it.
+
+A windowed step produces each result in an envelope, a JSON object with four fields: ``value``,
+``window`` (its bounds in microseconds), ``at`` (the pane's event time) and ``pane``. A windowed
+step that consumes envelopes unwraps them: it takes the value, its event time, and whether it is
+a retraction. Any other consumer sees the object and its fields.
+
+Numbers that JSON cannot say, in the values of panes.
+
+A sum of floats may be infinite or NaN, as IEEE 754 has it, and one of whole numbers may have more than 64
+bits. The pane is shown nevertheless: with null, and with the nearest float.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from millpond.executor.windows.exact_sum import JSON_MAX, JSON_MIN
+from millpond.executor.windows.window import Window
+from millpond.statestore.rows.row import is_envelope
+
+
+def as_json_numbers(value: Any) -> Any:
+    """The value, or the fields of the value, with null for infinities and NaN, and floats for greater whole numbers.
+
+    Example:
+        >>> as_json_numbers({"sum": 2**64, "mean": float("nan"), "count": 3})
+        {'sum': 1.8446744073709552e+19, 'mean': None, 'count': 3}
+    """
+    if type(value) is dict:
+        if all(map(_is_sayable, value.values())):
+            return value
+        return {name: _sayable(field) for name, field in value.items()}
+    return value if _is_sayable(value) else _sayable(value)
+
+
+def _is_sayable(value: Any) -> bool:
+    kind = type(value)
+    if kind is float:
+        return math.isfinite(value)
+    return kind is not int or JSON_MIN <= value <= JSON_MAX
+
+
+def _sayable(value: Any) -> Any:
+    if _is_sayable(value):
+        return value
+    try:
+        nearest = float(value)
+    except OverflowError:
+        return None
+    return nearest if math.isfinite(nearest) else None
+
+
+class Timing(StrEnum):
+    """When a pane fires relative to its window's end: before, at or after it."""
+
+    EARLY = "early"
+    ON_TIME = "on_time"
+    LATE = "late"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pane:
+    """One firing of a window (Beam's ``PaneInfo``).
+
+    Attributes:
+        index: 0, 1, 2 … over all panes of the window.
+        nonspeculative_index: the same, counting only panes that are not early; -1 for early panes.
+        timing: early, on time or late.
+        is_last: no further pane of the window follows.
+        is_retraction: whether it retracts the pane with these indices; timing, percentile, production
+            time and trigger are then those of the pane that replaces it.
+        watermark_percentile: the estimated share of the window's input that has arrived, from 0 to
+            100: the greatest requested percentile whose watermark has passed the window's end.
+            ``None`` for late panes.
+        produced_at: wall time of production, in microseconds since 1970 UTC.
+        trigger: labels of the innermost triggers that fired.
+    """
+
+    index: int
+    nonspeculative_index: int
+    timing: Timing
+    is_last: bool
+    is_retraction: bool = False
+    watermark_percentile: float | None = None
+    produced_at: int = 0
+    trigger: str = ""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the window's first pane."""
+        return self.index == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The pane as the envelope carries it."""
+        return {
+            "index": self.index,
+            "nonspeculative_index": self.nonspeculative_index,
+            "timing": str(self.timing),
+            "is_first": self.is_first,
+            "is_last": self.is_last,
+            "is_retraction": self.is_retraction,
+            "watermark_percentile": self.watermark_percentile,
+            "produced_at": self.produced_at,
+            "trigger": self.trigger,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        known = {name: value for name, value in fields.items() if name != "is_first"}
+        return cls(**{**known, "timing": Timing(fields["timing"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedValue:
+    """A value with the window and the pane that it comes from.
+
+    Attributes:
+        value: the result.
+        window: the window's bounds.
+        at: the pane's event time, in microseconds since 1970 UTC.
+        pane: which firing of the window this is.
+    """
+
+    value: Any
+    window: Window
+    at: int
+    pane: Pane
+
+    @staticmethod
+    def is_envelope(value: object) -> bool:
+        """Whether a record's value is an envelope; a row from outside is none, even if it has the same fields."""
+        return is_envelope(value)
+
+    def retraction(self, successor: Pane) -> WindowedValue:
+        """The retraction of this value: its pane's indices, with the timing and the cause of ``successor``."""
+        pane = replace(
+            self.pane,
+            is_retraction=True,
+            is_last=False,
+            timing=successor.timing,
+            watermark_percentile=successor.watermark_percentile,
+            produced_at=successor.produced_at,
+            trigger=successor.trigger,
+        )
+        return replace(self, pane=pane)
+
+    def to_json(self) -> dict[str, Any]:
+        """The envelope, a JSON object."""
+        return {
+            "value": as_json_numbers(self.value),
+            "window": list(self.window),
+            "at": self.at,
+            "pane": self.pane.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, envelope: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        start, end = envelope["window"]
+        return cls(
+            value=envelope["value"],
+            window=Window(start, end),
+            at=envelope["at"],
+            pane=Pane.from_json(envelope["pane"]),
+        )

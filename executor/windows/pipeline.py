@@ -1,0 +1,98 @@
+"""The public pipeline: the engine's pipeline with streams that have windowing methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Unpack
+
+from millpond.executor.pipeline.nodes import Subscription
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.pipeline.signals import with_signals
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.windows.stream import DataflowStream
+from millpond.executor.windows.windowed_computation import PaneKey, WindowedComputation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from millpond.executor.spark.foreach_batch import ForeachBatch, PipelineBatchOptions
+    from millpond.statestore.store import Store
+
+
+class Pipeline(EnginePipeline[DataflowStream]):
+    """A graph of injectors, computations, windowed steps and sinks, connected by named streams.
+
+    Args:
+        name: the pipeline's name, under which the store keeps the pipeline's input positions.
+
+    Example:
+        >>> pipeline = Pipeline("zeitgeist")
+        >>> queries = pipeline.inject("queries", key="query", at="time")
+        >>> queries.window(FixedWindows("1s")).combine(Count(), name="counts")
+        Stream('counts' of 'zeitgeist')
+    """
+
+    stream_class = DataflowStream
+
+    def check(self, inputs: Iterable[str] | None = None) -> Topology:
+        """Validate everything that can be known before a run, and freeze the topology.
+
+        See the engine's ``Pipeline.check``. A stream that only an injector feeds has no panes: a key given
+        as a string is resolved as a column, not row by row, and a function sees the row as it is.
+        """
+        topology = EnginePipeline.check(self, inputs)
+        computations = {
+            name: replace(
+                node,
+                subscriptions=tuple(_of_rows(topology, subscription) for subscription in node.subscriptions),
+            )
+            for name, node in topology.computations.items()
+        }
+        waiting = {
+            name: node.computation.signals
+            for name, node in computations.items()
+            if isinstance(node.computation, WindowedComputation) and node.computation.signals
+        }
+        return with_signals(replace(topology, computations=computations), waiting)
+
+    def foreach_batch(
+        self, store: Store | str | Path, *, into: str, **options: Unpack[PipelineBatchOptions]
+    ) -> ForeachBatch:
+        """The ``foreachBatch`` function of your own streaming query that feeds an injected stream.
+
+        A pipeline with several injected streams has one such function for each, and a query for each. Those of this
+        object and of one store share one run: the leases, the supersteps, the options. Streams that take other rows,
+        or none, may do without a function; one that says nothing of its time holds back the steps that it leads to.
+
+        Where `inject` names no watermark, the stream takes the delay of the query's own ``withWatermark`` on the
+        column ``at``; on another column it says nothing of the event time, and a warning says so.
+
+        Args:
+            store: path of the store, created if it does not exist, or an open one, which stays open.
+            into: the injected stream.
+            options: those of `SparkRunner`, ``tick_ms`` among them. Say each once, or the same in each call.
+
+        Returns:
+            The function; close it, or any of those that share the run, when the queries have ended.
+
+        Raises:
+            InvalidError: the pipeline is invalid or has no such stream, an option is wrong, or another call for the
+                same run has said it otherwise.
+
+        Example::
+
+            with pipeline.foreach_batch("pond", into="payments") as payments:
+                frame.writeStream.foreachBatch(payments).trigger(availableNow=True).start().awaitTermination()
+        """
+        # What runs on Spark imports PySpark.
+        from millpond.executor.spark.foreach_batch import stream_function
+
+        return stream_function(self, store, into, options)
+
+
+def _of_rows(topology: Topology, subscription: Subscription) -> Subscription:
+    key, stream = subscription.key, subscription.stream
+    if stream in topology.injectors and isinstance(key, PaneKey):
+        return replace(subscription, key=key.extractor)
+    return subscription

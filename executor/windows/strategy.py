@@ -1,0 +1,141 @@
+"""The windowing strategy: the windowing, triggering and accumulation settings of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from millpond.executor.time.instants import Duration, duration_us
+from millpond.executor.windows.time_triggers import Default
+from millpond.executor.windows.trigger import Trigger
+from millpond.executor.windows.trigger_context import Contents
+from millpond.executor.windows.window import TimestampCombiner, Window, WindowFn
+from millpond.executor.windows.window_fns import GlobalWindows
+from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.types import TIME_MAX_US
+
+
+class Accumulation(StrEnum):
+    """How the panes of a window relate to each other (the Dataflow paper's refinement modes).
+
+    ``DISCARDING``: a pane holds the elements since the previous pane. ``ACCUMULATING``: a pane holds
+    all elements so far. ``RETRACTING``: as accumulating and incremental, so after a retraction of the previous pane.
+    ``CLEAR_BY_DEFAULT`` and ``ACCUMULATE_BY_DEFAULT`` follow the trigger's request where it makes
+    one (see `TriggerContext.ask`), and otherwise discard or accumulate.
+    """
+
+    DISCARDING = "discarding"
+    ACCUMULATING = "accumulating"
+    RETRACTING = "retracting"
+    CLEAR_BY_DEFAULT = "clear_by_default"
+    ACCUMULATE_BY_DEFAULT = "accumulate_by_default"
+
+    @property
+    def may_clear(self) -> bool:
+        """Whether any pane clears the contents."""
+        return self not in (Accumulation.ACCUMULATING, Accumulation.RETRACTING)
+
+    def clears(self, asked: Contents) -> bool:
+        """Whether contents are cleared after a pane, given the trigger's request."""
+        match self:
+            case Accumulation.DISCARDING:
+                return True
+            case Accumulation.ACCUMULATING | Accumulation.RETRACTING:
+                return False
+            case Accumulation.CLEAR_BY_DEFAULT:
+                return asked is not Contents.KEEP
+            case Accumulation.ACCUMULATE_BY_DEFAULT:
+                return asked is Contents.CLEAR
+
+
+Closing: TypeAlias = Literal["never", "if_non_empty", "always"]
+"""When an expiring window emits a last pane: never, if it holds elements that no pane has shown, or always."""
+
+Asked: TypeAlias = Literal["element", "bundle"]
+"""When a window's trigger is asked: after each element, or once for all that a bundle brings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowingStrategy:
+    """Where in event time elements are grouped, when groups are emitted, and how panes relate.
+
+    Args:
+        window_fn: assigns elements to windows; one global window by default.
+        trigger: decides when a window emits a pane.
+        accumulation: how a pane relates to earlier panes of its window.
+        incremental: whether each pane is preceded by retractions of the previous one (the patent's incremental
+            mode), whatever the accumulation; ``RETRACTING`` is accumulating and incremental.
+        allowed_lateness: how long after its end a window still accepts late elements.
+        timestamp_combiner: how a pane's event time follows from its window and elements.
+        closing: whether an expiring window emits a last pane.
+        emit_empty_on_time: whether the on-time pane is emitted even if no element arrived since the
+            previous pane.
+        asked: whether the trigger is asked after each element, in the order of arrival, so that panes
+            do not depend on how the input is cut into bundles, or once per bundle.
+
+    Raises:
+        InvalidError: an argument is invalid, or windows merge but the trigger cannot.
+
+    Example:
+        >>> strategy = WindowingStrategy(window_fn=FixedWindows("1h"), trigger=AfterWatermark(late=AfterCount(1)))
+        >>> strategy.accumulation
+        <Accumulation.DISCARDING: 'discarding'>
+    """
+
+    window_fn: WindowFn = field(default_factory=GlobalWindows)
+    trigger: Trigger = field(default_factory=Default)
+    accumulation: Accumulation = Accumulation.DISCARDING
+    incremental: bool = False
+    allowed_lateness: Duration = 0
+    timestamp_combiner: TimestampCombiner = TimestampCombiner.END_OF_WINDOW
+    closing: Closing = "if_non_empty"
+    emit_empty_on_time: bool = True
+    asked: Asked = "element"
+    allowed_lateness_us: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Validate the arguments at construction."""
+        for name, kind in (("window_fn", WindowFn), ("trigger", Trigger)):
+            if not isinstance(getattr(self, name), kind):
+                example = "FixedWindows('1h')" if kind is WindowFn else "AfterWatermark()"
+                raise InvalidError(
+                    f"{name} must be a {kind.__name__}, such as {example}", value=getattr(self, name)
+                )
+        if self.closing not in ("never", "if_non_empty", "always"):
+            raise InvalidError("closing must be never, if_non_empty or always", closing=self.closing)
+        if self.asked not in ("element", "bundle"):
+            raise InvalidError("a trigger is asked after each element or once a bundle", asked=self.asked)
+        object.__setattr__(self, "accumulation", _member(Accumulation, self.accumulation))
+        combiner = _member(TimestampCombiner, self.timestamp_combiner)
+        object.__setattr__(self, "timestamp_combiner", combiner)
+        object.__setattr__(self, "allowed_lateness_us", duration_us(self.allowed_lateness))
+        if self.allowed_lateness_us < 0:
+            raise InvalidError(
+                "the allowed lateness must not be negative: 0 drops every late record",
+                value=self.allowed_lateness,
+            )
+        if self.window_fn.is_merging and not self.trigger.can_merge:
+            raise InvalidError(
+                "windows merge, but the trigger has no merge function: give it one, or take windows that do not merge",
+                trigger=self.trigger,
+            )
+
+    @property
+    def is_incremental(self) -> bool:
+        """Whether each pane is preceded by retractions of the one that it replaces."""
+        return self.incremental or self.accumulation is Accumulation.RETRACTING
+
+    def expires_at(self, window: Window) -> int:
+        """The watermark, in microseconds, from which the window accepts no more elements."""
+        return min(window.end + self.allowed_lateness_us + 1, TIME_MAX_US)
+
+
+def _member(kind: type[StrEnum], value: object) -> StrEnum:
+    try:
+        return kind(value)  # type: ignore[arg-type]  # unchecked user input
+    except ValueError as cause:
+        choices = [str(choice) for choice in kind]
+        raise InvalidError(
+            f"no such choice{did_you_mean(value, choices)}", value=value, choices=choices
+        ) from cause

@@ -1,0 +1,506 @@
+"""Streams with windows: the methods that the dataflow layer adds to the engine's streams.
+
+The top N of a window: the best of the combined values of all its keys.
+
+Two steps. The first combines each key's elements, and takes back what it has shown before when it shows more; the
+second gathers what the first has shown of one window, and keeps the best. So a list stays right when late elements
+change what was in it, and when a value falls and another one moves up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
+
+from millpond.executor.pipeline.backfill import Backfill
+from millpond.executor.pipeline.streams import ComputationOptions, Stream
+from millpond.executor.windows.combine_fn import CombineFields, CombineFn, ValueExtractor, check_extractor
+from millpond.executor.windows.combiners import ToList, TopN
+from millpond.executor.windows.pane import Pane
+from millpond.executor.windows.strategy import Accumulation, Asked, Closing, WindowingStrategy
+from millpond.executor.windows.time_triggers import Default
+from millpond.executor.windows.trigger import Trigger
+from millpond.executor.windows.window import Element, TimestampCombiner, Window, WindowFn
+from millpond.executor.windows.windowed_computation import (
+    ElementWise,
+    PaneKey,
+    TimestampShift,
+    WindowedComputation,
+)
+from millpond.statestore.errors import InvalidError
+
+if TYPE_CHECKING:
+    from millpond.executor.inputs.keys import KeyExtractor
+    from millpond.executor.pipeline.nodes import OnError, OnLate, ProductionMode
+    from millpond.executor.time.clocks import LateDataHorizon
+    from millpond.executor.time.instants import Duration, Instant
+
+
+_ALL = "all"
+
+
+def entry_of(key: str, value: Any, window: Window) -> dict[str, Any]:
+    """What the first step shows of a key: its value, and the window that it is of."""
+    return {"key": key, "value": value, "window": list(window)}
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowOfEntry(WindowFn):
+    """Puts an entry into the window that it is of, whatever made that."""
+
+    def assign(self, element: Element) -> Sequence[Window]:
+        """The entry's own window."""
+        start, end = element.value["window"]
+        return (Window(start, end),)
+
+
+def of_each_key(strategy: WindowingStrategy) -> WindowingStrategy:
+    """The strategy of the first step: each value takes back the one before it."""
+    return replace(strategy, accumulation=Accumulation.RETRACTING)
+
+
+def of_all_keys(strategy: WindowingStrategy) -> WindowingStrategy:
+    """The strategy of the second step: the same triggers, over whole lists, asked when a bundle's changes are all in."""
+    is_retracting = strategy.accumulation is Accumulation.RETRACTING
+    return replace(
+        strategy,
+        window_fn=_WindowOfEntry(),
+        accumulation=Accumulation.RETRACTING if is_retracting else Accumulation.ACCUMULATING,
+        asked="bundle",
+    )
+
+
+def ranked(entry: Any) -> list[Any]:
+    """What entries are compared by: their values, and where these are equal their keys."""
+    return [entry["value"], entry["key"]]
+
+
+def group_of(among: Callable[[str], str] | None) -> Callable[[Any], str]:
+    """The group in which an entry is ranked; one for all keys without ``among``."""
+    return lambda entry: _ALL if among is None else among(entry["key"])
+
+
+def best_of(count: int, *, smallest: bool) -> TopN:
+    """The combiner of the second step."""
+    return TopN(count, of=ranked, smallest=smallest, retractable=True)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DataflowStream(Stream):
+    """A stream whose records can be grouped into windows."""
+
+    def window(
+        self,
+        window_fn: WindowFn,
+        *,
+        trigger: Trigger | None = None,
+        accumulation: Accumulation | str = Accumulation.DISCARDING,
+        incremental: bool = False,
+        allowed_lateness: Duration = 0,
+        timestamp_combiner: TimestampCombiner | str = TimestampCombiner.END_OF_WINDOW,
+        closing: Closing = "if_non_empty",
+        emit_empty_on_time: bool = True,
+        asked: Asked = "element",
+        of: ValueExtractor = None,
+    ) -> WindowedStream:
+        """Choose where in event time records are grouped, when groups are emitted, and how panes relate.
+
+        The four questions of the Dataflow model: ``window_fn`` answers *where*, ``trigger`` *when* and
+        ``accumulation`` *how*; the step that follows answers *what*.
+
+        Args:
+            window_fn: assigns each record to windows.
+            trigger: when a window emits a pane; by default, when the watermark passes the window's end
+                and again for each late record.
+            accumulation: how a pane relates to earlier panes of its window: ``"discarding"`` (only the
+                elements since), ``"accumulating"`` (all elements so far) or ``"retracting"`` (all, after
+                a retraction of the previous pane).
+            incremental: whether each pane is preceded by retractions of the previous one in any other mode
+                too: what stands downstream is then the last pane of each window, such as its latest change
+                with ``"discarding"``.
+            allowed_lateness: how long after its end a window still accepts late records.
+            timestamp_combiner: how a pane's event time follows from its window and elements.
+            closing: whether an expiring window emits a last pane: ``"never"``, ``"if_non_empty"`` (if it
+                holds elements that no pane has shown) or ``"always"``.
+            emit_empty_on_time: whether the on-time pane is emitted even if no element arrived since the
+                previous pane.
+            asked: when the trigger is asked: after each ``"element"``, in the order of arrival, so that
+                panes do not depend on how the input is cut, or once per ``"bundle"``, which makes
+                fewer panes: those of a busy key then hold what came together.
+            of: which part of a record's value is the element that triggers and combiners see: a field
+                name, a function of the value, or ``None`` for the whole value.
+
+        Returns:
+            The stream with its windowing strategy; call `WindowedStream.combine` or
+            `WindowedStream.process_windows` on it.
+
+        Raises:
+            InvalidError: an argument is invalid, or the arguments contradict each other.
+
+        Example:
+            >>> hourly = scores.window(FixedWindows("1h"), allowed_lateness="1d", accumulation="accumulating")
+        """
+        check_extractor(of)
+        strategy = WindowingStrategy(
+            window_fn=window_fn,
+            trigger=Default() if trigger is None else trigger,
+            accumulation=cast(Accumulation, accumulation),
+            incremental=incremental,
+            allowed_lateness=allowed_lateness,
+            timestamp_combiner=cast(TimestampCombiner, timestamp_combiner),
+            closing=closing,
+            emit_empty_on_time=emit_empty_on_time,
+            asked=asked,
+        )
+        return WindowedStream(self, strategy, of)
+
+    def flat_map(
+        self,
+        function: Callable[[Any], Iterable[Any]],
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """Replace each value by any number of values; windows, panes and retractions are kept.
+
+        Args:
+            function: takes a value and returns the values that replace it; it must be deterministic, so
+                that a retraction yields the values it retracts.
+            name: the step's name and the name of its output stream.
+            key: how to extract the key under which the step runs; the record's own key by default.
+            options: see `ComputationOptions`.
+
+        Returns:
+            The stream of new values.
+
+        Example:
+            >>> words = lines.flat_map(str.split, name="words")
+        """
+        return self.apply(ElementWise(function, name), name=name, key=PaneKey.of(key), **options)
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """Replace each value by one value; see `flat_map`.
+
+        Example:
+            >>> lengths = lines.map(len, name="lengths")
+        """
+        return self.flat_map(lambda value: (function(value),), name=name, key=key, **options)
+
+    def union(
+        self, *others: DataflowStream, name: str, **options: Unpack[ComputationOptions]
+    ) -> DataflowStream:
+        """All records of this stream and of others, as one stream; keys, windows, panes and retractions are kept.
+
+        Args:
+            others: further streams of the same pipeline, at least one.
+            name: the step's name and the name of its output stream.
+            options: see `ComputationOptions`.
+
+        Returns:
+            The stream of all records, in no order between those of different streams.
+
+        Raises:
+            InvalidError: no other stream, a stream of another pipeline, or the same stream twice.
+
+        Example:
+            ``visits = web.union(app, name="visits")``
+        """
+        streams = (self, *others)
+        if not others or len({stream.name for stream in streams}) < len(streams):
+            raise InvalidError("a union is of two or more different streams", computation=name)
+        if any(stream.pipeline is not self.pipeline for stream in others):
+            raise InvalidError("a union is of streams of one pipeline", computation=name)
+        produced = self.pipeline.add(
+            ElementWise(_itself, name),
+            name=name,
+            subscribes={stream.name: None for stream in streams},
+            produces=(name,),
+            **options,
+        )
+        return replace(self, name=produced[name].name)
+
+    def with_timestamps(
+        self,
+        function: Callable[[Any, int], Instant],
+        *,
+        name: str,
+        late_data_horizon: LateDataHorizon = 0,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """Give each value a new event time.
+
+        A later time is always safe. An earlier time may be behind the watermark that downstream steps
+        have already seen; ``late_data_horizon`` therefore holds the watermark of this step's output back
+        by the same amount, at the price of later results everywhere downstream.
+
+        Args:
+            function: takes a value and its event time in microseconds since 1970 UTC and returns the
+                new time: microseconds, or a ``datetime`` with a zone; it must return the same time for
+                a retraction.
+            name: the step's name and the name of its output stream.
+            late_data_horizon: how far back a time may be moved; a value that is moved further is
+                refused and becomes a dead letter. With ``"unbounded"`` the watermark is not held: values
+                may be moved back freely, and may be late.
+            key: how to extract the key under which the step runs; the record's own key by default.
+            options: see `ComputationOptions`.
+
+        Returns:
+            The stream of the same values at their new times.
+
+        Example:
+            ``logs.with_timestamps(lambda log, at: log["opened"], name="visits", late_data_horizon="1h")``
+        """
+        shift = TimestampShift(function, name, late_data_horizon)
+        return self.apply(shift, name=name, key=PaneKey.of(key), **options)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedStream:
+    """A stream with a windowing strategy; returned by `DataflowStream.window`.
+
+    Attributes:
+        stream: the stream whose records are grouped.
+        strategy: windows, trigger, accumulation and lateness.
+        of: which part of a record's value is the element; ``None`` is the whole value.
+    """
+
+    stream: DataflowStream
+    strategy: WindowingStrategy
+    of: ValueExtractor = None
+
+    def flat_map(
+        self,
+        function: Callable[[Any], Iterable[Any]],
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> WindowedStream:
+        """Make any number of values of each one on its way into its windows; see `DataflowStream.flat_map`.
+
+        Windows follow from event time, which no value changes; a window function of your own that
+        looks at values sees the new ones.
+        """
+        return replace(self, stream=self.stream.flat_map(function, name=name, key=key, **options))
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> WindowedStream:
+        """Replace each value by one value before it is windowed; see `flat_map`."""
+        return replace(self, stream=self.stream.map(function, name=name, key=key, **options))
+
+    @overload
+    def combine(
+        self,
+        combine: CombineFn | Mapping[str, CombineFn],
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        result: Callable[[str, Any, Window], Any] | None = None,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream: ...
+
+    @overload
+    def combine(
+        self,
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        result: Callable[[str, Any, Window], Any] | None = None,
+        exactly_once: bool = True,
+        on_error: OnError = "dead_letter",
+        retries: int = 2,
+        intervals: int | None = None,
+        on_late: OnLate | Mapping[str, OnLate] = "process",
+        productions: ProductionMode = "strong",
+        user_code_timeout_ms: float | None = None,
+        time_sorted: bool = False,
+        feedback: Collection[str] = (),
+        renamed_from: str | None = None,
+        backfill: Backfill | None = None,
+        **fields: CombineFn,
+    ) -> DataflowStream: ...
+
+    def combine(
+        self,
+        combine: CombineFn | Mapping[str, CombineFn] | None = None,
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        result: Callable[[str, Any, Window], Any] | None = None,
+        **fields: Any,
+    ) -> DataflowStream:
+        """Combine the elements of each key and window into one value, or into several fields of one value.
+
+        Args:
+            combine: the combine function, for example ``Count()``; or several by the names of their
+                fields, which may be given as keywords instead: ``total=Sum("amount"), visits=Count()``.
+                The combined value is then an object with these fields, each of which may be a column
+                of a sink. A field that has the name of an argument or an option goes into a mapping.
+            name: the step's name, its table in SQL, and the name of its output stream.
+            key: how to extract the grouping key from a value (of a windowed step's result: from the
+                value inside its envelope); the record's own key by default.
+            result: takes the key, the combined value and the window, and returns the value to emit; by
+                default the combined value itself. Use it to emit the key too, so that a later step can
+                group by it.
+            fields: several combine functions, and options; see `ComputationOptions`.
+
+        Returns:
+            The stream of panes: envelopes with ``value``, ``window``, ``at`` and ``pane``.
+
+        Raises:
+            InvalidError: a combiner is not a `CombineFn` instance, there is none, one combiner is given
+                together with fields, or the step is invalid; the error names the step.
+
+        Example:
+            >>> by_team = scores.combine(Sum("score"), name="sums", result=lambda team, score, _: [team, score])
+            >>> both = scores.combine(total=Sum("score"), best=Max("score"), name="both")
+        """
+        options = ComputationOptions()
+        for option in ComputationOptions.__annotations__.keys() & fields.keys():
+            options[option] = fields.pop(option)  # type: ignore[literal-required]  # one of its keys
+        chosen = _chosen(combine, fields, step=name)
+        finish = None if result is None else _Result(result)
+        computation = WindowedComputation(self.strategy, chosen, name, of=self.of, finish=finish)
+        return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)
+
+    def top(
+        self,
+        count: int,
+        combine: CombineFn,
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        among: Callable[[str], str] | None = None,
+        smallest: bool = False,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """The keys of each window with the greatest combined values, greatest first.
+
+        Two steps: ``{name}_each`` combines each key's elements, ``{name}`` ranks what it shows of a window.
+        Triggers and lateness are those of `DataflowStream.window` in both. A list replaces the one before
+        it, or takes it back with ``accumulation="retracting"``.
+
+        Args:
+            count: the number of keys to show, at least 1.
+            combine: combines the elements of a key into the value to rank by, for example ``Count()``;
+                values must be comparable with each other.
+            name: the name of the second step, its table in SQL, and the name of its output stream.
+            key: how to extract the key from a value; the record's own key by default.
+            among: takes a key and returns the group within which it is ranked; by default all keys are one
+                group, which is one row of the store.
+            smallest: rank the smallest first instead.
+            options: see `ComputationOptions`; for both steps.
+
+        Returns:
+            The stream of panes, by group: lists of ``{"key": …, "value": …}``. Keys with equal values are
+            in the order of the keys, likewise greatest first.
+
+        Raises:
+            InvalidError: a count below 1, or ``combine`` is not a `CombineFn` instance.
+
+        Example:
+            ``best = sales.window(FixedWindows("1d")).top(3, Sum("amount"), key="product", name="best")``
+        """
+        best = best_of(count, smallest=smallest)
+        each = replace(self, strategy=of_each_key(self.strategy)).combine(
+            combine, name=f"{name}_each", key=key, result=entry_of, **options
+        )
+        return WindowedStream(each, of_all_keys(self.strategy)).combine(
+            best, name=name, key=group_of(among), result=_listed, **options
+        )
+
+    def process_windows(
+        self,
+        function: Callable[[list[Any], Window, Pane], Iterable[Any]],
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        **options: Unpack[ComputationOptions],
+    ) -> DataflowStream:
+        """Pass all elements of each key and window to a function, and emit what it returns.
+
+        The window's elements are kept as a list until its contents are discarded; prefer `combine` where
+        a combine function exists.
+
+        Args:
+            function: takes the elements in order of arrival, the window and the pane, and returns the
+                values to emit.
+            name: the step's name, its table in SQL, and the name of its output stream.
+            key: how to extract the grouping key from a value (of a windowed step's result: from the
+                value inside its envelope); the record's own key by default.
+            options: see `ComputationOptions`.
+
+        Returns:
+            The stream of panes: one envelope per returned value.
+        """
+        computation = WindowedComputation(
+            self.strategy, ToList(), name, of=self.of, finish=_OfWindow(function)
+        )
+        return self.stream.apply(computation, name=name, key=PaneKey.of(key), **options)
+
+
+def _chosen(
+    combine: CombineFn | Mapping[str, CombineFn] | None, fields: Mapping[str, CombineFn], *, step: str
+) -> CombineFn:
+    """The one combiner of a step: that which is given, or one of several fields."""
+    if combine is None:
+        combine = fields
+    elif fields:
+        raise InvalidError(
+            "combine takes one combiner, or several by field, and the options of a computation",
+            computation=step,
+            fields=sorted(fields),
+        )
+    if isinstance(combine, Mapping):
+        try:
+            return CombineFields(dict(combine))
+        except InvalidError as error:
+            error.add_note(f"in the combiners of {step!r}")
+            raise
+    if not isinstance(combine, CombineFn):
+        raise InvalidError("combine takes an instance of a CombineFn", computation=step, combine=combine)
+    return combine
+
+
+def _itself(value: Any) -> Iterable[Any]:
+    return (value,)
+
+
+def _listed(key: str, best: Any, window: Window) -> Any:  # noqa: ARG001 - a result of `WindowedStream.combine`
+    return [{"key": ranked, "value": value} for value, ranked in best]
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """A user's function of key, combined value and window, adapted to `Finish`."""
+
+    function: Callable[[str, Any, Window], Any]
+
+    def __call__(self, key: str, value: Any, window: Window, pane: Pane) -> Iterable[Any]:  # noqa: ARG002 - a Finish
+        return (self.function(key, value, window),)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfWindow:
+    """A user's function of elements, window and pane, adapted to `Finish`."""
+
+    function: Callable[[list[Any], Window, Pane], Iterable[Any]]
+
+    def __call__(self, key: str, value: Any, window: Window, pane: Pane) -> Iterable[Any]:  # noqa: ARG002 - a Finish
+        return self.function(value, window, pane)

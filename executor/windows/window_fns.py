@@ -1,0 +1,307 @@
+"""Fixed windows: event time cut into equal intervals, aligned across keys or with a phase per key.
+
+Sliding windows: windows of one size that start at a fixed period and may overlap.
+
+Session windows: a session ends when its key has been silent for a gap; sessions merge as elements fill the gap.
+
+Calendar windows: local days, weeks, months and years of a time zone.
+
+In a zone with daylight saving time a day has 23, 24 or 25 hours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from typing import ClassVar, Final, Literal, Self, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from millpond.executor.time.instants import Duration, duration_us
+from millpond.executor.windows.window import GLOBAL_WINDOW, Element, Merge, Window, WindowFn
+from millpond.statestore.errors import InvalidError
+
+
+def positive_us(name: str, duration: Duration) -> int:
+    """A positive duration in microseconds.
+
+    Args:
+        name: what the duration is, for the error message.
+        duration: the duration.
+
+    Raises:
+        InvalidError: it is not a duration, or not positive.
+    """
+    micros = duration_us(duration)
+    if micros <= 0:
+        raise InvalidError(f"{name} must be positive", value=duration)
+    return micros
+
+
+@dataclass(frozen=True)
+class GlobalWindows(WindowFn):
+    """One window for all of event time; it ends when all input has ended."""
+
+    def assign(self, element: Element) -> tuple[Window, ...]:  # noqa: ARG002 - the same for all
+        """`GLOBAL_WINDOW`, for every element."""
+        return (GLOBAL_WINDOW,)
+
+
+@dataclass(frozen=True)
+class FixedWindows(WindowFn):
+    """Consecutive windows of one size (tumbling windows).
+
+    Args:
+        size: the length of each window.
+        offset: shifts the window starts from multiples of the size since 1970 UTC.
+
+    Example:
+        >>> FixedWindows("10us").assign(Element(value=1, at=25, key="k"))
+        (Window(start=20, end=30),)
+
+    Raises:
+        InvalidError: the size is not positive.
+    """
+
+    size: Duration
+    offset: Duration = 0
+    _size_us: int = field(init=False, repr=False, compare=False)
+    _offset_us: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Validate the size at construction."""
+        object.__setattr__(self, "_size_us", positive_us("a window's size", self.size))
+        object.__setattr__(self, "_offset_us", duration_us(self.offset) % self._size_us)
+
+    def assign(self, element: Element) -> tuple[Window, ...]:
+        """The window that contains the element's time."""
+        start = element.at - (element.at - self._offset_us) % self._size_us
+        return (Window(start, start + self._size_us),)
+
+
+@dataclass(frozen=True)
+class UnalignedFixedWindows(WindowFn):
+    """Fixed windows with a different phase for each key, so that not all windows end at once.
+
+    A key's phase is a hash of the key, the same in every process (the windowing patent's unaligned
+    windows).
+
+    Args:
+        size: the length of each window.
+
+    Raises:
+        InvalidError: the size is not positive.
+    """
+
+    size: Duration
+    _size_us: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Validate the size at construction."""
+        object.__setattr__(self, "_size_us", positive_us("a window's size", self.size))
+
+    def phase_us(self, key: str) -> int:
+        """The offset of a key's windows, in microseconds: ``0 <= phase < size``."""
+        digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % self._size_us
+
+    def assign(self, element: Element) -> tuple[Window, ...]:
+        """The window of the element's key that contains the element's time."""
+        start = element.at - (element.at - self.phase_us(element.key)) % self._size_us
+        return (Window(start, start + self._size_us),)
+
+
+_WINDOWS_MAX = 10_000
+_REMEMBERED = 16
+
+
+@dataclass(frozen=True)
+class SlidingWindows(WindowFn):
+    """A window of ``size`` starts every ``period``.
+
+    Args:
+        size: the length of each window.
+        period: the distance between the starts of consecutive windows; a period longer than the size
+            leaves gaps, and elements in a gap are dropped.
+        offset: shifts the window starts from multiples of the period since 1970 UTC.
+
+    Example:
+        >>> SlidingWindows("10us", "5us").assign(Element(value=1, at=7, key="k"))
+        (Window(start=0, end=10), Window(start=5, end=15))
+
+    Raises:
+        InvalidError: size or period is not positive, or an element would be in more than 10,000 windows.
+    """
+
+    size: Duration
+    period: Duration
+    offset: Duration = 0
+    _size_us: int = field(init=False, repr=False, compare=False)
+    _period_us: int = field(init=False, repr=False, compare=False)
+    _offset_us: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Validate size and period at construction."""
+        object.__setattr__(self, "_size_us", positive_us("a window's size", self.size))
+        object.__setattr__(self, "_period_us", positive_us("a window's period", self.period))
+        object.__setattr__(self, "_offset_us", duration_us(self.offset) % self._period_us)
+        if self._size_us > _WINDOWS_MAX * self._period_us:
+            raise InvalidError(
+                "an element would be in too many windows", windows=self._size_us // self._period_us
+            )
+
+    def assign(self, element: Element) -> tuple[Window, ...]:
+        """All windows that contain the element's time, earliest first."""
+        last = element.at - (element.at - self._offset_us) % self._period_us
+        count = -((element.at - self._size_us - last) // self._period_us)
+        return _windows(last, count, self._size_us, self._period_us)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _windows(last: int, count: int, size_us: int, period_us: int) -> tuple[Window, ...]:
+    """The ``count`` windows of which the last starts at ``last``.
+
+    Cached: consecutive elements mostly fall into the same windows.
+    """
+    starts = range(last - (count - 1) * period_us, last + period_us, period_us)
+    return tuple(Window(start, start + size_us) for start in starts)
+
+
+@dataclass(frozen=True)
+class Sessions(WindowFn):
+    """Windows of activity: each element opens a window of length ``gap``; overlapping windows merge.
+
+    Args:
+        gap: the length of silence that ends a session.
+
+    Example:
+        >>> list(Sessions("10us").merge([Window(0, 10), Window(5, 15), Window(15, 25)]))
+        [Merge(sources=(Window(start=0, end=10), Window(start=5, end=15)), result=Window(start=0, end=15))]
+
+    Raises:
+        InvalidError: the gap is not positive.
+    """
+
+    is_merging: ClassVar[bool] = True
+    merges_overlapping_only: ClassVar[bool] = True
+
+    gap: Duration
+    _gap_us: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Validate the gap at construction."""
+        object.__setattr__(self, "_gap_us", positive_us("a session's gap", self.gap))
+
+    def assign(self, element: Element) -> tuple[Window, ...]:
+        """The session of this element alone: from its event time to ``gap`` later."""
+        return (Window(element.at, element.at + self._gap_us),)
+
+    def merge(self, windows: Sequence[Window]) -> Iterator[Merge]:
+        """Merge every run of overlapping windows."""
+        run: list[Window] = []
+        joined: Window | None = None
+        for window in sorted(windows):
+            if joined is not None and window.overlaps(joined):
+                run.append(window)
+                joined = joined.span(window)
+                continue
+            if joined is not None and len(run) > 1:
+                yield Merge(tuple(run), joined)
+            run, joined = [window], window
+        if joined is not None and len(run) > 1:
+            yield Merge(tuple(run), joined)
+
+
+CalendarUnit: TypeAlias = Literal["days", "weeks", "months", "years"]
+"""The unit of a calendar window; weeks start on Monday."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MONDAY: Final = date(1970, 1, 5)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class CalendarWindows(WindowFn):
+    """Windows of ``count`` calendar units each.
+
+    Args:
+        unit: ``"days"``, ``"weeks"``, ``"months"`` or ``"years"``.
+        count: units per window, counted from 1970 (weeks from Monday 1970-01-05).
+        zone: IANA name of the time zone at whose midnights windows start.
+
+    Example:
+        >>> CalendarWindows("days").assign(Element(value=1, at=5, key="k"))
+        (Window(start=0, end=86400000000),)
+
+    Raises:
+        InvalidError: an unknown unit or zone, or a count below 1.
+    """
+
+    unit: CalendarUnit
+    count: int = 1
+    zone: str = "UTC"
+    _zone: ZoneInfo = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Validate the arguments at construction."""
+        if self.unit not in ("days", "weeks", "months", "years"):
+            raise InvalidError("calendar windows are of days, weeks, months or years", unit=self.unit)
+        if self.count < 1:
+            raise InvalidError("a calendar window has at least one unit", count=self.count)
+        try:
+            object.__setattr__(self, "_zone", ZoneInfo(self.zone))
+        except (ZoneInfoNotFoundError, ValueError) as cause:
+            raise InvalidError("no such time zone", zone=self.zone) from cause
+
+    @classmethod
+    def days(cls, count: int = 1, zone: str = "UTC") -> Self:
+        """Windows of ``count`` days, counted from 1970-01-01."""
+        return cls("days", count, zone)
+
+    @classmethod
+    def weeks(cls, count: int = 1, zone: str = "UTC") -> Self:
+        """Windows of ``count`` weeks, which start on Monday."""
+        return cls("weeks", count, zone)
+
+    @classmethod
+    def months(cls, count: int = 1, zone: str = "UTC") -> Self:
+        """Windows of ``count`` months, counted from January 1970."""
+        return cls("months", count, zone)
+
+    @classmethod
+    def years(cls, count: int = 1, zone: str = "UTC") -> Self:
+        """Windows of ``count`` years, counted from 1970."""
+        return cls("years", count, zone)
+
+    def assign(self, element: Element) -> tuple[Window, ...]:
+        """The window that contains the element's local date."""
+        local = (_EPOCH + timedelta(microseconds=element.at)).astimezone(self._zone).date()
+        number = self._number(local) // self.count
+        return (Window(self._start(number * self.count), self._start((number + 1) * self.count)),)
+
+    def _number(self, day: date) -> int:
+        match self.unit:
+            case "days":
+                return (day - date(1970, 1, 1)).days
+            case "weeks":
+                return (day - _MONDAY).days // 7
+            case "months":
+                return (day.year - 1970) * 12 + day.month - 1
+            case "years":
+                return day.year - 1970
+
+    def _start(self, number: int) -> int:
+        day = date(1970, 1, 1)
+        match self.unit:
+            case "days":
+                day = date(1970, 1, 1) + timedelta(days=number)
+            case "weeks":
+                day = _MONDAY + timedelta(weeks=number)
+            case "months":
+                day = date(1970 + number // 12, number % 12 + 1, 1)
+            case "years":
+                day = date(1970 + number, 1, 1)
+        midnight = datetime(day.year, day.month, day.day, tzinfo=self._zone)
+        return (midnight - _EPOCH) // _MICROSECOND

@@ -1,0 +1,261 @@
+"""A windowed step as a computation: its state is the key's windows, its timers are their triggers' timers.
+
+Element-wise steps between windowed ones: values change, their windows and panes stay.
+
+A retraction is processed like any other value and stays a retraction: the results of the
+retracted value are retracted, whatever key they ended up on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.records import Record, Records
+from millpond.executor.computation.timers import Timer
+from millpond.executor.inputs.keys import KeyExtractor, extract_key, settled_key
+from millpond.executor.pipeline.nodes import SIGNALS
+from millpond.executor.pipeline.signals import read_signal
+from millpond.executor.time.clocks import Clocks, LateDataHorizon
+from millpond.executor.time.instants import Instant, instant_us
+from millpond.executor.windows.combine_fn import CombineFn, ValueExtractor, extract
+from millpond.executor.windows.key_windows import (
+    WINDOW_COUNTERS,
+    Finish,
+    KeyWindows,
+    Wanted,
+    WindowStates,
+    add_wanted,
+    as_of,
+    parse_tag,
+    set_hold,
+    set_timers,
+)
+from millpond.executor.windows.strategy import WindowingStrategy
+from millpond.executor.windows.window import Element, Window
+from millpond.statestore.rows.codec import PlainObject
+from millpond.statestore.rows.row import TimeDomain, is_envelope
+
+
+def element_of(record: Record, of: ValueExtractor = None) -> Element:
+    """The element of a record: its value and time, or those inside its envelope.
+
+    Args:
+        record: the record.
+        of: which part of the value is the element.
+    """
+    value = record.value
+    if not is_envelope(value):
+        return Element(value if of is None else extract(of, value), record.at, record.key)
+    inner = value["value"]
+    return Element(
+        inner if of is None else extract(of, inner), value["at"], record.key, value["pane"]["is_retraction"]
+    )
+
+
+class WindowedComputation(Computation):
+    """Groups records by key and window, and produces each window's panes on one stream.
+
+    Args:
+        strategy: windowing, triggering and accumulation.
+        combine: combines the elements of a window.
+        stream: the stream to produce the panes on.
+        of: which part of a record's value is the element; ``None`` is the whole value.
+        finish: turns a combined value into the values to emit; ``None`` emits it as it is.
+    """
+
+    counters: Collection[str] = WINDOW_COUNTERS
+    holds_watermark: bool = True
+
+    def __init__(
+        self,
+        strategy: WindowingStrategy,
+        combine: CombineFn,
+        stream: str,
+        *,
+        of: ValueExtractor = None,
+        finish: Finish | None = None,
+    ) -> None:
+        self.strategy = strategy
+        self.in_order_of_arrival: bool = strategy.asked == "element"
+        self.percentiles: Collection[float] = tuple(sorted(strategy.trigger.percentiles))
+        self.signals: frozenset[str] = strategy.trigger.signals
+        self.combine = combine
+        self.stream = stream
+        self.of = of
+        self.finish = finish
+
+    def element(self, record: Record) -> Element:
+        """The element of a record; subclasses may add to it."""
+        return element_of(record, self.of)
+
+    def process_records(self, context: Context, records: Records) -> None:
+        """Add a bundle of elements to their windows, whose triggers are asked as the strategy says."""
+        if not self.signals:
+            self._add(context, records)
+            return
+        for is_signal, run in groupby(records, lambda record: record.stream == SIGNALS):
+            if is_signal:
+                for record in run:
+                    self._signal(context, record)
+            else:
+                self._add(context, run)
+
+    def _add(self, context: Context, records: Iterable[Record]) -> None:
+        elements = [self.element(record) for record in records]
+        self._run(context, self._clocks(context), lambda windows: windows.add(elements))
+
+    def _signal(self, context: Context, record: Record) -> None:
+        signal = read_signal(record.value, self.stream)
+        if signal is not None and signal[0] in self.signals:
+            name, bounds = signal
+            window = None if bounds is None else Window(*bounds)
+            self._run(context, self._clocks(context), lambda windows: windows.signal(name, window))
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        """Deliver a trigger's timer, or expire a window."""
+        window, trigger_timer = parse_tag(timer.tag)
+        clocks = self._clocks(context)
+        if timer.domain is TimeDomain.EVENT:
+            clocks = as_of(timer, clocks)
+
+        def react(windows: KeyWindows) -> None:
+            if trigger_timer is None:
+                windows.expire(window)
+            else:
+                windows.on_timer(window, trigger_timer)
+
+        self._run(context, clocks, react, fired=timer.tag)
+
+    def _clocks(self, context: Context) -> Clocks:
+        percentile_watermarks = {
+            percentile: context.watermark_at(percentile) for percentile in self.percentiles
+        }
+        return Clocks(
+            watermark=context.watermark,
+            wall_time=context.wall_time,
+            percentile_watermarks=percentile_watermarks,
+        )
+
+    def _run(
+        self,
+        context: Context,
+        clocks: Clocks,
+        react: Callable[[KeyWindows], None],
+        fired: str = "",
+    ) -> None:
+        before: dict[str, Wanted] = {}
+        watermark, strategy = context.watermark, self.strategy
+        states = context.state.open(WindowStates)
+        states.begin_hook(lambda state: add_wanted(before, strategy, state, watermark))
+        windows = KeyWindows(
+            strategy,
+            self.combine,
+            self.finish,
+            states,
+            key=context.key,
+            watermark=clocks.watermark,
+            wall_time=clocks.wall_time,
+            percentile_watermarks=clocks.percentile_watermarks,
+        )
+        output_at = states.oldest_output_at()
+        react(windows)
+        before.pop(fired, None)
+        after: dict[str, Wanted] = {}
+        for state in states.touched():
+            add_wanted(after, strategy, state, watermark)
+        oldest_at = context.oldest_at
+        set_timers(context, before, after, oldest_at)
+        set_hold(context, output_at, states.oldest_output_at(), oldest_at)
+        self._produce(context, windows)
+        for counter, amount in windows.counts.items():
+            if amount:
+                context.count(counter, amount)
+
+    def _produce(self, context: Context, windows: KeyWindows) -> None:
+        if not windows.output:
+            return
+        oldest_at = context.oldest_at
+        for shown in windows.output:
+            context.produce(self.stream, shown.to_json(), at=max(shown.at, oldest_at))
+
+
+@dataclass(frozen=True, slots=True)
+class PaneKey:
+    """A key extractor that looks inside the envelope of a windowed step's result.
+
+    Example:
+        >>> PaneKey("team")({"team": "red"})
+        'red'
+    """
+
+    extractor: KeyExtractor
+
+    def __call__(self, value: Any) -> str:
+        """The key of a value, or of the value inside an envelope."""
+        inner = value["value"] if is_envelope(value) else value
+        return extract_key(self.extractor, None, inner)
+
+    @classmethod
+    def of(cls, extractor: KeyExtractor) -> KeyExtractor:
+        """Wrap an extractor; ``None``, the record's own key, stays ``None``."""
+        return extractor if extractor is None else cls(settled_key(extractor))
+
+
+class ElementWise(Computation):
+    """Replaces each value by any number of values.
+
+    Args:
+        function: takes a value and returns the values that replace it.
+        stream: the stream to produce them on.
+    """
+
+    in_order_of_arrival = True
+
+    def __init__(self, function: Callable[[Any], Iterable[Any]], stream: str) -> None:
+        self.function = function
+        self.stream = stream
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """Produce the function's results, each in the envelope of the value if it has one."""
+        value = record.value
+        if is_envelope(value):
+            for result in self.function(value["value"]):
+                context.produce(self.stream, {**value, "value": result})
+            return
+        for result in self.function(value):
+            context.produce(self.stream, PlainObject(result) if is_envelope(result) else result)
+
+
+class TimestampShift(Computation):
+    """Gives each value a new event time (the windowing patent's timestamp setter).
+
+    Args:
+        function: takes a value and its time in microseconds, and returns the new time.
+        stream: the stream to produce the values on.
+        late_data_horizon: how far back a time may be moved.
+    """
+
+    in_order_of_arrival = True
+
+    def __init__(
+        self, function: Callable[[Any, int], Instant], stream: str, late_data_horizon: LateDataHorizon
+    ) -> None:
+        self.function = function
+        self.stream = stream
+        self.late_data_horizon: LateDataHorizon = late_data_horizon
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """Produce the value at its new time; a pane moves, its window does not."""
+        value = record.value
+        if not is_envelope(value):
+            context.produce(self.stream, value, at=instant_us(self.function(value, record.at)))
+            return
+        moved = instant_us(self.function(value["value"], value["at"]))
+        # A record may carry a pane later than the pane's own time; moved back, it keeps that distance.
+        at = record.at - max(0, value["at"] - moved)
+        context.produce(self.stream, {**value, "at": moved}, at=max(at, moved))

@@ -1,0 +1,99 @@
+"""``millpond completion``: the script with which a shell completes the command line.
+
+What the shell completes: folders as stores, and the names of computations and savepoints out of a store on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from millpond.cli.terminal.cli_help import TeachingCommand
+from millpond.cli.terminal.output import json_option, result_as_json
+from millpond.statestore.errors import InternalError, MillpondError
+from millpond.statestore.history.savepoint import open_savepoints
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.objects.obstore import open_objects
+
+_PROGRAM: Final = "millpond"
+_VARIABLE: Final = "_MILLPOND_COMPLETE"
+_FILES: Final = {
+    "bash": "~/.bashrc",
+    "zsh": "~/.zshrc",
+    "fish": "~/.config/fish/completions/millpond.fish",
+}
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond completion bash",
+        "millpond completion bash >> ~/.bashrc",
+        "millpond completion zsh >> ~/.zshrc",
+        "millpond completion fish > ~/.config/fish/completions/millpond.fish",
+    ),
+)
+@click.argument("shell", type=click.Choice(tuple(_FILES)))
+@json_option("One JSON object: the script, and the file that it usually goes into.")
+@click.pass_context
+def completion(context: click.Context, shell: str, *, as_json: bool) -> None:
+    """Print the script with which SHELL completes this command line.
+
+    Commands, options and their choices are completed, folders where a store is asked for, and the names of
+    computations and savepoints out of a store on this machine. Put the script where your shell reads it when it
+    starts, as the examples do.
+    """
+    found = get_completion_class(shell)
+    if found is None:
+        raise InternalError("click knows no such shell", shell=shell)
+    with result_as_json(as_json) as result:
+        script = found(context.find_root().command, {}, _PROGRAM, _VARIABLE).source()
+        result |= {"shell": shell, "file": _FILES[shell], "script": script}
+    if not as_json:
+        click.echo(script)
+
+
+def complete_store(context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The folders that a store may lie in: the shell lists them itself."""
+    del context, param
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def complete_computation(
+    context: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The computations of which the store has rows."""
+    del param
+    snapshot = _snapshot(context)
+    return [] if snapshot is None else _beginning(snapshot.computations, incomplete)
+
+
+def complete_savepoint(
+    context: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The savepoints of the store."""
+    del param
+    snapshot = _snapshot(context)
+    names = () if snapshot is None else [savepoint.name for savepoint in open_savepoints(snapshot.txns)]
+    return _beginning(names, incomplete)
+
+
+def _snapshot(context: click.Context) -> Snapshot | None:
+    """The newest version of the store that is named on the line; ``None`` where it is not on this machine, or not sound."""
+    # Where the last option lacks its value yet, click leaves all arguments as they are.
+    store = context.params.get("store") or next(iter(context.args), None)
+    if not isinstance(store, str) or "://" in store or not Path(store, "rows", "_delta_log").is_dir():
+        return None
+    try:
+        return load(Log(open_objects(f"{Path(store).resolve()}/rows")))
+    except MillpondError:
+        return None
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]

@@ -1,0 +1,172 @@
+"""``millpond diff``: what differs between two stores, such as a replay and its original."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Final
+
+import click
+
+from millpond.cli.terminal.cli_help import Example, TeachingCommand
+from millpond.cli.terminal.opening import open_to_read, store_argument, version_in
+from millpond.cli.terminal.output import json_option, print_json, print_table
+from millpond.executor.replay.difference import PartDifference, StoreDifference, compare_stores
+from millpond.statestore.errors import MillpondError
+from millpond.statestore.store import Store
+
+_LIMIT: Final = 20
+_DIFFERENT: Final = 1
+_TROUBLE: Final = 3
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond fork pond as_it_was",
+        "millpond diff as_it_was pond",
+        Example(
+            "millpond diff pond_of_today pond --version 3 --computation window_counter", exit_code=_DIFFERENT
+        ),
+        Example(
+            'millpond diff pond_of_today pond --version 3 --sql "select kind, count(*) from rows group by kind"',
+            exit_code=_DIFFERENT,
+        ),
+    ),
+    exit_codes={
+        0: "no difference",
+        _DIFFERENT: "they differ",
+        _TROUBLE: "an error, of a store, the data or a service",
+    },
+)
+@click.argument("new")
+@store_argument
+@click.option(
+    "--version", "version", metavar="N|NAME",
+    help="The version of STORE: its number, or a savepoint. By default the one that a replay went up to, or the newest.",
+)  # fmt: skip
+@click.option("--new-version", metavar="N|NAME", help="The version of NEW; the newest by default.")
+@click.option(
+    "--computation",
+    "computations",
+    multiple=True,
+    metavar="NAME",
+    help="Only this one, and no sinks; may be repeated.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=_LIMIT,
+    show_default=True,
+    metavar="N",
+    help="Show so many rows of each.",
+)
+@click.option(
+    "--sql", "query", metavar="QUERY", help="Query the differences instead: the tables rows and sink_rows."
+)
+@json_option("One JSON object: counts, then a line for each row that differs.")
+def diff(
+    new: str,
+    store: str,
+    storage_options: tuple[str, ...],
+    version: str | None,
+    new_version: str | None,
+    computations: tuple[str, ...],
+    limit: int,
+    query: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Compare the keys, states and timers of NEW with those of STORE, and of a replay its sinks as well.
+
+    Of each row that differs it says whether it is in both (changed), in NEW alone (added) or in STORE alone (missing).
+    With --sql the table rows has computation, key, kind, parts, state, other_state, timers and other_timers, where
+    other is STORE's; sink_rows has sink, kind and row.
+    """
+    try:
+        with open_to_read(new, storage_options) as one, open_to_read(store, storage_options) as other:
+            difference = compare_stores(
+                one,
+                other,
+                version=_version(one, new_version),
+                other_version=_version(other, version),
+                computations=computations or None,
+            )
+    except MillpondError as error:
+        # A difference is no error, and an error no difference.
+        click.echo(f"Error: {error}", err=True)
+        raise SystemExit(_TROUBLE) from error
+    if query is not None:
+        found = difference.to_duckdb().sql(query)
+        rows = [tuple(row) for row in found.fetchall()]
+        if as_json:
+            print_json(dict(zip(found.columns, row, strict=True)) for row in rows)
+        else:
+            print_table("", found.columns, rows)
+    elif as_json:
+        _print_lines(difference, limit)
+    else:
+        _print(difference, limit)
+    raise SystemExit(0 if difference.is_empty else _DIFFERENT)
+
+
+def _version(store: Store, named: str | None) -> int | None:
+    return None if named is None else version_in(store.savepoints(), named)
+
+
+def _print_lines(difference: StoreDifference, limit: int) -> None:
+    counts = {
+        "equal": difference.is_empty,
+        "version": difference.version,
+        "other_version": difference.other_version,
+        "computations": [asdict(part) for part in difference.computations],
+        "sinks": [asdict(part) for part in difference.sinks],
+    }
+    print_json([counts])
+    print_json(difference.rows.slice(0, limit).to_pylist())
+    print_json(difference.sink_rows.slice(0, limit).to_pylist())
+
+
+def _print(difference: StoreDifference, limit: int) -> None:
+    parts = [
+        *(("computation", part) for part in difference.computations),
+        *(("sink", part) for part in difference.sinks),
+    ]
+    print_table(
+        "",
+        ("", "name", "equal", "changed", "added", "missing"),
+        [(kind, *_cells(part)) for kind, part in parts],
+    )
+    if difference.rows.num_rows:
+        shown = difference.rows.slice(0, limit).to_pylist()
+        print_table(
+            _title("rows", difference.rows.num_rows, limit),
+            ("computation", "key", "", "state", "other state", "timers", "other timers"),
+            [
+                (
+                    row["computation"], row["key"], row["parts"] or row["kind"], row["state"], row["other_state"],
+                    *(_timers(row) if "timers" in row["parts"] else (None, None)),
+                )
+                for row in shown
+            ],
+        )  # fmt: skip
+    if difference.sink_rows.num_rows:
+        shown = difference.sink_rows.slice(0, limit).to_pylist()
+        print_table(
+            _title("sink rows", difference.sink_rows.num_rows, limit),
+            ("sink", "", "row"),
+            [(row["sink"], row["kind"], row["row"]) for row in shown],
+        )
+    if difference.is_empty:
+        click.echo("no difference")
+
+
+def _timers(row: dict[str, str | None]) -> tuple[str | None, str | None]:
+    return row["timers"], row["other_timers"]
+
+
+def _cells(part: PartDifference) -> tuple[str, int, int, int, int]:
+    return part.name, part.equal, part.changed, part.added, part.missing
+
+
+def _title(what: str, count: int, limit: int) -> str:
+    return f"{what}, the first {limit:,} of {count:,}" if count > limit else what

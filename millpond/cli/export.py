@@ -1,0 +1,184 @@
+"""``millpond export``: the rows of a store as tables that other programs read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import click
+import duckdb
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from millpond.cli.completion import complete_computation
+from millpond.cli.terminal.cli_help import TeachingCommand
+from millpond.cli.terminal.opening import (
+    check_computation,
+    open_to_read,
+    snapshot_to_read,
+    store_argument,
+    version_option,
+)
+from millpond.cli.terminal.output import json_option, print_json, progress_bar
+from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.store import Store
+from millpond.statestore.view import RowsView
+
+_LOADED: Final = ("key", "state", "state_bytes", "state_version", "timers")
+_AS_JSON: Final = "* replace (try_cast(state as json) as state)"
+_AS_TEXT: Final = "* replace (to_json(timers) as timers)"
+_COPY: Final = {
+    "parquet": ("*", "format parquet"),
+    "jsonl": (_AS_JSON, "format json"),
+    "csv": (_AS_TEXT, "format csv, header"),
+}
+"""What DuckDB selects and writes, by the format."""
+
+_DELTA: Final = "delta"
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond export pond tables",
+        "millpond export pond tables window_counter --format csv",
+        "millpond export pond as_of_12 --version 12 --format delta",
+        "millpond export pond moved --for-load --json | jq .path",
+    ),
+)
+@store_argument
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("computations", nargs=-1, shell_complete=complete_computation)
+@click.option(
+    "--format", "format_", type=click.Choice([*_COPY, _DELTA]), default="parquet", show_default=True,
+    help="Files of this format, or Delta tables.",
+)  # fmt: skip
+@click.option("--for-load", is_flag=True, help="Only the columns that `millpond load` takes.")
+@version_option
+@json_option("One JSON object per table.")
+def export(
+    store: str,
+    folder: Path,
+    computations: tuple[str, ...],
+    storage_options: tuple[str, ...],
+    format_: str,
+    version: str | None,
+    *,
+    for_load: bool,
+    as_json: bool,
+) -> None:
+    """Write a table of the rows of each of COMPUTATIONS of STORE into FOLDER; of all, unless some are named.
+
+    A table has a row for each key with state or timers: the key, the values that typed keys are made of, the state as
+    the computation's codec wrote it, the timers, the hold and the superstep that last changed the row. All tables are of
+    one version of the store, which may run meanwhile. They are files named after their computations
+    (FOLDER/window_counter.parquet), or Delta tables of these names. In CSV, timers are JSON text.
+
+    A table appears as a whole, and none is overwritten: choose a new FOLDER, or remove the old tables.
+    """
+    written = []
+    with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
+        names = computations or snapshot.computations
+        _check(snapshot, names, folder, format_)
+        with progress_bar("writing tables") as told:
+            for number, name in enumerate(names):
+                told(number, len(names))
+                written.append(
+                    _written(opened, snapshot, name, _target(folder, name, format_), for_load=for_load)
+                )
+    if as_json:
+        print_json(written)
+        return
+    for table in written:
+        click.echo(f"{table['path']}: {table['rows']:,} rows of {table['computation']}")
+
+
+def _target(folder: Path, computation: str, format_: str) -> Path:
+    return folder / (computation if format_ == _DELTA else f"{computation}.{format_}")
+
+
+def _check(snapshot: Snapshot, names: tuple[str, ...], folder: Path, format_: str) -> None:
+    for name in names:
+        check_computation(snapshot, name)
+        target = _target(folder, name, format_)
+        if target.parent != folder:
+            raise InvalidError("the computation's name is no name of a file", computation=name)
+        if target.exists():
+            raise InvalidError("there is a table already: choose another folder, or remove it", path=target)
+
+
+def _written(
+    store: Store, snapshot: Snapshot, computation: str, target: Path, *, for_load: bool
+) -> dict[str, object]:
+    rows = _Rows(store, snapshot, computation, for_load=for_load)
+    # Under another name first: what is killed leaves no half of a table.
+    staged = target.with_name(f".{target.name}.writing")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove(staged)
+        if target.suffix.removeprefix(".") in _COPY:
+            selected, how = _COPY[target.suffix.removeprefix(".")]
+            with closing(duckdb.connect()) as connection:
+                connection.execute("set TimeZone = 'UTC'")
+                connection.register("written", rows.reader())
+                connection.execute(f"copy (select {selected} from written) to '{_quoted(staged)}' ({how})")  # noqa: S608
+        else:
+            write_deltalake(str(staged), rows.reader())
+        staged.rename(target)
+    except (OSError, duckdb.Error) as error:
+        raise UnavailableError("the table could not be written", path=target, reason=str(error)) from error
+    return {
+        "computation": computation,
+        "path": str(target),
+        "rows": rows.count,
+        "version": snapshot.version,
+    }
+
+
+class _Rows:
+    """The rows of a computation, read interval by interval, so that memory does not grow with their number.
+
+    Attributes:
+        count: how many have been read.
+    """
+
+    def __init__(self, store: Store, snapshot: Snapshot, computation: str, *, for_load: bool) -> None:
+        self._whole = RowsView.of(snapshot, store.objects, computation)
+        self._snapshot = snapshot
+        self._for_load = for_load
+        self.count = 0
+
+    def reader(self) -> pa.RecordBatchReader:
+        """The rows in key order."""
+        schema = self._shown(replace(self._whole, files=()).to_arrow()).schema
+        return pa.RecordBatchReader.from_batches(schema, self._batches(schema))
+
+    def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for interval in sorted(
+            self._snapshot.live_intervals(self._whole.computation), key=lambda one: one.low
+        ):
+            part = replace(self._whole, files=self._snapshot.files_of(interval))
+            rows = self._shown(part.to_arrow()).cast(schema)
+            self.count += rows.num_rows
+            yield from rows.to_batches()
+
+    def _shown(self, rows: pa.Table) -> pa.Table:
+        return (
+            rows.select([name for name in _LOADED if name in rows.column_names]) if self._for_load else rows
+        )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")

@@ -1,0 +1,224 @@
+"""``millpond rows``: the rows of a computation, one per key."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from math import isfinite
+from typing import Any, Final
+
+import click
+import pyarrow as pa
+
+from millpond.cli.completion import complete_computation
+from millpond.cli.terminal.cli_help import Example, TeachingCommand
+from millpond.cli.terminal.opening import (
+    check_computation,
+    open_to_read,
+    snapshot_to_read,
+    store_argument,
+    version_option,
+)
+from millpond.cli.terminal.output import json_option, note, print_json, print_table, time_text
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.key_text import is_typed
+from millpond.statestore.view import RowsView
+
+_TABLE_ROWS: Final = 100
+_COLUMNS: Final = ("timers", "hold", "superstep")
+_EXTRAS: Final = {"record_ids": "ids", "productions": "undelivered"}
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond rows pond window_counter",
+        "millpond rows pond window_counter --key EWR --key JFK",
+        "millpond rows pond window_counter --key EWR --version 12",
+        Example(
+            """millpond rows pond cards --key '["no", 4711]'""",
+            not_run="a computation whose keys are made of a text and a number",
+        ),
+        "millpond rows pond window_counter --json | jq .state.count",
+    ),
+)
+@store_argument
+@click.argument("computation", shell_complete=complete_computation)
+@click.option(
+    "--key",
+    "keys",
+    metavar="K",
+    multiple=True,
+    help="Only this key's row; may be repeated. A typed key is a JSON list of its values.",
+)
+@version_option
+@json_option("One JSON object per line, with every field.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N rows; 0 for all.")
+def rows(
+    store: str,
+    computation: str,
+    storage_options: tuple[str, ...],
+    keys: tuple[str, ...],
+    version: str | None,
+    limit: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Show the rows of COMPUTATION in STORE: one per key, sorted by key.
+
+    A row has the key's state as the computation's codec wrote it (JSON by default), its pending timers,
+    the time at which it holds the watermark back (hold), and the superstep that last changed it. Where code
+    has declared a state_version, it has that of its state. It also has the ids of records that it has consumed, and productions that wait for their delivery: the table counts
+    them, --json shows them. A key may have nothing else.
+    Where keys are made of columns of other types, or of several, the table shows their values in place of the key, and
+    --json both. --key takes them as a JSON list, or the text of the key. So it is with states whose code has declared
+    what is in them, such as the state variables of a processor of Spark.
+    With --key only files that can hold the key are read, and each of those is read whole.
+    A table shows the first 100 rows by default; --json shows all rows.
+    """
+    with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
+        check_computation(snapshot, computation)
+        view = RowsView.of(snapshot, opened.objects, computation)
+        texts = [_key_text(view, key) for key in keys]
+        table = view.to_arrow(texts or None, whole=True)
+    bound = limit if limit is not None else (0 if as_json else _TABLE_ROWS)
+    shown = table.slice(0, bound) if bound else table
+    if as_json:
+        print_json(_json_row(row) for row in _rows(shown, view))
+    else:
+        title = f"{computation} at version {snapshot.version}"
+        listed = list(_rows(shown, view))
+        extras = [name for name in _EXTRAS if any(row[name] for row in listed)]
+        # Most computations have no versions, and their rows none.
+        numbers = ["state_version"] if any(row["state_version"] for row in listed) else []
+        typed = {source: _typed_names(view, source) for source in ("key", "state")}
+        columns = (*(typed["key"] or ["key"]), *(typed["state"] or ["state"]), *_COLUMNS, *numbers)
+        cells = (
+            (*_cells(row, **typed), *(row[name] for name in numbers), *(len(row[name]) for name in extras))
+            for row in listed
+        )
+        print_table(title, (*columns, *(_EXTRAS[name] for name in extras)), cells)
+    if shown.num_rows < table.num_rows:
+        note(f"{table.num_rows - shown.num_rows:,} more rows; --limit 0 shows all")
+
+
+def _key_text(view: RowsView, given: str) -> str:
+    """A key as its text: given so, or where the computation has typed keys as a JSON list, or as the only value."""
+    if not view.key_columns or is_typed(given):
+        return given
+    try:
+        values = json.loads(given, parse_float=str) if given.startswith("[") else [given]
+    except ValueError as cause:
+        raise InvalidError(
+            "the key is no JSON list", key=given, columns=[column.name for column in view.key_columns]
+        ) from cause
+    return view.key_of(values)
+
+
+def _rows(table: pa.Table, view: RowsView) -> Iterator[dict[str, Any]]:
+    typed = [column.field for column in view.shown]
+    texts = [
+        [_value_text(value, field.type) for value in table.column(field.name).to_pylist()] for field in typed
+    ]
+    names = [field.name for field in typed]
+    table = table.drop_columns(names)
+    # Times as numbers, because Python's datetime does not cover the ends of time.
+    columns = [column.cast(_with_numbers(column.type)) for column in table.columns]
+    rows = pa.table(columns, names=table.column_names).to_pylist()
+    for place, row in enumerate(rows):
+        lists = {name: [_with_times(each) for each in row[name]] for name in ("timers", *_EXTRAS)}
+        values = {name: column[place] for name, column in zip(names, texts, strict=True)}
+        yield {"key": row.pop("key"), **values, **row, **lists, "hold": time_text(row["hold"])}
+
+
+def _typed_names(view: RowsView, source: str) -> list[str]:
+    """The typed columns that are made of the key, or of the state."""
+    return [column.field.name for column in view.shown if column.source == source]
+
+
+def _value_text(value: Any, kind: pa.DataType) -> Any:
+    """A value of a typed column as JSON has it: what JSON has no type for is text, and a map whose keys are no text is a
+    list of pairs.
+    """
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: _value_text(value[field.name], field.type) for field in kind}
+    if pa.types.is_list(kind):
+        return [_value_text(one, kind.value_type) for one in value]
+    if pa.types.is_map(kind):
+        pairs = [(_value_text(key, kind.key_type), _value_text(one, kind.item_type)) for key, one in value]
+        return dict(pairs) if pa.types.is_string(kind.key_type) else pairs
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value
+
+
+def _with_numbers(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(type_):
+        return pa.int64()
+    if pa.types.is_list(type_):
+        return pa.list_(_with_numbers(type_.value_type))
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_with_numbers(field.type)) for field in type_])
+    return type_
+
+
+def _with_times(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A timer, a record id or a production with times as text."""
+    return {name: time_text(value) if name.endswith("at") else value for name, value in part.items()}
+
+
+def _json_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    ids = [{**each, **_id_texts(each["id"])} for each in row["record_ids"]]
+    productions = [
+        {**each, "value": _decoded(each["value"]), "value_bytes": _base64(each["value_bytes"])}
+        for each in row["productions"]
+    ]
+    state = {"state": _decoded(row["state"]), "state_bytes": _base64(row["state_bytes"])}
+    return {**row, **state, "record_ids": ids, "productions": productions}
+
+
+def _id_texts(id_: bytes) -> dict[str, str | None]:
+    """An id as text where it is text, else as base64."""
+    try:
+        return {"id": id_.decode(), "id_bytes": None}
+    except UnicodeDecodeError:
+        return {"id": None, "id_bytes": _base64(id_)}
+
+
+def _decoded(state: str | None) -> object:
+    try:
+        return None if state is None else json.loads(state)
+    except ValueError:
+        return state
+
+
+def _base64(state_bytes: bytes | None) -> str | None:
+    return None if state_bytes is None else base64.b64encode(state_bytes).decode()
+
+
+def _cells(row: Mapping[str, Any], key: Sequence[str], state: Sequence[str]) -> tuple[object, ...]:
+    in_bytes = row["state_bytes"]
+    timers = "\n".join(_timer_text(timer) for timer in row["timers"])
+    keys = [_typed_cell(row[name]) for name in key] or [row["key"]]
+    whole = row["state"] if in_bytes is None else f"base64 {_base64(in_bytes)}"
+    states = [None if row[name] is None else _typed_cell(row[name]) for name in state] or [whole]
+    return *keys, *states, timers, row["hold"], row["superstep"]
+
+
+def _typed_cell(value: Any) -> str:
+    """A typed value in a table: no number with separators, and a null that can be told from an empty text."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _timer_text(timer: Mapping[str, Any]) -> str:
+    name = f"{timer['tag']}: " if timer["tag"] else ""
+    return f"{name}{timer['at']} ({timer['domain']})"

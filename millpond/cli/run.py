@@ -1,0 +1,207 @@
+"""``millpond run``: run a pipeline of your code on files, to the end of what they have now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypedDict, get_args
+
+import click
+
+from millpond.cli.completion import complete_store
+from millpond.cli.terminal.apps import load_pipeline, workers_import_from_here, wrong_usage
+from millpond.cli.terminal.cli_help import TeachingCommand
+from millpond.cli.terminal.inputs import input_option, read_frames, read_inputs
+from millpond.cli.terminal.opening import read_options, storage_option, zookeeper_options
+from millpond.cli.terminal.output import (
+    is_terminal,
+    json_option,
+    note,
+    print_table,
+    result_as_json,
+    rows_bar,
+    time_text,
+)
+from millpond.executor.local.rows import RowsLike, RowSource, rows_from, source_of
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.run.status import RunSummary
+from millpond.executor.spark.worker_process import use_frugal_allocator
+from millpond.statestore.leases.lease import OnHeld
+from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
+from millpond.statestore.types import DURABILITIES, Durability
+
+_MIB: Final = 512
+_COUNTS: Final = (
+    "injected",
+    "records",
+    "late",
+    "dropped",
+    "duplicates",
+    "timers",
+    "productions",
+    "dead_letters",
+)
+
+
+class _Options(TypedDict):
+    """What both runners take."""
+
+    zookeeper: str | None
+    zookeeper_security: ZooKeeperSecurity | None
+    storage_options: Mapping[str, str]
+    durability: Durability | None
+    cache_mib: int
+    on_held: OnHeld
+    accept_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is to be run, on what."""
+
+    pipeline: EnginePipeline
+    store: str
+    inputs: tuple[str, ...]
+    inputs_of: str | None
+    intervals: int | None
+    finish: bool
+    shows: bool
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond run flights:pipeline --store pond --input flights=flights --more-to-come",
+        "millpond run flights:pipeline --store pond --input flights=flights",
+        "millpond run flights:pipeline --store other_pond --inputs flights:inputs --json | jq .run",
+        "millpond run flights:pipeline --store big_pond --input flights=flights --spark",
+    ),
+)
+@click.argument("pipeline", metavar="MODULE:PIPELINE")
+@click.option(
+    "--store",
+    required=True,
+    metavar="STORE",
+    shell_complete=complete_store,
+    help="Folder or URL of the store, made if it is not there.",
+)
+@input_option
+@click.option(
+    "--more-to-come", is_flag=True,
+    help="Later runs bring more: leave windows open and timers waiting where the watermark has not passed them.",
+)  # fmt: skip
+@click.option("--spark", is_flag=True, help="Run on Spark, in the session that its configuration describes.")
+@click.option(
+    "--intervals", type=click.IntRange(min=1), metavar="N",
+    help="Key intervals of a computation at its first input; by default 1, on Spark its parallelism.",
+)  # fmt: skip
+@click.option(
+    "--cache-mib", type=click.IntRange(min=0), default=_MIB, show_default=True, metavar="N",
+    help="Memory for rows of state, of each process.",
+)  # fmt: skip
+@click.option(
+    "--durability", type=click.Choice(DURABILITIES),
+    help="What commits to a local folder survive: the end of the process, or with disk a power cut too.",
+)  # fmt: skip
+@click.option(
+    "--on-held", type=click.Choice(get_args(OnHeld)), default="take", show_default=True,
+    help="What to do if another process runs the pipeline on this store.",
+)  # fmt: skip
+@click.option("--accept-ended", is_flag=True, help="Take records of an input that has ended, as late ones.")
+@zookeeper_options
+@storage_option
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@json_option("One JSON object: the run's summary.")
+def run(
+    pipeline: str,
+    store: str,
+    inputs: tuple[str, ...],
+    inputs_of: str | None,
+    intervals: int | None,
+    storage_options: tuple[str, ...],
+    *,
+    more_to_come: bool,
+    spark: bool,
+    quiet: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Run a pipeline of your code on files, until all that they have now is processed.
+
+    MODULE:PIPELINE is a `Pipeline`, or a function without arguments that returns one; modules of the current folder
+    are found. Each --input is a file or a folder of files in Parquet, JSON (an object per line) or CSV, told by their
+    names. Files of a folder are read in the order of their names. Of files larger than memory only a piece is read at
+    a time, twice: for the times of what is still to come, and to process it.
+
+    A run is its input's last unless you say --more-to-come: all windows close, all timers in event time fire, and a
+    later run with more is refused. For a folder that grows, say --more-to-come each time: rows that the store has
+    consumed are skipped, and new files must come behind the others by name. A run that was killed is
+    continued by running it again.
+
+    On Spark the same files are streams, whose checkpoints lie in the store's folder.
+    """
+    options: _Options = {"storage_options": read_options(storage_options), **given}  # type: ignore[typeddict-item]
+    # What the user's code prints must not mix with the result.
+    with result_as_json(as_json) as result:
+        with wrong_usage():
+            loaded = load_pipeline(pipeline)
+        wanted = _Wanted(loaded, store, inputs, inputs_of, intervals, not more_to_come, not quiet)
+        summary = _run_on_spark(wanted, options) if spark else _run_here(wanted, options)
+        result |= {"pipeline": loaded.name, "store": store, **_entry(summary)}
+    if not as_json:
+        _print(loaded.name, summary)
+
+
+def _run_here(wanted: _Wanted, options: _Options) -> RunSummary:
+    with wrong_usage():
+        given = read_inputs(wanted.pipeline, wanted.inputs, wanted.inputs_of)
+    use_frugal_allocator()
+    has_bar = wanted.shows and is_terminal()
+    runner = LocalRunner(
+        wanted.store, intervals=wanted.intervals or 1, progress=wanted.shows and not has_bar, **options
+    )
+    if not has_bar:
+        return runner.run(wanted.pipeline, given, finish=wanted.finish)
+    with rows_bar() as shown:
+        sources = {stream: shown(stream, _source(rows)) for stream, rows in given.items()}
+        return runner.run(wanted.pipeline, sources, finish=wanted.finish)
+
+
+def _source(rows: RowsLike) -> RowSource:
+    return rows if isinstance(rows, RowSource) else source_of(rows_from(rows))
+
+
+def _run_on_spark(wanted: _Wanted, options: _Options) -> RunSummary:
+    from millpond.executor.spark.runner import SparkRunner
+    from millpond.executor.spark.session import spark_session
+
+    workers_import_from_here()
+    session = spark_session(wanted.pipeline.name)
+    with wrong_usage():
+        given = read_frames(wanted.pipeline, wanted.inputs, wanted.inputs_of, session)
+    runner = SparkRunner(
+        wanted.store, spark=session, intervals=wanted.intervals, progress=wanted.shows, **options
+    )
+    return runner.run(wanted.pipeline, given, finish=wanted.finish)
+
+
+def _entry(summary: RunSummary) -> dict[str, Any]:
+    return {**asdict(summary), "watermark": time_text(summary.watermark)}
+
+
+def _print(pipeline: str, summary: RunSummary) -> None:
+    click.echo(
+        f"{pipeline}: superstep {summary.superstep:,}, {summary.supersteps:,} of them in this run, "
+        f"{summary.elapsed_ms / 1_000:,.1f} s"
+    )
+    click.echo(f"watermark {time_text(summary.watermark)}")
+    if summary.ended:
+        click.echo(f"ended     {', '.join(summary.ended)}")
+    rows = [
+        (name.replace("_", " "), getattr(summary.run, name), getattr(summary.totals, name))
+        for name in _COUNTS
+    ]
+    print_table("", ("", "this run", "ever"), rows)
+    for stream, reason in sorted(summary.skipped.items()):
+        note(f"of {stream}: {reason}")

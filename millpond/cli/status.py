@@ -1,0 +1,238 @@
+"""``millpond status``: a store's contents and its pipelines' progress.
+
+Everything except the code versions comes from the log, so it is right even when the catalog
+is behind, unavailable or lost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+from urllib.parse import unquote
+
+import click
+
+from millpond.cli.terminal.cli_help import Example, TeachingCommand
+from millpond.cli.terminal.inputs import ConsumedInput, consumed_inputs
+from millpond.cli.terminal.opening import open_to_read, store_argument
+from millpond.cli.terminal.output import json_option, note, print_json, print_table, size_text, time_text
+from millpond.executor.inputs.positions import current_name
+from millpond.executor.pipeline.nodes import DEAD_LETTERS
+from millpond.statestore.catalog.rebuild import logged_commits
+from millpond.statestore.errors import MillpondError
+from millpond.statestore.history.savepoint import open_savepoints
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.store import Store
+
+_TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "productions", "dead_letters")
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond status pond",
+        "millpond status pond --json | jq .computations",
+        Example(
+            "millpond status s3://bucket/pond --storage-option aws_region=eu-central-1", not_run="a bucket"
+        ),
+    ),
+    exit_codes={1: "an error; with --check also: there are dead letters"},
+)
+@store_argument
+@click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
+@click.option("--check", is_flag=True, help="Exit with 1 if there are dead letters.")
+@json_option("One JSON object with everything.")
+def status(
+    store: str, storage_options: tuple[str, ...], catalog: str | None, *, check: bool, as_json: bool
+) -> None:
+    """Show the contents of STORE and the progress of its pipelines.
+
+    For each pipeline: its last superstep, its running totals, and how far its inputs are consumed: batches of Spark, or rows, and
+    where that is in the source, such as the row of a file. For each
+    computation: its number of key intervals, its files, the number of row updates in them (a key has
+    one per superstep that touched it, until a compaction joins them), its low watermark (no older
+    record is expected), and its counters: late records, dropped records, dead letters, and counters of
+    its own code. For dead letters also the error of the newest one. If the catalog is available, also
+    the code versions.
+    """
+    with open_to_read(store, storage_options, catalog) as opened:
+        description = _describe(opened)
+    if as_json:
+        print_json([description])
+    else:
+        _print(description)
+    if check and description["dead_letters"]:
+        raise SystemExit(1)
+
+
+def _describe(store: Store) -> dict[str, Any]:
+    snapshot = store.snapshot()
+    newest = next(logged_commits(store.log, snapshot.version, 1), None)
+    return {
+        "store": store.path,
+        "store_id": store.store_id,
+        "version": snapshot.version,
+        "committed_at": None if newest is None else time_text(newest.wall_us),
+        "files": snapshot.file_count,
+        "size_bytes": sum(file.size_bytes for file in snapshot.files),
+        "pipelines": _pipelines(snapshot),
+        "computations": _computations(snapshot, _code_versions(store)),
+        "dead_letters": _dead_letters(store, snapshot),
+        "savepoints": [
+            {"name": savepoint.name, "version": savepoint.version}
+            for savepoint in open_savepoints(snapshot.txns)
+        ],
+    }
+
+
+def _pipelines(snapshot: Snapshot) -> list[dict[str, Any]]:
+    pipelines: defaultdict[str, dict[str, Any]] = defaultdict(
+        lambda: {"superstep": 0, "totals": {}, "inputs": []}
+    )
+    for app_id, version in snapshot.txns.items():
+        match [unquote(part) for part in app_id.split("/")]:
+            case ["millpond", "superstep", pipeline]:
+                pipelines[pipeline]["superstep"] = version
+            case ["millpond", "total", pipeline, counter]:
+                pipelines[pipeline]["totals"][counter] = version
+            case _:
+                pass
+    for consumed in consumed_inputs(snapshot.txns, snapshot.source_offsets):
+        fields = asdict(consumed)
+        pipelines[fields.pop("pipeline")]["inputs"].append(fields)
+    names = {current_name(snapshot.txns, pipeline): pipeline for pipeline in pipelines}
+    return [{"pipeline": name, **pipelines[names[name]]} for name in sorted(names)]
+
+
+def _computations(snapshot: Snapshot, code_versions: Mapping[str, int]) -> list[dict[str, Any]]:
+    intervals = _live_intervals(snapshot)
+    counts = _counts(snapshot)
+    return [
+        {
+            "computation": name,
+            "code_version": code_versions.get(name),
+            "intervals": len(intervals.get(name, ())),
+            "files": len(files := snapshot.files_in(name)),
+            "row_updates": sum(file.num_records or 0 for file in files),
+            "size_bytes": sum(file.size_bytes for file in files),
+            "watermark": time_text(_watermark(snapshot, name, intervals.get(name, ()))),
+            "counts": counts.get(name, {}),
+        }
+        for name in sorted({*snapshot.computations, *intervals})
+    ]
+
+
+def _counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
+    counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for app_id, value in snapshot.txns.items():
+        match [unquote(part) for part in app_id.split("/")]:
+            case ["millpond", "count", _, computation, counter]:
+                counts[computation][counter] = value
+            case _:
+                pass
+    return counts
+
+
+def _dead_letters(store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
+    """The dead letters that the store still has, by computation, with the newest error of each."""
+    if not snapshot.files_in(DEAD_LETTERS):
+        return []
+    newest = """
+        select state ->> 'computation' as computation, count(*) as letters,
+            arg_max(state ->> 'error', superstep) as newest_error,
+            arg_max(state ->> 'failed_at', superstep) as failed_at
+        from dead_letters group by all order by all
+    """
+    found: list[dict[str, Any]] = store.sql().sql(newest).to_arrow_table().to_pylist()
+    return found
+
+
+def _live_intervals(snapshot: Snapshot) -> dict[str, list[Interval]]:
+    live: defaultdict[str, list[Interval]] = defaultdict(list)
+    for interval in snapshot.live_intervals():
+        live[interval.computation].append(interval)
+    return live
+
+
+def _watermark(snapshot: Snapshot, computation: str, intervals: Iterable[Interval]) -> int | None:
+    for app_id, at_us in snapshot.txns.items():
+        match [unquote(part) for part in app_id.split("/")]:
+            case ["millpond", "watermark", _, "computation", name] if name == computation:
+                return at_us
+            case _:
+                pass
+    watermarks = (snapshot.watermarks.get(interval.app_id) for interval in intervals)
+    return min((watermark for watermark in watermarks if watermark is not None), default=None)
+
+
+def _code_versions(store: Store) -> dict[str, int]:
+    try:
+        catalog = store.catalog
+        entries = () if catalog is None else catalog.computations()
+        return {entry.name: entry.code_version for entry in entries}
+    except MillpondError as error:
+        note(f"no code versions: {error}")
+        return {}
+
+
+def _print(description: Mapping[str, Any]) -> None:
+    committed_at = description["committed_at"] or "before the start of the remaining log"
+    pipelines = description["pipelines"]
+    click.echo(f"store     {description['store']} ({description['store_id']})")
+    click.echo(f"version   {description['version']}, committed {committed_at}")
+    click.echo(f"rows      {description['files']:,} files, {size_text(description['size_bytes'])}")
+    if pipelines:
+        rows = [
+            (
+                pipeline["pipeline"],
+                pipeline["superstep"],
+                *(pipeline["totals"].get(name) for name in _TOTALS),
+            )
+            for pipeline in pipelines
+        ]
+        print_table(
+            "Pipelines", ("pipeline", "superstep", *(name.replace("_", " ") for name in _TOTALS)), rows
+        )
+    inputs = [
+        ConsumedInput(pipeline=pipeline["pipeline"], **source)
+        for pipeline in pipelines
+        for source in pipeline["inputs"]
+    ]
+    if inputs:
+        rows = [(one.pipeline, one.input, one.source, one.position, one.place) for one in inputs]
+        print_table("Inputs", ("pipeline", "input", "source", "consumed", "up to"), rows)
+    if description["computations"]:
+        _print_computations(description["computations"])
+    if description["dead_letters"]:
+        rows = [tuple(letters.values()) for letters in description["dead_letters"]]
+        print_table("Dead letters", ("computation", "dead letters", "newest error", "failed at"), rows)
+    if description["savepoints"]:
+        rows = [(savepoint["name"], savepoint["version"]) for savepoint in description["savepoints"]]
+        print_table("Savepoints", ("savepoint", "version"), rows)
+
+
+def _print_computations(computations: Sequence[Mapping[str, Any]]) -> None:
+    columns = ("computation", "code version", "intervals", "files", "row updates", "size", "low watermark")
+    rows = [
+        (
+            computation["computation"],
+            computation["code_version"],
+            computation["intervals"],
+            computation["files"],
+            computation["row_updates"],
+            size_text(computation["size_bytes"]),
+            computation["watermark"],
+        )
+        for computation in computations
+    ]
+    print_table("Computations", columns, rows)
+    counted = [
+        (computation["computation"], counter, f"{value:,}")
+        for computation in computations
+        for counter, value in sorted(computation["counts"].items())
+    ]
+    if counted:
+        print_table("Counters", ("computation", "counter", "count"), counted)

@@ -1,1 +1,0 @@
-"""The fenced commit: the rules that it must satisfy, and how it lands exactly once."""

@@ -1,0 +1,1 @@
+"""Versions of a store: lineage, savepoints, forks, and checks of the whole log."""

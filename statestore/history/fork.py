@@ -1,0 +1,151 @@
+"""Forks: a store of its own that begins with a version of another one.
+
+A fork has the rows, timers, ids and positions of that version, and a log that begins right after it. Row files are not
+copied where both lie on one disk: they get a second name there (`millpond.statestore.objects.disk_tier`), so neither store
+depends on the other from the first moment on, whatever either collects. Its versions go on counting from the parent's.
+
+It is another incarnation of the store, as a copy of the folder is after it was adopted: with leases of its own, and
+refused by the sinks of its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from millpond.statestore.app_ids import (
+    RESTORED_APP_ID,
+    SAVEPOINT_PREFIX,
+    SAVEPOINT_RELEASED,
+    fork_app_id,
+    incarnation_app_id,
+    location_app_id,
+    supersteps_of,
+)
+from millpond.statestore.errors import ConflictError, DataError, ObjectMissingError
+from millpond.statestore.history.lineage import Origin
+from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
+from millpond.statestore.log.action import Action, CommitInfo, JsonValue, Txn
+from millpond.statestore.log.checkpoint import checkpoint_path, write_part
+from millpond.statestore.log.commit_file import encode
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.table import table_id_of
+from millpond.statestore.log.writer import publish_log_boundary
+from millpond.statestore.objects.disk_tier import share_object
+from millpond.statestore.types import TableVersion
+
+if TYPE_CHECKING:
+    from millpond.statestore.types import Clock, Objects, Rng
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """What was forked.
+
+    Attributes:
+        version: the version that it begins with; its own log begins with the next one.
+        incarnation: the fork's.
+        files: how many row files it has.
+        size_bytes: how long they are together.
+        copied: how many of them had to be copied.
+    """
+
+    version: TableVersion
+    incarnation: str
+    files: int
+    size_bytes: int
+    copied: int
+
+
+def fork_table(
+    source: Objects,
+    target: Objects,
+    place: str,
+    version: TableVersion,
+    clock: Clock,
+    rng: Rng,
+    *,
+    told: Callable[[int, int], None] = lambda *_: None,
+) -> Forked:
+    """Make a table that begins with a version of another one.
+
+    The caller sees to it that the version is not collected meanwhile. The table is there once its checkpoint is, which
+    is put last, after its commit; what is left of a call that was killed before cannot be opened.
+
+    Args:
+        source: the root of the table.
+        target: where the new one's root is; there is nothing yet.
+        place: where the fork's store will lie.
+        version: the version.
+        clock: for timestamps.
+        rng: the source of names.
+        told: called after each file, with how many are done and how many there are.
+
+    Raises:
+        ConflictError: files of that version have been collected.
+        DataError: the log is damaged, or does not reach back that far.
+        UnavailableError: a store, or this machine's disk, failed.
+    """
+    log = Log(source)
+    replayed = replay_log(log, version)
+    if replayed.metadata is None:
+        raise DataError("the log has no metadata", store=source.url)
+    copied = 0
+    for number, path in enumerate(replayed.adds, start=1):
+        try:
+            copied += not share_object(source, target, path)
+        except ObjectMissingError as error:
+            raise ConflictError(
+                "files of that version have been collected", version=version, path=path
+            ) from error
+        told(number, len(replayed.adds))
+    incarnation, now_ms = rng.token(), clock.now_us() // 1_000
+    began = TableVersion(version + 1)
+    actions = tuple(_actions(replayed, place, incarnation, began, now_ms, rng.token()))
+    fields: dict[str, JsonValue] = {
+        "kind": "fork",
+        "writer": rng.token(),
+        "previous": "",
+        "forked_from": source.url,
+        "forked_version": int(version),
+        "watermarks": dict(replayed.snapshot.watermarks),
+        "source_offsets": dict(replayed.snapshot.source_offsets),
+    }
+    info = CommitInfo(
+        operation="MILLPOND FORK", timestamp_ms=now_ms, parameters={"kind": "fork"}, millpond=fields
+    )
+    publish_log_boundary(target, began)
+    target.sync()
+    target.put_if_absent(commit_path(began), encode([info, *actions]))
+    # Last: a checkpoint is a table by itself, and without its commit it would lack watermarks and source offsets.
+    target.put(checkpoint_path(began), write_part(actions, checkpoint_path(began)))
+    Log(target).name_checkpoint(began, len(actions))
+    target.sync()
+    return Forked(
+        version=version,
+        incarnation=incarnation,
+        files=len(replayed.adds),
+        size_bytes=sum(add.size_bytes for add in replayed.adds.values()),
+        copied=copied,
+    )
+
+
+def _actions(
+    replayed: ReplayedLog, place: str, incarnation: str, began: TableVersion, now_ms: int, table: str
+) -> Iterator[Action]:
+    yield replayed.protocol
+    if replayed.metadata is not None:
+        yield replace(replayed.metadata, table_id=table_id_of(table), created_ms=now_ms)
+    txns = dict(replayed.snapshot.txns)
+    # The versions that these name are the parent's.
+    txns |= {app_id: SAVEPOINT_RELEASED for app_id in txns if app_id.startswith(SAVEPOINT_PREFIX)}
+    txns |= {
+        fork_app_id(incarnation, pipeline): superstep for pipeline, superstep in supersteps_of(txns).items()
+    }
+    txns[location_app_id(place)] = int(began)
+    txns[incarnation_app_id(incarnation, Origin.FORK)] = int(began)
+    txns[RESTORED_APP_ID] = int(began)
+    for app_id, at in sorted(txns.items()):
+        yield Txn(app_id=app_id, version=at, updated_ms=now_ms)
+    yield from replayed.adds.values()

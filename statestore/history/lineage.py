@@ -1,0 +1,364 @@
+"""Lineage: which incarnation of a store this is, where it came from, and its location.
+
+All copies of a store have the same id. An **incarnation** identifies one of them: the first one has the store's id;
+a copy, and a store that was restored from a backup, begin another one (`millpond.statestore.history.lineage`).
+Leases, the high-water mark and sinks belong to one incarnation. The lineage is stored in transactions of the log, and
+so in every copy of the store.
+
+A store detects that it was moved, copied or restored if its location differs from the one in the log, if its sinks
+or its high-water mark are ahead of it, or if the lease service knows a successor.
+
+Adoption: an operator declares that a store was moved, copied or restored.
+
+- ``moved``: it is in another place, and there is no other copy. It stays the same incarnation.
+- ``copy``: its original stays in use. It begins an incarnation with leases and a high-water mark of its own, and does
+  not write into the sinks of its original.
+- ``restored``: an older copy replaces a lost store. It begins an incarnation that continues the sinks, unless they
+  are ahead of it, and the lease service refuses the previous incarnation from now on.
+
+One commit records this. It changes no interval and no input, so it can be repeated after a crash.
+
+The location of a store: a folder of this machine, or a URL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from millpond.statestore.app_ids import (
+    FORK_PREFIX,
+    INCARNATION_PREFIX,
+    LOCATION_PREFIX,
+    app_id_parts,
+    fork_app_id,
+    incarnation_app_id,
+    location_app_id,
+    supersteps_of,
+)
+from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.leases.lease import exclusive
+from millpond.statestore.log.committer import Committer
+from millpond.statestore.log.high_water import (
+    HighWater,
+    MemoryHighWater,
+    check_high_water,
+    list_marks,
+    newest_mark,
+)
+from millpond.statestore.log.rules import CommitRequest
+from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.table import check_format, store_id_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from millpond.statestore.leases.lease import Leases
+    from millpond.statestore.log.log import Log
+    from millpond.statestore.types import Clock, Objects, Rng
+
+
+class Origin(StrEnum):
+    """The origin of an incarnation.
+
+    ``CREATED``: the first one. ``COPY``: a second store next to its original. ``FORK``: the same, made by Millpond.
+    ``RESTORED``: in place of its original.
+    """
+
+    CREATED = "created"
+    COPY = "copy"
+    FORK = "fork"
+    RESTORED = "restored"
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One incarnation: its id, its origin, and the table version at which it began."""
+
+    id: str
+    origin: Origin
+    began: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """The incarnations of a store up to this one.
+
+    Attributes:
+        store_id: the store's id, which all of them share.
+        incarnations: oldest first; the last one is this store.
+        location: the last location of the store in the log; "" if none is recorded.
+        forks: by incarnation and pipeline, the superstep that the incarnation began with.
+        parents: where the forks lay that this one descends from, the nearest first.
+    """
+
+    store_id: str
+    incarnations: tuple[Incarnation, ...]
+    location: str = ""
+    forks: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    parents: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(store_id: str, txns: Mapping[str, int]) -> Lineage:
+        """The lineage in a table's transactions; a store from before lineages has only the first incarnation."""
+        later = [
+            Incarnation(name, Origin(origin), began)
+            for app_id, began in txns.items()
+            if app_id.startswith(INCARNATION_PREFIX)
+            for name, origin in (app_id_parts(app_id, INCARNATION_PREFIX),)
+        ]
+        locations = [
+            (at, app_id_parts(app_id, LOCATION_PREFIX)[0])
+            for app_id, at in txns.items()
+            if app_id.startswith(LOCATION_PREFIX)
+        ]
+        forks = {
+            (incarnation, pipeline): superstep
+            for app_id, superstep in txns.items()
+            if app_id.startswith(FORK_PREFIX)
+            for incarnation, pipeline in (app_id_parts(app_id, FORK_PREFIX),)
+        }
+        first = Incarnation(store_id, Origin.CREATED, 0)
+        later.sort(key=lambda incarnation: incarnation.began)
+        places, forked = dict(locations), [known.began for known in later if known.origin is Origin.FORK]
+        return Lineage(
+            store_id=store_id,
+            incarnations=(first, *later),
+            location=max(locations)[1] if locations else "",
+            forks=forks,
+            parents=tuple(places[began] for began in reversed(forked[:-1]) if began in places),
+        )
+
+    @property
+    def current(self) -> Incarnation:
+        """This store's own incarnation."""
+        return self.incarnations[-1]
+
+    @property
+    def copied(self) -> Incarnation:
+        """The incarnation of the last copy, or the first one; all later incarnations continue it."""
+        copies = [known for known in self.incarnations if known.origin in (Origin.COPY, Origin.FORK)]
+        return copies[-1] if copies else self.incarnations[0]
+
+    def left_at(self, incarnation: str, pipeline: str) -> int | None:
+        """The superstep at which an earlier incarnation was left, 0 if none is recorded; ``None`` for this one."""
+        ids = [known.id for known in self.incarnations]
+        later = ids[ids.index(incarnation) + 1 :]
+        return None if not later else self.forks.get((later[0], pipeline), 0)
+
+    def is_of_another_copy(self, incarnation: str) -> bool:
+        """Whether this store does not continue an incarnation: it is the original of a copy, or unrelated."""
+        ids = [known.id for known in self.incarnations]
+        return incarnation not in ids[ids.index(self.copied.id) :]
+
+    def unrecorded_location(self, place: str) -> dict[str, int]:
+        """The transaction that records the store's location; empty if it is recorded, or for a store in memory."""
+        return {} if self.location or place.startswith("memory:") else {location_app_id(place): 0}
+
+    def check_location(self, place: str) -> None:
+        """Refuse to write to a store that is not at its recorded location.
+
+        Raises:
+            InvalidError: the location differs; the error names the choices.
+        """
+        if self.location and self.location != place:
+            raise InvalidError(
+                "the store lies elsewhere than it did, and a copy must not go on as the original: say which it "
+                "is, with Store.open(…, adopt=…) or `millpond adopt STORE --as …`: moved (there is no other), "
+                "copy (the original goes on) or restored (an older copy takes its place)",
+                path=place,
+                was=self.location,
+            )
+
+
+Adoption = Literal["moved", "copy", "restored"]
+"""What happened to a store; see `millpond.statestore.history.lineage`."""
+
+
+def adopt_store(
+    log: Log,
+    place: str,
+    adoption: Adoption,
+    leases: Callable[[str, str], Leases],
+    clock: Clock,
+    rng: Rng,
+    *,
+    marks: Objects | None = None,
+) -> Lineage:
+    """Record that a store was moved, copied or restored.
+
+    Args:
+        log: the log of its table.
+        place: its present location: an absolute path or a URL.
+        adoption: what happened to it.
+        leases: creates leases, given an incarnation and a writer's id.
+        clock: for timestamps.
+        rng: the source of the incarnation's id.
+        marks: the store's folder, whose high-water mark a moved store must agree with.
+
+    Returns:
+        The new lineage.
+
+    Raises:
+        InvalidError: there is no such adoption, or a store that is adopted as a copy has not moved.
+        ConflictError: a pipeline of the store is running.
+        DataError: a moved store ends before its high-water mark.
+        UnavailableError: a service does not respond; repeat the call.
+    """
+    if adoption not in ("moved", "copy", "restored"):
+        raise InvalidError("a store is moved, copy or restored", adopt=adoption)
+    listed = () if marks is None else list_marks(marks)
+    snapshot = load(log)
+    check_format(snapshot)
+    lineage = Lineage.of(store_id_of(snapshot), snapshot.txns)
+    if adoption != "restored" and lineage.location == place:
+        if adoption == "copy" and lineage.current.origin not in (Origin.COPY, Origin.FORK):
+            raise InvalidError(
+                "the store lies where it always did, so it is no copy: copy its folder, and adopt the copy",
+                path=place,
+            )
+        return lineage
+    writer_id = rng.token()
+    if adoption == "copy":
+        # The original keeps its leases.
+        return _record(log, place, adoption, lineage, MemoryHighWater(), clock, rng)
+    held = leases(lineage.current.id, writer_id)
+    try:
+        with _stopped(held, snapshot):
+            if adoption == "moved":
+                ids = [known.id for known in lineage.incarnations]
+                check_high_water(newest_mark(listed, ids), snapshot, log)
+                return _record(log, place, adoption, lineage, held.high_water, clock, rng)
+            return _restored(log, place, lineage, held, clock, rng)
+    finally:
+        held.close()
+
+
+def _restored(log: Log, place: str, lineage: Lineage, held: Leases, clock: Clock, rng: Rng) -> Lineage:
+    incarnation = rng.token()
+    # First, so that a crash in between never leaves two active incarnations; a repetition draws another id.
+    held.high_water.supersede(incarnation)
+    return _record(log, place, "restored", lineage, MemoryHighWater(), clock, rng, incarnation)
+
+
+def _record(
+    log: Log,
+    place: str,
+    adoption: Adoption,
+    lineage: Lineage,
+    high_water: HighWater,
+    clock: Clock,
+    rng: Rng,
+    incarnation: str = "",
+) -> Lineage:
+    committer = Committer(log, clock, rng, high_water)
+    txns = committer.snapshot.txns
+    began = committer.snapshot.version + 1
+    positions: dict[str, int] = {location_app_id(place): began}
+    if adoption != "moved":
+        name = incarnation or rng.token()
+        positions[incarnation_app_id(name, Origin(adoption))] = began
+        for pipeline, superstep in supersteps_of(txns).items():
+            positions[fork_app_id(name, pipeline)] = superstep
+    committer.commit(CommitRequest(kind="adoption", positions=positions))
+    return Lineage.of(lineage.store_id, committer.snapshot.txns)
+
+
+@contextmanager
+def _stopped(leases: Leases, snapshot: Snapshot) -> Iterator[None]:
+    """Hold all leases, so that no pipeline of the store runs meanwhile.
+
+    Raises:
+        ConflictError: one is running, or another process maintains the store.
+    """
+    fences = {interval: fence.sequencer for interval, fence in snapshot.live_intervals().items()}
+    with exclusive(leases):
+        try:
+            taken = leases.take_all(fences, on_held="refuse") if fences else ()
+        except ConflictError as error:
+            raise ConflictError(
+                "a pipeline of the store is running; stop it before the store is adopted", **error.details
+            ) from error
+        try:
+            yield
+        finally:
+            for lease in taken:
+                leases.release(lease)
+
+
+_ONE_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)", re.IGNORECASE)
+"""A scheme of at least two letters, as drives have one."""
+
+ROWS_FOLDER: Final = "rows"
+"""The folder of the table within that of the store."""
+
+
+def place_of(path: str | Path) -> str:
+    """A store's location, the same for every process: an absolute path, or a URL without a trailing slash.
+
+    Example:
+        >>> place_of("s3://bucket/pond/")
+        's3://bucket/pond'
+    """
+    local = local_folder(path)
+    return str(path).rstrip("/") if local is None else str(local)
+
+
+def local_folder(path: str | Path) -> Path | None:
+    """The folder of a store on this machine; ``None`` for one in an object store."""
+    text = str(path)
+    if text.startswith("file://"):
+        return Path(text.removeprefix("file://")).resolve()
+    return None if "://" in text else Path(path).resolve()
+
+
+def check_location(local: Path | None, path: str | Path, *, create: bool) -> None:
+    """Refuse a location that has no store, unless one can be created there.
+
+    Args:
+        local: the folder; ``None`` for an object store, which is not checked here.
+        path: the path as the user wrote it.
+        create: whether a store may be created there.
+
+    Raises:
+        InvalidError: there is no store and none can be created, or none may be.
+    """
+    if local is None:
+        return
+    if _ONE_SLASH.match(str(path)):
+        raise InvalidError(
+            "this is a URL with one slash, or a path that only Spark knows: write s3://…, or the folder's path on this "
+            "machine, such as /dbfs/… for dbfs:/…",
+            path=path,
+        )
+    if local.exists() and not local.is_dir():
+        raise InvalidError(
+            "a store is a folder, and there is a file at its path: name another place", path=path
+        )
+    blocking = next((parent for parent in local.parents if parent.is_file()), None)
+    if blocking is not None:
+        raise InvalidError(
+            "a store is a folder, and there is a file on the way to it", path=path, file=blocking
+        )
+    log = local / ROWS_FOLDER / "_delta_log"
+    if log.is_dir():
+        return
+    # A process that was killed while creating the store leaves an empty `rows`.
+    is_used = local.is_dir() and any(
+        entry.name != ROWS_FOLDER or not entry.is_dir() or any(entry.iterdir()) for entry in local.iterdir()
+    )
+    # Another process may have created the store since the first look.
+    if is_used and not log.is_dir():
+        raise InvalidError(
+            "the folder is not empty and is not a Millpond store: name the folder of one, or an empty or a new folder",
+            path=path,
+        )
+    if not create and not log.is_dir():
+        raise InvalidError(
+            "there is no store at this path: a store is the folder that a runner was given", path=path
+        )

@@ -1,0 +1,238 @@
+"""Savepoints: versions of the table with a name, which stay readable until they are dropped.
+
+A savepoint is a transaction in the log, so it is there for every process and survives the loss of the catalog. What it
+keeps is exactly its version: the files of that version, and a checkpoint from which it is read. What came before and
+after it is collected as without it, so an old savepoint costs the files that have been replaced since, once.
+
+The checkpoint is written first, then the savepoint is committed. A collector that was quicker is seen after that
+(`millpond.statestore.history.savepoint`): then the savepoint is dropped again.
+
+The collected horizon: versions below it may lose their files, unless a savepoint keeps them.
+
+A collector publishes it before it deletes, and looks for savepoints after that. A process that makes a savepoint of an
+older version commits it first, and looks at the horizon after that. So in either order one of them sees the other, and
+this relies on no clock: either the collector keeps the version, or the savepoint is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from millpond.statestore.app_ids import SAVEPOINT_RELEASED, savepoint_app_id, savepoints_of
+from millpond.statestore.errors import (
+    ConflictError,
+    DataError,
+    InvalidError,
+    ObjectExistsError,
+    ObjectMissingError,
+    did_you_mean,
+)
+from millpond.statestore.failpoint import reach
+from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
+from millpond.statestore.log.checkpoint import checkpoint_path, write_part
+from millpond.statestore.log.log import LOG_FOLDER, Log
+from millpond.statestore.log.rules import CommitRequest
+from millpond.statestore.objects.ranges import publish_version, published_version
+from millpond.statestore.types import TableVersion
+
+if TYPE_CHECKING:
+    from millpond.statestore.log.committer import Committer
+    from millpond.statestore.types import Objects
+
+
+HORIZON_FOLDER: Final = "_millpond/collected_horizon"
+
+_SAYS: Final = b"Versions below this one may have lost files, unless a savepoint keeps them.\n"
+
+
+def collected_horizon(objects: Objects) -> TableVersion:
+    """The version below which versions may lose their files; 0 before the first collection.
+
+    Raises:
+        UnavailableError: the store is unavailable.
+    """
+    return published_version(objects, HORIZON_FOLDER)
+
+
+def publish_collected_horizon(objects: Objects, version: TableVersion) -> None:
+    """Announce that versions below this one may lose their files; call it before the first deletion.
+
+    Raises:
+        UnavailableError: the store is unavailable; the horizon may or may not be published.
+    """
+    publish_version(objects, HORIZON_FOLDER, version, _SAYS)
+
+
+_NAME_CHARACTERS_MAX = 200
+_TRIES = 8
+"""How many newest versions are tried, one after the other, before collectors are found to be quicker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """A table version with a name.
+
+    Attributes:
+        name: the name.
+        version: the table version that it keeps readable.
+    """
+
+    name: str
+    version: TableVersion
+
+
+def open_savepoints(txns: Mapping[str, int]) -> tuple[Savepoint, ...]:
+    """The savepoints among a table's transactions that have not been dropped, oldest version first."""
+    known = savepoints_of(txns)
+    opened = [Savepoint(name, TableVersion(at)) for name, at in known if at != SAVEPOINT_RELEASED]
+    return tuple(sorted(opened, key=lambda savepoint: (savepoint.version, savepoint.name)))
+
+
+def make_savepoint(
+    committer: Committer, log: Log, name: str, version: TableVersion | None = None
+) -> Savepoint:
+    """Keep a version readable under a name.
+
+    To make the same savepoint again changes nothing.
+
+    Args:
+        committer: commits it.
+        log: the table's log.
+        name: a name that no open savepoint has.
+        version: the table version; ``None`` for the newest.
+
+    Raises:
+        InvalidError: the name is empty, too long or a number, another savepoint has it, or there is no such version.
+        ConflictError: the version has been collected, or another process makes a savepoint of that name.
+        DataError: the log is damaged.
+        OutcomeUnknownError: it may or may not have been made; make it again.
+        UnavailableError: a service does not respond.
+    """
+    if not name or len(name) > _NAME_CHARACTERS_MAX or name.isdecimal():
+        raise InvalidError("a savepoint has a name of 1 to 200 characters, not all of them digits", name=name)
+    # Where a collector was quicker, what was the newest version is not the newest any more: the next one is meant.
+    for _ in range(_TRIES if version is None else 1):
+        made = _make(committer, log, name, version)
+        if made is not None:
+            return made
+    oldest = collected_horizon(log.objects)
+    if version is None:
+        raise ConflictError(
+            "the newest version is collected before it can be kept: try again", oldest_kept=oldest
+        )
+    raise ConflictError(
+        "that version has been collected: it was older than the retention",
+        version=version,
+        oldest_kept=oldest,
+    )
+
+
+def _make(committer: Committer, log: Log, name: str, version: TableVersion | None) -> Savepoint | None:
+    """Make a savepoint; ``None``: its version has been collected, and the savepoint is not there."""
+    snapshot = committer.refresh()
+    kept = TableVersion(snapshot.version if version is None else version)
+    if not 0 <= kept <= snapshot.version:
+        raise InvalidError(
+            "there is no such table version (see `millpond history`)", version=kept, newest=snapshot.version
+        )
+    before = open_savepoints(snapshot.txns)
+    known = next((savepoint for savepoint in before if savepoint.name == name), None)
+    if known is not None and (version is None or known.version == version):
+        if _is_whole(log, known):
+            return known
+        # Its maker was killed before it saw that a collector had been quicker.
+        drop_savepoint(committer, name)
+        return None
+    if known is not None:
+        raise InvalidError(
+            "another savepoint has that name: drop it first, or take another name",
+            savepoint=name,
+            version=known.version,
+        )
+    if kept < collected_horizon(log.objects) and not _is_kept(before, kept, name):
+        return None
+    if not _write_checkpoint(log, kept):
+        return None
+    committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): int(kept)}))
+    # Another one of that version counts if it was there when this one was committed.
+    others = open_savepoints(committer.snapshot.txns)
+    if kept < collected_horizon(log.objects) and not _is_kept(others, kept, name):
+        drop_savepoint(committer, name)
+        return None
+    return Savepoint(name, kept)
+
+
+def drop_savepoint(committer: Committer, name: str) -> None:
+    """Drop a savepoint: its version may be collected from now on.
+
+    Raises:
+        InvalidError: there is no savepoint of that name.
+        OutcomeUnknownError: it may or may not have been dropped; drop it again.
+        UnavailableError: a service does not respond.
+    """
+    known = {savepoint.name for savepoint in open_savepoints(committer.refresh().txns)}
+    if name not in known:
+        raise InvalidError(
+            f"there is no savepoint of that name{did_you_mean(name, known)}",
+            savepoint=name,
+            known=sorted(known),
+        )
+    committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): SAVEPOINT_RELEASED}))
+
+
+def write_checkpoint_of(objects: Objects, replayed: ReplayedLog, *, names_newest: bool) -> bool:
+    """Write the checkpoint of a version; returns ``False`` if there is one.
+
+    Args:
+        objects: the table's root.
+        replayed: the log up to that version.
+        names_newest: whether readers are to begin with it: only the newest checkpoint.
+
+    Raises:
+        UnavailableError: the store is unavailable.
+    """
+    listed: Iterable[str] = [path for path in objects.list("") if not path.startswith(f"{LOG_FOLDER}/")]
+    actions = tuple(replayed.actions(on_disk=listed))
+    path = checkpoint_path(replayed.version)
+    reach("checkpoint.summed")
+    try:
+        objects.put_if_absent(path, write_part(actions, path))
+    except ObjectExistsError:
+        # Another process has written an equivalent checkpoint.
+        return False
+    reach("checkpoint.written")
+    if names_newest:
+        Log(objects).name_checkpoint(replayed.version, len(actions))
+        reach("checkpoint.named")
+    return True
+
+
+def _is_kept(savepoints: Iterable[Savepoint], version: TableVersion, name: str) -> bool:
+    return any(savepoint.version == version and savepoint.name != name for savepoint in savepoints)
+
+
+def _is_whole(log: Log, known: Savepoint) -> bool:
+    """Whether all that a savepoint keeps is there."""
+    if known.version >= collected_horizon(log.objects):
+        return True
+    try:
+        files = replay_log(log, known.version).adds.keys()
+    except ObjectMissingError:
+        return False
+    return files <= set(log.objects.list(""))
+
+
+def _write_checkpoint(log: Log, version: TableVersion) -> bool:
+    """Write the checkpoint of a version, if there is none; ``False``: the version has been collected."""
+    if any(known.version == version for known in log.inventory().checkpoints):
+        return True
+    try:
+        replayed = replay_log(log, version)
+    except DataError:
+        if version < collected_horizon(log.objects):
+            return False
+        raise
+    write_checkpoint_of(log.objects, replayed, names_newest=False)
+    return True

@@ -1,1 +1,0 @@
-"""Typed keys: a tuple of values as one text that is ordered as the tuples are."""

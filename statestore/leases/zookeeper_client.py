@@ -1,0 +1,397 @@
+"""kazoo's client, made for one ensemble: its hosts, its retries, and how it proves itself.
+
+With TLS or credentials kazoo gets another handler, which makes the connections: kazoo's own trusts every
+authority of the system in addition to the one that is named, waits for data that TLS has decrypted already, and
+takes a server that dies while it checks credentials for one that refuses them for good.
+
+How a client proves itself to a ZooKeeper ensemble, and who may touch the nodes that it makes.
+
+Three things, each by itself or together: TLS, which hides what is said and proves the servers (and, with a
+certificate, the client); a user with a password, proven by SASL (DIGEST-MD5); and access lists on every node
+of a store, so that others can neither read it nor take a lease.
+
+Secrets stay out of what is shown: no ``repr``, error or log line holds a password.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import ceil
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.retry import KazooRetry
+from kazoo.security import ACL, Id
+
+from millpond.statestore.errors import InvalidError
+
+ENVIRONMENT_PREFIX: Final = "MILLPOND_ZOOKEEPER_"
+"""Of the environment variables that `ZooKeeperSecurity.from_environment` reads."""
+
+_FILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}SECURITY"
+_PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
+_ALL: Final = 31
+_TRUTH: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+class Grant(NamedTuple):
+    """An entry of a node's access list: ZooKeeper's scheme, the id in it, and permissions as its bits."""
+
+    scheme: str
+    id: str
+    permissions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooKeeperSecurity:
+    """How to connect to a secured ensemble; without arguments, as to an open one.
+
+    Every node of a store is made for its writer alone: for ``user``, else for the certificate's subject, and
+    for ``grants``. Nodes that an open ensemble made are closed when a store is opened for writing.
+
+    Args:
+        user: name for SASL's DIGEST-MD5.
+        password: of the user.
+        tls: whether to speak TLS; also true if any file below is given.
+        ca_file: PEM file of the authorities that may have signed the servers' certificates; the system's by default.
+        certificate_file: PEM file of this client's certificate, for servers that ask for one.
+        key_file: PEM file of its key; by default in the same file.
+        key_password: of the key.
+        check_hostname: whether a server's certificate must be for the host that is connected to.
+        grants: further entries of the access lists, as ``scheme:id:permissions`` in the notation of ZooKeeper's
+            shell: ``"sasl:auditor:r"``.
+
+    Raises:
+        InvalidError: a password without its user, or the reverse; a key without its certificate; a grant that
+            cannot be read.
+
+    Example:
+        >>> ZooKeeperSecurity(user="shop", password="a secret", ca_file="ca.pem", grants=("sasl:auditor:r",))
+        ZooKeeperSecurity(user='shop', tls=True, ca_file='ca.pem', certificate_file=None, key_file=None, \
+check_hostname=True, grants=('sasl:auditor:r',))
+    """
+
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: bool = False
+    ca_file: str | Path | None = None
+    certificate_file: str | Path | None = None
+    key_file: str | Path | None = None
+    key_password: str | None = field(default=None, repr=False)
+    check_hostname: bool = True
+    grants: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if (self.user is None) != (self.password is None):
+            raise InvalidError("a user of zookeeper has a name and a password: give both", user=self.user)
+        if self.certificate_file is None and (self.key_file is not None or self.key_password is not None):
+            raise InvalidError("a key for zookeeper needs its certificate: give certificate_file")
+        if self.ca_file is not None or self.certificate_file is not None:
+            object.__setattr__(self, "tls", True)
+        object.__setattr__(self, "grants", tuple(self.grants))
+        for grant in self.grants:
+            _parse_grant(grant)
+        if self.grants and not self.is_authenticated:
+            raise InvalidError("grants need a user or a certificate, to whom the nodes belong")
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether the servers learn who this client is."""
+        return self.user is not None or self.certificate_file is not None
+
+    @property
+    def access_list(self) -> tuple[Grant, ...]:
+        """The access list of the nodes that this client makes; empty if every client may do everything."""
+        if not self.is_authenticated:
+            return ()
+        # To "auth" the server itself gives the names that it knows this client by.
+        owner = Grant("auth", "", _ALL) if self.user is None else Grant("sasl", self.user, _ALL)
+        return (owner, *map(_parse_grant, self.grants))
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What a connection is wrapped in; ``None`` without TLS.
+
+        Raises:
+            InvalidError: a file is missing, or is not what it should be; the error names it.
+        """
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:
+            raise InvalidError(
+                "the certificates of zookeeper's authorities cannot be read",
+                ca_file=self.ca_file, cause=error,
+            ) from error  # fmt: skip
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = self.check_hostname
+        if self.certificate_file is not None:
+            # Never asked for at the terminal, which is what the library does without a password.
+            password = self.key_password or ""
+            try:
+                context.load_cert_chain(self.certificate_file, self.key_file, lambda: password)
+            except OSError as error:
+                raise InvalidError(
+                    "the certificate for zookeeper, or its key, cannot be read",
+                    certificate_file=self.certificate_file, key_file=self.key_file, cause=error,
+                ) from error  # fmt: skip
+        return context
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a TOML file whose keys are the arguments of this class; relative paths in it start at its folder.
+
+        Raises:
+            InvalidError: the file is missing, not TOML, or has keys or values that are not understood.
+
+        Example::
+
+            user = "shop"
+            password = "…"
+            ca_file = "ca.pem"
+        """
+        return cls(**_read_file(path))
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Read ``MILLPOND_ZOOKEEPER_USER``, ``…_PASSWORD``, ``…_TLS``, ``…_CA_FILE`` and so on, one for each argument.
+
+        ``MILLPOND_ZOOKEEPER_SECURITY`` names a file for `from_file`, whose values the other variables replace.
+        Grants are separated by commas.
+
+        Raises:
+            InvalidError: as `from_file`.
+        """
+        given: dict[str, Any] = {}
+        if path := environment.get(_FILE_VARIABLE):
+            given = _read_file(path)
+        for each in fields(cls):
+            name = ENVIRONMENT_PREFIX + each.name.upper()
+            if text := environment.get(name):
+                given[each.name] = _from_text(each.name, text, name)
+        return cls(**given)
+
+
+def security_of(hosts: str | None, given: ZooKeeperSecurity | None) -> ZooKeeperSecurity:
+    """The security of a connection to ``hosts``: what is given, else what the environment says.
+
+    A store's own server, where ``hosts`` is ``None``, is open to its machine.
+
+    Raises:
+        InvalidError: security is given, but no ensemble that it is for; or the environment cannot be understood.
+    """
+    if hosts is not None:
+        return ZooKeeperSecurity.from_environment() if given is None else given
+    if given is not None:
+        raise InvalidError("zookeeper_security is for an ensemble: pass zookeeper='host:port,…' as well")
+    return ZooKeeperSecurity()
+
+
+def _read_file(path: str | Path) -> dict[str, Any]:
+    place = Path(path)
+    try:
+        given = tomllib.loads(place.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidError("the file of zookeeper's security cannot be read", file=path) from error
+    except tomllib.TOMLDecodeError:
+        # Its text may show a part of the file, so neither it nor its cause is passed on.
+        raise InvalidError("the file of zookeeper's security is not TOML", file=path) from None
+    kinds = {each.name: str(each.type) for each in fields(ZooKeeperSecurity)}
+    unknown = sorted(given.keys() - kinds.keys())
+    if unknown:
+        raise InvalidError(
+            "the file of zookeeper's security has unknown keys",
+            file=path, keys=", ".join(unknown), known=", ".join(kinds),
+        )  # fmt: skip
+    for name, value in given.items():
+        _check_kind(name, value, kinds[name], path)
+    files = {name: place.parent / value for name, value in given.items() if name.endswith("_file")}
+    return {**given, **files}
+
+
+def _check_kind(name: str, value: object, kind: str, path: str | Path) -> None:
+    # The value itself is not shown: it may be a password in the wrong place.
+    if kind == "bool":
+        fits, wanted = isinstance(value, bool), "true or false"
+    elif kind.startswith("tuple"):
+        fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        wanted = "a list of texts"
+    else:
+        fits, wanted = isinstance(value, str), "a text"
+    if not fits:
+        raise InvalidError(f"{name} is {wanted} in the file of zookeeper's security", file=path)
+
+
+def _from_text(name: str, text: str, variable: str) -> str | bool | tuple[str, ...]:
+    if name == "grants":
+        return tuple(part.strip() for part in text.split(","))
+    if name in {"tls", "check_hostname"}:
+        if text.lower() not in _TRUTH:
+            raise InvalidError("the environment variable is true or false", variable=variable, value=text)
+        return _TRUTH[text.lower()]
+    return text
+
+
+def _parse_grant(text: str) -> Grant:
+    """``sasl:auditor:r``; the id may hold colons, as those of the scheme ``ip`` and subjects of certificates do."""
+    scheme, _, rest = text.partition(":")
+    name, _, letters = rest.rpartition(":")
+    if not scheme or not name or not letters or not set(letters) <= _PERMISSIONS.keys():
+        raise InvalidError(
+            "a grant is scheme:id:permissions, with the permissions r, w, c, d and a", grant=text
+        )
+    return Grant(scheme, name, sum(_PERMISSIONS[letter] for letter in set(letters)))
+
+
+HANDSHAKE_S_MAX: Final = 2.0
+"""How long a server may take to admit a session before the next one is tried."""
+
+_log = logging.getLogger(__name__)
+
+
+def _is_harmless(record: logging.LogRecord) -> bool:
+    """Whether a line of kazoo's shows neither requests, which may carry credentials, nor a session's password."""
+    return record.levelno >= logging.INFO
+
+
+_log.addFilter(_is_harmless)
+
+
+def make_client(hosts: str, session_timeout_ms: int, security: ZooKeeperSecurity) -> Any:
+    """A client that is not connected yet.
+
+    Raises:
+        InvalidError: a file that the security names cannot be read.
+    """
+    extra: dict[str, Any] = {}
+    if security.tls or security.is_authenticated:
+        extra = {"handler": _Handler(security.tls_context()), "use_ssl": security.tls}
+        extra["default_acl"] = access_list_of(security) or None
+    if security.user is not None:
+        extra["sasl_options"] = {
+            "mechanism": "DIGEST-MD5",
+            "username": security.user,
+            "password": security.password,
+        }
+    return KazooClient(
+        hosts=_repeated(hosts, session_timeout_ms),
+        timeout=session_timeout_ms / 1_000,
+        connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=0.5),
+        command_retry=KazooRetry(max_tries=1),
+        logger=_log,
+        **extra,
+    )
+
+
+def access_list_of(security: ZooKeeperSecurity) -> list[ACL]:
+    """The access list of every node that a client makes, as kazoo has it."""
+    return [ACL(grant.permissions, Id(grant.scheme, grant.id)) for grant in security.access_list]
+
+
+def connection_fault(client: Any) -> str | None:
+    """Why the last connection of a client failed, as far as TLS knows."""
+    handler = client.handler
+    return handler.fault if isinstance(handler, _Handler) else None
+
+
+class _Ending:
+    """A socket that tells kazoo of the other side's end as of a time-out, after which it connects again.
+
+    kazoo takes any other end during SASL for a refusal of the credentials, and gives the session up.
+    """
+
+    def recv(self, *args: Any) -> bytes:
+        """Bytes that have come, at least one."""
+        try:
+            data: bytes = super().recv(*args)  # type: ignore[misc]
+        except ssl.SSLError:
+            raise  # Among them that a message is not complete yet.
+        except OSError as error:
+            raise KazooTimeoutError("the connection has broken") from error
+        if not data:
+            raise KazooTimeoutError("the server has ended the connection")
+        return data
+
+
+class _PlainSocket(_Ending, socket.socket):
+    pass
+
+
+class _TlsSocket(_Ending, ssl.SSLSocket):
+    pass
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threads, with connections of ours."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        super().__init__()
+        if context is not None:
+            context.sslsocket_class = _TlsSocket
+        self._context = context
+        self.fault: str | None = None
+
+    def create_connection(
+        self, address: tuple[str, int], hostname: str, timeout: float, **_: object
+    ) -> socket.socket:
+        """A connection, with its TLS handshake done."""
+        try:
+            opened = socket.create_connection(address, min(timeout, HANDSHAKE_S_MAX))
+            connection: socket.socket = _PlainSocket(fileno=opened.detach())
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                connection.settimeout(min(timeout, HANDSHAKE_S_MAX))
+                if self._context is not None:
+                    connection = self._context.wrap_socket(connection, server_hostname=hostname)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            self.fault = _reason_of(error)
+            raise
+        self.fault = None
+        return connection
+
+    def select(
+        self,
+        readable: Sequence[Any],
+        writable: Sequence[Any],
+        failed: Sequence[Any],
+        timeout: float | None = None,
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Wait for sockets; bytes that TLS has decrypted already count as come."""
+        held = [each for each in readable if isinstance(each, ssl.SSLSocket) and each.pending()]
+        if held:
+            return held, [], []
+        found: tuple[list[Any], list[Any], list[Any]] = super().select(readable, writable, failed, timeout)
+        return found
+
+
+def _reason_of(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the server's certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS connection: {error.reason or error}"
+    return str(error.strerror or error)
+
+
+def _repeated(hosts: str, session_timeout_ms: int) -> str:
+    """The hosts, so often that kazoo waits at most `HANDSHAKE_S_MAX` for a server's handshake.
+
+    A server that is starting may accept a connection and never answer on it. kazoo
+    waits for the session's time-out divided by the number of hosts, then goes on to the
+    next; one host and ten seconds would make every restart an outage of ten seconds.
+    """
+    names, slash, root = hosts.partition("/")
+    times = ceil(session_timeout_ms / 1_000 / HANDSHAKE_S_MAX / len(names.split(",")))
+    return ",".join([names] * max(1, times)) + slash + root

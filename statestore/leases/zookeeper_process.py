@@ -1,0 +1,469 @@
+"""One ZooKeeper server as a Java process, out of the jars that PySpark brings along.
+
+A server has a folder: its configuration, its data, and its log (rolled over at
+1 MiB). It runs in a session of its own, so that an interrupt at the terminal does
+not reach it, and it is known by its process id and, lest another process has
+got the same id, by when it was started: unlike its command line, which is empty
+while a program is being executed, that is true of a process from its first moment.
+
+The ``java`` program that servers and Spark run on: where it is, and whether it is new enough.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.types import Clock
+
+_PORT_FIRST: Final = 20_000
+_PORTS: Final = 12_000
+
+HOST: Final = "127.0.0.1"
+"""Servers listen on the loopback interface only."""
+
+OPTIONS_VARIABLE: Final = "MILLPOND_ZOOKEEPER_JAVA_OPTIONS"
+"""The environment variable with further options of servers' ``java``, quoted as in a shell."""
+
+_MAIN_CLASS: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+# Of some 300 jars these are needed; a short class path halves the start-up time.
+_JARS: Final = ("zookeeper", "slf4j-api", "log4j-", "netty-", "snappy-java", "metrics-core", "commons-")
+_JAVA_OPTIONS: Final = (
+    "-Xms16m",
+    "-Xmx128m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    "-Xshare:auto",
+    "-Djava.awt.headless=true",
+)
+_SETTINGS: Final = {
+    "tickTime": "500",
+    "maxSessionTimeout": "120000",
+    "initLimit": "20",
+    "syncLimit": "10",
+    "clientPortAddress": HOST,
+    # Every client is a process of this machine, which is one address.
+    "maxClientCnxns": "0",
+    "admin.enableServer": "false",
+    "4lw.commands.whitelist": "*",
+    "autopurge.snapRetainCount": "3",
+    "autopurge.purgeInterval": "1",
+    "preAllocSize": "1024",
+}
+_LOG_CONFIGURATION: Final = """\
+status = error
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.filePattern = {log}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{ISO8601}} %p %c{{1}}: %m%n
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 1MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 1
+rootLogger.level = info
+rootLogger.appenderRef.file.ref = file
+"""
+# The process notes itself before it becomes the server, so that none can run that is not noted. Its earlier
+# output goes to the process that starts it, whose wait ends with the last `exec`.
+_NOTE_AND_BECOME: Final = """\
+cd "$1" && port="$2" && shift 2 && : >server.out || exit 1
+boot="" ticks=""
+if [ -e /proc/self/stat ]; then
+    { read -r boot </proc/sys/kernel/random/boot_id; } 2>/dev/null
+    read -r stat <"/proc/$$/stat" && ticks="$(set -- ${stat##*) } && echo "${20}")"
+else
+    ticks="$(LC_ALL=C /bin/ps -o lstart= -p $$)"
+fi
+[ -n "$ticks" ] || { echo "the system does not say when process $$ was started"; exit 1; }
+started="$boot $ticks"
+echo "{\\"process_id\\": $$, \\"port\\": $port, \\"started\\": \\"$started\\"}" >server.json.new || exit 1
+mv server.json.new server.json || exit 1
+exec "$@" </dev/null >server.out 2>&1
+"""
+_START_LINE: Final = "--- a server starts ---\n"
+_POLL_MS: Final = 20
+_END_MS: Final = 5_000
+_ANSWER_CHARACTERS_MAX: Final = 64 * 1024
+_WORDS_CHARACTERS_MAX: Final = 2_000
+_ENDED: Final = ("Z", "X", "x")
+"""States of a process that has ended but has not been reaped."""
+
+
+def find_jars() -> Path:
+    """The folder of PySpark's jars.
+
+    Raises:
+        UnavailableError: PySpark is not installed or has no ZooKeeper.
+    """
+    spec = find_spec("pyspark")
+    folders = (
+        [] if spec is None else [Path(place) / "jars" for place in spec.submodule_search_locations or ()]
+    )
+    for folder in folders:
+        if any(folder.glob("zookeeper-*.jar")):
+            return folder
+    raise UnavailableError("no zookeeper found: install pyspark from pypi, or name a running zookeeper")
+
+
+def class_path(jars: Path) -> str:
+    """The server's jars, of all those in a folder."""
+    names = sorted(jar.name for jar in jars.glob("*.jar") if jar.name.startswith(_JARS))
+    return os.pathsep.join(str(jars / name) for name in names)
+
+
+def free_port() -> int:
+    """A loopback port that no process listens on just now, below those that systems give to outgoing connections.
+
+    A server that died must get its port back, so the port must be outside the range of client connections.
+
+    Raises:
+        UnavailableError: all are taken.
+    """
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports of the same kind.
+
+    Raises:
+        UnavailableError: there are too few.
+    """
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        drawn: int = probe.getsockname()[1]
+    candidates = (_PORT_FIRST + (drawn + step) % _PORTS for step in range(_PORTS))
+    ports = list(islice(filter(is_free, candidates), count))
+    if len(ports) < count:
+        raise UnavailableError(
+            "no ports are free for zookeeper", first=_PORT_FIRST, last=_PORT_FIRST + _PORTS - 1
+        )
+    return ports
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on the port just now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def answer(port: int, command: str, timeout_s: float = 1.0) -> str:
+    """The server's answer to a four-letter command; empty if there is none."""
+    parts: list[bytes] = []
+    try:
+        with socket.create_connection((HOST, port), timeout=timeout_s) as connection:
+            connection.sendall(command.encode())
+            while sum(map(len, parts)) < _ANSWER_CHARACTERS_MAX and (part := connection.recv(4096)):
+                parts.append(part)
+    except OSError:
+        return ""
+    return b"".join(parts).decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProcess:
+    """A running server, started by this process or another."""
+
+    process_id: int
+    port: int
+    started: str
+    folder: Path
+
+    def is_running(self) -> bool:
+        """Whether the process is alive and is this server, or about to become it, and not another with its id."""
+        return _started(self.process_id) == self.started
+
+    def is_serving(self) -> bool:
+        """Whether a server with this folder's data answers on the port and takes part in its ensemble."""
+        # A member that has no quorum, or is still starting, says so instead of its mode.
+        place = f"dataDir={_data(self.folder)}"
+        return "Mode: " in answer(self.port, "srvr") and place in answer(self.port, "conf")
+
+    def wait_serving(self, clock: Clock, timeout_ms: float) -> bool:
+        """Wait until it serves; false if the process ends or the time runs out."""
+        deadline_us = clock.monotonic_us() + int(timeout_ms * 1_000)
+        while not self.is_serving():
+            if not self.is_running() or clock.monotonic_us() >= deadline_us:
+                return False
+            clock.sleep_ms(_POLL_MS)
+        return True
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if the process is this server."""
+        if self.is_running():
+            try:
+                os.kill(self.process_id, number)
+            except ProcessLookupError:
+                return
+
+    def stop(self, clock: Clock) -> bool:
+        """Ask it to end, then kill it; whether it is gone."""
+        return self._end(signal.SIGTERM, clock) or self.kill(clock)
+
+    def kill(self, clock: Clock) -> bool:
+        """End it without its consent; whether it is gone."""
+        return self._end(signal.SIGKILL, clock)
+
+    def _end(self, number: int, clock: Clock) -> bool:
+        self.signal(number)
+        deadline_us = clock.monotonic_us() + _END_MS * 1_000
+        while self.is_running() and clock.monotonic_us() < deadline_us:
+            clock.sleep_ms(_POLL_MS)
+        return not self.is_running()
+
+    def last_words(self) -> str:
+        """The end of its output and of what it has logged, for errors."""
+        files = [file for file in (_output(self.folder), _log(self.folder)) if file.exists()]
+        # Its log goes on from those of the servers before it.
+        texts = [file.read_text(errors="replace").rpartition(_START_LINE)[2] for file in files]
+        return "\n".join(_end_of(text) for text in texts if text)
+
+
+def launch(
+    folder: Path,
+    port: int,
+    *,
+    java: str,
+    jars: Path,
+    settings: Mapping[str, str] | None = None,
+    java_options: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
+) -> ServerProcess:
+    """Start a server and return at once; `ServerProcess.wait_serving` waits for it.
+
+    Args:
+        folder: its place; existing data is served again.
+        port: where clients connect.
+        java: the program.
+        jars: the folder of the jars.
+        settings: lines of ``zoo.cfg`` that differ from ours.
+        java_options: further options of the program, and those of the environment.
+        environment: variables; `OPTIONS_VARIABLE` is read.
+
+    Raises:
+        InvalidError: the environment's options cannot be read.
+        UnavailableError: the server cannot be started.
+    """
+    user_options = _user_options(environment)
+    folder = folder.resolve()
+    forget(folder)
+    _data(folder).mkdir(parents=True, exist_ok=True)
+    lines = {**_SETTINGS, "dataDir": str(_data(folder)), "clientPort": str(port), **(settings or {})}
+    _configuration(folder).write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+    log_configuration = folder / "log4j2.properties"
+    log_configuration.write_text(_LOG_CONFIGURATION.format(log=_log(folder)))
+    with _log(folder).open("a") as log:
+        log.write(_START_LINE)
+    command = [
+        java,
+        *_JAVA_OPTIONS,
+        *java_options,
+        *user_options,
+        f"-Dlog4j2.configurationFile={log_configuration}",
+        "-cp",
+        class_path(jars),
+        _MAIN_CLASS,
+        str(_configuration(folder)),
+    ]
+    # Through a shell that ends at once: the server is not a child of the process that starts
+    # it, so that process may end first, and every user treats the server in the same way.
+    said = _leave_behind(["/bin/sh", "-c", _NOTE_AND_BECOME, "sh", str(folder), str(port), *command])
+    server = noted(folder)
+    if server is None:
+        failure = UnavailableError("zookeeper's server cannot be started", folder=folder)
+        failure.add_note(said)
+        raise failure
+    return server
+
+
+def _user_options(environment: Mapping[str, str]) -> list[str]:
+    try:
+        return shlex.split(environment.get(OPTIONS_VARIABLE, ""))
+    except ValueError as error:
+        raise InvalidError("java's options cannot be read", variable=OPTIONS_VARIABLE, cause=error) from error
+
+
+def _leave_behind(command: list[str]) -> str:
+    """Run a command detached from this process, in a session of its own; its output until it closes it."""
+    shell = ["/bin/sh", "-c", '"$@" &', "sh", *command]
+    try:
+        return subprocess.run(  # noqa: S603 - our own command
+            shell,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        ).stdout
+    except OSError as error:
+        raise UnavailableError("zookeeper's server cannot be started", cause=error) from error
+
+
+def noted(folder: Path) -> ServerProcess | None:
+    """The server that was started last in ``folder``; ask it whether it is running."""
+    try:
+        pairs = json.loads((folder / "server.json").read_bytes())
+        return ServerProcess(
+            process_id=int(pairs["process_id"]),
+            port=int(pairs["port"]),
+            started=" ".join(pairs["started"].split()),
+            folder=folder.resolve(),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def forget(folder: Path) -> None:
+    """Remove the note of a server that has ended."""
+    (folder / "server.json").unlink(missing_ok=True)
+
+
+def _configuration(folder: Path) -> Path:
+    return folder / "zoo.cfg"
+
+
+def _data(folder: Path) -> Path:
+    return folder / "data"
+
+
+def _output(folder: Path) -> Path:
+    return folder / "server.out"
+
+
+def _log(folder: Path) -> Path:
+    return folder / "server.log"
+
+
+def _end_of(text: str) -> str:
+    """The last lines of a text, from the beginning of a line on."""
+    end = text[-_WORDS_CHARACTERS_MAX:]
+    return end if len(end) == len(text) else end.partition("\n")[2] or end
+
+
+def _started(process_id: int) -> str | None:
+    """When a process was started, which no two processes of one id share; ``None`` if it has ended."""
+    if not Path("/proc/self/stat").exists():
+        return _started_after_ps(process_id)
+    try:
+        stat = Path(f"/proc/{process_id}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # After the name, which may hold anything: the state, and as the twentieth the ticks from the system's start.
+    state, *others = stat.rpartition(")")[2].split()
+    return None if state in _ENDED else " ".join([*_boot().split(), others[18]])
+
+
+def _started_after_ps(process_id: int) -> str | None:
+    """The same where there is no ``/proc``: to the second."""
+    shown = subprocess.run(  # noqa: S603 - our own command
+        ["/bin/ps", "-o", "stat=", "-o", "lstart=", "-p", str(process_id)],
+        check=False,
+        stdout=subprocess.PIPE,
+        env={"LC_ALL": "C"},
+        text=True,
+    )
+    state, *others = shown.stdout.split() or ["Z"]
+    return None if state[0] in _ENDED else " ".join(others)
+
+
+@cache
+def _boot() -> str:
+    """What tells one run of the system from the next; empty where it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return ""
+
+
+JAVA_MIN: Final = 17
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+"""Java 8 calls itself 1.8."""
+
+_ANSWER_S: Final = 20.0
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> str:
+    """The ``java`` program: of ``JAVA_HOME``, or on the path.
+
+    Raises:
+        UnavailableError: there is none.
+    """
+    home = environment.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin") if home else None
+    java = java or shutil.which("java", path=environment.get("PATH", ""))
+    if java is None:
+        raise UnavailableError(
+            f"no java found: install java {JAVA_MIN} or newer, and set JAVA_HOME to its folder, or name a running zookeeper",
+            JAVA_HOME=home,
+        )
+    return java
+
+
+def java_of_spark(environment: Mapping[str, str] = os.environ) -> str:
+    """The ``java`` program that Spark starts, which does not look on the path if there is a ``JAVA_HOME``.
+
+    Raises:
+        UnavailableError: there is none.
+    """
+    home = environment.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else environment.get("PATH", ""))
+    if java is None:
+        raise UnavailableError(
+            f"spark needs java, and finds none: install java {JAVA_MIN} or newer, and set JAVA_HOME to its folder",
+            JAVA_HOME=home,
+        )
+    return java
+
+
+def refuse_old_java(java: str) -> None:
+    """Say so if what did not start was too old; costs a start of the program.
+
+    Args:
+        java: the program.
+
+    Raises:
+        UnavailableError: it is too old; nothing is raised if it is not, or does not tell its version.
+    """
+    try:
+        answer = subprocess.run(  # noqa: S603 - the user's own program
+            [java, "-version"],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    found = _VERSION.search(answer.stderr + answer.stdout)
+    if found is not None and int(found[1]) < JAVA_MIN:
+        raise UnavailableError(
+            f"this java is too old: install java {JAVA_MIN} or newer, and set JAVA_HOME to its folder",
+            java=java,
+            version=found[1],
+        )

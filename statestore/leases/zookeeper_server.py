@@ -1,0 +1,226 @@
+"""A ZooKeeper for stores that are used on one machine: started with the first store, stopped with the last.
+
+One server serves all processes of the machine that open the same store. The first
+user starts it and notes its process id and port in ``server.json``; the others join
+it. Every user holds a shared lock on the file ``users``; a user that closes and can
+then lock the file alone is the last, and stops the server. Locks go with their
+process, so killed users do not count; a server that a killed user left behind is
+found and joined by the next. ``lock`` serialises starting, joining and stopping.
+
+The folder keeps ZooKeeper's data between runs. Losing it loses no safety: sequencers
+are raised above what the table holds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Final
+
+from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.leases.zookeeper_process import (
+    HOST,
+    ServerProcess,
+    find_jars,
+    find_java,
+    forget,
+    free_port,
+    is_free,
+    launch,
+    noted,
+    refuse_old_java,
+)
+from millpond.statestore.types import Clock, Rng
+
+_READY_MS: Final = 60_000
+_ANSWER_MS: Final = 30_000
+_START_ATTEMPTS_MAX: Final = 5
+_LOCK_POLL_MS: Final = 20
+_COMES_FREE_POLLS: Final = 100
+_PORT_TAKEN: Final = "BindException"
+"""Unlike its message, the name of Java's error is the same in every language."""
+
+
+class EmbeddedZooKeeper:
+    """This process's part in the server of a folder.
+
+    Args:
+        folder: where the server keeps its data; one server per folder.
+        clock: measures the bounds on waiting.
+        rng: spreads the polls of processes that wait for each other.
+        port: the client port; any free one unless given.
+        java: the ``java`` program; found if not given.
+        answer_timeout_ms: how long a running server may be silent before it is replaced.
+        ready_timeout_ms: how long a new one may take until it serves; one that ends is not waited for.
+
+    Example:
+        >>> from millpond.statestore.system import SystemClock, SystemRng
+        >>> server = EmbeddedZooKeeper(Path("pond/zookeeper"), SystemClock(), SystemRng())
+        >>> hosts = server.start_or_join()  # doctest: +SKIP
+        >>> server.close()
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Clock,
+        rng: Rng,
+        *,
+        port: int | None = None,
+        java: str | None = None,
+        answer_timeout_ms: int = _ANSWER_MS,
+        ready_timeout_ms: int = _READY_MS,
+    ) -> None:
+        self._folder = folder.resolve()
+        self._clock = clock
+        self._rng = rng
+        self._port = port
+        self._java = java
+        self._answer_timeout_ms = answer_timeout_ms
+        self._ready_timeout_ms = ready_timeout_ms
+        self._use: int | None = None
+        self._process_id = os.getpid()
+        self._server: ServerProcess | None = None
+
+    def start_or_join(self) -> str:
+        """Make sure that the server runs and count as its user; ``host:port`` for clients.
+
+        Calling it again is harmless: it restarts a server that has died, on its old port if that is free.
+
+        Raises:
+            UnavailableError: there is no Java, or the server does not start.
+            InvalidError: the port that was asked for is in use.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            server = self._joinable() or self._start()
+            self._server = server
+            if self._use is None:
+                self._use = os.open(self._folder / "users", os.O_RDWR | os.O_CREAT, 0o644)
+                fcntl.flock(self._use, fcntl.LOCK_SH)
+                atexit.register(self.close)
+        return f"{HOST}:{server.port}"
+
+    def close(self) -> None:
+        """Stop using the server, and stop it if it has no other user."""
+        if self._use is None or self._process_id != os.getpid():
+            return
+        # If the folder has been removed, the users of its server still share their lock on what was in it.
+        with self._locked() if self._folder.exists() else nullcontext():
+            if _lock_alone(self._use):
+                self._stop()
+            _unlock(self._use)
+        self._use = None
+        atexit.unregister(self.close)
+
+    def _joinable(self) -> ServerProcess | None:
+        """The server that is running already."""
+        server = noted(self._folder)
+        if server is None:
+            return None
+        # One that is ours but hangs, and one that is still starting because its starter
+        # was killed, look alike at first; after the time-out the former is replaced.
+        if server.wait_serving(self._clock, self._answer_timeout_ms):
+            return server
+        if not server.kill(self._clock):
+            raise UnavailableError(
+                "zookeeper's server hangs and cannot be ended",
+                process_id=server.process_id,
+                folder=self._folder,
+            )
+        return None
+
+    def _start(self) -> ServerProcess:
+        java, jars = self._java or find_java(), find_jars()
+        if shutil.which(java) is None:
+            raise UnavailableError("no java found where it was said to be", java=java)
+        failure = UnavailableError("no port is free for zookeeper's server", folder=self._folder)
+        for port in self._ports():
+            with ExitStack() as undone:
+                # Also when the start is interrupted.
+                undone.callback(self._stop)
+                server = launch(self._folder, port, java=java, jars=jars)
+                if server.wait_serving(self._clock, self._ready_timeout_ms):
+                    undone.pop_all()
+                    return server
+                failure = self._failure(server, java)
+            # Another program has taken it since it was found free.
+            if _PORT_TAKEN not in failure.__notes__[0]:
+                break
+        raise failure
+
+    def _failure(self, server: ServerProcess, java: str) -> UnavailableError:
+        """Why a server does not start, with what it said last."""
+        refuse_old_java(java)
+        waited = f"it does not serve after {self._ready_timeout_ms / 1_000:g} s"
+        failure = UnavailableError(
+            "zookeeper's server does not start",
+            cause=waited if server.is_running() else "it has ended",
+            port=server.port,
+            folder=self._folder,
+            java=java,
+        )
+        failure.add_note(f"It said last:\n{server.last_words() or '(nothing)'}")
+        return failure
+
+    def _ports(self) -> Iterator[int]:
+        """Ports to try: the one asked for, or the last one (for clients that wait for it), or free ones."""
+        if self._port is not None:
+            if not is_free(self._port):
+                raise InvalidError("the port for zookeeper's server is in use", port=self._port)
+            yield self._port
+            return
+        # The note is gone after a start that failed, on a full disk for example.
+        last = noted(self._folder) or self._server
+        if last is not None and self._comes_free(last.port):
+            yield last.port
+        for _ in range(_START_ATTEMPTS_MAX):
+            yield free_port()
+
+    def _comes_free(self, port: int) -> bool:
+        """Whether the port is free, or becomes so: a killed server's socket outlives its process by a moment."""
+        for _ in range(_COMES_FREE_POLLS):
+            if is_free(port):
+                return True
+            self._clock.sleep_ms(_LOCK_POLL_MS)
+        return False
+
+    def _stop(self) -> None:
+        server = noted(self._folder) or self._server
+        if server is not None and server.stop(self._clock):
+            forget(self._folder)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone among the processes that start, join or stop this folder's server."""
+        descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        deadline_us = self._clock.monotonic_us() + 3 * _READY_MS * 1_000
+        try:
+            while not _lock_alone(descriptor):
+                if self._clock.monotonic_us() >= deadline_us:
+                    raise UnavailableError(
+                        "another process keeps zookeeper's server locked", folder=self._folder
+                    )
+                self._clock.sleep_ms(_LOCK_POLL_MS * (0.5 + self._rng.random()))
+            yield
+        finally:
+            _unlock(descriptor)
+
+
+def _lock_alone(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _unlock(descriptor: int) -> None:
+    # Closing alone would leave the lock with children that were forked meanwhile.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

@@ -1,0 +1,419 @@
+"""One ZooKeeper session on kazoo: bounded calls, windows of requests in flight, state changes.
+
+Nothing above this module sees kazoo, its exceptions or its untyped values. Every call
+takes a `Deadline`; a call that raises `UnavailableError` may have had its effect, and
+the caller finds out by reading back.
+
+kazoo reconnects by itself for as long as the session is open, at most two attempts a
+second: to give up would turn an outage of ZooKeeper into one of the pipeline. Calls
+are not queued meanwhile but wait, bounded, for the connection. A ZooKeeper that came
+back with less than our session has seen (it was wiped, or restored) refuses the
+session for ever without saying that it expired; `ZooKeeperSession.renew_if_refused`
+finds that out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from kazoo.exceptions import KazooException, NoAuthError, NoNodeError, SessionClosedRequireSaslError
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KeeperState
+from kazoo.security import ACL, Permissions
+
+from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
+from millpond.statestore.leases.zookeeper_client import (
+    HANDSHAKE_S_MAX,
+    ZooKeeperSecurity,
+    access_list_of,
+    connection_fault,
+    make_client,
+)
+from millpond.statestore.types import Clock
+
+# kazoo wakes its connection thread with one byte a request through a blocking socket
+# pair; some 270 unread bytes fill it. Windows stay well below that.
+_WINDOW: Final = 64
+_PROBE_S: Final = 2.0
+# A handshake that is stuck, a pause, and one that is not.
+_ADMISSION_S: Final = 2 * HANDSHAKE_S_MAX + 1.0
+_OPEN: Final = ZooKeeperSecurity()
+_REFUSALS: Final = (NoAuthError, SessionClosedRequireSaslError)
+
+
+@dataclass(slots=True)
+class Deadline:
+    """A point on the monotonic clock by which an operation, with all its steps, must end."""
+
+    clock: Clock
+    at_us: int
+
+    @staticmethod
+    def after(clock: Clock, timeout_ms: float) -> Deadline:
+        """The deadline ``timeout_ms`` from now."""
+        return Deadline(clock, clock.monotonic_us() + int(timeout_ms * 1_000))
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, not below zero."""
+        return max(0.0, (self.at_us - self.clock.monotonic_us()) / 1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node's data, the number of changes of its data, and the session that owns it (0: none)."""
+
+    data: bytes
+    version: int
+    owner_session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create a node; fails if it exists."""
+
+    path: str
+    data: bytes
+    ephemeral: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Replace a node's data; fails unless its version is ``version``."""
+
+    path: str
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a node; fails if it is missing."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Fail unless the node's version is ``version``."""
+
+    path: str
+    version: int
+
+
+Operation = Create | Set | Delete | Expect
+
+_Comparison = Callable[[Collection[ACL], Collection[ACL]], bool]
+
+Watcher = Callable[[str], None]
+"""Called with the path of a changed node, from kazoo's thread: it must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The session as last heard: connected or not, and its id (`None` once it has expired)."""
+
+    connected: bool
+    session_id: int | None
+
+
+class ZooKeeperSession:
+    """A session that outlives its connections, and is replaced by kazoo when it expires.
+
+    Raises:
+        InvalidError: a file that the security names cannot be read.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        session_timeout_ms: int,
+        on_change: Callable[[Connection], None],
+        security: ZooKeeperSecurity = _OPEN,
+    ) -> None:
+        self._hosts = hosts
+        self._security = security
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._connection = Connection(connected=False, session_id=None)
+        self._watches: dict[Watcher, Callable[[Any], None]] = {}
+        self._was_refused = False
+        self._session_timeout_ms = session_timeout_ms
+        self._client = self._new_client()
+        self._client.add_listener(self._heard)
+
+    @property
+    def connection(self) -> Connection:
+        """The session as last heard."""
+        return self._connection
+
+    def start(self, deadline: Deadline) -> None:
+        """Connect.
+
+        Raises:
+            UnavailableError: no server answered in time.
+            InvalidError: the servers refuse the credentials.
+        """
+        self._start(self._client, max(deadline.left_s, 0.001))
+        if self._security.user is not None:
+            try:
+                self._wait_accepted(deadline)
+            except MillpondError:
+                self.close()
+                raise
+
+    def _wait_accepted(self, deadline: Deadline) -> None:
+        """Wait until the servers have checked the credentials.
+
+        kazoo says that it is connected before that, and what it is asked waits for it.
+        """
+        while True:
+            try:
+                self._result(self._client.exists_async("/"), deadline)
+            except UnavailableError:
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self._connection.connected or self._was_refused, timeout=deadline.left_s
+                    )
+                self._raise_if_refused()
+                if deadline.left_s == 0:
+                    raise
+            else:
+                return
+
+    def close(self) -> None:
+        """End the session, and with it every ephemeral node."""
+        self._client.stop()
+        self._client.close()
+
+    def wait_connected(self, deadline: Deadline) -> int:
+        """The id of the live session, waiting for the connection if need be.
+
+        Raises:
+            UnavailableError: there is no connection in time.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._connection.connected, timeout=deadline.left_s)
+            connection = self._connection
+        if not connection.connected or connection.session_id is None:
+            raise UnavailableError("the connection to zookeeper is lost", hosts=self._hosts)
+        return connection.session_id
+
+    def read(
+        self, paths: Sequence[str], deadline: Deadline, watcher: Watcher | None = None
+    ) -> list[Node | None]:
+        """The nodes at ``paths``, `None` where there is none; ``watcher`` hears of the next change."""
+        watch = None if watcher is None else self._watch_of(watcher)
+        nodes: list[Node | None] = []
+        for window in _windows(paths):
+            self.wait_connected(deadline)
+            pending = [self._client.get_async(path, watch=watch) for path in window]
+            nodes += [self._node(result, deadline) for result in pending]
+        return nodes
+
+    def transact(self, operations: Iterable[Operation], deadline: Deadline) -> bool:
+        """Apply all operations or none.
+
+        Returns:
+            Whether they were applied.
+
+        Raises:
+            UnavailableError: they may or may not have been.
+        """
+        transaction = self._client.transaction()
+        for operation in operations:
+            _add(transaction, operation)
+        self.wait_connected(deadline)
+        results = self._result(transaction.commit_async(), deadline)
+        for result in results:
+            if isinstance(result, _REFUSALS):
+                raise self._refusal() from result
+        return not any(isinstance(result, Exception) for result in results)
+
+    def ensure_path(self, path: str, deadline: Deadline) -> None:
+        """Create the persistent nodes of ``path`` that are missing."""
+        self.wait_connected(deadline)
+        self._result(self._client.ensure_path_async(path), deadline)
+
+    def close_to_others(self, path: str, deadline: Deadline) -> None:
+        """Give a node, and all below it, this client's access list where they have another one.
+
+        The nodes above it are only closed to other clients, if they are open. Without credentials there
+        is no access list, and nothing changes.
+
+        Raises:
+            InvalidError: the node belongs to another user.
+        """
+        wanted = access_list_of(self._security)
+        if not wanted:
+            return
+        above = path.rpartition("/")[0]
+        while above:
+            self._set_access_lists([above], wanted, _is_open, deadline)
+            above = above.rpartition("/")[0]
+        if not self._with_other_lists([path], wanted, _is_other, deadline):
+            return
+        below = [path]
+        while below:
+            window, below = below[:_WINDOW], below[_WINDOW:]
+            asked = [(each, self._client.get_children_async(each)) for each in window]
+            found = [(each, self._or_none(answer, deadline) or ()) for each, answer in asked]
+            children = [f"{parent}/{name}" for parent, names in found for name in names]
+            self._set_access_lists(children, wanted, _is_other, deadline)
+            below += children
+        # Last, so that it tells whether all below it is done.
+        self._set_access_lists([path], wanted, _is_other, deadline)
+
+    def _set_access_lists(
+        self, paths: Sequence[str], wanted: list[ACL], is_to_change: _Comparison, deadline: Deadline
+    ) -> None:
+        for window in _windows(paths):
+            to_change = self._with_other_lists(window, wanted, is_to_change, deadline)
+            for answer in [self._client.set_acls_async(path, wanted) for path in to_change]:
+                self._or_none(answer, deadline)
+
+    def _with_other_lists(
+        self, paths: Sequence[str], wanted: list[ACL], is_to_change: _Comparison, deadline: Deadline
+    ) -> list[str]:
+        self.wait_connected(deadline)
+        asked = [(path, self._client.get_acls_async(path)) for path in paths]
+        found = [(path, self._or_none(answer, deadline)) for path, answer in asked]
+        return [path for path, known in found if known is not None and is_to_change(known[0], wanted)]
+
+    def _or_none(self, answer: Any, deadline: Deadline) -> Any:
+        """An answer about a node; ``None`` if it is gone."""
+        try:
+            return self._result(answer, deadline)
+        except NoNodeError:
+            return None
+
+    def renew_if_refused(self) -> None:
+        """Give the session up if the servers admit a new one but, given the time, not ours."""
+        probe = self._new_client()
+        try:
+            self._start(probe, _PROBE_S)
+        except (UnavailableError, InvalidError):
+            return  # No server answers, or admits us; ours will be admitted as soon as one does.
+        probe.stop()
+        probe.close()
+        with self._changed:
+            if self._changed.wait_for(lambda: self._connection.connected, timeout=_ADMISSION_S):
+                return
+        has_ended = self._client.client_state == KeeperState.CLOSED
+        self._client.stop()
+        if has_ended:
+            # kazoo gave up by itself, after a refusal: started again, it would obey this stop at once.
+            self._client.close()
+            self._client = self._new_client()
+            self._client.add_listener(self._heard)
+        self._start(self._client, _PROBE_S)
+
+    def _new_client(self) -> Any:
+        return make_client(self._hosts, self._session_timeout_ms, self._security)
+
+    def _start(self, client: Any, timeout_s: float) -> None:
+        try:
+            client.start(timeout=timeout_s)
+        except (KazooException, KazooTimeoutError, OSError) as error:
+            self._raise_if_refused()
+            fault = connection_fault(client)
+            reason = {} if fault is None else {"cause": fault}
+            raise UnavailableError(
+                "zookeeper does not answer: are host and port right, and can this machine reach them?",
+                hosts=self._hosts,
+                **reason,
+            ) from error
+
+    def _raise_if_refused(self) -> None:
+        if self._was_refused:
+            raise InvalidError(
+                "zookeeper does not accept this user with this password",
+                user=self._security.user, hosts=self._hosts,
+            )  # fmt: skip
+
+    def _heard(self, state: str) -> None:
+        # On kazoo's connection thread: note, tell, and return.
+        connected = state == "CONNECTED"
+        # Told only now: kazoo's next state is that it is closed.
+        self._was_refused = self._client.client_state == KeeperState.AUTH_FAILED
+        client_id = self._client.client_id
+        session_id = client_id[0] if client_id else self._connection.session_id
+        connection = Connection(connected, None if state == "LOST" else session_id)
+        with self._changed:
+            self._connection = connection
+            # Told before any thread that waits for the connection continues.
+            self._on_change(connection)
+            self._changed.notify_all()
+
+    def _watch_of(self, watcher: Watcher) -> Callable[[Any], None]:
+        # kazoo keeps one watch per callable and path, so that a repeated read adds none.
+        def watch(event: Any) -> None:
+            if event.path is not None:
+                watcher(event.path)
+
+        return self._watches.setdefault(watcher, watch)
+
+    def _node(self, result: Any, deadline: Deadline) -> Node | None:
+        found = self._or_none(result, deadline)
+        if found is None:
+            return None
+        data, stat = found
+        return Node(data=data, version=stat.version, owner_session=stat.ephemeralOwner)
+
+    def _result(self, result: Any, deadline: Deadline) -> Any:
+        try:
+            return result.get(timeout=deadline.left_s)
+        except NoNodeError:
+            raise
+        except _REFUSALS as error:
+            raise self._refusal() from error
+        except (KazooException, KazooTimeoutError) as error:
+            raise UnavailableError(
+                "zookeeper did not answer", hosts=self._hosts, cause=type(error).__name__
+            ) from error
+
+    def _refusal(self) -> InvalidError:
+        if self._security.is_authenticated:
+            return InvalidError(
+                "zookeeper's nodes of this store belong to another user: use that user's credentials, or keep "
+                "the nodes of this one under a root of their own, as in host:port/root",
+                user=self._security.user or "of the certificate", hosts=self._hosts,
+            )  # fmt: skip
+        return InvalidError(
+            "zookeeper wants credentials: pass zookeeper_security, or set MILLPOND_ZOOKEEPER_SECURITY",
+            hosts=self._hosts,
+        )
+
+
+def _is_open(found: Collection[ACL], _: Collection[ACL]) -> bool:
+    """Whether every client may change what is below a node with this access list."""
+    return any(entry.id.scheme == "world" and entry.perms & ~Permissions.READ for entry in found)
+
+
+def _is_other(found: Collection[ACL], wanted: Collection[ACL]) -> bool:
+    if any(entry.id.scheme == "auth" for entry in wanted):
+        # The servers put names in the place of "auth", and do not say which.
+        return _is_open(found, wanted)
+    return set(found) != set(wanted)
+
+
+def _add(transaction: Any, operation: Operation) -> None:
+    match operation:
+        case Create(path, data, ephemeral):
+            transaction.create(path, data, ephemeral=ephemeral)
+        case Set(path, data, version):
+            transaction.set_data(path, data, version=version)
+        case Delete(path):
+            transaction.delete(path)
+        case Expect(path, version):
+            transaction.check(path, version)
+
+
+def _windows(paths: Sequence[str]) -> Iterator[list[str]]:
+    remaining = iter(paths)
+    while window := list(islice(remaining, _WINDOW)):
+        yield window

@@ -1,0 +1,336 @@
+"""The commit: state, timers, record ids, productions and consumed positions change together.
+
+One Delta commit carries the row files of all intervals that a superstep touched,
+a ``txn`` per touched interval (its next fence), a ``txn`` per consumed input, and the
+watermarks of the touched intervals. It lands only if every interval's stored fence is
+exactly the owner's last one, on the snapshot that it is built on. This check, and the
+``txn`` app ids that make two commits on one interval collide, are the two halves of the
+fence (MillWheel §6.2, §7.1: a sequencer on every write).
+
+Which files may hold productions that wait for their delivery.
+
+Superstep *n + 1* delivers everything that superstep *n* of its pipeline produced, so only the last one's
+productions can be undelivered (MillWheel §6.1.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from millpond.statestore.app_ids import (
+    STATE_VERSION_PREFIX,
+    SUPERSTEP_PREFIX,
+    claim_app_id,
+    pipeline_number,
+    supersteps_of,
+)
+from millpond.statestore.errors import ConflictError, FencedError, InternalError
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import (
+    Action,
+    Add,
+    CommitInfo,
+    JsonValue,
+    Metadata,
+    Protocol,
+    Remove,
+    Txn,
+)
+from millpond.statestore.log.files import row_file_moved, row_file_to_add
+from millpond.statestore.log.high_water import HighWater, check_high_water
+from millpond.statestore.log.rules import CommitRequest, IntervalWrite, check_commit
+from millpond.statestore.log.snapshot import Snapshot, catch_up, load
+from millpond.statestore.log.table import with_row_columns
+from millpond.statestore.log.writer import CommitDraft, Committed, LogWriter
+from millpond.statestore.rows.row import pack_fence
+from millpond.statestore.system import collector_paused
+from millpond.statestore.types import Clock, Rng, Superstep, TableVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from millpond.statestore.log.log import Log
+    from millpond.statestore.retry import RetryPolicy
+    from millpond.statestore.rows.files import RowFile
+
+
+class Committer:
+    """Commits to the table of one store and keeps its snapshot.
+
+    Opening a committer reads the log, or what is new in it, and compares it with the high-water mark.
+
+    Args:
+        log: the table's log.
+        clock: for timestamps and waiting.
+        rng: for jitter and the writer's id.
+        high_water: the mark kept outside the table.
+        loaded: the table as the caller has just loaded it, now the committer's own; loaded here if not given.
+        writer_id: names this writer in its commits; drawn at random if not given.
+        retry: the policy for retries.
+        failpoints: called at each of `millpond.statestore.log.writer.FAILPOINTS`.
+
+    Raises:
+        DataError: the table is damaged, or older than the mark.
+        ObjectMissingError: there is no table.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        clock: Clock,
+        rng: Rng,
+        high_water: HighWater,
+        *,
+        loaded: Snapshot | None = None,
+        writer_id: str | None = None,
+        retry: RetryPolicy | None = None,
+        failpoints: Callable[[str], None] | None = None,
+    ) -> None:
+        # The mark is read before the log is listed, so the version that it names must already be there.
+        mark = high_water.read()
+        snapshot = load(log) if loaded is None else catch_up(log, loaded)
+        check_high_water(mark, snapshot, log)
+        self._writer = LogWriter(
+            log,
+            snapshot,
+            clock,
+            rng,
+            writer_id=writer_id,
+            retry=retry,
+            high_water=high_water,
+            failpoints=failpoints,
+        )
+        # Only now is it certain that a power cut does not take back what the mark names.
+        high_water.advance(snapshot.version, snapshot.digest)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The table as far as this committer has followed it."""
+        return self._writer.snapshot
+
+    @property
+    def writer_id(self) -> str:
+        """The name under which this committer writes."""
+        return self._writer.writer_id
+
+    def refresh(self) -> Snapshot:
+        """Follow the log to its newest version.
+
+        Raises:
+            DataError: a commit is damaged or missing.
+            UnavailableError: the store is unavailable.
+        """
+        return self._writer.refresh()
+
+    def commit(self, request: CommitRequest) -> Committed:
+        """Make the request the next version of the table.
+
+        Raises:
+            FencedError: another owner has an interval; nothing was written.
+            ConflictError: the table has changed in a way that forbids the commit; nothing was written.
+            OutcomeUnknownError: the commit may or may not have landed; `settle` decides.
+            UnavailableError: the store is unavailable; nothing was written.
+        """
+        committed = self._writer.write(_RequestPlan(request))
+        if committed is None:
+            raise InternalError("a commit request always makes a version", kind=request.kind)
+        return committed
+
+    def settle(self) -> Committed | None:
+        """Decide the outcome of the last commit that ended in `OutcomeUnknownError`.
+
+        Returns:
+            The commit if it is part of the table; ``None`` if it is not and never will be.
+
+        Raises:
+            OutcomeUnknownError: the outcome still cannot be read.
+        """
+        return self._writer.settle()
+
+
+@dataclass(frozen=True, slots=True)
+class _RequestPlan:
+    request: CommitRequest
+
+    @collector_paused()
+    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft:
+        request = self.request
+        check_commit(request, snapshot)
+        actions = [*self._columns(snapshot), *self._transactions(now_ms), *self._files(snapshot, now_ms)]
+        return CommitDraft(
+            operation=f"MILLPOND {request.kind.upper()}",
+            actions=tuple(actions),
+            fields=_fields(request, snapshot),
+            parameters=_parameters(request),
+            rows=sum(file.rows for write in request.writes for file in write.added),
+        )
+
+    def admit(self, winner: tuple[Action, ...]) -> None:
+        taken_over = {write.interval.app_id for write in self.request.writes if write.fence.commit_number}
+        removed = {path for write in self.request.writes for path in write.removed}
+        is_own = any(isinstance(action, CommitInfo) and action.millpond is not None for action in winner)
+        for action in winner:
+            match action:
+                case Txn() if action.app_id in taken_over:
+                    raise FencedError("another owner's commit came first", interval=action.app_id)
+                case Txn() if action.app_id in self.request.positions:
+                    raise ConflictError("another writer moved the position first", app_id=action.app_id)
+                case Remove() if action.path in removed:
+                    raise ConflictError("another writer removed the file first", path=action.path)
+                case Metadata() if is_own and action == with_row_columns(action):
+                    # It has added a column that the files of this commit do without.
+                    pass
+                case Protocol() | Metadata():
+                    raise ConflictError("another writer changed the table's protocol or metadata")
+                case _:
+                    pass
+
+    def _columns(self, snapshot: Snapshot) -> list[Action]:
+        """The table with a column for versions of states, if the commit records the first one and it lacks that."""
+        is_needed = any(app_id.startswith(STATE_VERSION_PREFIX) for app_id in self.request.positions)
+        if snapshot.metadata is None or not is_needed:
+            return []
+        complete = with_row_columns(snapshot.metadata)
+        return [] if complete == snapshot.metadata else [complete]
+
+    def _transactions(self, now_ms: int) -> list[Action]:
+        fences = {
+            write.interval.app_id: pack_fence(write.fence.sequencer, write.fence.commit_number)
+            for write in self.request.writes
+        }
+        return [
+            Txn(app_id=app_id, version=version, updated_ms=now_ms)
+            for app_id, version in (fences | dict(self.request.positions)).items()
+        ]
+
+    def _files(self, snapshot: Snapshot, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        replaces = any(write.removed for write in self.request.writes)
+        rewrite = replaces and self.request.kind != "superstep"
+        for write in self.request.writes:
+            actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]
+            actions += [_add(file, write, snapshot, now_ms, rewrite=rewrite) for file in write.added]
+        for old, new in self.request.renames.items():
+            actions += [
+                row_file_moved(file, new, now_ms, snapshot.statistics_of(file.path))
+                for file in snapshot.files_in(old)
+            ]
+        for name in sorted(self.request.drops):
+            files = snapshot.files_in(name)
+            actions += [_remove(snapshot, file.path, now_ms, rewrite=False) for file in files]
+        return actions
+
+
+def _add(file: RowFile, write: IntervalWrite, snapshot: Snapshot, now_ms: int, *, rewrite: bool) -> Add:
+    return row_file_to_add(
+        file,
+        write.interval,
+        version=TableVersion(snapshot.version + 1),
+        modification_time_ms=now_ms,
+        rewrite=rewrite,
+    )
+
+
+def _remove(snapshot: Snapshot, path: str, now_ms: int, *, rewrite: bool) -> Remove:
+    file = snapshot.file(path)
+    return Remove(
+        path=path,
+        deletion_time_ms=now_ms,
+        data_change=not rewrite,
+        partition_values=None if file is None else file.partition_values,
+        size_bytes=None if file is None else file.size_bytes,
+    )
+
+
+def _superstep(request: CommitRequest) -> int | None:
+    supersteps = [
+        version for app_id, version in request.positions.items() if app_id.startswith(SUPERSTEP_PREFIX)
+    ]
+    return max(supersteps, default=None)
+
+
+def _fields(request: CommitRequest, snapshot: Snapshot) -> dict[str, JsonValue]:
+    watermarks: dict[str, JsonValue] = {
+        write.interval.app_id: int(write.watermark) for write in request.writes if write.watermark is not None
+    }
+    fields: dict[str, JsonValue] = {**request.metadata, "kind": request.kind}
+    superstep = _superstep(request)
+    if superstep is not None:
+        fields["superstep"] = superstep
+    if watermarks:
+        fields["watermarks"] = watermarks
+    # Of a stream those of its last source count: a query whose checkpoint was replaced does not go on.
+    streams = {_stream_of(app_id) for app_id in request.source_offsets}
+    known = {
+        app_id: at for app_id, at in snapshot.source_offsets.items() if _stream_of(app_id) not in streams
+    }
+    offsets: dict[str, JsonValue] = {**known, **request.source_offsets}
+    if offsets:
+        # In every commit, for of a version that a checkpoint begins with only its own commit is left.
+        fields["source_offsets"] = offsets
+    return fields
+
+
+def _stream_of(app_id: str) -> str:
+    return app_id.rpartition("/")[0]
+
+
+def _parameters(request: CommitRequest) -> dict[str, str]:
+    superstep = _superstep(request)
+    parameters = {"kind": request.kind, "intervals": str(len(request.writes))}
+    return parameters if superstep is None else {**parameters, "superstep": str(superstep)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingFiles:
+    """Files of one computation with productions of a pipeline's last superstep, or of later ones.
+
+    Attributes:
+        paths: the files.
+        interval: whose productions in them; ``None`` for all.
+        superstep: what earlier supersteps produced has been delivered.
+    """
+
+    paths: tuple[str, ...]
+    interval: Interval | None
+    superstep: Superstep
+
+
+def pending_files(snapshot: Snapshot, computation: str) -> tuple[PendingFiles, ...]:
+    """The files of a computation that may hold undelivered productions.
+
+    Files that another program rewrote do not say what they hold; they are included.
+    """
+    found: list[PendingFiles] = []
+    for interval, superstep in _owners(snapshot, computation):
+        files = snapshot.files_in(computation) if interval is None else snapshot.files_of(interval)
+        paths = tuple(
+            file.path
+            for file in files
+            if file.productions != 0 and (file.max_superstep is None or file.max_superstep >= superstep)
+        )
+        if paths:
+            found.append(PendingFiles(paths=paths, interval=interval, superstep=superstep))
+    return tuple(found)
+
+
+def _owners(snapshot: Snapshot, computation: str) -> Iterator[tuple[Interval | None, Superstep]]:
+    """The last superstep of the pipeline that a computation belongs to.
+
+    Dead letters belong to no pipeline: each has an interval of them, named after it.
+    """
+    supersteps = supersteps_of(snapshot.txns)
+    claim = snapshot.txns.get(claim_app_id(computation))
+    if claim is not None:
+        for pipeline, superstep in supersteps.items():
+            if pipeline_number(pipeline) == claim:
+                yield None, superstep
+        return
+    for app_id in snapshot.txns:
+        interval = Interval.from_app_id(app_id)
+        if interval is not None and interval.computation == computation:
+            pipeline = interval.low.removesuffix("/")
+            if pipeline in supersteps:
+                yield interval, supersteps[pipeline]

@@ -1,0 +1,407 @@
+"""Live files: the data files of a table at one version, and the statistics that prune them.
+
+It converts in both directions: a row file into an add action with Delta statistics, and
+an add action of any writer into a `LiveFile` with the range of keys that it may hold.
+
+An index of a table's live files by path, by computation and by interval.
+"""
+
+from __future__ import annotations
+
+import pickle
+from bisect import bisect_left
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import Add
+from millpond.statestore.rows.row import PARTITION_COLUMN
+from millpond.statestore.types import TableVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from millpond.statestore.rows.files import RowFile
+
+
+_KEY_CHARACTERS_MAX: Final = 64
+_LAST_CHARACTER: Final = "\U0010ffff"
+
+_UNPACKED_MAX: Final = 4_096
+"""How many files a process knows again when they come in the next plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFile:
+    """A data file that is part of the table.
+
+    The driver sends the same files to the same tasks in each superstep, so a file is pickled once, and a process that
+    has unpickled it knows it by its bytes.
+
+    Args:
+        path: path relative to the table's root.
+        size_bytes: its length.
+        computation: the computation whose rows it holds ("" in tables without that partition column).
+        partition_values: all partition values, as in the log.
+        min_key: a lower bound of its keys; ``None`` when unknown.
+        max_key: an upper bound of its keys; ``None`` when unknown.
+        min_superstep: the oldest superstep among its rows; ``None`` when unknown.
+        max_superstep: the newest superstep among its rows; ``None`` when unknown.
+        num_records: how many row updates it holds; ``None`` when unknown.
+        tags: metadata from its writer; files of other engines lack Millpond's tags.
+        added_version: the table version that added it (for another engine's file that only a
+            checkpoint still names, the checkpoint's).
+    """
+
+    path: str
+    size_bytes: int
+    computation: str
+    partition_values: Mapping[str, str | None]
+    min_key: str | None
+    max_key: str | None
+    min_superstep: int | None
+    max_superstep: int | None
+    num_records: int | None
+    tags: Mapping[str, str]
+    added_version: TableVersion
+    _packed: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], LiveFile], tuple[bytes]]:
+        """Pickle as the bytes that were made of it first."""
+        if not self._packed:
+            self._packed.append(pickle.dumps(_values(self)))
+        return _unpacked, (self._packed[0],)
+
+    @property
+    def interval_id(self) -> str:
+        """The application id of the interval that it was written for; "" for files of other engines."""
+        return self.tags.get("interval", "")
+
+    @property
+    def productions(self) -> int | None:
+        """How many productions it carries; ``None`` when unknown, as after another engine's rewrite."""
+        text = self.tags.get("productions")
+        return None if text is None else int(text)
+
+    def overlaps(self, interval: Interval) -> bool:
+        """Whether it may hold keys of the interval."""
+        return (
+            self.computation == interval.computation
+            and (self.max_key is None or self.max_key >= interval.low)
+            and (interval.high is None or self.min_key is None or self.min_key < interval.high)
+        )
+
+    def lies_in(self, interval: Interval) -> bool:
+        """Whether all of its keys are known to lie in the interval."""
+        if self.interval_id == interval.app_id:
+            return True
+        if self.computation != interval.computation or self.min_key is None or self.max_key is None:
+            return False
+        return interval.contains(self.min_key) and interval.contains(self.max_key)
+
+    @staticmethod
+    def from_add(add: Add, version: TableVersion) -> LiveFile:
+        """The live file of an add action that was committed, or read from a checkpoint, at ``version``."""
+        stats = _parse(add.stats)
+        low, high = stats.get("minValues") or {}, stats.get("maxValues") or {}
+        added = _number_tag(add.tags, "version")
+        return LiveFile(
+            path=add.path,
+            size_bytes=add.size_bytes,
+            computation=add.partition_values.get(PARTITION_COLUMN) or "",
+            partition_values=add.partition_values,
+            min_key=low.get("key"),
+            max_key=high.get("key"),
+            min_superstep=low.get("superstep"),
+            max_superstep=high.get("superstep", _number_tag(add.tags, "superstep")),
+            num_records=stats.get("numRecords"),
+            tags=add.tags,
+            added_version=version if added is None else TableVersion(added),
+        )
+
+
+_NAMES: Final = tuple(one.name for one in fields(LiveFile) if one.init)
+_values: Final = attrgetter(*_NAMES)
+
+
+@lru_cache(_UNPACKED_MAX)
+def _unpacked(packed: bytes) -> LiveFile:
+    values = pickle.loads(packed)  # noqa: S301 - a part of what is being unpickled
+    return LiveFile(**dict(zip(_NAMES, values, strict=True)))
+
+
+def row_file_to_add(
+    file: RowFile,
+    interval: Interval,
+    *,
+    version: TableVersion,
+    modification_time_ms: int,
+    rewrite: bool = False,
+) -> Add:
+    """The add action of a row file.
+
+    Args:
+        file: the written file.
+        interval: the interval whose rows it holds.
+        version: the table version that will add it; kept as a tag for checkpoints.
+        modification_time_ms: the writer's wall time.
+        rewrite: true when it holds rows of older commits, as a compaction's output does: then its lease,
+            commit number and superstep bound its rows only from above, and are left out
+            of the statistics, which readers treat as exact.
+    """
+    return Add(
+        path=file.path,
+        size_bytes=file.size_bytes,
+        partition_values={PARTITION_COLUMN: interval.computation},
+        modification_time_ms=modification_time_ms,
+        stats=_statistics(file, rewrite=rewrite),
+        tags={
+            "interval": interval.app_id,
+            "superstep": str(file.superstep),
+            "productions": str(file.productions),
+            "version": str(version),
+        },
+        data_change=not rewrite,
+    )
+
+
+def row_file_moved(file: LiveFile, computation: str, modification_time_ms: int, stats: str | None) -> Add:
+    """The add action that makes a live file one of another computation: its path and its bytes stay.
+
+    Of two add actions with one path the later one counts; the partition is what the action says, not the path.
+
+    Args:
+        file: the live file.
+        computation: the one that it is to belong to.
+        modification_time_ms: the writer's wall time.
+        stats: the file's statistics as the log has them.
+    """
+    interval = Interval.from_app_id(file.interval_id)
+    moved = {} if interval is None else {"interval": replace(interval, computation=computation).app_id}
+    return Add(
+        path=file.path,
+        size_bytes=file.size_bytes,
+        partition_values={**file.partition_values, PARTITION_COLUMN: computation},
+        modification_time_ms=modification_time_ms,
+        stats=stats,
+        tags={**file.tags, **moved},
+        data_change=True,
+    )
+
+
+def _number_tag(tags: Mapping[str, str], name: str) -> int | None:
+    # Only together with our own tag: another engine may use the same name for something else.
+    text = tags.get(name, "") if "interval" in tags else ""
+    return int(text) if text.isdecimal() else None
+
+
+def _statistics(file: RowFile, *, rewrite: bool) -> str:
+    exact = (
+        {}
+        if rewrite
+        else {
+            "sequencer": int(file.sequencer),
+            "commit_number": int(file.commit_number),
+            "superstep": int(file.superstep),
+        }
+    )
+    high = _shorten_upward(file.max_key)
+    stats = {
+        "numRecords": file.rows,
+        "minValues": {"key": file.min_key[:_KEY_CHARACTERS_MAX], **exact},
+        "maxValues": exact if high is None else {"key": high, **exact},
+        "nullCount": dict.fromkeys(("key", *exact), 0),
+    }
+    return orjson.dumps(stats).decode()
+
+
+def _shorten_upward(key: str) -> str | None:
+    # A truncated key must stay an upper bound, so the greatest character replaces the rest.
+    if len(key) <= _KEY_CHARACTERS_MAX:
+        return key
+    if key[_KEY_CHARACTERS_MAX] == _LAST_CHARACTER:
+        return None
+    return key[:_KEY_CHARACTERS_MAX] + _LAST_CHARACTER
+
+
+def _parse(stats: str | None) -> dict[str, Any]:
+    if not stats:
+        return {}
+    try:
+        parsed = orjson.loads(stats)
+    except ValueError:
+        # Statistics only prune; a file whose statistics cannot be read is simply never pruned.
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+_AGE: Final = attrgetter("added_version", "path")
+
+
+class FileIndex:
+    """Live files, grouped by computation and then by the interval that they were written for.
+
+    `put` and `remove` take constant time, and `in_interval` no longer with more intervals. Files of other
+    engines name no interval; they form a group of their own (""), in which key ranges decide.
+
+    Attributes:
+        size_bytes: size of all live files together.
+    """
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, LiveFile] = {}
+        self._statistics: dict[str, str] = {}
+        self._computations: dict[str, _Groups] = {}
+        self.size_bytes: int = 0
+
+    def __len__(self) -> int:
+        return len(self._by_path)
+
+    def get(self, path: str) -> LiveFile | None:
+        """The live file at a path; ``None`` if there is none."""
+        return self._by_path.get(path)
+
+    def statistics_of(self, path: str) -> str | None:
+        """The statistics of the live file at a path, as the log has them; ``None`` if there are none."""
+        return self._statistics.get(path)
+
+    def put(self, file: LiveFile, statistics: str | None = None) -> None:
+        """Add a file, or replace the entry at its path.
+
+        Args:
+            file: the file.
+            statistics: its statistics as the log has them. They are no part of `LiveFile`, whose values
+                travel to the tasks of each superstep.
+        """
+        self.remove(file.path)
+        self._by_path[file.path] = file
+        if statistics is not None:
+            self._statistics[file.path] = statistics
+        self.size_bytes += file.size_bytes
+        groups = self._computations.get(file.computation)
+        if groups is None:
+            groups = self._computations[file.computation] = _Groups()
+        groups.put(file)
+
+    def remove(self, path: str) -> None:
+        """Remove a file; an unknown path is ignored."""
+        file = self._by_path.pop(path, None)
+        if file is None:
+            return
+        self._statistics.pop(path, None)
+        self.size_bytes -= file.size_bytes
+        groups = self._computations[file.computation]
+        groups.remove(file)
+        if not groups.files:
+            del self._computations[file.computation]
+
+    def all(self) -> tuple[LiveFile, ...]:
+        """Every live file in the order in which they were added."""
+        return _in_order(self._by_path.values())
+
+    def computations(self) -> tuple[str, ...]:
+        """The computations that have live files, sorted."""
+        return tuple(sorted(self._computations))
+
+    def in_computation(self, computation: str) -> tuple[LiveFile, ...]:
+        """The live files of a computation in the order in which they were added."""
+        groups = self._computations.get(computation)
+        return (
+            () if groups is None else _in_order(chain.from_iterable(map(dict.values, groups.files.values())))
+        )
+
+    def in_interval(self, interval: Interval) -> tuple[LiveFile, ...]:
+        """The live files that can hold keys of the interval, in the order in which they were added."""
+        groups = self._computations.get(interval.computation)
+        return () if groups is None else _in_order(groups.in_interval(interval))
+
+
+class _Groups:
+    """The live files of a computation by the application id that they name; no group is empty."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, LiveFile]] = {}
+        self._spans: _Spans | None = None
+
+    def put(self, file: LiveFile) -> None:
+        group = self.files.get(file.interval_id)
+        if group is None:
+            group = self.files[file.interval_id] = {}
+            self._spans = None
+        group[file.path] = file
+
+    def remove(self, file: LiveFile) -> None:
+        group = self.files[file.interval_id]
+        del group[file.path]
+        if not group:
+            del self.files[file.interval_id]
+            self._spans = None
+
+    def in_interval(self, interval: Interval) -> list[LiveFile]:
+        own = interval.app_id
+        files = list(self.files.get(own, {}).values())
+        if self._spans is None:
+            self._spans = _Spans.of(self.files)
+        for app_id in self._spans.overlapping(interval):
+            if app_id != own:
+                files += [file for file in self.files[app_id].values() if file.overlaps(interval)]
+        return files
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """The intervals of some groups in key order, to find those that overlap a given one.
+
+    Attributes:
+        lows: their low bounds, rising.
+        highs: their high bounds.
+        reaches: for each the greatest high bound up to there.
+        app_ids: their groups.
+        others: groups that name no interval, and may overlap any.
+    """
+
+    lows: list[str]
+    highs: list[str | None]
+    reaches: list[str | None]
+    app_ids: list[str]
+    others: list[str]
+
+    @classmethod
+    def of(cls, app_ids: Iterable[str]) -> _Spans:
+        parsed = [(Interval.from_app_id(app_id), app_id) for app_id in app_ids]
+        ordered = sorted((interval.low, app_id, interval.high) for interval, app_id in parsed if interval)
+        highs = [high for _, _, high in ordered]
+        return cls(
+            lows=[low for low, _, _ in ordered],
+            highs=highs,
+            reaches=list(accumulate(highs, _greater_bound)),
+            app_ids=[app_id for _, app_id, _ in ordered],
+            others=[app_id for interval, app_id in parsed if interval is None],
+        )
+
+    def overlapping(self, interval: Interval) -> Iterator[str]:
+        """The groups whose interval shares a key with ``interval``, and those that name none."""
+        yield from self.others
+        end = len(self.lows) if interval.high is None else bisect_left(self.lows, interval.high)
+        for index in range(end - 1, -1, -1):
+            if not _is_beyond(self.reaches[index], interval.low):
+                return
+            if _is_beyond(self.highs[index], interval.low):
+                yield self.app_ids[index]
+
+
+def _greater_bound(left: str | None, right: str | None) -> str | None:
+    return None if left is None or right is None else max(left, right)
+
+
+def _is_beyond(high: str | None, key: str) -> bool:
+    return high is None or high > key
+
+
+def _in_order(files: Iterable[LiveFile]) -> tuple[LiveFile, ...]:
+    return tuple(sorted(files, key=_AGE))

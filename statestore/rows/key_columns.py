@@ -1,0 +1,594 @@
+"""The columns that typed keys are made of: their names and types, as a store records them and as its views show them.
+
+Typed keys of whole Arrow columns: the texts that `encode_key` gives, without a call for each row.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.statestore.app_ids import KEY_COLUMNS_PREFIX, recorded_word
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.rows.key_text import (
+    CONTROLS,
+    DIGITS_MAX,
+    ESCAPE,
+    NAMED_KINDS,
+    NULL,
+    PART,
+    KeyValue,
+    decode_key,
+    is_typed,
+    kind_of_name,
+    name_of_kind,
+    struct_mark,
+)
+
+_Bools: TypeAlias = "npt.NDArray[np.bool_]"
+
+_LENGTHS_MAX: Final = 25  # as many digits before the point have one letter
+_EPOCH_DAYS: Final = (-719_162, 2_932_896)  # the years 1 to 9999
+_EPOCH_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+_NS: Final = 1_000
+_WIDTH: Final = 8
+_SIGN_BIT: Final = np.uint64(1 << 63)
+_OUT_OF_RANGE: Final = "a date or time in the key is not in the years 1 to 9999"
+_TOO_FINE: Final = "a time in the key has a part of a microsecond"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyTexts:
+    """The keys of rows.
+
+    Attributes:
+        texts: a string array, null exactly where ``errors`` has an entry.
+        errors: why a row has no key, by its index.
+    """
+
+    texts: pa.StringArray
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+
+def check_key_type(kind: pa.DataType, column: str) -> None:
+    """Refuse a column that no key can be made of.
+
+    Args:
+        kind: its type.
+        column: its name, for the error.
+
+    Raises:
+        InvalidError: it is a list, a map, or of another type without an order that both runners share.
+    """
+    kind = _plain(kind)
+    if pa.types.is_struct(kind):
+        struct_mark([each.name for each in kind])
+        for each in kind:
+            check_key_type(each.type, f"{column}.{each.name}")
+        return
+    if pa.types.is_decimal(kind) and not (kind.precision <= DIGITS_MAX and kind.scale >= 0):
+        raise InvalidError("a decimal in a key has 38 digits at most", column=column, type=kind)
+    if any(test(kind) for test in _REPEATED):
+        raise InvalidError(
+            "a key is made of single values: take elements of the list or map as columns of their own, or its JSON text",
+            column=column,
+            type=kind,
+        )
+    if not any(test(kind) for test in _ENCODERS):
+        raise InvalidError(
+            "no key is made of this type: cast the column to text, a whole number, a decimal, a float, a boolean, a date, "
+            "a timestamp or binary",
+            column=column,
+            type=kind,
+        )
+
+
+def encode_key_columns(columns: Sequence[pa.Array]) -> KeyTexts:
+    r"""The texts of the keys that some columns make together.
+
+    Args:
+        columns: arrays of one length, of types that `check_key_type` accepts; chunked ones, too.
+
+    Example:
+        >>> encode_key_columns([pa.array(["no", None]), pa.array([4711, 7])]).texts.to_pylist()
+        ['\t=no\td4711', '\t!\ta7']
+    """
+    problems: list[tuple[_Bools, str]] = []
+    encoded = [_part(_single(column), problems) for column in columns]
+    start = pa.array([""] * len(encoded[0]), pa.string())
+    texts = pc.binary_join_element_wise(start, *encoded, PART)
+    if not problems:
+        return KeyTexts(texts=texts)
+    errors: dict[int, str] = {}
+    for mask, why in problems:
+        errors |= dict.fromkeys(np.flatnonzero(mask).tolist(), why)
+    refused = np.isin(np.arange(len(texts)), list(errors))
+    return KeyTexts(texts=pc.if_else(pa.array(refused), pa.scalar(None, pa.string()), texts), errors=errors)
+
+
+def _single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    return array.cast(_plain(array.type))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the values, whatever the layout of the column."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _part(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
+    """The texts of one column, without the tab; nowhere null."""
+    kind = array.type
+    if pa.types.is_null(kind):
+        return pa.array([NULL] * len(array), pa.string())
+    if pa.types.is_struct(kind):
+        fields = [_part(_single(each), problems) for each in array.flatten()]
+        texts = pc.binary_join_element_wise(_scalar(struct_mark([each.name for each in kind])), *fields, PART)
+        texts = pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.string()))
+    else:
+        array = _in_range(array, problems)
+        encoder = next(encoder for test, encoder in _ENCODERS.items() if test(kind))
+        texts = encoder(array)
+    return texts if not texts.null_count else pc.fill_null(texts, NULL)
+
+
+def _scalar(text: str) -> pa.StringScalar:
+    return pa.scalar(text, pa.string())
+
+
+def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, _scalar(""))
+
+
+# -- by type -------------------------------------------------------------------------------
+
+
+def _of_text(array: pa.Array) -> pa.Array:
+    texts = array.cast(pa.string())
+    for control in _controls_in(texts):
+        texts = pc.replace_substring(texts, control, ESCAPE + chr(ord(control) + 64))
+    return _joined(_scalar("="), texts)
+
+
+def _controls_in(texts: pa.Array) -> list[str]:
+    """Which control characters there are, that of the escape first."""
+    data = texts.buffers()[2]
+    if data is None:
+        return []
+    # UTF-8 has these bytes for nothing else. Of a slice, all of the buffer is looked at.
+    found = np.frombuffer(data, np.uint8)
+    present = {chr(code) for code in np.unique(found[found < len(CONTROLS)])}
+    return sorted(present, reverse=True)
+
+
+def _of_bool(array: pa.Array) -> pa.Array:
+    return pc.if_else(array, _scalar("?1"), _scalar("?0"))
+
+
+def _of_int(array: pa.Array) -> pa.Array:
+    digits = array.cast(pa.int64()).cast(pa.string())
+    return _signed(digits, "", "")
+
+
+def _of_decimal(array: pa.Array) -> pa.Array:
+    kind = pa.decimal128(DIGITS_MAX, array.type.scale)
+    # Text of a decimal is with an exponent where it is small; a wide one of the same scale has all its digits.
+    digits = _plain_decimals(array.cast(kind))
+    if kind.scale:
+        digits = pc.replace_substring_regex(digits, r"\.?0+$", "")
+        digits = pc.if_else(pc.equal(digits, "-0"), _scalar("0"), digits)
+    return _signed(digits, "#", "~")
+
+
+def _plain_decimals(array: pa.Array) -> pa.Array:
+    """Decimals as text with all the digits of their scale, and without an exponent."""
+    scale = array.type.scale
+    texts = array.cast(pa.string())
+    if not scale or not pc.any(pc.match_substring(texts, "E")).as_py():
+        return texts
+    unscaled = pa.Array.from_buffers(
+        pa.decimal128(DIGITS_MAX, 0), len(array), array.buffers(), offset=array.offset
+    )
+    whole = unscaled.cast(pa.string())
+    sign = pc.if_else(pc.starts_with(whole, "-"), _scalar("-"), _scalar(""))
+    padded = pc.utf8_lpad(pc.utf8_ltrim(whole, "-"), scale + 1, "0")
+    return _joined(
+        sign,
+        pc.utf8_slice_codeunits(padded, 0, -scale),
+        _scalar("."),
+        pc.utf8_slice_codeunits(padded, -scale),
+    )
+
+
+def _signed(digits: pa.Array, mark: str, end: str) -> pa.Array:
+    """Numbers as text, behind a letter for their length; of those below 0 the digits are turned."""
+    is_negative = pc.starts_with(digits, "-")
+    if not pc.any(is_negative).as_py():
+        return _joined(_lengths(digits, [mark + letters for letters in _RISING]), digits)
+    magnitudes = pc.utf8_ltrim(digits, "-")
+    rising = _joined(_lengths(magnitudes, [mark + letters for letters in _RISING]), magnitudes)
+    falling = _joined(
+        _lengths(magnitudes, [mark + letters for letters in _FALLING]), _turned(magnitudes), _scalar(end)
+    )
+    return pc.if_else(is_negative, falling, rising)
+
+
+def _lengths(digits: pa.Array, letters: Sequence[str]) -> pa.Array:
+    point = pc.find_substring(digits, ".")
+    counts = pc.if_else(pc.less(point, 0), pc.binary_length(digits), point)
+    return pa.array(letters, pa.string()).take(counts)
+
+
+def _turned(digits: pa.Array) -> pa.Array:
+    """The same texts with each digit subtracted from 9."""
+    validity, offsets, data = digits.buffers()
+    turned = _NINES[np.frombuffer(data, np.uint8)] if data is not None else np.empty(0, np.uint8)
+    return pa.StringArray.from_buffers(
+        len(digits), offsets, pa.py_buffer(turned), validity, digits.null_count, digits.offset
+    )
+
+
+def _of_float(array: pa.Array) -> pa.Array:
+    numbers = array.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False) + 0.0
+    numbers[np.isnan(numbers)] = np.nan
+    bits = numbers.view(np.uint64)
+    turned = np.where(bits & _SIGN_BIT, ~bits, bits ^ _SIGN_BIT).astype(">u8")
+    return _with_nulls_of(array, _joined(_scalar("~"), _hexadecimal(turned.view(np.uint8))))
+
+
+def _of_binary(array: pa.Array) -> pa.Array:
+    plain = array.cast(pa.binary())
+    starts = np.frombuffer(plain.buffers()[1], np.int32)[plain.offset : plain.offset + len(plain) + 1]
+    data = plain.buffers()[2]
+    octets = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    digits = _UPPER[octets].tobytes()
+    offsets = pa.py_buffer((starts * 2).astype(np.int32))
+    texts = pa.StringArray.from_buffers(len(plain), offsets, pa.py_buffer(digits))
+    return _with_nulls_of(array, _joined(_scalar("x"), texts))
+
+
+def _hexadecimal(octets: npt.NDArray[np.uint8]) -> pa.Array:
+    count = len(octets) // _WIDTH
+    offsets = np.arange(count + 1, dtype=np.int32) * (2 * _WIDTH)
+    data = _UPPER[octets].tobytes()
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def _with_nulls_of(array: pa.Array, texts: pa.Array) -> pa.Array:
+    return pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.string())) if array.null_count else texts
+
+
+def _of_date(array: pa.Array) -> pa.Array:
+    return _joined(_scalar("@"), array.cast(pa.date32()).cast(pa.string()))
+
+
+def _of_time(array: pa.Array) -> pa.Array:
+    mark = "t" if array.type.tz is None else "z"
+    micros = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64()).cast(pa.timestamp("us"))
+    return _joined(_scalar(mark), pc.replace_substring_regex(micros.cast(pa.string()), r"\.?0+$", ""))
+
+
+def _in_range(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
+    """The same array with nulls for dates and times that a key cannot have."""
+    kind = array.type
+    if pa.types.is_date(kind):
+        return _without(
+            array, _outside(array.cast(pa.date32()).cast(pa.int32()), _EPOCH_DAYS), _OUT_OF_RANGE, problems
+        )
+    if pa.types.is_timestamp(kind):
+        numbers = array.cast(pa.int64())
+        per_us = {"s": 1_000_000, "ms": 1_000, "us": 1}.get(kind.unit)
+        if per_us is None:
+            fine = pc.not_equal(pc.subtract(numbers, pc.multiply(pc.divide(numbers, _NS), _NS)), 0)
+            return _without(array, fine, _TOO_FINE, problems)
+        low, high = _EPOCH_US
+        return _without(
+            array, _outside(numbers, (-(-low // per_us), high // per_us)), _OUT_OF_RANGE, problems
+        )
+    return array
+
+
+def _outside(numbers: pa.Array, bounds: tuple[int, int]) -> pa.Array:
+    low, high = (pa.scalar(bound, numbers.type) for bound in bounds)
+    return pc.or_(pc.less(numbers, low), pc.greater(numbers, high))
+
+
+def _without(array: pa.Array, wrong: pa.Array, why: str, problems: list[tuple[_Bools, str]]) -> pa.Array:
+    if not pc.any(wrong).as_py():
+        return array
+    mask = pc.fill_null(wrong, False)
+    problems.append((mask.to_numpy(zero_copy_only=False), why))
+    return pc.if_else(mask, pa.scalar(None, array.type), array)
+
+
+_RISING: Final = (
+    "",
+    *(chr(96 + count) for count in range(1, _LENGTHS_MAX + 1)),
+    *("z" + chr(97 + more) for more in range(DIGITS_MAX - _LENGTHS_MAX)),
+)
+_FALLING: Final = (
+    "",
+    *(chr(91 - count) for count in range(1, _LENGTHS_MAX + 1)),
+    *("A" + chr(122 - more) for more in range(DIGITS_MAX - _LENGTHS_MAX)),
+)
+_NINES: Final = np.arange(256, dtype=np.uint8)
+_NINES[ord("0") : ord("9") + 1] = np.frombuffer(b"9876543210", np.uint8)
+_UPPER: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
+
+
+def _is_small_unsigned(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_unsigned_integer(kind) and not pa.types.is_uint64(kind))
+
+
+_ENCODERS: Final[dict[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]]] = {
+    pa.types.is_string: _of_text,
+    pa.types.is_large_string: _of_text,
+    pa.types.is_string_view: _of_text,
+    pa.types.is_signed_integer: _of_int,
+    _is_small_unsigned: _of_int,
+    pa.types.is_boolean: _of_bool,
+    pa.types.is_decimal: _of_decimal,
+    pa.types.is_floating: _of_float,
+    pa.types.is_date: _of_date,
+    pa.types.is_timestamp: _of_time,
+    pa.types.is_binary: _of_binary,
+    pa.types.is_large_binary: _of_binary,
+    pa.types.is_binary_view: _of_binary,
+    pa.types.is_fixed_size_binary: _of_binary,
+    pa.types.is_null: lambda array: array,
+}
+_REPEATED: Final = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_map)
+
+
+_WIDER: Final = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.float16(): pa.float32(),
+}
+_OF_PYTHON: Final[dict[type, pa.DataType]] = {
+    str: pa.string(),
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    Decimal: pa.decimal128(38, 18),
+    bytes: pa.binary(),
+    dt.date: pa.date32(),
+}
+
+
+def key_word(columns: Iterable[pa.Field]) -> str:
+    """Names and types as the text that a store records.
+
+    Example:
+        >>> key_word([pa.field("country", pa.string()), pa.field("cents", pa.decimal128(10, 2))])
+        '[["country","string"],["cents","decimal(10,2)"]]'
+    """
+    return orjson.dumps([[column.name, name_of_kind(column.type)] for column in columns]).decode()
+
+
+def parse_key_word(word: str) -> tuple[pa.Field, ...]:
+    """The columns that a store has recorded.
+
+    Raises:
+        DataError: a later version has recorded a type that this one does not know.
+    """
+    try:
+        return tuple(pa.field(name, kind_of_name(kind)) for name, kind in orjson.loads(word))
+    except (KeyError, ValueError, TypeError) as cause:
+        raise DataError(
+            "the store has a key of a type that this version does not know", columns=word
+        ) from cause
+
+
+def key_columns_in(positions: Mapping[str, int], computation: str) -> tuple[pa.Field, ...]:
+    """The columns that a computation's typed keys are made of, as the positions of a table record them; none for plain keys.
+
+    Raises:
+        DataError: a later version has recorded a type that this one does not know.
+    """
+    word = recorded_word(positions, KEY_COLUMNS_PREFIX, computation)
+    return () if word is None else parse_key_word(word)
+
+
+def key_columns_of(columns: Iterable[pa.Field]) -> tuple[pa.Field, ...]:
+    """The same columns in the types that are recorded: one for each text form and width, whatever the layout."""
+    return tuple(pa.field(column.name, _recorded(column.type)) for column in columns)
+
+
+def _recorded(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _recorded(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _recorded(field.type)) for field in kind])
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(kind.precision, kind.scale)
+    if pa.types.is_date(kind):
+        return pa.date32()
+    if kind in NAMED_KINDS:
+        return kind
+    if kind in _WIDER:
+        return _WIDER[kind]
+    is_text = pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return pa.string() if is_text else pa.binary()
+
+
+def told_kind(cells: Iterable[Any]) -> pa.DataType:
+    """The type of a column of Python values, as far as they tell: null where there are none, or of several types."""
+    kinds = {_kind_of_value(cell) for cell in cells if cell is not None}
+    return kinds.pop() if len(kinds) == 1 else pa.null()
+
+
+def _kind_of_value(value: Any) -> pa.DataType:
+    if isinstance(value, Mapping):
+        return pa.struct([(str(name), _kind_of_value(cell)) for name, cell in value.items()])
+    if isinstance(value, dt.datetime):
+        return pa.timestamp("us", None if value.tzinfo is None else "UTC")
+    return next((kind for base, kind in _OF_PYTHON.items() if type(value) is base), pa.null())
+
+
+def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
+    """Whether equal values of two types have the same text; a type that is not known yet is as any other.
+
+    Example:
+        >>> same_texts(pa.int32(), pa.int64()), same_texts(pa.int64(), pa.string())
+        (True, False)
+    """
+    if pa.types.is_null(stored) or pa.types.is_null(given):
+        return True
+    if pa.types.is_struct(stored) and pa.types.is_struct(given):
+        names = [field.name for field in stored] == [field.name for field in given]
+        return names and all(map(same_texts, *([field.type for field in kind] for kind in (stored, given))))
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return stored == given or any(test(stored) and test(given) for test in tests)
+
+
+# -- views ---------------------------------------------------------------------------------
+
+
+def typed_columns(
+    keys: pa.ChunkedArray, columns: Sequence[pa.Field], places: Sequence[int] | None = None
+) -> list[pa.ChunkedArray]:
+    """The values of typed keys, a column each; null where a key has no value of the type in that place.
+
+    Args:
+        keys: texts of keys.
+        columns: what they are made of.
+        places: which of the columns are wanted; ``None`` for all, in their order.
+    """
+    wanted = range(len(columns)) if places is None else places
+    texts = pa.chunked_array(keys.chunks, pa.string())
+    slow = [place for place in wanted if not _is_quick(columns, place)]
+    rows = [_values_of(text, len(columns)) for text in texts.to_pylist()] if slow else []
+    parts = None if len(slow) == len(wanted) else pc.split_pattern(texts, PART)
+    return [
+        pa.chunked_array([fitting_cells(columns[place].type, [row[place] for row in rows])])
+        if place in slow
+        else _quick_cells(columns[place].type, parts, place)
+        for place in wanted
+    ]
+
+
+def _is_quick(columns: Sequence[pa.Field], place: int) -> bool:
+    """Whether all rows of a column are decoded at once: where parts and columns go together, as before any struct."""
+    kind = columns[place].type
+    is_simple = pa.types.is_string(kind) or pa.types.is_integer(kind)
+    return is_simple and not any(pa.types.is_struct(column.type) for column in columns[:place])
+
+
+def _quick_cells(kind: pa.DataType, parts: pa.ChunkedArray, place: int) -> pa.ChunkedArray:
+    # Keys with fewer parts, such as plain ones, have none here.
+    has_part = pc.greater(pc.list_value_length(parts), place + 1)
+    found = pc.list_element(pc.if_else(has_part, parts, pa.scalar([""] * (place + 2), parts.type)), place + 1)
+    rest = pc.utf8_slice_codeunits(found, 1)
+    if pa.types.is_string(kind):
+        texts = pc.if_else(pc.starts_with(found, "="), rest, pa.scalar(None, pa.string()))
+        if not pc.any(pc.match_substring(texts, ESCAPE)).as_py():
+            return texts
+        return pa.chunked_array([[_text_of(part) for part in found.to_pylist()]], pa.string())
+    is_positive = pc.match_substring_regex(found, "^[a-s][0-9]+$")
+    is_negative = pc.match_substring_regex(found, "^[H-Z][0-9]+$")
+    positive = pc.if_else(is_positive, rest, pa.scalar(None, pa.string())).cast(pa.int64())
+    if not pc.any(is_negative).as_py():
+        return _narrowed(positive, kind)
+    cells = [
+        _int_of(part) if below else None
+        for part, below in zip(found.to_pylist(), is_negative.to_pylist(), strict=True)
+    ]
+    return _narrowed(pc.coalesce(positive, pa.chunked_array([pa.array(cells, pa.int64())])), kind)
+
+
+def _narrowed(numbers: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    try:
+        return numbers.cast(kind)
+    except pa.ArrowInvalid:
+        return pa.chunked_array([fitting_cells(kind, numbers.to_pylist())])
+
+
+def _text_of(part: str) -> str | None:
+    return decode_key(PART + part)[0] if part.startswith("=") else None
+
+
+def _int_of(part: str) -> int:
+    return int(decode_key(PART + part)[0])
+
+
+def _values_of(text: str, count: int) -> tuple[Any, ...]:
+    try:
+        values = decode_key(text) if is_typed(text) else ()
+    except InvalidError:
+        values = ()
+    return values if len(values) == count else (None,) * count
+
+
+def fitting_cells(kind: pa.DataType, values: list[Any]) -> pa.Array:
+    """An array of values, with null in place of those that are not of the type."""
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.concat_arrays([pa.array([], kind), *_one_by_one(kind, values)])
+
+
+def _one_by_one(kind: pa.DataType, values: list[Any]) -> Iterator[pa.Array]:
+    for value in values:
+        try:
+            yield pa.array([value], kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            yield pa.nulls(1, kind)
+
+
+# -- looking up ----------------------------------------------------------------------------
+
+
+def key_lookup(values: Sequence[KeyValue], columns: Sequence[pa.Field]) -> str:
+    """The text of a key whose values are given loosely: as text, or in a type that converts to that of its column.
+
+    Args:
+        values: one for each column; all of them where the columns are not known.
+        columns: what the keys are made of.
+
+    Raises:
+        InvalidError: there are too few or too many, or one does not convert.
+    """
+    if len(values) != len(columns):
+        raise InvalidError(
+            "the key has another number of values",
+            given=len(values),
+            columns=[column.name for column in columns],
+        )
+    keys = encode_key_columns([_as(value, column) for value, column in zip(values, columns, strict=True)])
+    if keys.errors:
+        raise InvalidError(keys.errors[0])
+    return str(keys.texts[0].as_py())
+
+
+def _as(value: KeyValue, column: pa.Field) -> pa.Array:
+    try:
+        if isinstance(value, str) and pa.types.is_binary(column.type):
+            return pa.array([bytes.fromhex(value)], column.type)
+        if isinstance(value, str):
+            return pa.array([value]).cast(column.type)
+        if isinstance(value, float) and pa.types.is_decimal(column.type):
+            return pa.array([repr(value)]).cast(column.type)
+        return pa.array([value], column.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as cause:
+        raise InvalidError(
+            "this is no value of the key's column", value=value, column=column.name, type=column.type
+        ) from cause

@@ -1,0 +1,415 @@
+"""The text of a typed key: a tuple of values in a form that is ordered as the tuples are.
+
+The engine's key is text: rows are sorted by it, cut into intervals and pruned. A typed key is a tuple of values,
+and its text has, for each of them, a tab, a mark of the type, and the value:
+
+======================  ============================================  =======================
+value                   text                                          for example
+======================  ============================================  =======================
+null                    ``!``                                         ``!``
+false, true             ``?0``, ``?1``                                ``?1``
+text                    ``=`` and the text                            ``=no``
+whole number            a letter for how many digits, the digits      ``d4711``
+decimal                 ``#``, the same, without zeros at the end     ``#b12.5``
+float                   ``~`` and 16 hexadecimal digits               ``~BFF8000000000000``
+date                    ``@`` and the date                            ``@2026-11-23``
+timestamp               ``z`` and the time in UTC                     ``z2026-11-23 17:36:50.5``
+timestamp without zone  ``t`` and the time                            ``t2026-11-23 17:36:50``
+binary                  ``x`` and hexadecimal digits                  ``x00FF``
+struct                  ``{`` and names; then each value as a part    ``{a,b`` tab ``a1`` tab ``!``
+======================  ============================================  =======================
+
+A tab ends a value and is less than whatever can follow in one, since a control character in a text is written as
+U+001F and its caret letter; so texts compare as tuples do, value by value, nulls first. Each mark is greater than
+that of null. Negative numbers have each digit subtracted from 9, under a letter that falls as their length rises.
+Floats are their bits, the sign turned so that they rise: NaN is above all, and -0.0 is 0.0. `docs/design/018-keys.md`
+has the reasons.
+
+A key that does not begin with a tab is plain: the text of a single column.
+
+Names of types, as a store records them: of the columns of keys, and of what is inside states.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from types import NoneType
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from millpond.statestore.errors import InvalidError
+
+KeyValue: TypeAlias = (
+    "bool | int | float | str | bytes | Decimal | dt.date | dt.datetime | Mapping[str, KeyValue] | None"
+)
+"""What a typed key is made of; a mapping is a struct, whose fields are in its order."""
+
+PART: Final = "\t"
+"""What each value of a typed key begins with."""
+
+ESCAPE: Final = "\x1f"
+"""What stands before the caret letter of a control character."""
+
+NULL: Final = "!"
+"""A null: less than every other mark."""
+
+CONTROLS: Final = "".join(map(chr, range(32)))
+"""The characters that no value has as they are."""
+
+DIGITS_MAX: Final = 38
+"""The digits that a decimal may have before the point, and after it."""
+
+_INT_MIN: Final = -(2**63)
+_INT_MAX: Final = 2**63 - 1
+_LONG: Final = 26  # as many digits before the point, and more, need two letters
+_SIGN_BIT: Final = 1 << 63
+_ALL_BITS: Final = (1 << 64) - 1
+_HEX_DIGITS: Final = 16
+
+_CONTROL: Final = re.compile("[\x00-\x1f]")
+_IN_NAME: Final = re.compile("[\x00-\x1f,]")
+_ESCAPED: Final = re.compile("\x1f(.)", re.DOTALL)
+_NINES: Final = str.maketrans("0123456789", "9876543210")
+_INT: Final = re.compile(r"(?:[a-s]|[H-Z])[0-9]+\Z")
+_DECIMAL: Final = re.compile(
+    r"(?P<length>[B-Z]|A[n-z]|[a-y]|z[a-m])(?P<digits>[0-9]+)(?P<rest>(?:\.[0-9]+)?)(~?)\Z"
+)
+
+
+def is_typed(text: str) -> bool:
+    """Whether a key is the text of a typed one; all others are plain."""
+    return text.startswith(PART)
+
+
+def encode_key(values: Sequence[KeyValue]) -> str:
+    r"""The text of a typed key.
+
+    Args:
+        values: at least one; equal values of one type have one text, whatever wrote them: a decimal has no zeros at
+            its end, a float of either width is the same number, and a time is one instant.
+
+    Returns:
+        The text. Compared as text, keys are ordered as their tuples: value by value, nulls first, NaN last.
+
+    Raises:
+        InvalidError: a value is of another type, or out of range: whole numbers have 64 bits, decimals 38 digits
+            before and after the point, and text needs a UTF-8 form. The error says which.
+
+    Example:
+        >>> encode_key(("no", 4711))
+        '\t=no\td4711'
+    """
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence) or not values:
+        raise InvalidError("a typed key is a tuple of at least one value", type=type(values).__name__)
+    text = "".join([PART + _encoded(value) for value in values])
+    return text if text.isascii() else _encodable(text)
+
+
+def decode_key(text: str) -> tuple[Any, ...]:
+    r"""The values of a key.
+
+    Args:
+        text: the text of a typed key, or a plain key.
+
+    Returns:
+        The values, of the types that Arrow gives: ``None``, ``bool``, ``str``, ``int``, ``Decimal``, ``float``,
+        ``date``, ``datetime`` with UTC or without a zone, ``bytes``, and ``dict`` for a struct. Of a plain key a tuple
+        of just that text. A decimal is equal to the one that was given, without zeros at its end.
+
+    Raises:
+        InvalidError: the text begins as a typed key does, and is none.
+
+    Example:
+        >>> decode_key("\t=no\td4711"), decode_key("4711")
+        (('no', 4711), ('4711',))
+    """
+    if not text.startswith(PART):
+        return (text,)
+    parts = iter(text.split(PART)[1:])
+    try:
+        return tuple(_decoded(part, parts) for part in parts)
+    except (ValueError, IndexError, StopIteration, OverflowError, RuntimeError, struct.error) as cause:
+        raise InvalidError("this is not the text of a typed key", key=ascii(text)) from cause
+
+
+def escaped(text: str) -> str:
+    r"""The text without control characters: each is U+001F and its caret letter.
+
+    Example:
+        >>> escaped("a\tb")
+        'a\x1fIb'
+    """
+    return _CONTROL.sub(_caret, text) if _CONTROL.search(text) else text
+
+
+def struct_mark(names: Sequence[str]) -> str:
+    """What a struct with these fields begins with; the values follow, each as a part.
+
+    Raises:
+        InvalidError: there are no fields, or two have the same name.
+    """
+    if not names or len(set(names)) != len(names):
+        raise InvalidError(
+            "a struct in a key has at least one field, and no two of one name", fields=list(names)
+        )
+    return "{" + ",".join([_IN_NAME.sub(_caret, name) for name in names])
+
+
+def _caret(match: re.Match[str]) -> str:
+    return ESCAPE + chr(ord(match.group()) + 64)
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(ord(match.group(1)) - 64), text) if ESCAPE in text else text
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as cause:
+        raise InvalidError("the key has no UTF-8 form", key=ascii(text)) from cause
+    return text
+
+
+# -- values to text ------------------------------------------------------------------------
+
+
+def _encoded(value: object) -> str:
+    encoder = _ENCODERS.get(type(value)) or _encoder_of_base(value)
+    return encoder(value)
+
+
+def _encoder_of_base(value: object) -> Callable[[Any], str]:
+    # In the order of the table: a bool is an int, and a datetime is a date.
+    for kind, encoder in _ENCODERS.items():
+        if isinstance(value, kind):
+            return encoder
+    raise InvalidError(
+        "a key has no values of this type: it is made of text, whole numbers, decimals, floats, booleans, dates, times, "
+        "bytes, mappings of these, and nulls",
+        type=type(value).__name__,
+    )
+
+
+def _of_text(value: str) -> str:
+    return "=" + escaped(value)
+
+
+def _of_bytes(value: bytes) -> str:
+    return "x" + bytes(value).hex().upper()
+
+
+def _of_date(value: dt.date) -> str:
+    return "@" + value.isoformat()
+
+
+def _of_bool(value: bool) -> str:
+    return "?1" if value else "?0"
+
+
+def _of_int(value: int) -> str:
+    if not _INT_MIN <= value <= _INT_MAX:
+        raise InvalidError(
+            "a whole number in a key has 64 bits at most: make it text or a decimal", number=value
+        )
+    if value >= 0:
+        digits = str(int(value))
+        return chr(96 + len(digits)) + digits
+    digits = str(-value)
+    return chr(91 - len(digits)) + digits.translate(_NINES)
+
+
+def _of_decimal(value: Decimal) -> str:
+    if not value.is_finite():
+        raise InvalidError("a decimal in a key is a number", number=value)
+    if not value:
+        return "#a0"
+    is_wide = not -DIGITS_MAX <= value.adjusted() < DIGITS_MAX
+    whole, _, fraction = ("", "", "") if is_wide else format(value.copy_abs(), "f").partition(".")
+    fraction = fraction.rstrip("0")
+    if is_wide or len(fraction) > DIGITS_MAX:
+        raise InvalidError(
+            "a decimal in a key has 38 digits at most before the point, and after it: round it", number=value
+        )
+    digits = f"{whole}.{fraction}" if fraction else whole
+    if value >= 0:
+        return f"#{_length(len(whole), 'a')}{digits}"
+    return f"#{_length(len(whole), 'Z')}{digits.translate(_NINES)}~"
+
+
+def _length(count: int, first: str) -> str:
+    """Letters that rise with a count from ``a``, or fall with it from ``Z``."""
+    if first == "a":
+        return chr(96 + count) if count < _LONG else "z" + chr(97 + count - _LONG)
+    return chr(91 - count) if count < _LONG else "A" + chr(122 - (count - _LONG))
+
+
+def _of_float(value: float) -> str:
+    # Of all NaNs one, and of both zeros one, as Spark groups them.
+    number = float("nan") if value != value else value + 0.0  # noqa: PLR0124 - only NaN differs from itself
+    (bits,) = struct.unpack(">Q", struct.pack(">d", number))
+    return f"~{bits ^ (_ALL_BITS if bits & _SIGN_BIT else _SIGN_BIT):016X}"
+
+
+def _of_time(value: dt.datetime) -> str:
+    if value.tzinfo is None:
+        return "t" + _time_text(value)
+    try:
+        return "z" + _time_text(value.astimezone(dt.UTC))
+    except OverflowError as cause:
+        raise InvalidError("a time in a key is in the years 1 to 9999 in UTC", time=value) from cause
+
+
+def _time_text(value: dt.datetime) -> str:
+    text = value.replace(tzinfo=None).isoformat(sep=" ")
+    return text.rstrip("0") if value.microsecond else text
+
+
+def _of_struct(value: Mapping[Any, object]) -> str:
+    names = list(value)
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidError("the fields of a struct in a key have text as names", fields=names)
+    return PART.join([struct_mark(names), *map(_encoded, value.values())])
+
+
+_ENCODERS: Final[dict[type, Callable[[Any], str]]] = {
+    str: _of_text,
+    bool: _of_bool,
+    int: _of_int,
+    NoneType: lambda _: NULL,
+    float: _of_float,
+    Decimal: _of_decimal,
+    dt.datetime: _of_time,
+    dt.date: _of_date,
+    bytes: _of_bytes,
+    bytearray: _of_bytes,
+    memoryview: _of_bytes,
+    Mapping: _of_struct,
+}
+
+
+# -- text to values ------------------------------------------------------------------------
+
+
+def _decoded(part: str, parts: Iterator[str]) -> Any:
+    mark, rest = part[0], part[1:]
+    if mark == "{":
+        names = [_unescaped(name) for name in rest.split(",")]
+        return {name: _decoded(next(parts), parts) for name in names}
+    decoder = _DECODERS.get(mark)
+    return _to_int(part) if decoder is None else decoder(rest)
+
+
+def _to_null(rest: str) -> None:
+    if rest:
+        raise ValueError(rest)
+
+
+def _to_bool(rest: str) -> bool:
+    return ("0", "1").index(rest) == 1
+
+
+def _to_int(part: str) -> int:
+    if _INT.match(part) is None:
+        raise ValueError(part)
+    return int(part[1:]) if part[0] >= "a" else -int(part[1:].translate(_NINES))
+
+
+def _to_decimal(part: str) -> Decimal:
+    found = _DECIMAL.match(part)
+    if found is None:
+        raise ValueError(part)
+    number = found["digits"] + found["rest"]
+    # Not a minus sign, which would round to the digits of the context.
+    return Decimal(number) if found["length"][0] >= "a" else Decimal(number.translate(_NINES)).copy_negate()
+
+
+def _to_float(rest: str) -> float:
+    if len(rest) != _HEX_DIGITS:
+        raise ValueError(rest)
+    bits = int(rest, 16)
+    turned = bits ^ (_SIGN_BIT if bits & _SIGN_BIT else _ALL_BITS)
+    return float(struct.unpack(">d", struct.pack(">Q", turned))[0])
+
+
+def _to_instant(rest: str) -> dt.datetime:
+    return dt.datetime.fromisoformat(rest).replace(tzinfo=dt.UTC)
+
+
+_DECODERS: Final[dict[str, Callable[[str], Any]]] = {
+    "!": _to_null,
+    "=": _unescaped,
+    "?": _to_bool,
+    "#": _to_decimal,
+    "~": _to_float,
+    "@": dt.date.fromisoformat,
+    "z": _to_instant,
+    "t": dt.datetime.fromisoformat,
+    "x": bytes.fromhex,
+}
+
+
+NAMED_KINDS: Final[dict[pa.DataType, str]] = {
+    pa.null(): "void",
+    pa.string(): "string",
+    pa.bool_(): "boolean",
+    pa.int8(): "byte",
+    pa.int16(): "short",
+    pa.int32(): "integer",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.date32(): "date",
+    pa.timestamp("us", "UTC"): "timestamp",
+    pa.timestamp("us"): "timestamp_ntz",
+    pa.binary(): "binary",
+}
+"""The types that are one word; decimals, structs, arrays and maps are made of several."""
+
+_KINDS: Final = {name: kind for kind, name in NAMED_KINDS.items()}
+
+
+def name_of_kind(kind: pa.DataType) -> Any:
+    """A type's name: text, or for one with parts a JSON object.
+
+    Raises:
+        KeyError: the type has no name.
+
+    Example:
+        >>> name_of_kind(pa.list_(pa.struct([("cents", pa.decimal128(10, 2))])))
+        {'array': {'struct': [['cents', 'decimal(10,2)']]}}
+    """
+    if pa.types.is_struct(kind):
+        return {"struct": [[field.name, name_of_kind(field.type)] for field in kind]}
+    if pa.types.is_list(kind):
+        return {"array": name_of_kind(kind.value_type)}
+    if pa.types.is_map(kind):
+        return {"map": [name_of_kind(kind.key_type), name_of_kind(kind.item_type)]}
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return NAMED_KINDS[kind]
+
+
+def kind_of_name(name: Any) -> pa.DataType:
+    """The type of a name; all its parts may be null.
+
+    Raises:
+        KeyError: no type of this version has the name; or ``ValueError``, or ``TypeError``.
+    """
+    if isinstance(name, dict):
+        ((form, parts),) = name.items()
+        if form == "struct":
+            return pa.struct([(field, kind_of_name(kind)) for field, kind in parts])
+        if form == "array":
+            return pa.list_(kind_of_name(parts))
+        if form == "map":
+            return pa.map_(*map(kind_of_name, parts))
+        raise KeyError(form)
+    if name.startswith("decimal("):
+        return pa.decimal128(*map(int, name.removeprefix("decimal(").rstrip(")").split(",")))
+    return _KINDS[name]

@@ -1,1 +1,0 @@
-"""Versions of the table that are kept: savepoints, and the checkpoints from which they are read."""

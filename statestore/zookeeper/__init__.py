@@ -1,1 +1,0 @@
-"""Leases and high-water marks in ZooKeeper, and an embedded server."""

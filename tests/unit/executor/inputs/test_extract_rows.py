@@ -1,0 +1,159 @@
+"""Injection: outside rows become records; unreadable ones are told apart."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millpond.executor.inputs.extraction import check_fields, read_injected, row_count, row_values
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.statestore.errors import InvalidError
+
+ROWS = [
+    {"city": "Bergen", "time": 5, "id": "x"},
+    {"city": "Oslo", "time": 7, "id": "y"},
+]
+
+
+def node(**changes: object):
+    arguments = {"key": "city", "at": "time", "id": "id", **changes}
+    pipeline = EnginePipeline("p")
+    pipeline.inject("s", **arguments)
+    return pipeline.check().injector("s")
+
+
+@pytest.mark.parametrize("rows", [ROWS, pa.Table.from_pylist(ROWS)])
+class TestBothForms:
+    def test_names_are_read_alike_from_dicts_and_columns(self, rows):
+        """Key, time and id come from the fields that the injector names."""
+        injected = read_injected(node(), None, rows)
+
+        assert injected.keys.to_pylist() == ["Bergen", "Oslo"]
+        assert injected.at.tolist() == [5, 7]
+        assert injected.ids.to_pylist() == [b"x", b"y"]
+        assert not injected.errors
+
+    def test_functions_are_called_alike(self, rows):
+        """A function gets the row as a dict, whatever its form."""
+        functions = {
+            "key": lambda row: row["city"][0],
+            "at": lambda row: datetime.fromtimestamp(row["time"], UTC),
+            "id": lambda row: row["time"],
+        }
+
+        injected = read_injected(node(**functions), None, rows)
+
+        assert injected.keys.to_pylist() == ["B", "O"]
+        assert injected.at.tolist() == [5_000_000, 7_000_000]
+        assert injected.ids.to_pylist() == [b"5", b"7"]
+
+    def test_a_consumer_may_take_its_key_from_elsewhere(self, rows):
+        """The consumer's extractor comes before the injector's."""
+        assert read_injected(node(), "id", rows).keys.to_pylist() == ["x", "y"]
+        assert read_injected(node(), lambda row: row["city"].upper(), rows).keys.to_pylist() == [
+            "BERGEN",
+            "OSLO",
+        ]
+
+    def test_without_an_id_nothing_is_deduplicated(self, rows):
+        """An injector that names no id gives none."""
+        assert read_injected(node(id=None), None, rows).ids is None
+
+    def test_rows_are_values(self, rows):
+        """A record's value is the whole row as a dict."""
+        values = row_values(rows)
+
+        assert row_count(rows) == len(values) == 2
+        assert values.value(1) == ROWS[1]
+
+    def test_a_function_that_raises_spoils_its_own_row_only(self, rows):
+        """The error says what was raised."""
+        injected = read_injected(node(at=lambda row: 1 // (row["time"] - 5)), None, rows)
+
+        assert list(injected.errors) == [0]
+        assert "ZeroDivisionError" in injected.errors[0]
+
+
+class TestUnreadable:
+    def test_each_bad_row_is_told_with_its_reason(self):
+        """Bad keys, times, ids and rows are errors of their own; the good row stays."""
+        rows = [
+            {"city": None, "time": 5, "id": "a"},
+            {"city": "b", "time": "soon", "id": "b"},
+            {"city": "c", "time": None, "id": "c"},
+            {"city": "d", "time": 5, "id": 1.5},
+            {"city": "e"},
+            "no row at all",
+            {"city": "g", "time": 5, "id": None},
+        ]
+
+        injected = read_injected(node(), None, rows)
+
+        assert sorted(injected.errors) == [0, 1, 2, 3, 4, 5]
+        assert injected.ids.to_pylist()[6] is None
+        assert injected.keys.to_pylist()[6] == "g"
+
+    @pytest.mark.parametrize(
+        ("column", "kind"), [("city", pa.list_(pa.int64())), ("time", pa.float64()), ("id", pa.float64())]
+    )
+    def test_a_column_of_the_wrong_type_is_a_mistake_in_the_call(self, column, kind):
+        """The error names the column."""
+        rows = pa.Table.from_pylist(ROWS).drop_columns([column]).append_column(column, pa.nulls(2, kind))
+
+        with pytest.raises(InvalidError, match=f"column=`{column}`"):
+            read_injected(node(), None, rows)
+
+    @pytest.mark.parametrize("column", ["city", "time", "id"])
+    def test_a_missing_column_is_a_mistake_in_the_call(self, column):
+        """The error names the column."""
+        with pytest.raises(InvalidError, match=f"column=`{column}`"):
+            read_injected(node(), None, pa.Table.from_pylist(ROWS).drop_columns([column]))
+
+    @pytest.mark.parametrize(
+        ("ids", "expected"),
+        [
+            (pa.array([1, None]), [b"1", None]),
+            (pa.array(["x", "y"]).dictionary_encode(), [b"x", b"y"]),
+            (pa.array([b"x", None], pa.large_binary()), [b"x", None]),
+            (pa.nulls(2), [None, None]),
+        ],
+    )
+    def test_ids_of_every_sensible_type_become_bytes(self, ids, expected):
+        """Text, bytes, whole numbers and nulls are ids."""
+        rows = pa.table({"city": ["a", "b"], "time": [1, 2], "id": ids})
+
+        assert read_injected(node(), None, rows).ids.to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (
+            [{"qury": "cat", "t": 1}],
+            r"no row has the field of the key; did you mean 'qury'\?.*`query`.*`\['qury', 't'\]`",
+        ),
+        ([{"query": "cat"}], "no row has the field of the time.*field=`t`"),
+        (
+            [{"query": [7], "t": 1}, {"query": [8], "t": 1}],
+            r"no values of this type.*str\(row\['query'\]\).*type=`list`",
+        ),
+    ],
+)
+def test_rows_of_which_none_can_be_read_are_the_programs_mistake(rows: list[Any], words: str) -> None:
+    """A misspelt key, or one of a type that no key has, in rows that are dicts is one sentence, as it is for a table."""
+    queries = node(key="query", at="t", id=None)
+
+    with pytest.raises(InvalidError, match=words):
+        check_fields(queries, [None], rows)
+
+
+def test_one_row_that_can_be_read_is_enough() -> None:
+    """Rows differ: those that lack a field become dead letters, and a key that is null is no other type."""
+    queries = node(key="query", at="t", id=None)
+
+    check_fields(queries, [None], [{"query": 7}, {"query": "cat", "t": 1}, "no row"])
+    check_fields(queries, [None], [{"query": None, "t": 1}])
+    check_fields(queries, [None], ["no row"])

@@ -1,0 +1,180 @@
+"""Key extractors: field names, functions, and the record's own key."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.executor.inputs.keys import check_key_extractor, extract_key, extract_key_column, extract_keys
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.key_text import encode_key
+from millpond.testing.fixtures.typed_keys import key_types, key_values
+
+
+class Decoded:
+    """Values that count how often they are decoded."""
+
+    def __init__(self, *values: object) -> None:
+        self.values = values
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def value(self, index):
+        self.reads += 1
+        return self.values[index]
+
+
+def broken(value):
+    raise KeyError(value)
+
+
+class TestOne:
+    def test_three_forms_give_the_key(self):
+        """None keeps the record's own key, a name takes a field, a function computes."""
+        value = {"city": "Bergen"}
+
+        assert extract_key(None, "own", value) == "own"
+        assert extract_key("city", "own", value) == "Bergen"
+        assert extract_key(lambda v: v["city"].lower(), "own", value) == "bergen"
+
+    @pytest.mark.parametrize(
+        ("extractor", "own", "value", "text"),
+        [
+            (None, None, {}, "null"),
+            ("city", "own", {}, "no such field"),
+            ("city", "own", {"city": None}, "null"),
+            ("city", "own", {"city": [5]}, "no values of this type"),
+            (["city", "n"], "own", {"city": 5}, "no such field.*field=`n`"),
+            (["city"], "own", {"city": {}}, "at least one field"),
+            (lambda _: 5, "own", 1, "return text, or a tuple"),
+            ("city", "own", [1], "no fields"),
+            (broken, "own", 1, "KeyError"),
+            (lambda _: b"bytes", "own", 1, "not text"),
+            (lambda _: "\ud800", "own", 1, "UTF-8"),
+        ],
+    )
+    def test_what_is_no_key_is_refused_with_a_reason(self, extractor, own, value, text):
+        """A key that is missing or that no text is made of, and a failing function, are errors."""
+        with pytest.raises(InvalidError, match=text):
+            extract_key(extractor, own, value)
+
+    def test_the_empty_key_and_any_unicode_are_keys(self):
+        """Every text is a key."""
+        assert extract_key("k", None, {"k": ""}) == ""
+        assert extract_key("k", None, {"k": "blåbær 🫐"}) == "blåbær 🫐"
+
+    def test_typed_keys(self):
+        """Fields of other types, lists of fields, and functions that return a tuple make typed keys."""
+        value = {"city": "Bergen", "card": 4711, "none": None}
+
+        assert extract_key("card", "own", value) == encode_key((4711,))
+        assert extract_key(("city",), "own", value) == encode_key(("Bergen",))
+        assert extract_key(["city", "card", "none"], "own", value) == encode_key(("Bergen", 4711, None))
+        assert extract_key(lambda v: (v["card"], v["city"]), "own", value) == encode_key((4711, "Bergen"))
+
+
+class TestMany:
+    def test_own_keys_cost_no_decoding(self):
+        """Without an extractor no value is looked at."""
+        values = Decoded(1, 2)
+
+        extracted = extract_keys(None, pa.array(["a", "b"]), values)
+
+        assert extracted.keys.to_pylist() == ["a", "b"]
+        assert values.reads == 0
+
+    def test_a_failing_record_does_not_disturb_the_others(self):
+        """Keys are null exactly where there is an error."""
+        extracted = extract_keys("k", pa.array(["a", "b", "c"]), Decoded({"k": "x"}, {"k": []}, {"k": "z"}))
+
+        assert extracted.keys.to_pylist() == ["x", None, "z"]
+        assert list(extracted.errors) == [1]
+
+    def test_null_own_keys_are_errors(self):
+        """A record without a key of its own needs an extractor."""
+        assert list(extract_keys(None, pa.array(["a", None]), Decoded(1, 2)).errors) == [1]
+
+    @given(st.data())
+    def test_rows_at_once_are_as_rows_one_by_one(self, data):
+        """Typed keys of many rows are those of each row alone; a row without one disturbs no other."""
+        kinds = data.draw(st.tuples(key_types(), key_types()))
+        cells = [st.one_of(key_values(kind), st.sampled_from([2**63, "\ud800", []])) for kind in kinds]
+        row = st.fixed_dictionaries({"a": cells[0]}, optional={"b": cells[1]})
+        rows = data.draw(st.lists(row, max_size=5))
+
+        together = extract_keys(("a", "b"), pa.nulls(len(rows), pa.string()), Decoded(*rows))
+
+        alone = [extract_keys(("a", "b"), pa.nulls(1, pa.string()), Decoded(row)) for row in rows]
+        assert together.keys.to_pylist() == [one.keys[0].as_py() for one in alone]
+        assert together.errors == {row: one.errors[0] for row, one in enumerate(alone) if one.errors}
+
+
+class TestColumn:
+    @pytest.mark.parametrize(
+        "column",
+        [
+            pa.array(["a", None, "c"]),
+            pa.array(["a", None, "c"], pa.large_string()),
+            pa.array(["a", None, "c"]).dictionary_encode(),
+            pa.chunked_array([["a"], [None, "c"]]),
+        ],
+    )
+    def test_text_columns_of_every_layout_are_keys(self, column):
+        """Strings, large strings, dictionaries and chunks give the same keys; nulls are errors."""
+        extracted = extract_key_column("k", pa.table({"k": column}))
+
+        assert extracted.keys.to_pylist() == ["a", None, "c"]
+        assert extracted.keys.type == pa.string()
+        assert list(extracted.errors) == [1]
+
+    def test_a_function_sees_rows(self):
+        """A function gets each row as a dict."""
+        rows = pa.table({"a": ["x", "y"], "b": [1, 2]})
+
+        assert extract_key_column(lambda row: f"{row['a']}{row['b']}", rows).keys.to_pylist() == ["x1", "y2"]
+
+    def test_a_missing_or_wrong_column_is_a_mistake_in_the_call(self):
+        """Columns of which no key can be made are refused as a whole, by name."""
+        with pytest.raises(InvalidError, match="column=`q`"):
+            extract_key_column("q", pa.table({"k": ["a"]}))
+        with pytest.raises(InvalidError, match=r"single values.*column=`k`"):
+            extract_key_column("k", pa.table({"k": [[1]]}))
+        with pytest.raises(InvalidError, match="column=`q`"):
+            extract_key_column(("k", "q"), pa.table({"k": [1]}))
+
+    def test_typed_columns(self):
+        """Columns have the keys that their rows have one by one; without a list a null is no key, and in one it is."""
+        rows = pa.table({"k": [1, None, 3], "t": ["a", None, "c"]})
+
+        for extractor in ("k", "t", ("k", "t"), ("t",)):
+            by_column = extract_key_column(extractor, rows)
+            by_row = extract_keys(extractor, pa.nulls(3, pa.string()), Decoded(*rows.to_pylist()))
+
+            assert by_column.keys.to_pylist() == by_row.keys.to_pylist()
+            assert by_column.errors == dict.fromkeys(by_row.errors, "the key is null")
+            assert list(by_column.errors) == ([1] if isinstance(extractor, str) else [])
+
+    def test_an_unreadable_part(self):
+        """A row whose date no key can hold says so, and not that it is null."""
+        days = pa.array([0, 2_932_897, None], pa.int32()).cast(pa.date32())
+
+        errors = extract_key_column("d", pa.table({"d": days})).errors
+
+        assert errors == {1: "a date or time in the key is not in the years 1 to 9999", 2: "the key is null"}
+
+
+class TestCheck:
+    def test_names_functions_and_none_pass(self):
+        """All forms are accepted."""
+        for extractor in ("city", ["city", "card"], ("city",), str, None):
+            check_key_extractor(extractor)
+
+    @pytest.mark.parametrize("extractor", [5, "", [], ["city", 5], ["city", ""], ["city", "city"]])
+    def test_anything_else_names_computation_and_stream(self, extractor):
+        """The error says whose extractor it is."""
+        with pytest.raises(InvalidError, match="computation=`counter`"):
+            check_key_extractor(extractor, computation="counter")

@@ -1,0 +1,84 @@
+"""Positions: which batch is new, which is a replay, which checkpoint is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond.executor.inputs.positions import (
+    admit_batch,
+    claimed_by,
+    conflicting_pipeline,
+    input_positions,
+    percentile_watermark_app_id,
+)
+from millpond.statestore.app_ids import claim_app_id, input_app_id, pipeline_number, superstep_app_id
+from millpond.statestore.errors import InvalidError
+
+
+def test_first_batch_of_a_new_store_is_new() -> None:
+    """Batch 0 of an unknown source is taken by a store that has consumed nothing."""
+    assert admit_batch({}, "s", "q", 0)
+
+
+def test_next_batch_is_new_and_the_last_one_is_a_replay() -> None:
+    """After batch 4 comes 5; batch 4 again is what Spark repeats after a crash."""
+    assert admit_batch({"q": 4}, "s", "q", 5)
+    assert not admit_batch({"q": 4}, "s", "q", 4)
+
+
+@pytest.mark.parametrize(
+    ("known", "source", "batch", "words", "ways_out"),
+    [
+        ({"q": 4}, "q", 3, "was rewound", set()),
+        ({"q": 4}, "q", 6, "is ahead of the store", {"millpond repair"}),
+        ({"q": 4}, "other", 0, "another checkpoint", {"accept_checkpoint"}),
+        ({}, "q", 7, "never saw", {"millpond repair", "accept_checkpoint"}),
+    ],
+)
+def test_foreign_and_rewound_checkpoints_are_refused(
+    known: dict[str, int], source: str, batch: int, words: str, ways_out: set[str]
+) -> None:
+    """Whatever would lose or repeat input is refused, and the message names the ways out that there are."""
+    with pytest.raises(InvalidError, match=words) as caught:
+        admit_batch(known, "s", source, batch)
+    said = str(caught.value)
+    assert {way for way in ("millpond repair", "accept_checkpoint") if way in said} == ways_out
+    assert "the checkpoint that belongs to this store" in said
+
+
+def test_an_accepted_checkpoint_goes_on_from_where_it_stands() -> None:
+    """With ``accept_checkpoint`` an unknown source may begin anywhere."""
+    assert admit_batch({"q": 4}, "s", "other", 9, accept_checkpoint=True)
+
+
+def test_positions_are_found_by_input_even_with_awkward_names() -> None:
+    """Names with slashes do not leak into each other's positions."""
+    positions = {input_app_id("p", "a", "q"): 1, input_app_id("p", "a/b", "q"): 2}
+    assert input_positions(positions, "p", "a") == {"q": 1}
+    assert input_positions(positions, "p", "a/b") == {"q": 2}
+
+
+def test_a_percentile_watermark_has_one_name_however_it_is_written() -> None:
+    """90 and 90.0 are one; at 100 it is the low watermark, and a share of a percent is another."""
+    names = [
+        percentile_watermark_app_id("p", "computation", "c", each) for each in (90, 90.0, 99.5, 100, 100.0)
+    ]
+    low = "millpond/watermark/p/computation/c"
+    assert names == [f"{low}@90.0", f"{low}@90.0", f"{low}@99.5", low, low]
+
+
+def test_claims_are_read_back_from_positions() -> None:
+    """A claim's number identifies the pipeline, and its name is known once it has run."""
+    positions = {
+        claim_app_id("mine"): pipeline_number("p"),
+        claim_app_id("theirs"): pipeline_number("q"),
+        superstep_app_id("q"): 3,
+    }
+
+    assert claimed_by(positions, "p") == {"mine"}
+    assert [conflicting_pipeline(positions, "p", name) for name in ("mine", "theirs", "free")] == [
+        None,
+        "q",
+        None,
+    ]
+    assert conflicting_pipeline({claim_app_id("c"): pipeline_number("z")}, "p", "c") == "another one"

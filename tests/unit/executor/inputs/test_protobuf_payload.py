@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millpond as mp
+from tests.payloads import confluent, descriptor_set, message_bytes, payment_descriptors
+
+_SET = payment_descriptors()
+_AT = dt.datetime(2026, 11, 23, 17, 0, 0, 123456, tzinfo=dt.UTC)
+_PAYMENT = {
+    "card": "a",
+    "account": 7,
+    "paid_at": _AT,
+    "kind": "REFUND",
+    "lines": [{"sku": "tea", "pieces": 2}],
+}
+
+
+def test_a_set_is_a_file_or_its_bytes(tmp_path: Path) -> None:
+    """A declaration of a file and of its bytes is the same, and the file is not needed any more."""
+    file = tmp_path / "shop.desc"
+    file.write_bytes(_SET)
+    declared = mp.ProtobufPayload(file, "shop.Payment")
+    file.unlink()
+
+    assert declared == mp.ProtobufPayload(_SET, "shop.Payment")
+    assert declared.decode(message_bytes(_SET, "shop.Payment", _PAYMENT)) == _PAYMENT
+    assert declared.fields() == ["card", "account", "paid_at", "kind", "lines"]
+    assert repr(declared) == "ProtobufPayload('shop.Payment', column='value', framing='plain')"
+
+
+@pytest.mark.parametrize("place", [b"\x00", b"\x02\x00", b"\x04\x02\x02", b"\x02\x80\x01"])
+def test_the_place_in_a_schema_is_skipped(place: bytes) -> None:
+    """Behind the schema's number stand the places of the message and those that it is in, however many."""
+    framed = mp.ProtobufPayload(_SET, "shop.Payment", framing="confluent")
+
+    assert framed.decode(confluent(9, place + message_bytes(_SET, "shop.Payment", _PAYMENT))) == _PAYMENT
+
+
+@pytest.mark.parametrize("rest", [b"", b"\x04\x02", b"\x80" * 12])
+def test_a_place_that_is_cut_is_told(rest: bytes) -> None:
+    """A payload that ends within the place of the message is refused."""
+    framed = mp.ProtobufPayload(_SET, "shop.Payment", framing="confluent")
+
+    with pytest.raises(
+        mp.InvalidError, match=r"schema=`shop\.Payment` reason=`the payload ends before the message"
+    ):
+        framed.decode(confluent(9, rest))
+    with pytest.raises(mp.InvalidError, match="not in Confluent's wire format"):
+        framed.decode(b"\x0a\x01a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((_SET, "Payment"), "no such message: .* type=`Payment` types=`.*'shop.Payment'"),
+        ((b"\xff", "shop.Payment"), "this is no descriptor set"),
+        (("gone.desc", "shop.Payment"), "the descriptor set cannot be read path=`gone.desc`"),
+    ],
+)
+def test_what_is_no_type_is_refused(arguments: Any, message: str) -> None:
+    """An unknown message, bytes that are no descriptor set and a missing file are refused."""
+    with pytest.raises(mp.InvalidError, match=message):
+        mp.ProtobufPayload(*arguments)
+    with pytest.raises(mp.InvalidError, match="no such framing of Protobuf"):
+        mp.ProtobufPayload(_SET, "shop.Payment", framing="single_object")  # type: ignore[arg-type]
+
+
+def test_a_set_has_what_its_files_import() -> None:
+    """A file that imports another one which is not there is refused; one that comes after it is found."""
+    part = 'name: "a.proto" package: "a" syntax: "proto3" message_type { name: "A" }'
+    whole = (
+        'name: "b.proto" package: "b" syntax: "proto3" dependency: "a.proto" '
+        'message_type { name: "B" field { name: "a" number: 1 type: TYPE_MESSAGE type_name: ".a.A" label: LABEL_OPTIONAL } }'
+    )
+
+    assert mp.ProtobufPayload(descriptor_set(whole, part), "b.B").decode(b"\x0a\x00") == {"a": {}}
+    with pytest.raises(mp.InvalidError, match="the descriptor set is not complete"):
+        mp.ProtobufPayload(descriptor_set(whole), "b.B")
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package the declaration says what to install."""
+    monkeypatch.delitem(sys.modules, "millpond.executor.inputs.protobuf_payload", raising=False)
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+
+    with pytest.raises(mp.InvalidError, match=r"pip install 'millpond\[protobuf\]'"):
+        mp.ProtobufPayload(_SET, "shop.Payment")

@@ -1,0 +1,53 @@
+"""When rows were used last."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.executor.interval.eviction import LastUses
+
+BUNDLES = st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True), max_size=12)
+
+
+@given(BUNDLES)
+def test_a_row_is_never_younger_than_it_is(bundles: list[list[str]]) -> None:
+    """Its age is that of its own last bundle, or of an earlier one whose first row was used again since."""
+    uses, order, last = LastUses(), dict[str, int](), dict[str, int]()
+    for number, bundle in enumerate(bundles):
+        for key in bundle:
+            order.pop(key, None)
+            order[key] = last[key] = number
+        uses.note(bundle[0], (number, 0))
+    now = len(bundles)
+    ages = uses.ages(list(order), (now, 0))
+
+    assert (ages[:-1] >= ages[1:]).all()
+    for key, age in zip(order, ages.tolist(), strict=True):
+        assert age >= now - last[key]
+    firsts = {bundle[0] for bundle in bundles}
+    assert all(
+        age == now - last[key]
+        for key, age in zip(order, ages.tolist(), strict=True)
+        if key in firsts and bundles[last[key]][0] == key
+    )
+
+
+def test_the_clock_counts_that_has_gone_further() -> None:
+    """Watermarks stand still while no input comes, and run while old input is read."""
+    uses = LastUses()
+    uses.note("a", (100, 1_000))
+
+    assert uses.ages(["a"], (100, 1_005)).tolist() == [5]
+    assert uses.ages(["a"], (900, 1_005)).tolist() == [800]
+    assert uses.ages(["z", "a"], (100, 1_000)).tolist() == [float("inf"), 0]
+
+
+def test_bundles_of_evicted_rows_are_forgotten() -> None:
+    """Those behind them count to the bundle before."""
+    uses = LastUses()
+    for number, key in enumerate("abc"):
+        uses.note(key, (number, 0))
+    uses.keep_only(["a", "c"])
+
+    assert uses.ages(["a", "x", "c"], (10, 0)).tolist() == [10, 10, 8]

@@ -1,0 +1,443 @@
+"""Records that wait in their key's row, and what else of a pipeline has to do with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.records import Record, RecordColumns
+from millpond.executor.computation.timers import Timer
+from millpond.executor.computation.values import PythonValues
+from millpond.executor.interval.key_executor import waiting_columns, waiting_timer
+from millpond.executor.interval.row_cache import timers_weight, waiting_weight
+from millpond.executor.local.run import LocalRun
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.time.watermark_policies import BoundedDisorder, ManualWatermark
+from millpond.executor.windows.combiners import Count
+from millpond.executor.windows.pipeline import Pipeline
+from millpond.executor.windows.window_fns import FixedWindows
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.rows.codec import PlainObject
+from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+NOON = datetime(2020, 1, 1, 12, tzinfo=UTC)
+
+
+class Seen(Computation):
+    """Keeps what it is given, in that order, and passes it on."""
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """Keep and produce the record's number."""
+        mark = "late" if record.late else "record"
+        context.state.set([*context.state.get([]), [mark, record.value["n"], record.at]])
+        context.produce("seen", record.value["n"])
+        if "timer" in record.value:
+            context.set_timer(record.at + record.value["timer"], tag="t", output_at=record.at)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        """Keep the timer, and what may be produced at."""
+        context.state.set([*context.state.get([]), ["timer", context.oldest_at, timer.at]])
+
+
+class Kept(Computation):
+    """Keeps how many records came, and how many were late."""
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """Count the record."""
+        count, late = context.state.get([0, 0])
+        context.state.set([count + 1, late + record.late])
+
+
+class Pond:
+    """A pipeline on the local runner, in memory, step by step."""
+
+    def __init__(self, make: Callable[[], Pipeline], **options: Any) -> None:
+        self.clock = ManualClock()
+        self.store = Store.in_memory(clock=self.clock, rng=SeededRng(1))
+        self._options = options
+        self.start(make)
+
+    def start(self, make: Callable[[], Pipeline]) -> None:
+        """Run a pipeline on the store."""
+        runner = LocalRunner(self.store, clock=self.clock, progress=False, **self._options)
+        self.run: LocalRun = runner.start(make(), stepping=True)
+
+    def inject(self, *rows: dict[str, Any], to: int | None = None) -> None:
+        """One superstep with rows of the stream s, and then a watermark."""
+        self.run.inject("s", list(rows))
+        self.run.step()
+        if to is not None:
+            self.run.advance_watermark("s", to)
+        self.run.run_until_quiet()
+
+    def state(self, name: str = "seen", key: str = "k") -> Any:
+        """What a key has kept."""
+        rows = {row["key"]: row["state"] for row in self.store.rows_view(name).to_arrow().to_pylist()}
+        return None if rows.get(key) is None else orjson.loads(rows[key])
+
+    def counts(self, name: str = "seen") -> dict[str, int]:
+        """The counters of a computation."""
+        return dict(self.run.summary().totals.by_computation.get(name, {}))
+
+
+def row(n: int, at: int, **fields: Any) -> dict[str, Any]:
+    """A row of the key k."""
+    return {"k": "k", "t": at, "n": n, **fields}
+
+
+def one(
+    computation: Computation | None = None, *, time_sorted: bool = True, **options: Any
+) -> Callable[[], Pipeline]:
+    """A stream whose watermark moves by hand, and a computation."""
+
+    def make() -> Pipeline:
+        pipeline = Pipeline("one")
+        stream = pipeline.inject("s", key="k", at="t", watermark=ManualWatermark())
+        stream.apply(computation or Seen(), name="seen", time_sorted=time_sorted, **options)
+        return pipeline
+
+    return make
+
+
+words = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.decimals(allow_nan=False)
+    | st.dates()
+    | st.times()
+    | st.timedeltas()
+    | st.datetimes(timezones=st.sampled_from([None, UTC]))
+    | st.sampled_from([{"$": ["date", "2020-01-01"]}, {"$": 1}, {"types": {}}]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3) | st.just("$"), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+class TestEntry:
+    """A record as an entry among the timers of its key."""
+
+    @given(words, st.none() | st.binary(max_size=4), st.integers(0, 10**15))
+    def test_the_record_comes_back(self, value: Any, record_id: bytes | None, at: int) -> None:
+        """Its value has the types that it had, and its time, stream and id are the same."""
+        columns = RecordColumns(
+            np.array([at]), ["s"], np.array([0]), PythonValues([value]), pa.array([record_id], pa.binary()), 0
+        )
+        entry = waiting_timer(columns, 0, superstep=3, lag_us=7)
+        again = waiting_columns([entry])
+
+        assert (entry.domain, entry.at, entry.output_at, entry.holds) == (
+            TimeDomain.RECORD,
+            at + 1,
+            at - 7,
+            True,
+        )
+        assert repr(again.value(0)) == repr(value) or _same(again.value(0), value)
+        assert (again.at, again.streams, again.scoped_id(0)) == ([at], ["s"], record_id)
+
+    @pytest.mark.parametrize("moment", [7, NOON])
+    def test_a_row_that_looks_like_a_pane_stays_a_row(self, moment: Any) -> None:
+        """A value that has the fields of a pane and is none is not taken for one after its wait."""
+        value = PlainObject({"value": 1, "window": [0, 1], "at": moment, "pane": {}})
+        columns = RecordColumns(
+            np.array([5]), ["s"], np.array([0]), PythonValues([value]), pa.array([None], pa.binary()), 0
+        )
+        again = waiting_columns([waiting_timer(columns, 0, superstep=3, lag_us=0)]).value(0)
+
+        assert (type(again), again) == (PlainObject, value)
+
+    def test_one_that_cannot_be_read_is_damage(self) -> None:
+        """An entry without a record in its tag is an error of the data."""
+        with pytest.raises(DataError, match="cannot be read"):
+            waiting_columns([Timer("{", TimeDomain.RECORD, 1, 0)])
+
+    def test_the_cache_counts_its_bytes(self) -> None:
+        """A waiting record weighs its tag; a timer's tag is short and does not count."""
+        timers = (Timer("x" * 1_000, TimeDomain.RECORD, 1, 0), Timer("tag", TimeDomain.EVENT, 1, 0))
+
+        assert waiting_weight(timers) - timers_weight(timers) == 1_000
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether values are the same, NaN being itself, and instants of one time and offset."""
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    return type(one) is type(other) and bool(one == other)
+
+
+class TestOrder:
+    """When records are given, and what the code sees then."""
+
+    def test_records_wait_for_the_watermark(self) -> None:
+        """A record is given once the watermark has passed its time, in the order of times, and a timer before a record."""
+        pond = Pond(one())
+        pond.inject(row(1, 30), row(2, 10, timer=15), to=20)
+        pond.inject(row(3, 25), row(4, 20), to=25)
+        assert pond.state() == [["record", 2, 10], ["record", 4, 20], ["timer", 10, 25]]
+
+        pond.run.finish("s")
+        pond.run.run_until_quiet()
+
+        assert pond.state()[3:] == [["record", 3, 25], ["record", 1, 30]]
+        assert pond.counts() == {"waited": 4, "resumed": 4}
+
+    def test_what_may_be_produced_at_follows_from_the_input(self) -> None:
+        """Where a turn begins does not affect ``oldest_at``: a waiting record's hold is not the code's."""
+        pond = Pond(one())
+        pond.inject(row(1, 0), row(2, 10, timer=1), row(3, 10, timer=5), to=100)
+
+        assert pond.state() == [["record", 1, 0], ["record", 2, 10], ["record", 3, 10], ["timer", 10, 15]]
+
+    def test_a_late_record_is_given_at_once_and_marked(self) -> None:
+        """What comes behind the watermark is out of order, and says so."""
+        pond = Pond(one())
+        pond.inject(row(1, 10), row(2, 50), to=30)
+        pond.inject(row(3, 20))
+
+        assert pond.state() == [["record", 1, 10], ["late", 3, 20]]
+        assert pond.counts() == {"waited": 2, "resumed": 1, "late": 1}
+
+    def test_a_late_record_may_be_dropped(self) -> None:
+        """With ``on_late="drop"`` it is counted, and nothing is ever out of order."""
+        pond = Pond(one(on_late="drop"))
+        pond.inject(row(1, 10), to=30)
+        pond.inject(row(2, 20), row(3, 40), to=50)
+
+        assert pond.state() == [["record", 1, 10], ["record", 3, 40]]
+        assert pond.counts() == {"waited": 2, "resumed": 2, "late": 1, "dropped": 1}
+
+    def test_a_waiting_record_holds_what_follows(self) -> None:
+        """The watermark of what comes after waits at the record's time, so that what it produces is on time."""
+
+        def make() -> Pipeline:
+            pipeline = Pipeline("two")
+            stream = pipeline.inject("s", key="k", at="t", watermark=ManualWatermark())
+            seen = stream.apply(Seen(), name="seen", time_sorted=True)
+            seen.apply(Kept(), name="kept")
+            return pipeline
+
+        pond = Pond(make)
+        pond.inject(row(1, 40), to=40)
+        assert (pond.run.watermark("seen"), pond.run.watermark("kept")) == (40, 40)
+        pond.run.advance_watermark("s", 90)
+        pond.run.step()
+        pond.run.run_until_quiet()
+
+        assert pond.state("kept") == [1, 0]
+        assert pond.run.watermark("kept") == 90
+
+    def test_wall_timers_fire_by_their_clock(self) -> None:
+        """A timer of another clock is no part of the order: it fires although all records wait."""
+
+        class Woken(Seen):
+            def process_record(self, context: Context, record: Record) -> None:
+                context.set_timer(context.wall_time + 1_000_000, domain="wall")
+                super().process_record(context, record)
+
+        pond = Pond(one(Woken()))
+        pond.inject(row(1, 10), to=20)
+        pond.inject(row(2, 30))
+        pond.clock.advance_ms(2_000)
+        pond.run.run_until_quiet()
+
+        assert [kind for kind, *_ in pond.state()] == ["record", "timer"]
+
+    def test_a_windowed_step_may_be_sorted(self) -> None:
+        """Panes of a sorted step are those of its records, each in its window."""
+
+        def make() -> Pipeline:
+            pipeline = Pipeline("windows")
+            stream = pipeline.inject("s", key="k", at="t", watermark=ManualWatermark())
+            counts = stream.window(FixedWindows(10)).combine(Count(), name="counts", time_sorted=True)
+            counts.apply(Panes(), name="seen")
+            return pipeline
+
+        pond = Pond(make)
+        pond.inject(row(1, 12), row(2, 3), row(3, 5), to=8)
+        pond.inject(row(4, 9), row(5, 11), to=30)
+
+        assert pond.state() == [3, 2]
+
+
+class Panes(Computation):
+    """Keeps the values of panes."""
+
+    def process_record(self, context: Context, record: Record) -> None:
+        """Append the value."""
+        context.state.set([*context.state.get([]), record.value["value"]])
+
+
+class TestSurroundings:
+    """Failures, limits, restarts and changes of the program."""
+
+    def test_a_value_that_no_text_keeps_is_a_dead_letter(self) -> None:
+        """A record that cannot wait becomes a dead letter, and the others go on."""
+        pond = Pond(one())
+        pond.inject(row(1, 10), row(2, 11, odd={1, 2}), row(3, 12), to=20)
+
+        assert pond.state() == [["record", 1, 10], ["record", 3, 12]]
+        assert pond.counts() == {"waited": 2, "resumed": 2, "dead_letters": 1}
+
+    def test_a_waiting_record_that_fails_is_a_dead_letter(self) -> None:
+        """Its letter has its stream, value and time, and what comes after it is given."""
+
+        class Fails(Seen):
+            def process_record(self, context: Context, record: Record) -> None:
+                if record.value["n"] == 2:
+                    raise ValueError(record.value)
+                super().process_record(context, record)
+
+        pond = Pond(one(Fails(), retries=0))
+        pond.inject(row(1, 10), row(2, 11), row(3, 12), to=20)
+
+        (letter,) = pond.store.rows_view("dead_letters").to_arrow().to_pylist()
+        told = orjson.loads(letter["state"])
+        assert pond.state() == [["record", 1, 10], ["record", 3, 12]]
+        assert (told["stream"], orjson.loads(told["value"])["n"]) == ("s", 2)
+
+    def test_too_many_that_wait_end_the_run(self) -> None:
+        """More than ``waiting_max`` records of a key are refused, and the error names the key and the limit."""
+
+        class Few(Seen):
+            waiting_max = 2
+
+        pond = Pond(one(Few()))
+        pond.inject(row(1, 10), row(2, 11))
+        with pytest.raises(InvalidError, match="key=`k` waiting=`3` waiting_max=`2`"):
+            pond.inject(row(3, 12))
+
+    def test_rows_that_are_read_again_still_wait(self) -> None:
+        """Without a cache, and after a restart, records wait in the store."""
+        pond = Pond(one(), cache_mib=0)
+        pond.inject(row(1, 30), row(2, 10), to=5)
+        pond.run.stop()
+        pond.start(one())
+        pond.inject(row(3, 20), to=40)
+
+        assert pond.state() == [["record", 2, 10], ["record", 3, 20], ["record", 1, 30]]
+
+    def test_equal_records_wait_each_for_itself(self) -> None:
+        """Two records with the same value and time are two."""
+        pond = Pond(one())
+        pond.inject(row(1, 10), row(1, 10))
+        pond.inject(row(1, 10), to=20)
+
+        assert pond.state() == [["record", 1, 10]] * 3
+
+    def test_a_program_that_sorts_no_more_gives_what_waited(self) -> None:
+        """What waits when ``time_sorted`` is taken out of the program is given once the watermark has passed it."""
+        pond = Pond(one())
+        pond.inject(row(1, 10), row(1, 10), row(2, 30))
+        pond.run.stop()
+        pond.start(one(time_sorted=False))
+        pond.inject(row(3, 40), to=20)
+
+        assert pond.state() == [["record", 3, 40], ["record", 1, 10], ["record", 1, 10]]
+
+    def test_a_run_that_does_not_finish_leaves_them_waiting(self) -> None:
+        """With ``finish=False`` the last records wait for the next run."""
+
+        def make() -> Pipeline:
+            pipeline = Pipeline("daily")
+            stream = pipeline.inject("s", key="k", at="t", watermark=BoundedDisorder(10))
+            stream.apply(Seen(), name="seen", time_sorted=True)
+            return pipeline
+
+        store = Store.in_memory(clock=ManualClock(), rng=SeededRng(1))
+        today = [row(1, 30), row(2, 20), row(3, 5)]
+        first = LocalRunner(store, progress=False).run(make(), {"s": today}, finish=False)
+        again = LocalRunner(store, progress=False).run(make(), {"s": [*today, row(4, 25)]})
+
+        (kept,) = store.rows_view("seen").to_arrow().to_pylist()
+        assert first.totals.by_computation["seen"] == {"waited": 3, "resumed": 1}
+        assert [number for _, number, _ in orjson.loads(kept["state"])] == [3, 2, 4, 1]
+        assert again.run.late == 0
+
+    def test_weak_productions_wait_too(self) -> None:
+        """What comes before it is durable waits in a row of the same commit."""
+
+        def make() -> Pipeline:
+            pipeline = Pipeline("weak")
+            stream = pipeline.inject("s", key="k", at="t", watermark=ManualWatermark())
+            passed = stream.flat_map(lambda value: [value], name="passed", productions="weak")
+            passed.apply(Seen(), name="seen", time_sorted=True)
+            return pipeline
+
+        pond = Pond(make)
+        pond.inject(row(1, 30), row(2, 10), to=20)
+        pond.inject(row(3, 25), to=40)
+
+        assert pond.state() == [["record", 2, 10], ["record", 3, 25], ["record", 1, 30]]
+
+
+class TestDeclaration:
+    """What is refused before the run."""
+
+    def test_a_cycle_is_refused(self) -> None:
+        """A record that waits would hold the watermark that it waits for, so a cycle is refused by name."""
+        pipeline = Pipeline("cycle")
+        stream = pipeline.inject("s", key="k", at="t")
+        pipeline.add(
+            Seen(),
+            name="seen",
+            subscribes={stream.name: None, "again": None},
+            produces=["seen"],
+            time_sorted=True,
+        )
+        pipeline.add(Kept(), name="kept", subscribes={"seen": None}, produces=["again"])
+
+        with pytest.raises(InvalidError, match=r"in a cycle cannot be time_sorted.* computation=`seen`"):
+            pipeline.check()
+
+    def test_one_order_at_a_time(self) -> None:
+        """A class cannot ask for the order of arrival and of time."""
+
+        class Both(Seen):
+            time_sorted = True
+            in_order_of_arrival = True
+
+        with pytest.raises(InvalidError, match="not both"):
+            one(Both())()
+
+    def test_the_class_may_say_it(self) -> None:
+        """``time_sorted`` of the class holds unless the pipeline says otherwise."""
+
+        class Sorted(Seen):
+            time_sorted = True
+
+        pipeline = Pipeline("p")
+        stream = pipeline.inject("s", key="k", at="t")
+        stream.apply(Sorted(), name="a")
+        stream.apply(Sorted(), name="b", time_sorted=False)
+        stream.apply(Seen(), name="c")
+        nodes = pipeline.check().computations
+
+        assert [nodes[name].time_sorted for name in "abc"] == [True, False, False]
+
+    @pytest.mark.parametrize("value", [None, 1, "yes"])
+    def test_it_is_true_or_false(self, value: Any) -> None:
+        """Another value is refused."""
+        with pytest.raises(InvalidError, match="time_sorted is true or false"):
+            one(time_sorted=value)()

@@ -1,0 +1,64 @@
+"""Spark's checkpoints are taken back with a repaired store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millpond.executor.replay.spark_checkpoint import rewind_checkpoints
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two queries' checkpoints after batches 0 to 10, as Spark lays them out."""
+    for query in ("a", "b"):
+        for part in ("commits", "offsets"):
+            (tmp_path / query / part).mkdir(parents=True)
+            for batch in range(11):
+                (tmp_path / query / part / str(batch)).write_text("v1")
+                (tmp_path / query / part / f".{batch}.crc").write_text("x")
+        (tmp_path / query / "metadata").write_text(f'{{"id":"{query}"}}')
+    (tmp_path / "a" / "state" / "metadata").mkdir(parents=True)
+    return tmp_path
+
+
+def batches(folder: Path, query: str, part: str) -> list[int]:
+    return sorted(int(path.name) for path in (folder / query / part).iterdir() if path.name.isdecimal())
+
+
+def test_only_later_batches_of_the_named_query_go(folder):
+    """The query will begin with the batch after the last that stays; others are left alone."""
+    assert rewind_checkpoints(folder, {"a": 8, "missing": 3}) == ("a",)
+    assert batches(folder, "a", "commits") == batches(folder, "a", "offsets") == list(range(9))
+    assert batches(folder, "b", "commits") == list(range(11))
+    assert not (folder / "a" / "offsets" / ".9.crc").exists()
+    assert rewind_checkpoints(folder, {"a": 8}) == ()
+
+
+def test_a_query_may_start_over(folder):
+    """With nothing consumed, nothing is left; a dry run changes nothing."""
+    assert rewind_checkpoints(folder, {"b": -1}, dry_run=True) == ("b",)
+    assert batches(folder, "b", "offsets") == list(range(11))
+    rewind_checkpoints(folder, {"b": -1})
+    assert batches(folder, "b", "offsets") == []
+
+
+def test_a_missing_or_unreadable_folder_has_no_checkpoints(tmp_path):
+    """A store without checkpoints, and files that only look like some."""
+    (tmp_path / "metadata").write_text("not JSON")
+    assert rewind_checkpoints(tmp_path, {"a": 1}) == rewind_checkpoints(tmp_path / "no", {"a": 1}) == ()
+
+
+def test_what_spark_has_removed_is_written_again(folder):
+    """Spark keeps the last hundred batches only: the entries of an older one come from the store."""
+    for part in ("commits", "offsets"):
+        for batch in range(6):
+            (folder / "a" / part / str(batch)).unlink()
+    entry = 'v1\n{"batchWatermarkMs":0}\n{"logOffset":3}'
+
+    assert rewind_checkpoints(folder, {"a": 3}, offsets={"a": entry}) == ("a",)
+    assert batches(folder, "a", "commits") == batches(folder, "a", "offsets") == [3]
+    assert (folder / "a" / "offsets" / "3").read_text() == entry
+    assert not (folder / "a" / "offsets" / ".3.crc").exists()
+    assert (folder / "b" / "offsets" / "3").read_text() == "v1"

@@ -1,0 +1,35 @@
+"""The allocator of worker processes, in processes of their own: it is chosen for all of a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+
+_PROGRAM = """
+import pyarrow as pa
+from millpond.executor.spark.worker_process import use_frugal_allocator
+use_frugal_allocator()
+print(pa.default_memory_pool().backend_name)
+"""
+
+
+def allocator_of_a_worker(**environment: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    command = [sys.executable, "-c", _PROGRAM]
+    return subprocess.run(
+        command, env=inherited | environment, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_workers_use_the_allocator_that_keeps_least() -> None:
+    """A worker process allocates with jemalloc, or as Arrow does by itself where it was built without."""
+    has_jemalloc = "jemalloc" in pa.supported_memory_backends()
+    assert allocator_of_a_worker() == ("jemalloc" if has_jemalloc else pa.default_memory_pool().backend_name)
+
+
+def test_what_the_user_has_chosen_stays() -> None:
+    """An allocator that Arrow's own variable names is not replaced."""
+    assert allocator_of_a_worker(ARROW_DEFAULT_MEMORY_POOL="system") == "system"

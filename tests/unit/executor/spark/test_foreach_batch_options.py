@@ -1,0 +1,94 @@
+"""The options of an embedded computation: all that a pipeline of its own would have."""
+
+from __future__ import annotations
+
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.pipeline.nodes import DEAD_LETTERS
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.pipeline.streams import ComputationOptions
+from millpond.executor.pipeline.topology import Topology
+from millpond.executor.sinks.sink import DeltaSink
+from millpond.executor.spark.foreach_batch import INPUT, ForeachBatchOptions, foreach_batch
+from millpond.executor.spark.runner import SparkRunnerOptions
+from millpond.executor.superstep.dead_letters import DeadLetterLimit
+from millpond.statestore.errors import InvalidError
+
+
+def embedded(tmp_path: Path, **options: Any) -> Topology:
+    """The pipeline that is embedded."""
+    arguments: dict[str, Any] = {"key": "k", "at": "t", "name": "c", **options}
+    return foreach_batch(tmp_path / "pond", Computation(), **arguments)._embedded.pipeline.check()
+
+
+def test_every_option_is_there() -> None:
+    """What a stream, a computation and the runner can be told can be told here."""
+    own = set(signature(foreach_batch).parameters) | {"self", "name"}
+    of_stream = set(signature(EnginePipeline.inject).parameters)
+    of_computation = set(ComputationOptions.__annotations__)
+    wanted = of_stream | of_computation | set(SparkRunnerOptions.__annotations__)
+
+    assert wanted - own == set(ForeachBatchOptions.__annotations__)
+
+
+def test_options_reach_the_stream_and_the_computation(tmp_path: Path) -> None:
+    """Each option goes to the part that it is about, and the runner gets the rest."""
+    topology = embedded(
+        tmp_path,
+        produces=["spikes", "calm"],
+        on_error="stop",
+        retries=0,
+        at_unit="ms",
+        idle_after="5s",
+        dead_letter_limit=DeadLetterLimit(share=0.5),
+    )
+    node, injector = topology.computations["c"], topology.injectors[INPUT]
+
+    assert (node.produces, node.on_error, node.retries) == (("spikes", "calm"), "stop", 0)
+    assert (injector.times.unit, injector.idle_after_us) == ("ms", 5_000_000)
+
+
+def test_each_stream_may_have_a_sink(tmp_path: Path) -> None:
+    """One sink is that of the first stream, as before; a mapping names the streams, dead letters among them."""
+    sinks = {
+        name: DeltaSink(str(tmp_path / name), pa.schema([("key", pa.string())])) for name in ("a", "b", "c")
+    }
+    one = embedded(tmp_path, sink=sinks["c"])
+    several = embedded(
+        tmp_path, produces=["a", "b"], sink={"a": sinks["a"], "b": sinks["b"], DEAD_LETTERS: sinks["c"]}
+    )
+
+    assert {name: node.stream for name, node in one.sinks.items()} == {"c": "c"}
+    assert {name: node.stream for name, node in several.sinks.items()} == {
+        "c": "a",
+        "c.b": "b",
+        "c.dead_letters": "dead_letters",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"on_eror": "stop"}, "no such option; did you mean 'on_error'\\? option=`on_eror`"),
+        ({"on_error": "ignore"}, "no such way to treat errors"),
+        ({"sink": {"elsewhere": DeltaSink("x")}}, "unknown stream.*`elsewhere`"),
+        ({"dead_letter_limit": 0.5}, "dead_letter_limit is a DeadLetterLimit or None"),
+    ],
+)
+def test_mistakes_are_refused_at_the_call(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    """The query does not have to start for it."""
+    with pytest.raises(InvalidError, match=words):
+        embedded(tmp_path, **options)
+
+
+@pytest.mark.parametrize("limit", [{"share": 1.5}, {"share": -0.1}, {"share": True}, {"records_min": 0}])
+def test_limits_that_mean_nothing_are_refused(limit: dict[str, Any]) -> None:
+    """A share is from 0 to 1, of at least one record."""
+    with pytest.raises(InvalidError, match=r"share of a dead letter limit|records_min"):
+        DeadLetterLimit(**limit)

@@ -1,0 +1,144 @@
+"""Values of a schema as JSON: what goes in comes out, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import orjson
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import Row
+
+from millpond.executor.spark_compat.schema import parse_schema
+from millpond.executor.spark_compat.typed_values import StructCodec
+from millpond.statestore.errors import InvalidError
+
+_MOMENT = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1))  # noqa: DTZ001 - local time, as Spark takes it
+_INT = st.integers(-(2**31), 2**31 - 1)
+_VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "tinyint": st.integers(-128, 127),
+    "int": _INT,
+    "long": st.integers(-(2**63), 2**63 - 1),
+    "double": st.floats(allow_nan=False),
+    "string": st.text(),
+    "boolean": st.booleans(),
+    "date": st.dates(),
+    "timestamp": _MOMENT,
+    "timestamp_ntz": _MOMENT,
+    "decimal(12,3)": st.decimals(-(10**8), 10**8, places=3),
+    "binary": st.binary(),
+    "array<date>": st.lists(st.none() | st.dates()),
+    "map<string,binary>": st.dictionaries(st.text(), st.none() | st.binary()),
+    "struct<x:int,z:date>": st.builds(lambda x, z: Row(x=x, z=z), st.none() | _INT, st.none() | st.dates()),
+}
+
+
+def _codec(schema: str) -> StructCodec:
+    return StructCodec(parse_schema(schema), "the state 'v'")
+
+
+@st.composite
+def _typed(draw: st.DrawFn) -> tuple[str, tuple[Any, ...]]:
+    kinds = draw(st.lists(st.sampled_from(sorted(_VALUES)), min_size=1, max_size=5))
+    schema = ", ".join(f"f{place} {kind}" for place, kind in enumerate(kinds))
+    return schema, tuple(draw(st.none() | _VALUES[kind]) for kind in kinds)
+
+
+@given(typed=_typed())
+def test_a_value_comes_back_through_json(typed: tuple[str, tuple[Any, ...]]) -> None:
+    """With its types, whatever JSON has of them."""
+    schema, value = typed
+    codec = _codec(schema)
+
+    back = codec.from_json(orjson.loads(orjson.dumps(codec.to_json(value))))
+
+    assert back == value
+    assert list(map(type, back)) == list(map(type, value))
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_floats_that_json_lacks_come_back(number: float) -> None:
+    """Infinities and NaN have their names."""
+    codec = _codec("x double")
+
+    (back,) = codec.from_json(orjson.loads(orjson.dumps(codec.to_json((number,)))))
+
+    assert repr(back) == repr(number)
+
+
+def test_numbers_of_numpy_and_pandas_are_numbers() -> None:
+    """What code computes with arrays and frames is stored as what it stands for."""
+    value = (np.int64(7), np.float32(0.5), np.bool_(True), pd.Timestamp("2020-01-02", tz="UTC"))
+
+    stored = _codec("a long, b double, c boolean, d timestamp").to_json(value)
+
+    assert stored == {"a": 7, "b": 0.5, "c": True, "d": "2020-01-02T00:00:00+00:00"}
+
+
+def test_a_whole_number_is_a_float_too() -> None:
+    """It is read back as a float."""
+    codec = _codec("x double")
+
+    (back,) = codec.from_json(codec.to_json((1,)))
+
+    assert (back, type(back)) == (1.0, float)
+
+
+def test_a_time_with_a_zone_is_a_moment() -> None:
+    """It is read back in local time, as in Spark."""
+    moment = datetime(2020, 1, 2, 3, tzinfo=UTC)
+    codec = _codec("t timestamp")
+
+    (back,) = codec.from_json(codec.to_json((moment,)))
+
+    assert back.tzinfo is None
+    assert back.astimezone(UTC) == moment
+
+
+def test_fields_are_found_by_their_names() -> None:
+    """A field that is new is none, one that is gone is left out, whatever their order was."""
+    stored = _codec("a int, b int").to_json((1, 2))
+
+    assert _codec("c int, b int").from_json(stored) == (None, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("int", 1.5),
+        ("int", "1"),
+        ("int", True),
+        ("int", 2**31),
+        ("tinyint", 128),
+        ("double", True),
+        ("double", "1"),
+        ("string", 1),
+        ("boolean", 1),
+        ("date", datetime(2020, 1, 2, tzinfo=UTC)),
+        ("timestamp", date(2020, 1, 2)),
+        ("decimal(3,1)", Decimal(100)),
+        ("decimal(3,1)", Decimal("NaN")),
+        ("binary", "x"),
+        ("array<int>", 1),
+        ("array<int>", ["x"]),
+        ("map<string,int>", [1]),
+        ("struct<x:int>", (1, 2)),
+    ],
+)
+def test_a_value_of_another_type_is_refused(kind: str, value: Any) -> None:
+    """Spark stores null for it; here the error names variable, field, value and type."""
+    with pytest.raises(InvalidError, match="the state 'v'"):
+        _codec(f"x {kind}").to_json((value,))
+
+
+@pytest.mark.parametrize("value", [None, 1, (), (1, 2), {"x": 1}])
+def test_a_value_is_a_tuple_of_all_fields(value: Any) -> None:
+    """Neither a bare number nor more or fewer values are taken."""
+    with pytest.raises(InvalidError, match="one value for each field"):
+        _codec("x int").to_json(value)

@@ -1,0 +1,104 @@
+"""Requests for dead letters: which letters are meant, and when a request waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millpond.executor.superstep.letter_retries import (
+    LetterRequest,
+    LetterSelection,
+    StoredLetter,
+    waiting_letter_requests,
+)
+from millpond.statestore.app_ids import superstep_app_id
+from millpond.statestore.errors import InvalidError
+
+ALL = LetterSelection()
+
+
+def letter(name: str = "a/b/0000000003/000001", **fields: Any) -> StoredLetter:
+    """A letter of the pipeline ``a/b``."""
+    told = {
+        "computation": "c",
+        "stream": "in",
+        "key": "k",
+        "error": "ValueError: bad",
+        "failed_at": "2026-02-08T10:00:00+00:00",
+    }
+    return StoredLetter(name, {**told, **fields})
+
+
+def test_a_request_waits_until_it_is_answered() -> None:
+    """Asking again while it waits for all letters is the same request; later, or after the answer, it is another one."""
+    txns = {superstep_app_id("a/b"): 5}
+    first = LetterRequest.next(txns, "a/b", "retry", ALL)
+    txns |= {first.app_id: first.number}
+    assert waiting_letter_requests(txns) == (first,)
+    assert LetterRequest.next(txns, "a/b", "retry", ALL) == first
+
+    txns |= first.answer
+    assert waiting_letter_requests(txns) == ()
+    again = LetterRequest.next(txns, "a/b", "retry", ALL)
+    assert (again.number > txns[again.app_id], again.until) == (True, 5)
+
+    txns |= {superstep_app_id("a/b"): 6, again.app_id: again.number}
+    later = LetterRequest.next(txns, "a/b", "retry", ALL)
+    assert (later.number > again.number, later.until) == (True, 6)
+
+
+def test_requests_are_told_apart() -> None:
+    """By what they ask for, by their letters and by the pipeline; drops come first, then the oldest."""
+    of_key = LetterSelection(key="k/%\N{SNOWMAN}")
+    later, other = {superstep_app_id("p"): 7}, {superstep_app_id("q"): 9}
+    requests = [
+        LetterRequest.next(later, "p", "drop", ALL),
+        LetterRequest.next({}, "p", "retry", of_key),
+        LetterRequest.next(later, "p", "retry", ALL),
+        LetterRequest.next(other, "q", "retry", ALL),
+    ]
+    txns = {request.app_id: request.number for request in reversed(requests)}
+
+    assert waiting_letter_requests(txns | {"millpond/superstep/p": 4}) == tuple(requests)
+    assert waiting_letter_requests(txns, "q") == tuple(requests[3:])
+
+
+def test_only_letters_of_its_pipeline_up_to_its_superstep_are_meant() -> None:
+    """A letter that fails again is of a later superstep, so it is not retried for ever."""
+    request = LetterRequest.next({superstep_app_id("a/b"): 3}, "a/b", "retry", ALL)
+
+    assert request.has(letter())
+    assert not request.has(letter("a/b/0000000004/000000"))
+    assert not request.has(letter("a/0000000003/000001"))
+
+
+@pytest.mark.parametrize(
+    ("selection", "is_meant"),
+    [
+        (ALL, True),
+        (LetterSelection(computation="c", stream="in", key="k", error="bad"), True),
+        (LetterSelection(computation="c", key="other"), False),
+        (LetterSelection(stream=""), False),
+        (LetterSelection(error="good"), False),
+        (LetterSelection(letter="a/b/0000000003/000001"), True),
+        (LetterSelection(letter="a/b/0000000003/000002"), False),
+        (LetterSelection(before_us=1_770_544_800_000_000), False),
+        (LetterSelection(before_us=1_770_544_800_000_001), True),
+    ],
+)
+def test_which_letters_a_selection_means(selection: LetterSelection, *, is_meant: bool) -> None:
+    """Those for which all that it says holds; as text it says the same."""
+    assert selection.has(letter()) is is_meant
+    assert LetterSelection.of(selection.text) == selection
+
+
+def test_letters_that_do_not_say_when_they_failed_are_old() -> None:
+    """The first versions wrote them so."""
+    assert LetterSelection(before_us=0).has(letter(failed_at=None))
+
+
+def test_a_selection_of_the_wrong_type_is_refused() -> None:
+    """At the call."""
+    with pytest.raises(InvalidError, match="wrong type"):
+        LetterSelection(key=7)  # type: ignore[arg-type]

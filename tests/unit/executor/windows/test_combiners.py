@@ -1,0 +1,127 @@
+"""Combine functions: over elements, over merged parts, and after retractions."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.executor.windows.combine_fn import CombineFn
+from millpond.executor.windows.combiners import (
+    Count,
+    CountDistinct,
+    Max,
+    Mean,
+    Min,
+    Quantiles,
+    Sum,
+    ToList,
+    TopN,
+)
+from millpond.statestore.errors import InvalidError
+
+_NUMBERS = st.lists(st.integers(-100, 100), max_size=20)
+_ALL = [
+    Count(),
+    Sum(),
+    Mean(),
+    Min(retractable=True),
+    Max(retractable=True),
+    TopN(3, retractable=True),
+    CountDistinct(),
+    Quantiles(at=(0, 0.5, 1)),
+]
+
+
+def _over(combine: CombineFn, values: list[Any]) -> Any:
+    accumulator = combine.create()
+    for value in values:
+        accumulator = combine.add(accumulator, value)
+        accumulator = json.loads(json.dumps(accumulator))
+    return accumulator
+
+
+@pytest.mark.parametrize("combine", _ALL, ids=repr)
+@given(first=_NUMBERS, second=_NUMBERS)
+def test_parts_make_the_whole(combine: CombineFn, first: list[int], second: list[int]) -> None:
+    """Merged accumulators of two parts equal one accumulator over both."""
+    merged = combine.merge([_over(combine, first), _over(combine, second)])
+
+    assert combine.extract(merged) == combine.extract(_over(combine, first + second))
+
+
+@pytest.mark.parametrize("combine", _ALL, ids=repr)
+@given(stays=_NUMBERS, goes=st.integers(-100, 100))
+def test_what_is_taken_back_was_never_there(combine: CombineFn, stays: list[int], goes: int) -> None:
+    """Adding and retracting an element changes nothing."""
+    accumulator = combine.uncombine(_over(combine, [goes, *stays]), goes)
+
+    assert combine.extract(accumulator) == combine.extract(_over(combine, stays))
+
+
+@pytest.mark.parametrize(
+    ("combine", "expected"),
+    [
+        (Count(), 4),
+        (Sum(), 10),
+        (Mean(), 2.5),
+        (Min(), 1),
+        (Max(), 4),
+        (TopN(2), [4, 3]),
+        (TopN(2, smallest=True), [1, 2]),
+        (ToList(), [3, 1, 4, 2]),
+        (CountDistinct(), 4),
+        (Quantiles(at=(0.25, 0.5, 1)), [1, 2, 4]),
+    ],
+    ids=repr,
+)
+def test_the_library(combine: CombineFn, expected: Any) -> None:
+    """Each combiner computes what its name says."""
+    assert combine.extract(_over(combine, [3, 1, 4, 2])) == expected
+
+
+def test_a_field_is_combined() -> None:
+    """A combiner of a field combines that field alone."""
+    assert Sum("score").add(0, {"score": 7, "team": "red"}) == 7
+    assert Max(lambda value: value["score"]).extract([7]) == 7
+
+
+def test_numbers_of_other_types_are_summed() -> None:
+    """Booleans count as whole numbers, and numpy's numbers as those that they are."""
+    numbers = [True, False, np.int64(3), np.float64(0.5), 2]
+
+    assert Sum().extract(_over(Sum(), numbers)) == 6.5
+    assert Sum().extract(Sum().uncombine(_over(Sum(), numbers), np.float64(0.5))) == 6
+    assert Sum().extract(Sum().add_all(0, [True, 2, 3.5])) == 6.5
+
+
+def test_nothing_has_no_mean() -> None:
+    """Mean, extremes and quantiles of no elements are null."""
+    assert [combiner.extract(combiner.create()) for combiner in (Mean(), Min(), Max(), Quantiles())] == [
+        None
+    ] * 4
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda: Sum("score").add(0, {"team": "red"}),
+        lambda: Sum(of=5),  # type: ignore[arg-type]
+        lambda: TopN(0),
+        lambda: Quantiles(at=(2,)),
+        lambda: Max().uncombine([3], 3),
+        lambda: ToList().uncombine([3], 4),
+        lambda: Sum().add(0, None),
+        lambda: Sum().add_all(0, [1, "2"]),
+        lambda: Mean().add([0, 0], Decimal("0.1")),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(attempt) -> None:
+    """A missing field, what is no number, an invalid argument, and a retraction of an unknown element are errors."""
+    with pytest.raises(InvalidError):
+        attempt()

@@ -1,0 +1,388 @@
+"""Windowed streams on the local runner: panes, chained windowed steps, and retractions between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from millpond.executor.computation.computation import Computation
+from millpond.executor.computation.context import Context
+from millpond.executor.computation.records import Record
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.time.watermark_policies import BoundedDisorder, ManualWatermark
+from millpond.executor.windows.co_group import co_group
+from millpond.executor.windows.combiners import Count, Sum
+from millpond.executor.windows.composite_triggers import AfterEach, Never, Repeatedly
+from millpond.executor.windows.count_triggers import AfterCount
+from millpond.executor.windows.pane import Pane, Timing, WindowedValue
+from millpond.executor.windows.pipeline import Pipeline
+from millpond.executor.windows.strategy import WindowingStrategy
+from millpond.executor.windows.stream import DataflowStream, WindowedStream
+from millpond.executor.windows.time_triggers import AfterProcessingTime, AfterWatermark, WatermarkPercentile
+from millpond.executor.windows.window import Window
+from millpond.executor.windows.window_fns import FixedWindows, GlobalWindows, Sessions
+from millpond.executor.windows.windowed_computation import PaneKey
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.store import Store
+from millpond.statestore.types import Superstep
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.own_writer import OwnWriter
+
+
+class _Shelf(OwnWriter):
+    def __init__(self) -> None:
+        super().__init__("memory://shelf")
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, superstep: Superstep, productions: pa.Table) -> None:
+        self.rows += productions.select(["key", "at", "value"]).to_pylist()
+
+    @property
+    def panes(self) -> list[tuple[str, Any, bool]]:
+        values = [(row["key"], orjson.loads(row["value"])) for row in self.rows]
+        return [(key, value["value"], value["pane"]["is_retraction"]) for key, value in values]
+
+
+def _injected(pipeline: Pipeline) -> DataflowStream:
+    return pipeline.inject("scores", key="user", at="at", watermark=ManualWatermark())
+
+
+def _rows(*given: tuple[str, str, int, int]) -> list[dict[str, Any]]:
+    return [{"user": user, "team": team, "score": score, "at": at} for user, team, score, at in given]
+
+
+def _run(pipeline: Pipeline, *bundles: list[dict[str, Any]]) -> Store:
+    clock = ManualClock()
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    for bundle in bundles:
+        run.inject("scores", bundle)
+        run.run_until_quiet()
+    run.finish("scores")
+    run.run_until_quiet()
+    run.stop()
+    return store
+
+
+def test_a_sum_by_window_and_key() -> None:
+    """Each key gets one pane per window, with the sum of a field."""
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    _injected(pipeline).window(FixedWindows("1s")).combine(Sum("score"), name="sums").sink("out", shelf)
+    _run(
+        pipeline, _rows(("a", "x", 3, 1), ("a", "x", 4, 999_999), ("b", "y", 5, 1), ("a", "x", 6, 1_000_000))
+    )
+
+    assert sorted(shelf.panes) == [("a", 6, False), ("a", 7, False), ("b", 5, False)]
+
+
+def test_a_windowed_result_may_be_windowed_again() -> None:
+    """Panes keep their event time, so windows of windows contain the right panes at any depth."""
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    seconds = _injected(pipeline).window(FixedWindows("1s")).combine(Sum("score"), name="seconds")
+    minutes = seconds.window(FixedWindows("1m")).combine(Sum(), name="minutes")
+    minutes.window(FixedWindows("1h")).combine(Count(), name="hours").sink("out", shelf)
+    _run(pipeline, _rows(*(("a", "x", 1, second * 1_000_000) for second in range(0, 180, 20))))
+
+    assert shelf.panes == [("a", 3, False)]
+
+
+def test_retractions_reach_the_aggregate_of_another_key() -> None:
+    """A merged session is retracted from the count of short sessions and added to that of long ones."""
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    sessions = (
+        _injected(pipeline)
+        .window(Sessions("10us"), trigger=Repeatedly(AfterCount(1)), accumulation="retracting")
+        .combine(Count(), name="sessions")
+    )
+    lengths = sessions.map(lambda count: "long" if count > 1 else "short", name="lengths")
+    counts = lengths.window(
+        GlobalWindows(), trigger=Repeatedly(AfterCount(1)), accumulation="accumulating"
+    ).combine(Count(), name="counts", key=lambda length: length)
+    counts.sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 1, 0)), _rows(("b", "x", 1, 0)), _rows(("a", "x", 1, 5)))
+
+    assert shelf.panes == [
+        ("short", 1, False),
+        ("short", 2, False),
+        ("long", 1, False),
+        ("short", 1, False),
+    ]
+
+
+def test_a_function_may_process_whole_windows() -> None:
+    """A function of a window's elements emits any number of values."""
+    shelf, pipeline = _Shelf(), Pipeline("p")
+
+    def pairs(values: list[Any], window: Window, pane: Pane) -> list[list[Any]]:
+        scores = [value["score"] for value in values]
+        return [[window.start, pane.index, score] for score in scores if score > 1]
+
+    _injected(pipeline).window(FixedWindows(10)).process_windows(pairs, name="pairs").sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 1, 1), ("a", "x", 2, 2), ("a", "x", 3, 3)))
+
+    assert shelf.panes == [("a", [0, 0, 2], False), ("a", [0, 0, 3], False)]
+
+
+def test_a_result_may_name_its_key_and_window() -> None:
+    """With ``result`` a step emits a function of key, combined value and window, and retracts the same."""
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    _injected(pipeline).window(
+        FixedWindows(10), trigger=Repeatedly(AfterCount(1)), accumulation="retracting"
+    ).combine(Count(), name="counts", result=lambda user, count, window: [user, count, window.end]).sink(
+        "out", shelf
+    )
+    _run(pipeline, _rows(("a", "x", 1, 1)), _rows(("a", "x", 2, 2)))
+
+    assert shelf.panes == [("a", ["a", 1, 10], False), ("a", ["a", 1, 10], True), ("a", ["a", 2, 10], False)]
+
+
+def test_plain_computations_read_the_envelope() -> None:
+    """A plain computation after a windowed step sees value, window and pane as fields."""
+
+    class Reader(Computation):
+        def process_record(self, context: Context, record: Record) -> None:
+            shown = WindowedValue.from_json(record.value)
+            assert record.at == shown.at == shown.window.last_at
+            assert shown.pane.timing is Timing.ON_TIME
+            context.produce("read", {**record.value, "value": shown.value + 1})
+
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    counts = _injected(pipeline).window(FixedWindows(10)).combine(Count(), name="counts", key="team")
+    counts.apply(Reader(), name="read").sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 1, 1), ("b", "x", 2, 2)))
+
+    assert shelf.panes == [("x", 3, False)]
+
+
+def test_no_state_is_left_behind() -> None:
+    """When all input has ended, no row has a window or a timer."""
+    pipeline = Pipeline("p")
+    for number, window_fn in enumerate((FixedWindows(10), GlobalWindows(), Sessions(5))):
+        stream = pipeline.stream("scores").window(window_fn, allowed_lateness=100)
+        stream.combine(Count(), name=f"counts{number}")
+    _injected(pipeline)
+    store = _run(pipeline, _rows(("a", "x", 1, 1), ("b", "y", 2, 30)))
+
+    assert [store.rows_view(f"counts{number}").to_arrow().num_rows for number in range(3)] == [0, 0, 0]
+
+
+def test_the_state_can_be_read_with_sql() -> None:
+    """An open window is a JSON object in its key's row."""
+    pipeline, clock = Pipeline("p"), ManualClock()
+    _injected(pipeline).window(FixedWindows(10)).combine(Count(), name="counts")
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    run.inject("scores", _rows(("a", "x", 1, 3)))
+    run.run_until_quiet()
+    (row,) = store.rows_view("counts").to_arrow().to_pylist()
+    run.stop()
+
+    assert orjson.loads(row["state"]) == {
+        "windows": [
+            {"window": [0, 10], "accumulator": 1, "news": 1, "is_held": True, "timers": {"||event": 10}}
+        ]
+    }
+    assert sorted(timer["tag"] for timer in row["timers"]) == ["0/10|||event", "~0/10"]
+
+
+def test_a_combiner_class_is_refused() -> None:
+    """A combiner class in place of an instance is refused when the pipeline is declared."""
+    windowed = _injected(Pipeline("p")).window(FixedWindows(10))
+
+    assert isinstance(windowed, WindowedStream)
+    with pytest.raises(InvalidError, match="instance of a CombineFn"):
+        windowed.combine(Count, name="counts")  # type: ignore[arg-type]
+
+
+def test_streams_are_joined_by_window() -> None:
+    """A co-grouping of two streams has the values of both, by key and window."""
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    scores = _injected(pipeline)
+    counts = scores.window(FixedWindows(10)).combine(Count(), name="counts")
+    sums = scores.window(FixedWindows(10)).combine(Sum("score"), name="sums")
+    both = co_group(
+        {"count": counts, "sum": sums}, WindowingStrategy(window_fn=FixedWindows(10)), name="both"
+    )
+    both.flat_map(
+        lambda group: [[count, total] for count in group["count"] for total in group["sum"]], name="joined"
+    ).sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 3, 1), ("a", "x", 4, 2), ("a", "x", 5, 11), ("b", "x", 1, 1)))
+
+    assert sorted(shelf.panes) == [("a", [1, 5], False), ("a", [2, 7], False), ("b", [1, 1], False)]
+
+
+def test_a_join_keeps_what_it_is_told_to() -> None:
+    """With ``of`` a co-grouping keeps only the selected part of each stream's values."""
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    scores = _injected(pipeline)
+    sums = scores.window(FixedWindows(10)).combine(Sum("score"), name="sums")
+    strategy = WindowingStrategy(window_fn=FixedWindows(10))
+    co_group({"raw": scores, "sum": sums}, strategy, name="both", of={"raw": "score"}).sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 3, 1), ("a", "x", 4, 2)))
+
+    assert shelf.panes == [("a", {"raw": [3, 4], "sum": [7]}, False)]
+    with pytest.raises(InvalidError, match="a field, a function"):
+        co_group({"raw": scores}, strategy, name="more", of={"raw": 3})  # type: ignore[dict-item]
+
+
+def test_streams_of_two_pipelines_are_not_joined() -> None:
+    """A co-grouping of two pipelines, of no streams, or of one stream under two tags is refused."""
+    first, other = _injected(Pipeline("p")), _injected(Pipeline("q"))
+    for streams in ({}, {"one": first, "other": other}, {"one": first, "again": first}):
+        with pytest.raises(InvalidError, match="different streams"):
+            co_group(streams, WindowingStrategy(), name="both")
+
+
+@pytest.mark.parametrize("argument", ["keys", "of"])
+def test_a_join_refuses_tags_that_it_does_not_know(argument: str) -> None:
+    """An unknown tag in ``keys`` or ``of`` is refused."""
+    streams = {"scores": _injected(Pipeline("p"))}
+    with pytest.raises(InvalidError, match="tags of the streams"):
+        co_group(streams, WindowingStrategy(), name="both", **{argument: {"score": "team"}})  # type: ignore[arg-type]
+
+
+def test_a_pane_that_is_owed_holds_the_watermark() -> None:
+    """The output watermark stays at the earliest element's time until the pane with that time is emitted."""
+    pipeline, clock = Pipeline("p"), ManualClock()
+    counts = (
+        _injected(pipeline)
+        .window(FixedWindows(100), timestamp_combiner="OUTPUT_AT_EARLIEST")
+        .combine(Count(), name="counts")
+    )
+    counts.window(GlobalWindows()).combine(Count(), name="panes")
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    seen = []
+    for at, watermark in ((10, 15), (20, 50), (120, 110)):
+        run.inject("scores", _rows(("a", "x", 1, at)))
+        run.run_until_quiet()
+        run.advance_watermark("scores", watermark)
+        run.run_until_quiet()
+        run.step()
+        seen.append(run.watermark("panes"))
+    run.stop()
+
+    assert seen == [10, 10, 110]
+
+
+@pytest.mark.parametrize(("combiner", "expected"), [("OUTPUT_AT_EARLIEST", 10), ("OUTPUT_AT_LATEST", 30)])
+def test_a_pane_travels_with_the_time_of_its_elements(combiner: str, expected: int) -> None:
+    """A pane's record has the time in its envelope, however late the bundle that fires it."""
+    shelf, pipeline = _Shelf(), Pipeline("p")
+    windowed = _injected(pipeline).window(
+        FixedWindows(100), trigger=AfterCount(3), timestamp_combiner=combiner
+    )
+    windowed.combine(Count(), name="counts").sink("out", shelf)
+    _run(pipeline, *(_rows(("a", "x", 1, at)) for at in (10, 20, 30)))
+
+    assert [row["at"].timestamp() * 1e6 for row in shelf.rows] == [expected]
+    assert orjson.loads(shelf.rows[0]["value"])["at"] == expected
+
+
+def test_a_window_that_waits_for_its_end_holds_the_watermark_there() -> None:
+    """The output watermark stays at a window's last instant until its on-time pane is emitted."""
+    pipeline, clock, shelf = Pipeline("p"), ManualClock(), _Shelf()
+    counts = _injected(pipeline).window(FixedWindows(100)).combine(Count(), name="counts")
+    counts.window(FixedWindows(100)).combine(Sum(), name="sums").sink("out", shelf)
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    run.inject("scores", _rows(("a", "x", 1, 10)))
+    run.advance_watermark("scores", 1_000)
+    run.run_until_quiet()
+    run.stop()
+    store.close()
+
+    assert shelf.panes == [("a", 1, False)]
+
+
+@pytest.mark.parametrize("lateness", [0, 50])
+def test_a_closing_pane_is_in_time_downstream(lateness: int) -> None:
+    """Elements that arrived in time and are emitted when their window expires are not late for the next step."""
+    pipeline, shelf = Pipeline("p"), _Shelf()
+    windowed = _injected(pipeline).window(FixedWindows(10), trigger=Never(), allowed_lateness=lateness)
+    counts = windowed.combine(Count(), name="counts")
+    counts.window(FixedWindows(10)).combine(Sum(), name="sums").sink("out", shelf)
+    _run(pipeline, _rows(("a", "x", 1, 3), ("a", "x", 1, 4)))
+
+    assert shelf.panes == [("a", 2, False)]
+
+
+def test_an_on_time_pane_frees_the_watermark() -> None:
+    """After its on-time pane, a window that waits for late elements does not hold the watermark."""
+    pipeline, clock = Pipeline("p"), ManualClock()
+    windowed = _injected(pipeline).window(FixedWindows(10), allowed_lateness=1_000)
+    windowed.combine(Count(), name="counts").window(FixedWindows(10)).combine(Sum(), name="sums")
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    run.inject("scores", _rows(("a", "x", 1, 3)))
+    run.run_until_quiet()
+    run.advance_watermark("scores", 100)
+    run.run_until_quiet()
+    run.inject("scores", _rows(("a", "x", 1, 4)))
+    run.run_until_quiet()
+    run.step()
+    watermark = run.watermark("sums")
+    run.stop()
+
+    assert watermark == 100
+
+
+def test_a_key_of_outside_rows_is_a_column() -> None:
+    """A key's name is a column of injected rows, and a field of the value in an envelope."""
+    pipeline = Pipeline("p")
+    windowed = _injected(pipeline).window(FixedWindows(10))
+    windowed.combine(Count(), name="counts", key="team").map(len, name="other", key="team")
+    keys = {name: node.subscriptions[0].key for name, node in pipeline.check().computations.items()}
+
+    assert keys == {"counts": "team", "other": PaneKey("team")}
+
+
+def test_a_window_need_not_wait_for_stragglers() -> None:
+    """With a source up to an hour late, a pane is emitted at the 90 % watermark, and again at the low watermark."""
+    second, pipeline, shelf = 1_000_000, Pipeline("p"), _Shelf()
+    tiers = AfterEach(WatermarkPercentile(90), WatermarkPercentile(100))
+    scores = pipeline.inject("scores", key="user", at="at", watermark=BoundedDisorder("1h"))
+    windowed = scores.window(FixedWindows("10s"), trigger=tiers, accumulation="accumulating")
+    windowed.combine(Count(), name="counts").sink("out", shelf)
+    parts = (range(1), range(1, 110), range(110, 130))
+    steps = [_rows(*(("a", "x", 1, at * second) for at in part)) for part in parts]
+    late = _rows(("a", "x", 1, 5 * second))
+    _run(pipeline, *steps, late)
+    shown = [orjson.loads(row["value"]) for row in shelf.rows]
+    first = [
+        (envelope["value"], envelope["pane"]["watermark_percentile"])
+        for envelope in shown
+        if envelope["window"][0] == 0
+    ]
+
+    assert first == [(10, 90), (11, 100)]
+    early = [envelope["window"][0] // second for envelope in shown if envelope["pane"]["timing"] == "early"]
+    assert early == list(range(0, 130, 10))
+
+
+@pytest.mark.parametrize(("by", "expected"), [(0, 9), (5, 14), (-5, 4)])
+def test_a_late_pane_may_be_given_another_time(by: int, expected: int) -> None:
+    """A late pane's record carries a later time than the pane; moving the pane's time loses nothing."""
+    pipeline, shelf, clock = Pipeline("p"), _Shelf(), ManualClock()
+    late = AfterWatermark(late=AfterProcessingTime("1s"))
+    windowed = _injected(pipeline).window(FixedWindows(10), trigger=late, allowed_lateness=1_000)
+    counts = windowed.combine(Count(), name="counts")
+    counts.with_timestamps(lambda _, at: at + by, name="moved", late_data_horizon=5).sink("out", shelf)
+    store = Store.in_memory(clock=clock, rng=SeededRng(1))
+    run = LocalRunner(store, clock=clock, rng=SeededRng(2), progress=False).start(pipeline, stepping=True)
+    for watermark in (20, 30):
+        run.inject("scores", _rows(("a", "x", 1, 3)))
+        run.advance_watermark("scores", watermark)
+        run.run_until_quiet()
+        clock.advance_ms(1_000)
+        run.run_until_quiet()
+    run.stop()
+    shown = [orjson.loads(row["value"]) for row in shelf.rows]
+
+    assert [(envelope["value"], envelope["at"], envelope["pane"]["timing"]) for envelope in shown] == [
+        (1, expected, "on_time"),
+        (1, expected, "late"),
+    ]

@@ -1,0 +1,142 @@
+"""Window functions: assignment, merging, and invalid arguments."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.executor.windows.window import GLOBAL_WINDOW, Element, Merge, Window, WindowFn, check_merges
+from millpond.executor.windows.window_fns import (
+    CalendarWindows,
+    FixedWindows,
+    GlobalWindows,
+    Sessions,
+    SlidingWindows,
+    UnalignedFixedWindows,
+)
+from millpond.statestore.errors import InvalidError
+
+_FUNCTIONS = [
+    GlobalWindows(),
+    FixedWindows("10us", "3us"),
+    UnalignedFixedWindows("10us"),
+    SlidingWindows("10us", "3us"),
+    Sessions("10us"),
+    CalendarWindows("days", zone="Europe/Berlin"),
+    CalendarWindows("weeks", 2),
+    CalendarWindows("months", 3),
+    CalendarWindows("years"),
+]
+
+_TIMES = st.integers(-(10**15), 10**16)
+
+
+def _at(at: int, key: str = "k") -> Element:
+    return Element(value=None, at=at, key=key)
+
+
+@pytest.mark.parametrize("window_fn", _FUNCTIONS, ids=repr)
+@given(at=_TIMES)
+def test_an_element_is_inside_its_windows(window_fn: WindowFn, at: int) -> None:
+    """Every window that an element is assigned to contains its time."""
+    windows = window_fn.assign(_at(at))
+
+    assert windows
+    assert all(window.start <= at < window.end for window in windows)
+
+
+@pytest.mark.parametrize("window_fn", _FUNCTIONS, ids=repr)
+def test_a_window_function_travels(window_fn: WindowFn) -> None:
+    """A pickled window function assigns the same windows."""
+    assert pickle.loads(pickle.dumps(window_fn)).assign(_at(12_345)) == window_fn.assign(_at(12_345))
+
+
+@given(at=_TIMES)
+def test_windows_that_slide_are_as_many_as_fit(at: int) -> None:
+    """Sliding windows of four periods contain every instant four times."""
+    assert len(SlidingWindows(40, 10).assign(_at(at))) == 4
+
+
+@given(st.integers(-500, 500), st.integers(1, 50), st.integers(1, 60), st.integers(-100, 100))
+def test_sliding_windows_are_all_that_hold_the_instant(at: int, size: int, period: int, offset: int) -> None:
+    """An element is in every window that starts at a multiple of the period and contains it, with or without gaps."""
+    starts = [start for start in range(at - size + 1, at + 1) if (start - offset) % period == 0]
+
+    assert SlidingWindows(size, period, offset).assign(_at(at)) == tuple(
+        Window(start, start + size) for start in starts
+    )
+
+
+def test_unaligned_windows_differ_from_key_to_key() -> None:
+    """Phases of unaligned windows spread over the size, and a key's phase never changes."""
+    window_fn = UnalignedFixedWindows(1_000_000)
+    starts = {window_fn.assign(_at(0, f"key{number}"))[0].start for number in range(100)}
+
+    assert len(starts) > 90
+    assert window_fn.assign(_at(0, "a")) == UnalignedFixedWindows(1_000_000).assign(_at(0, "a"))
+
+
+def test_everything_is_in_the_global_window() -> None:
+    """The global window function assigns one window."""
+    assert GlobalWindows().assign(_at(-5)) == (GLOBAL_WINDOW,)
+
+
+def test_a_day_is_as_long_as_its_zone_has_it() -> None:
+    """The days on which daylight saving time starts and ends have 23 and 25 hours."""
+    window_fn = CalendarWindows("days", zone="Europe/Berlin")
+    hours = [
+        (window.end - window.start) // 3_600_000_000
+        for window in (window_fn.assign(_at(at))[0] for at in (1_774_742_400_000_000, 1_792_886_400_000_000))
+    ]
+
+    assert hours == [23, 25]
+
+
+@given(times=st.lists(st.integers(0, 200), min_size=1, max_size=20))
+def test_merged_sessions_are_apart(times: list[int]) -> None:
+    """After merging, any two sessions are separated by a gap."""
+    sessions = Sessions(10)
+    windows = sorted({sessions.assign(_at(at))[0] for at in times})
+    merges = check_merges(windows, sessions.merge(windows))
+    left = set(windows) - {source for merge in merges for source in merge.sources}
+    left |= {merge.result for merge in merges}
+
+    ordered = sorted(left)
+    assert all(first.end <= second.start for first, second in itertools.pairwise(ordered))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FixedWindows(0),
+        lambda: SlidingWindows(10, 0),
+        lambda: SlidingWindows(1_000_000, 1),
+        lambda: Sessions(-1),
+        lambda: UnalignedFixedWindows("0s"),
+        lambda: CalendarWindows("days", 0),
+        lambda: CalendarWindows("fortnights"),  # type: ignore[arg-type]
+        lambda: CalendarWindows("days", zone="Mars/Olympus"),
+    ],
+)
+def test_invalid_sizes_are_refused(make) -> None:
+    """A window function refuses invalid arguments at construction."""
+    with pytest.raises(InvalidError):
+        make()
+
+
+@pytest.mark.parametrize(
+    "merge",
+    [
+        Merge((Window(0, 5), Window(7, 9)), Window(0, 9)),
+        Merge((Window(0, 10),), Window(0, 5)),
+        Merge((Window(0, 10),), Window(0, 20)),
+    ],
+)
+def test_invalid_merges_are_refused(merge: Merge) -> None:
+    """A merge of unknown windows, into a window that does not contain them, or onto an unmerged window is refused."""
+    with pytest.raises(InvalidError):
+        check_merges([Window(0, 10), Window(0, 20)], [merge])

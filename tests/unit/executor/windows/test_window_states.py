@@ -1,0 +1,52 @@
+"""The windows of a key during its turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond.executor.windows.key_windows import WindowStates
+from millpond.executor.windows.window import Window
+from millpond.executor.windows.window_state import WindowState
+
+_ROWS: list[dict[str, Any]] = [{"window": [0, 10], "news": 1}, {"window": [10, 20], "news": 2}]
+
+
+def test_only_what_is_looked_at_is_opened() -> None:
+    """A window is decoded once, on first access; all others are written back as they were read."""
+    told: list[WindowState] = []
+    windows = WindowStates({"windows": _ROWS}, told.append)
+    state = windows.get(Window(10, 20))
+
+    assert state is not None
+    assert windows.get(Window(10, 20)) is state
+    assert (told, windows.touched()) == ([state], [state])
+    stored = windows.to_json()
+    assert stored == {"windows": _ROWS}
+    assert stored["windows"][0] is _ROWS[0]
+
+
+def test_windows_come_and_go() -> None:
+    """New windows are empty and do not call ``on_open``; removed ones are gone; the row is ordered by bounds."""
+    told: list[WindowState] = []
+    windows = WindowStates({"windows": _ROWS}, told.append)
+    windows.at(Window(-5, 5)).news = 7
+    taken = windows.pop(Window(0, 10))
+
+    assert taken is not None
+    assert taken.news == 1
+    assert told == [taken]
+    assert (windows.get(Window(0, 10)), windows.pop(Window(3, 4))) == (None, None)
+    assert windows.to_json() == {"windows": [{"window": [-5, 5], "news": 7}, _ROWS[1]]}
+    assert (len(windows), Window(-5, 5) in windows, Window(0, 10) in windows) == (2, True, False)
+
+
+def test_each_hook_is_told_of_what_it_touches() -> None:
+    """A window stays decoded for the turn, but only the hook that touches it is told of it."""
+    told: list[WindowState] = []
+    windows = WindowStates({"windows": _ROWS})
+    first = windows.at(Window(0, 10))
+    windows.begin_hook(told.append)
+
+    assert windows.touched() == []
+    assert windows.at(Window(0, 10)) is first
+    assert told == windows.touched() == [first]

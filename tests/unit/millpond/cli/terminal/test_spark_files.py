@@ -1,0 +1,74 @@
+"""Files as streams of Spark: the rows that the local runner reads of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from millpond.cli.terminal.row_files import RowFiles, stream_of_files
+from millpond.statestore.errors import InvalidError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS = [
+    {"key": "7", "n": 1, "x": 0.5, "yes": True, "code": "007", "at": "2024-01-01T00:00:00Z", "no": None},
+    {"key": "8", "n": -2, "x": 20.0, "yes": False, "code": "12", "at": "2024-01-02T00:00:00Z", "no": "a,b"},
+]
+CSV = """key,n,x,yes,code,at,no
+7,1,0.5,true,007,2024-01-01T00:00:00Z,
+8,-2,2e1,false,12,2024-01-02T00:00:00Z,"a,b"
+"""
+
+
+def on_spark(spark: SparkSession, path: Path, tmp_path: Path) -> list[dict[str, Any]]:
+    """What a stream of the files brings, in no order."""
+    found: list[dict[str, Any]] = []
+    stream = stream_of_files(spark, str(path), {"key"})
+    query = (
+        stream.writeStream.foreachBatch(
+            lambda batch, _: found.extend(row.asDict() for row in batch.collect())
+        )
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return sorted(found, key=lambda row: str(row["key"]))
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.json", "rows.parquet", "folder"])
+def test_spark_reads_the_same_rows(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Of a file of each format, and of a folder: the same columns, types and values."""
+    path = tmp_path / name
+    if name == "folder":
+        (path / "below").mkdir(parents=True)
+        for number, row in enumerate(ROWS):
+            (path / ("below" if number else ".") / f"{number}.json").write_text(
+                json.dumps(row), encoding="utf-8"
+            )
+        (path / "_SUCCESS").touch()
+    elif name == "rows.csv":
+        path.write_text(CSV, encoding="utf-8")
+    elif name == "rows.json":
+        path.write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
+    else:
+        parquet.write_table(pa.Table.from_pylist(ROWS), path)
+    source = RowFiles(path, {"key"})
+    pieces = [rows for _, rows in source.pieces(0, 10)]
+    here = [row for rows in pieces for row in (rows.to_pylist() if isinstance(rows, pa.Table) else rows)]
+
+    assert on_spark(spark, path, tmp_path) == sorted(here, key=lambda row: str(row["key"])) == ROWS
+
+
+def test_what_is_not_there_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """On this machine, and where Spark looks for it."""
+    with pytest.raises(InvalidError, match="no file and no folder"):
+        stream_of_files(spark, str(tmp_path / "none.json"), ())
+    with pytest.raises(InvalidError, match="spark cannot read"):
+        stream_of_files(spark, f"file://{tmp_path}/none.json", ())

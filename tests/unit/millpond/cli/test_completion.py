@@ -1,0 +1,110 @@
+"""``millpond completion``: what a shell is offered on an unfinished line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+import millpond as mp
+from millpond.cli.main import main
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.table import create_rows_table
+from millpond.statestore.objects.obstore import open_objects
+from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+
+
+class Count(mp.Computation):
+    """Counts a key's records."""
+
+    def process_record(self, context, record):
+        context.state.set(context.state.get(0) + 1)
+
+
+@pytest.fixture(scope="module")
+def pond(tmp_path_factory: pytest.TempPathFactory, zookeeper_hosts: str) -> Path:
+    """A store with two computations and two savepoints."""
+    path = tmp_path_factory.mktemp("completion") / "pond"
+    pipeline = mp.Pipeline("p")
+    rows = pipeline.inject("rows", key="k", at="at")
+    rows.apply(Count(), name="count")
+    rows.apply(Count(), name="alarm")
+    mp.LocalRunner(path, zookeeper=zookeeper_hosts, progress=False).run(
+        pipeline, {"rows": [{"k": "a", "at": 1}]}
+    )
+    with mp.Store.open(path, zookeeper=zookeeper_hosts) as store:
+        store.savepoint("before the sale")
+        store.savepoint("spring")
+    return path
+
+
+def offered(*words: str, incomplete: str = "") -> list[tuple[str, str]]:
+    """The kind and text of each completion."""
+    shell = ShellComplete(main, {}, "millpond", "_MILLPOND_COMPLETE")
+    return [(item.type, item.value) for item in shell.get_completions([*words], incomplete)]
+
+
+def names(*words: str, incomplete: str = "") -> list[str]:
+    return [value for _, value in offered(*words, incomplete=incomplete)]
+
+
+def test_commands_and_choices() -> None:
+    """Commands, options, and the values that an option knows."""
+    assert names(incomplete="ro") == ["rows"]
+    assert "--dry-run" in names("gc", "pond", incomplete="--d")
+    assert names("adopt", "pond", "--as") == ["moved", "copy", "restored"]
+    assert names("completion") == ["bash", "zsh", "fish"]
+
+
+def test_a_store_is_a_folder() -> None:
+    """The shell lists folders itself, for the argument and for the option."""
+    assert offered("status", incomplete="po") == [("dir", "po")]
+    assert offered("run", "daily:pipeline", "--store", incomplete="po") == [("dir", "po")]
+
+
+def test_names_out_of_the_store(pond: Path) -> None:
+    """Computations where one is asked for, savepoints where a version or a savepoint is."""
+    assert names("rows", str(pond)) == ["alarm", "count"]
+    assert names("rows", str(pond), incomplete="c") == ["count"]
+    assert names("rows", str(pond), "count", "--version") == ["before the sale", "spring"]
+    for command in (("savepoint", str(pond)), ("rewind", str(pond), "--version")):
+        assert names(*command, incomplete="s") == ["spring"]
+
+
+def test_without_a_store_nothing_is_offered(tmp_path: Path, pond: Path) -> None:
+    """A path with nothing, a store elsewhere, and a damaged one: no message disturbs the line."""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(pond, damaged)
+    for commit in (damaged / "rows" / "_delta_log").iterdir():
+        commit.write_bytes(b"{")
+    create_rows_table(Log(open_objects(f"{tmp_path}/empty/rows")), ManualClock(), SeededRng())
+
+    for store in (str(tmp_path), "s3://bucket/pond", str(damaged), str(tmp_path / "empty")):
+        assert names("rows", store) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_for_each_shell(shell: str) -> None:
+    """It is printed as it is, or in JSON with the file that it goes into."""
+    script = CliRunner().invoke(main, ["completion", shell]).stdout
+    told = json.loads(CliRunner().invoke(main, ["completion", shell, "--json"]).stdout)
+
+    assert "_MILLPOND_COMPLETE" in script
+    assert told["script"].strip() == script.strip()
+    assert shell in told["file"] or shell in told["shell"]
+
+
+def test_bash_understands_its_script(tmp_path: Path) -> None:
+    """It defines a function and completes `millpond` with it."""
+    path = tmp_path / "completion.sh"
+    path.write_text(CliRunner().invoke(main, ["completion", "bash"]).stdout, encoding="utf-8")
+    asked = ["bash", "--norc", "-c", f"source {path} && complete -p millpond"]
+    shown = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+
+    assert shown.strip().endswith("millpond")
+    assert "-F" in shown

@@ -1,0 +1,152 @@
+"""``millpond dead-letters``: what it shows of the letters of a store, and what it asks for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import millpond as mp
+from millpond.cli.main import main
+
+
+class Average(mp.Computation):
+    """Divides; until it is mended, by zero too."""
+
+    def __init__(self, *, mended: bool) -> None:
+        self.mended = mended
+
+    def process_record(self, context, record):
+        pieces = record.value["pieces"] or (1 if self.mended else 0)
+        context.state.set(record.value["price"] / pieces)
+
+
+ITEMS = [("tea", 4), ("cup", 0), ("pot", 0), (None, 1)]
+ROWS = [
+    {"id": str(at), "item": item, "price": 12.0, "pieces": pieces, "at": at}
+    for at, (item, pieces) in enumerate(ITEMS)
+]
+
+
+def run(folder: Path, *, mended: bool, rows: Any = ROWS) -> None:
+    pipeline = mp.Pipeline("orders")
+    pipeline.inject("orders", key="item", at="at", id="id").apply(Average(mended=mended), name="average")
+    mp.LocalRunner(folder, progress=False).run(pipeline, {"orders": rows})
+
+
+@pytest.fixture(scope="module")
+def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with two letters of code that failed, and one of a record without a key; for tests that change nothing."""
+    return made(tmp_path_factory.mktemp("letters") / "pond")
+
+
+def made(folder: Path) -> Path:
+    run(folder, mended=False)
+    return folder
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["dead-letters", *map(str, arguments)])
+
+
+def listed(pond: Path, *arguments: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in invoke("list", pond, "--json", *arguments).stdout.splitlines()]
+
+
+def test_it_counts_letters_by_error(pond: Path) -> None:
+    """With the newest as a sample, and only those that are meant."""
+    failed, unread = listed(pond)
+    assert (failed["computation"], failed["stream"], failed["letters"], failed["lost"]) == (
+        "average",
+        "orders",
+        2,
+        0,
+    )
+    assert failed["error"].startswith("ZeroDivisionError")
+    assert (unread["error"], unread["key"]) == ("the key is null", None)
+    assert [group["letters"] for group in listed(pond, "--key", "cup")] == [1]
+    assert listed(pond, "--timers") == []
+    table = invoke("list", pond)
+    assert (table.exit_code, "ZeroDivisionError" in table.stdout) == (0, True)
+
+
+def test_it_shows_a_letter_whole(pond: Path) -> None:
+    """Value and traceback; of a letter that is not there, that it is not."""
+    (sample,) = (group["sample"] for group in listed(pond, "--key", "cup"))
+    shown = json.loads(invoke("show", pond, sample, "--json").stdout)
+    assert (shown["letter"], shown["pipeline"], shown["key"]) == (sample, "orders", "cup")
+    assert json.loads(shown["value"])["pieces"] == 0
+    for part in ("Traceback", "float division by zero", "cup"):
+        assert part in invoke("show", pond, sample).stdout
+
+    missing = invoke("show", pond, "orders/0000000001/000099")
+    assert (missing.exit_code, "no such dead letter" in missing.output) == (1, True)
+
+
+def test_letters_are_retried_when_the_pipeline_runs(tmp_path: Path) -> None:
+    """The request waits and is shown; then the letters are gone, and their records counted. Others stay."""
+    pond = made(tmp_path / "pond")
+    asked = json.loads(invoke("retry", pond, "--computation", "average", "--error", "Zero", "--json").stdout)
+    assert asked == {"action": "retry", "letters": 2, "lost": {}, "pipelines": ["orders"]}
+    assert 'retry {"computation":"average","error":"Zero"}' in invoke("list", pond).stderr
+
+    run(pond, mended=True)
+    assert [group["error"] for group in listed(pond)] == ["the key is null"]
+    assert "waits" not in invoke("list", pond).stderr
+    with mp.Store.open(pond, read_only=True) as store:
+        states = store.rows_view("average").to_arrow()["state"].to_pylist()
+    assert states == ["12.0", "12.0", "3.0"]
+
+
+def test_letters_are_dropped_when_the_pipeline_runs(tmp_path: Path) -> None:
+    """All of them, or those that are meant."""
+    pond = made(tmp_path / "pond")
+    assert "drop 1 dead letter in" in invoke("drop", pond, "--key", "pot").stdout
+    run(pond, mended=True)
+    assert [group["letters"] for group in listed(pond)] == [1, 1]
+    assert invoke("drop", pond, "--all").exit_code == 0
+    run(pond, mended=True)
+    assert listed(pond) == []
+
+
+def test_a_request_is_withdrawn(tmp_path: Path) -> None:
+    """Then the letters stay."""
+    pond = made(tmp_path / "pond")
+    invoke("retry", pond, "--all")
+    (withdrawn,) = invoke("withdraw", pond, "--json").stdout.splitlines()
+    assert json.loads(withdrawn) == {"pipeline": "orders", "action": "retry", "selection": "{}"}
+    assert "no request waits" in invoke("withdraw", pond).stderr
+
+    run(pond, mended=True)
+    assert [group["letters"] for group in listed(pond)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "which letters"),
+        (("--all", "--key", "cup"), "which letters"),
+        (("--key", "nothing"), "no such dead letter"),
+        (("--before", "yesterday"), "yesterday"),
+        (("--timers", "--stream", "orders"), "--timers or --stream"),
+    ],
+)
+def test_what_cannot_be_asked_for(pond: Path, arguments: tuple[str, ...], message: str) -> None:
+    """Exit code 1 and a sentence."""
+    refused = invoke("retry", pond, *arguments)
+
+    assert (refused.exit_code, message in refused.output) == (1, True)
+
+
+def test_a_letter_without_the_whole_value_is_lost(tmp_path: Path) -> None:
+    """It is counted so, and stays; a request for nothing else is refused."""
+    long = [{"id": "1", "item": "tea", "price": 1.0, "pieces": 0, "at": 1, "note": "x" * (1 << 21)}]
+    run(tmp_path / "pond", mended=False, rows=long)
+
+    (group,) = listed(tmp_path / "pond")
+    assert (group["lost"], group["lost_because"]) == (1, "the letter does not have the whole value")
+    refused = invoke("retry", tmp_path / "pond", "--all")
+    assert (refused.exit_code, "no code can get" in refused.output) == (1, True)

@@ -1,0 +1,102 @@
+"""``millpond export``: rows become tables of other formats, and rows again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from click.testing import CliRunner, Result
+from deltalake import DeltaTable
+
+from millpond.cli.main import main
+from millpond.executor.local.runner import LocalRunner
+from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.statestore.store import Store
+from millpond.testing.fixtures.computations import Count
+
+pytestmark = pytest.mark.zookeeper
+
+_NOON = 43_200_000_000
+
+
+@pytest.fixture(scope="module")
+def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with two computations, one of them cut into intervals and with timers."""
+    path = tmp_path_factory.mktemp("export") / "pond"
+    with Store.open(path) as store:
+        rows = [
+            {"key": f"k{n:03d}", "state": {"n": n}, "timers": [{"at": _NOON + n, "tag": "t"}]}
+            for n in range(200)
+        ]
+        store.load("counts", rows, intervals=4)
+        store.load("others", [{"key": "it's", "state": "x\ny"}])
+    return path
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def rows_of(path: Path, computation: str, version: int | None = None) -> list[dict[str, Any]]:
+    with Store.open(path, read_only=True) as store:
+        table = store.rows_view(computation, version).to_arrow()
+        return table.drop_columns(["superstep", "sequencer", "commit_number"]).to_pylist()
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_what_is_exported_can_be_loaded(pond: Path, tmp_path: Path, form: str) -> None:
+    """Keys, states and timers are the same again, from files of each format."""
+    said = invoke("export", pond, tmp_path / "tables", "--format", form, "--for-load")
+
+    assert said.exit_code == 0, said.output
+    assert "200 rows of counts" in said.stdout
+    for name in ("counts", "others"):
+        file = tmp_path / "tables" / f"{name}.{form}"
+        assert invoke("load", tmp_path / "again", name, file, "--create").exit_code == 0
+        assert rows_of(tmp_path / "again", name) == rows_of(pond, name)
+
+
+def test_a_delta_table_is_read_by_delta(pond: Path, tmp_path: Path) -> None:
+    """With all columns, and the version that was asked for."""
+    said = invoke(
+        "export", pond, tmp_path / "tables", "counts", "--format", "delta", "--version", "2", "--json"
+    )
+
+    table = DeltaTable(str(tmp_path / "tables" / "counts"))
+    assert json.loads(said.stdout) == {
+        "computation": "counts", "path": str(tmp_path / "tables" / "counts"), "rows": 200, "version": 2,
+    }  # fmt: skip
+    found = table.to_pyarrow_table()
+    assert found.num_rows == 200
+    assert {"key", "state", "timers", "hold", "superstep"} <= set(found.column_names)
+    assert not (tmp_path / "tables" / "others").exists()
+
+
+def test_typed_keys_have_columns(tmp_path: Path) -> None:
+    """Next to the key's text; without them the table can be loaded."""
+    pipeline = EnginePipeline("p")
+    pipeline.inject("sales", key=["country", "card"], at="at")
+    pipeline.add(Count(), name="counts", subscribes={"sales": None})
+    sales = [{"country": "no", "card": 7, "at": 5, "n": 1}, {"country": "se", "card": 8, "at": 6, "n": 2}]
+    LocalRunner(tmp_path / "pond", progress=False).run(pipeline, {"sales": sales})
+
+    assert invoke("export", tmp_path / "pond", tmp_path / "tables").exit_code == 0
+    found = duckdb.sql(f"select country, card, state from '{tmp_path}/tables/counts.parquet' order by card")
+    assert [row[:2] for row in found.fetchall()] == [("no", 7), ("se", 8)]
+
+
+def test_nothing_is_overwritten(pond: Path, tmp_path: Path) -> None:
+    """A table that is there stays, and no table of the same call is written either; nor one of unknown rows."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "others.csv").write_text("mine")
+
+    refused = invoke("export", pond, tmp_path / "tables", "--format", "csv")
+    unknown = invoke("export", pond, tmp_path / "tables", "count")
+
+    assert (refused.exit_code, unknown.exit_code) == (1, 1)
+    assert "there is a table already" in refused.stderr
+    assert "counts" in unknown.stderr
+    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["others.csv"]

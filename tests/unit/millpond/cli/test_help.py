@@ -1,0 +1,178 @@
+"""The examples in the help of the command line: each is run, on a store that has what they name.
+
+A command that is registered is found here by itself. Its examples run in their order, in the folder that
+``tests/prepared_pond.py`` describes, which is new for each command. One that cannot be run is an `Example` that says what
+it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from millpond.cli.main import main
+from millpond.cli.terminal.cli_help import EXIT_CODES, Example, TeachingCommand, TeachingGroup
+from tests.prepared_pond import serve, write_pond
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.slow
+
+
+def _commands() -> Iterator[str]:
+    """The words of each command, those of groups too."""
+    for name in main.list_commands(click.Context(main)):
+        yield name
+        command = main.get_command(click.Context(main), name)
+        if isinstance(command, click.Group):
+            yield from (f"{name} {own}" for own in command.list_commands(click.Context(command)))
+
+
+COMMANDS: Final = [*_commands()]
+_REST: Final = re.compile(r"\s+(?:\|\s*(?P<filter>jq .*)|>>?\s*\S+)$")
+_FIELD: Final = re.compile(r"(?<![\w.])\.(\w+)")
+
+
+def command_of(name: str) -> TeachingCommand | TeachingGroup:
+    found: click.Command | None = main
+    for word in name.split():
+        assert isinstance(found, click.Group)
+        found = found.get_command(click.Context(found), word)
+    assert isinstance(found, TeachingCommand | TeachingGroup)
+    return found
+
+
+def on_spark(example: str) -> bool:
+    return "--spark" in shlex.split(example)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folder of the examples, and what it has at the beginning."""
+    folder = tmp_path_factory.mktemp("examples") / "here"
+    folder.mkdir()
+    write_pond(folder)
+    kept = folder.with_name("kept")
+    folder.rename(kept)
+    return folder, kept
+
+
+@pytest.fixture
+def here(template: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the examples, as it is at the beginning; the current one. The store lies where it was made."""
+    folder, kept = template
+    shutil.copytree(kept, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("HOME", str(folder))
+    server = serve(folder)
+    yield folder
+    server.close()
+    sys.modules.pop("flights", None)
+    shutil.rmtree(folder)
+
+
+def run(example: str) -> Result:
+    """Run an example as far as it is ours, and hold what comes after it to what it prints."""
+    rest = _REST.search(example)
+    line = example[: rest.start()] if rest else example
+    program, *arguments = shlex.split(line)
+    assert program == "millpond", example
+    result = CliRunner().invoke(main, arguments, input="y\n" * 9, prog_name="millpond")
+    expected = example.exit_code if isinstance(example, Example) else 0
+    assert result.exit_code == expected, f"{example}\n{result.output}\n{result.exception!r}"
+    if rest and rest["filter"]:
+        printed = [json.loads(line) for line in result.stdout.splitlines()]
+        fields = _FIELD.findall(rest["filter"])
+        assert fields, example
+        assert all(fields[0] in each for each in printed), example
+    return result
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_a_command_run(name: str, here: Path) -> None:
+    """Each ends as it should; of one that is piped into ``jq``, the output is JSON that has the field."""
+    examples = command_of(name).examples
+
+    assert examples
+    for example in examples:
+        if not on_spark(example) and not (isinstance(example, Example) and example.not_run):
+            run(example)
+
+
+def test_examples_of_the_whole_program_run(here: Path) -> None:
+    """What ``millpond --help`` shows works, too."""
+    for example in main.examples:
+        run(example)
+
+
+def test_examples_on_spark_run(here: Path, spark: SparkSession) -> None:
+    """Those that run on Spark do so in the session that there is."""
+    spark.sparkContext.addPyFile(str(here / "flights.py"))
+    examples = [example for name in COMMANDS for example in command_of(name).examples if on_spark(example)]
+
+    assert examples
+    for example in examples:
+        run(example)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_that_do_not_run_are_at_least_understood(name: str) -> None:
+    """Each says what it needs, and its options and arguments are those of the command."""
+    command = command_of(name)
+    for example in command.examples:
+        if isinstance(example, Example) and example.not_run is not None:
+            assert example.not_run.strip(), example
+            assert isinstance(command, click.Command)
+            command.make_context(name, shlex.split(example)[1 + len(name.split()) :])
+
+
+WRONG: Final = (
+    "millpond rows pond no_such_computation",
+    "millpond rows pond window_counter --no-such-option",
+    "millpond no-such-command pond",
+    "millpond status pond --json | jq .no_such_field",
+    "millpond status pond | jq .version",
+    Example("millpond status pond", exit_code=1),
+)
+
+
+def test_example_that_does_not_do_what_it_says_is_found(here: Path) -> None:
+    """A name, an option or a command that is not there, output that is no JSON or lacks the field, and another exit code."""
+    for example in WRONG:
+        with pytest.raises((AssertionError, ValueError)):
+            run(example)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_states_the_exit_codes(name: str) -> None:
+    """The help of each command says what its exit codes mean, and 2 is wrong usage for all."""
+    words = name.split()
+    shown = " ".join(CliRunner().invoke(main, [*words, "--help"]).stdout.split())
+
+    assert (
+        f"Exit codes: 0 {getattr(command_of(name), 'exit_codes', EXIT_CODES).get(0, EXIT_CODES[0])}" in shown
+    )
+    assert f"2 {EXIT_CODES[2]}" in shown
+    assert CliRunner().invoke(main, [*words, "--no-such-option"]).exit_code == 2
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if not isinstance(command_of(name), click.Group)])
+def test_every_command_has_json(name: str) -> None:
+    """Programs need not read tables."""
+    command = command_of(name)
+    assert isinstance(command, click.Command)
+    options = {option for parameter in command.params for option in parameter.opts}
+
+    assert "--json" in options

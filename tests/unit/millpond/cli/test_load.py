@@ -1,0 +1,65 @@
+"""``millpond load``: a file becomes rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from millpond.cli.main import main
+from millpond.statestore.store import Store
+
+pytestmark = pytest.mark.zookeeper
+
+
+@pytest.fixture(scope="module")
+def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store without rows."""
+    path = tmp_path_factory.mktemp("load") / "pond"
+    Store.open(path).close()
+    return path
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["load", *map(str, arguments)])
+
+
+def test_a_file_becomes_rows(pond: Path, tmp_path: Path) -> None:
+    """And the command says which version has them, to people and to programs."""
+    file = tmp_path / "counts.csv"
+    file.write_text('key,state,timers\na,7,"[{""at"": 5, ""tag"": ""t""}]"\nb,8,\n')
+
+    said = invoke(pond, "counts", file, "--intervals", "2")
+    as_json = invoke(pond, "others", file, "--json")
+
+    assert said.stdout.startswith("version 2 has 2 rows of counts: 2 intervals, 2 files, ")
+    result = json.loads(as_json.stdout)
+    assert {name: result[name] for name in ("version", "computation", "rows", "intervals", "files")} == {
+        "version": 4, "computation": "others", "rows": 2, "intervals": 1, "files": 1,
+    }  # fmt: skip
+    with Store.open(pond, read_only=True) as store:
+        rows = store.rows_view("counts").to_arrow().to_pylist()
+    assert [(row["key"], row["state"], len(row["timers"])) for row in rows] == [("a", "7", 1), ("b", "8", 0)]
+
+
+def test_a_file_that_is_no_rows_is_refused_in_a_line(pond: Path, tmp_path: Path) -> None:
+    """Without a traceback, and without a change of the store."""
+    file = tmp_path / "counts.csv"
+    file.write_text("key,state\na,7\na,8\n")
+
+    refused = invoke(pond, "twice", file)
+
+    assert refused.exit_code == 1
+    assert refused.stderr == "Error: a key is in the table more than once: each key is one row keys=`['a']`\n"
+
+
+def test_a_store_is_created_only_if_that_is_said(tmp_path: Path) -> None:
+    """A path that is wrong makes no store."""
+    file = tmp_path / "counts.jsonl"
+    file.write_text('{"key": "a", "state": {"n": 1}}\n')
+
+    assert invoke(tmp_path / "new", "counts", file).exit_code == 1
+    assert not (tmp_path / "new").exists()
+    assert invoke(tmp_path / "new", "counts", file, "--create").exit_code == 0

@@ -1,0 +1,94 @@
+"""What ``millpond rows`` shows of typed keys."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import millpond as mp
+from millpond.cli.main import main
+
+_AT = dt.datetime(2026, 11, 23, tzinfo=dt.UTC)
+_NAMES = ["country", "card", "cents", "day", "raw"]
+_ROWS = [
+    {"country": "no", "card": 4711, "cents": Decimal("1.5"), "day": _AT.date(), "raw": b"\xff", "at": _AT},
+    {"country": None, "card": 12, "cents": None, "day": None, "raw": None, "at": _AT},
+]
+
+
+class Tally(mp.Computation):
+    """Counts the records of a key."""
+
+    def process_record(self, context: mp.Context, record: mp.Record) -> None:
+        context.state.set((context.state.get() or 0) + 1)
+
+
+@pytest.fixture(scope="module")
+def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a computation of typed keys, and one of plain keys."""
+    path = tmp_path_factory.mktemp("store") / "pond"
+    pipeline = mp.Pipeline("p")
+    rows = pipeline.inject("rows", key=_NAMES, at="at")
+    rows.apply(Tally(), name="typed")
+    rows.apply(Tally(), name="plain", key=lambda row: row["country"] or "")
+    with mp.Store.open(path) as store:
+        mp.LocalRunner(store, progress=False).run(pipeline, {"rows": _ROWS})
+    return path
+
+
+def shown(*arguments: object) -> str:
+    result = CliRunner().invoke(main, ["rows", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_table_has_the_values(pond: Path) -> None:
+    """The table has a column for each value in place of the key's text; numbers have no separators."""
+    lines = shown(pond, "typed").splitlines()
+
+    assert lines[1].split() == [*_NAMES, "state", "timers", "hold", "superstep"]
+    assert lines[3].split()[:5] == ["null", "12", "null", "null", "null"]
+    assert lines[4].split()[:5] == ["no", "4711", "1.500000000000000000", "2026-11-23", "ff"]
+
+
+def test_json_has_both(pond: Path) -> None:
+    """JSON has the key's text and its values, as text where JSON has no type for them."""
+    row = json.loads(shown(pond, "typed", "--json").splitlines()[1])
+
+    assert mp.decode_key(row["key"])[:2] == ("no", 4711)
+    assert [row[name] for name in _NAMES] == ["no", 4711, "1.500000000000000000", "2026-11-23", "ff"]
+
+
+@pytest.mark.parametrize(
+    "key", ['["no", 4711, 1.50, "2026-11-23", "ff"]', '["no", "4711", "1.5", "2026-11-23", "FF"]']
+)
+def test_a_row_is_found_by_its_values(pond: Path, key: str) -> None:
+    """``--key`` takes a JSON list, whose values convert to the columns' types, and the text of the key."""
+    (found,) = shown(pond, "typed", "--key", key, "--json").splitlines()
+    text = json.loads(found)["key"]
+
+    assert json.loads(found)["card"] == 4711
+    assert shown(pond, "typed", "--key", text, "--json").splitlines() == [found]
+    assert len(shown(pond, "plain", "--key", "no", "--json").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ('["no"', "no JSON list"),
+        ('["no"]', "another number"),
+        ("no", "another number"),
+        ('["no", "x", 1, "", ""]', "card"),
+    ],
+)
+def test_a_key_that_is_none(pond: Path, key: str, says: str) -> None:
+    """A key that the computation cannot have is an error that names its columns."""
+    result = CliRunner().invoke(main, ["rows", str(pond), "typed", "--key", key])
+
+    assert result.exit_code != 0
+    assert says in result.output

@@ -1,0 +1,220 @@
+"""``millpond run``: a pipeline of one's own code on files, once, again, and after a failure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import millpond as mp
+from millpond.cli.main import main
+
+CODE = """
+import os
+
+import millpond as mp
+
+class Count(mp.Computation):
+    def process_record(self, context, record):
+        if record.value["n"] == 25 and os.path.exists("stop"):
+            raise KeyboardInterrupt
+        context.state.set(context.state.get(0) + record.value["n"])
+
+def pipeline():
+    print("made")
+    made = mp.Pipeline("counts")
+    numbers = made.inject("numbers", key="key", at="at", watermark=mp.BoundedDisorder("1s"))
+    numbers.apply(Count(), name="count")
+    return made
+
+def inputs():
+    return {"numbers": [{"key": "a", "at": 1, "n": 1}]}
+
+def wrong_inputs():
+    return [1]
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the code, and a folder of input."""
+    (tmp_path / "counts_of_test.py").write_text(CODE, encoding="utf-8")
+    (tmp_path / "numbers").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("counts_of_test", None)
+
+
+def write(name: str, numbers: range) -> None:
+    lines = [json.dumps({"key": "ab"[n % 2], "at": n * 1_000_000, "n": n}) for n in numbers]
+    Path("numbers", name).write_text("\n".join(lines), encoding="utf-8")
+
+
+def run(hosts: str, *arguments: str, pipeline: str = "counts_of_test:pipeline") -> Result:
+    given = ("--store", "pond", "--zookeeper", hosts, "--quiet", *arguments)
+    return CliRunner().invoke(main, ["run", pipeline, *given])
+
+
+def summary_of(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def sums() -> dict[str, Any]:
+    with mp.Store.open("pond", read_only=True) as store:
+        return {
+            row["key"]: json.loads(row["state"])
+            for row in store.rows_view("count").to_arrow(("a", "b")).to_pylist()
+        }
+
+
+FILES = ("--input", "numbers=numbers")
+
+
+def test_a_folder_that_grows_is_continued_each_day(zookeeper_hosts: str) -> None:
+    """Each run takes what is new, the last one ends the input, and the sums are those of all rows."""
+    write("9.json", range(10))
+    first = summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
+    write("10.json", range(10, 30))
+    second = summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
+    third = summary_of(run(zookeeper_hosts, *FILES, "--json"))
+
+    assert [one["run"]["injected"] for one in (first, second, third)] == [10, 20, 0]
+    assert (second["skipped"], third["ended"]) == (
+        {"numbers": "10 of 30 rows were consumed before"},
+        ["numbers"],
+    )
+    assert (third["pipeline"], third["store"], third["watermark"]) == ("counts", "pond", "end of time")
+    assert third["totals"]["records"] == 30
+    assert sums() == {"a": sum(range(0, 30, 2)), "b": sum(range(1, 30, 2))}
+    write("11.json", range(30, 31))
+    refused = run(zookeeper_hosts, *FILES)
+    assert (refused.exit_code, "the input has ended" in refused.stderr) == (1, True)
+
+
+def test_where_the_input_is_consumed_to_is_shown(zookeeper_hosts: str) -> None:
+    """Status and history name the file and the row; each commit has its own."""
+    write("1.json", range(10))
+    summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
+    write("2.json", range(10, 13))
+    summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
+    shown = CliRunner().invoke(main, ["status", "pond"]).stdout
+    (status,) = [
+        json.loads(line)
+        for line in CliRunner().invoke(main, ["status", "pond", "--json"]).stdout.splitlines()
+    ]
+    history = [
+        json.loads(line)
+        for line in CliRunner().invoke(main, ["history", "pond", "--json"]).stdout.splitlines()
+    ]
+    moved = [commit["inputs"][0] for commit in history if commit["inputs"]]
+
+    assert "numbers local 13 rows row 3 of 2.json" in " ".join(shown.split())
+    assert [(one["batch"], json.loads(one["offsets"])["file"]) for one in moved] == [
+        (13, "2.json"),
+        (10, "1.json"),
+    ]
+    (consumed,) = status["pipelines"][0]["inputs"]
+    assert {"pipeline": "counts", **consumed} == moved[0]
+    assert "numbers: 13 rows" in CliRunner().invoke(main, ["history", "pond"]).stdout
+
+
+def test_files_that_come_in_front_are_refused(zookeeper_hosts: str) -> None:
+    """They would shift the positions of all that were consumed; nothing is counted twice or left out."""
+    write("2.json", range(10))
+    summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
+    write("1.json", range(3))
+    refused = run(zookeeper_hosts, *FILES, "--more-to-come")
+
+    assert refused.exit_code == 1
+    assert "files have come, changed or gone" in refused.stderr
+    assert sum(sums().values()) == sum(range(10))
+
+
+def test_a_run_that_was_interrupted_is_continued(
+    here: Path, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with 1, what it committed counts, and the next run brings the rest, each row once."""
+    monkeypatch.setattr("millpond.executor.local.bounded.BUNDLE_RECORDS_MAX", 10)
+    write("1.json", range(40))
+    (here / "stop").touch()
+    stopped = run(zookeeper_hosts, *FILES)
+    assert stopped.exit_code == 1
+    assert sum(sums().values()) == sum(range(20))
+
+    (here / "stop").unlink()
+    assert summary_of(run(zookeeper_hosts, *FILES, "--json"))["run"]["injected"] == 20
+    assert sum(sums().values()) == sum(range(40))
+
+
+def test_a_store_that_is_rewound_reads_its_files_again(zookeeper_hosts: str) -> None:
+    """From the row where it stood at that version, although the store had been further."""
+    write("1.json", range(10))
+    summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
+    with mp.Store.open("pond", read_only=True) as store:
+        version = store.snapshot().version
+    write("2.json", range(10, 30))
+    summary_of(run(zookeeper_hosts, *FILES, "--more-to-come", "--json"))
+    given = ["rewind", "pond", "--version", str(version), "--yes", "--zookeeper", zookeeper_hosts]
+    assert CliRunner().invoke(main, given).exit_code == 0
+    assert sum(sums().values()) == sum(range(10))
+
+    assert summary_of(run(zookeeper_hosts, *FILES, "--json"))["run"]["injected"] == 20
+    assert sum(sums().values()) == sum(range(30))
+
+
+def test_a_function_brings_the_inputs(zookeeper_hosts: str) -> None:
+    """What it returns goes to the runner as it is."""
+    result = run(zookeeper_hosts, "--inputs", "counts_of_test:inputs")
+
+    assert result.exit_code == 0, result.output
+    assert "counts: superstep" in result.stdout
+    assert "watermark end of time" in result.stdout
+    assert ["injected", "1", "1"] in [line.split() for line in result.stdout.splitlines()]
+    assert sums() == {"a": 1}
+
+
+def test_only_the_summary_is_on_standard_output(zookeeper_hosts: str) -> None:
+    """With --json, what the user's code prints goes to standard error."""
+    result = run(zookeeper_hosts, "--inputs", "counts_of_test:inputs", "--json")
+
+    assert summary_of(result)["supersteps"] > 0
+    assert "made" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "what is the input"),
+        (("--input", "numbers"), "written STREAM=PATH"),
+        (("--input", "number=numbers"), "did you mean 'numbers'"),
+        (("--input", "numbers=nowhere"), "no file and no folder"),
+        (("--input", "numbers=s3://bucket/numbers"), "give --spark"),
+        ((*FILES, *FILES), "given twice"),
+        (("--inputs", "counts_of_test:wrong_inputs"), "returns a dict"),
+        (("--inputs", "counts_of_test:Counts"), "did you mean 'Count'"),
+        (("--intervals", "0", *FILES), "--intervals"),
+    ],
+)
+def test_wrong_usage_makes_no_store(arguments: tuple[str, ...], reason: str) -> None:
+    """It ends with 2 and says what is wrong, before anything is made."""
+    write("1.json", range(1))
+    result = run("", *arguments)
+
+    assert result.exit_code == 2, result.output
+    assert reason in result.stderr
+    assert not Path("pond").exists()
+
+
+def test_a_pipeline_that_is_not_there_is_wrong_usage() -> None:
+    """With the nearest name."""
+    result = run("", *FILES, pipeline="counts_of_test:pipelines")
+
+    assert (result.exit_code, "did you mean 'pipeline'" in result.stderr) == (2, True)

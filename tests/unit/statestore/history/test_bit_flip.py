@@ -1,0 +1,31 @@
+"""One flipped bit is found wherever it is, and nothing else is made up."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond.statestore.history.verification import (
+    FLIP_BYTES_MAX,
+    repair_bit_flip,
+    repair_bit_flip_by_digest,
+)
+from millpond.statestore.log.commit_file import digest_of
+
+
+@given(st.binary(min_size=1, max_size=200), st.integers(0, 7), st.data())
+def test_any_bit_is_turned_back(data, bit, draw):
+    """The bytes come back as they were."""
+    damaged = bytearray(data)
+    damaged[draw.draw(st.integers(0, len(data) - 1))] ^= 1 << bit
+    assert repair_bit_flip(bytes(damaged), lambda it: digest_of(it) == digest_of(data)) == data
+    assert repair_bit_flip_by_digest(bytes(damaged), digest_of(data)) == data
+
+
+def test_two_bits_are_not():
+    """What cannot be proven whole is given up, and so is what is too large to try."""
+    data = b"a commit"
+    assert repair_bit_flip(b"b commiu", lambda it: it == data) is None
+    assert repair_bit_flip(bytes(FLIP_BYTES_MAX + 1), lambda it: True) is None
+    assert repair_bit_flip_by_digest(b"b commiu", digest_of(data)) is None
+    assert repair_bit_flip_by_digest(bytes(FLIP_BYTES_MAX + 1), digest_of(bytes(FLIP_BYTES_MAX + 1))) is None

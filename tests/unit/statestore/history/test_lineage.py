@@ -1,0 +1,88 @@
+"""Lineages: which incarnation a store is, by its transactions."""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond.executor.sinks.columns import SinkRecord
+from millpond.statestore.app_ids import (
+    fork_app_id,
+    incarnation_app_id,
+    location_app_id,
+    sink_app_id,
+)
+from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.history.lineage import Lineage, Origin
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.types import Superstep
+
+
+def lineage_of(*later: tuple[str, str, int], at: int = 50) -> Lineage:
+    """The lineage of the store ``s`` after adoptions: name, origin, table version."""
+    txns = {incarnation_app_id(name, origin): began for name, origin, began in later}
+    txns |= {fork_app_id(name, "p"): at for name, _, _ in later}
+    return Lineage.of("s", txns)
+
+
+def sink(**records: int) -> Snapshot:
+    """A sink's table with supersteps by incarnation."""
+    snapshot = Snapshot()
+    snapshot.txns = {sink_app_id("s", "p", "out", name): at for name, at in records.items()}
+    snapshot.txns[sink_app_id("other", "p", "out")] = 999
+    return snapshot
+
+
+def test_a_store_without_entries_is_its_first_incarnation() -> None:
+    """A store of an earlier version has an incarnation by its id, and lies anywhere."""
+    lineage = Lineage.of("s", {"millpond/superstep/p": 4})
+    assert (lineage.current.id, lineage.current.origin, lineage.location) == ("s", Origin.CREATED, "")
+    lineage.check_location("/anywhere")
+    assert lineage.unrecorded_location("/a b") == {location_app_id("/a b"): 0}
+    assert lineage.unrecorded_location("memory://1") == {}
+
+
+def test_the_last_place_is_the_one_where_it_lies() -> None:
+    """A store that went there and back lies where it was seen last."""
+    lineage = Lineage.of("s", {location_app_id("/a/ü"): 9, location_app_id("/b"): 5})
+    lineage.check_location("/a/ü")
+    with pytest.raises(InvalidError, match=r"elsewhere.*path=`/b` was=`/a/ü`"):
+        lineage.check_location("/b")
+
+
+@pytest.mark.parametrize(
+    ("later", "records", "delivered"),
+    [
+        ((), {}, 0),
+        ((), {"s": 50}, 50),
+        ((("r", "restored", 9),), {"s": 49}, 49),
+        ((("r", "restored", 9),), {"s": 50, "r": 53}, 53),
+        ((("c", "copy", 9),), {"c": 51}, 51),
+        ((("c", "copy", 9), ("r", "restored", 12)), {"c": 50}, 50),
+    ],
+)
+def test_what_fits(later: tuple[tuple[str, str, int], ...], records: dict[str, int], delivered: int) -> None:
+    """A sink fits the incarnations that the store continues, as far as they were continued."""
+    record = SinkRecord(lineage_of(*later), "p", "out", Superstep(60))
+    record.check_on_opening(sink(**records))
+    assert record.delivered(sink(**records).txns) == delivered
+
+
+@pytest.mark.parametrize(
+    ("later", "records", "error"),
+    [
+        ((), {"s": 61}, DataError),
+        ((), {"c": 1}, InvalidError),
+        ((("r", "restored", 9),), {"s": 51}, DataError),
+        ((("r", "restored", 9),), {"s": 50, "r": 61}, DataError),
+        ((("c", "copy", 9),), {"s": 1}, InvalidError),
+        ((("c", "copy", 9), ("r", "restored", 12)), {"s": 1, "c": 50}, InvalidError),
+        ((("c", "copy", 9), ("r", "restored", 12)), {"c": 51}, DataError),
+    ],
+)
+def test_what_does_not(
+    later: tuple[tuple[str, str, int], ...], records: dict[str, int], error: type[Exception]
+) -> None:
+    """A sink that is ahead, or that another copy writes into, refuses the store."""
+    record = SinkRecord(lineage_of(*later), "p", "out", Superstep(60))
+    with pytest.raises(error):
+        record.check_on_opening(sink(**records))

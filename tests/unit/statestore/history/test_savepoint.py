@@ -1,0 +1,128 @@
+"""Savepoints of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from millpond.statestore.app_ids import SAVEPOINT_RELEASED, savepoint_app_id
+from millpond.statestore.errors import ConflictError, InvalidError
+from millpond.statestore.failpoint import listening
+from millpond.statestore.history.savepoint import publish_collected_horizon
+from millpond.statestore.interval import Interval
+from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
+from millpond.statestore.log.rules import CommitRequest
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.statestore.types import TableVersion
+from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
+
+
+def opened(path: Path) -> Store:
+    registry, clock = MemoryRegistry(), SystemClock()
+    return Store.open(path, leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer))
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store.in_memory()
+
+
+def test_a_savepoint_has_a_version_and_a_name(store: Store) -> None:
+    """That of the newest version by default, and it is found by its name until it is dropped."""
+    store.committer.commit(CommitRequest(kind="request", positions={"other": 1}))
+    first, newest = store.savepoint("first", 0), store.savepoint("newest")
+
+    assert [(one.name, one.version) for one in store.savepoints()] == [("first", 0), ("newest", 2)]
+    assert (first.version, newest.version) == (0, 2)
+    store.drop_savepoint("first")
+    assert store.savepoints() == (newest,)
+
+
+def test_to_make_it_again_changes_nothing(store: Store) -> None:
+    """With the same version, or with none."""
+    made = store.savepoint("mine")
+    version = store.snapshot().version
+
+    assert store.savepoint("mine") == store.savepoint("mine", made.version) == made
+    assert store.snapshot().version == version
+
+
+def test_a_dropped_name_is_free(store: Store) -> None:
+    """For an older version too."""
+    store.savepoint("mine")
+    store.savepoint("other")
+    store.drop_savepoint("mine")
+
+    assert store.savepoint("mine", 0).version == 0
+
+
+@pytest.mark.parametrize("name", ["", "12", "x" * 201])
+def test_a_name_is_no_number(store: Store, name: str) -> None:
+    """For it stands where the number of a version may."""
+    with pytest.raises(InvalidError, match="1 to 200 characters"):
+        store.savepoint(name)
+
+
+def test_what_cannot_be_is_refused(store: Store) -> None:
+    """A name that is taken, a version to come, and a savepoint that is not there."""
+    store.savepoint("mine", 0)
+    with pytest.raises(InvalidError, match="another savepoint has that name"):
+        store.savepoint("mine", 1)
+    with pytest.raises(InvalidError, match="no such table version"):
+        store.savepoint("late", 9)
+    with pytest.raises(InvalidError, match="no savepoint of that name"):
+        store.drop_savepoint("yours")
+
+
+def test_of_two_that_want_a_name_one_gets_it(store: Store) -> None:
+    """A writer that has not seen the other one's savepoint is refused by the commit."""
+    store.savepoint("mine", 0)
+    other = CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): 1})
+    with pytest.raises(ConflictError, match="another savepoint"):
+        store.committer.commit(other)
+
+    drop = CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): SAVEPOINT_RELEASED})
+    store.committer.commit(drop)
+    store.committer.commit(other)
+    assert [one.version for one in store.savepoints()] == [1]
+
+
+@pytest.mark.parametrize("version", [None, 0])
+def test_a_collector_is_quicker(store: Store, version: int | None) -> None:
+    """It moved past the version after that was found to be readable: the newest one is then a newer one, and of a version
+    that was named there is no savepoint.
+    """
+
+    def collect(name: str) -> None:
+        if name == "checkpoint.written" and not store.log.inventory().checkpoints[1:]:
+            store.committer.commit(CommitRequest(kind="request", positions={"other": 1}))
+            publish_collected_horizon(store.objects, TableVersion(1))
+
+    with listening(collect):
+        if version is None:
+            assert store.savepoint("mine").version == 3, "after the other one's commit, and its own two"
+            assert [one.version for one in store.savepoints()] == [3]
+            return
+        with pytest.raises(ConflictError, match="older than the retention"):
+            store.savepoint("mine", version)
+        assert store.savepoints() == ()
+
+
+def test_delta_readers_read_a_savepoint_whose_log_is_gone(tmp_path: Path) -> None:
+    """By its checkpoint, which is one of Delta's."""
+    with opened(tmp_path / "pond") as store:
+        interval = Interval("c")
+        store.committer.commit(fence_request(1, interval))
+        for number in range(1, 5):
+            store.committer.commit(superstep_request(1, number, interval))
+        store.savepoint("mine", 3)
+        before = sorted(file.path for file in store.snapshot(3).files)
+    log = tmp_path / "pond/rows/_delta_log"
+    for path in log.glob("0000000000000000000[012].json"):
+        path.unlink()
+
+    table = DeltaTable(str(tmp_path / "pond/rows"), version=3)
+    assert sorted(file.rpartition("/rows/")[2] for file in table.file_uris()) == before

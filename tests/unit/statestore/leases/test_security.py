@@ -1,0 +1,162 @@
+"""The configuration of a secured ensemble: what it refuses, where it is read from, and that it shows no secret."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import ssl
+import traceback
+from pathlib import Path
+
+import pytest
+
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.leases.zookeeper_client import Grant, ZooKeeperSecurity
+from millpond.statestore.store import Store
+from millpond.statestore.system import SystemClock
+from millpond.testing.servers.secured_zookeeper import Authority
+
+PLANTED = "planted-s3cret"
+
+
+def all_text(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)) + repr(error)
+
+
+def test_no_secret_is_shown() -> None:
+    """Neither password is in what ``repr`` and ``str`` show, and both survive copying and pickling."""
+    security = ZooKeeperSecurity(
+        user="shop", password=PLANTED, certificate_file="shop.pem", key_password=PLANTED
+    )
+
+    assert PLANTED not in f"{security!r} {security} {[security]}"
+    assert pickle.loads(pickle.dumps(security)) == security
+    assert copy.copy(security).key_password == PLANTED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"user": "shop"}, "give both"),
+        ({"password": PLANTED}, "give both"),
+        ({"key_file": "key.pem"}, "certificate_file"),
+        ({"key_password": PLANTED}, "certificate_file"),
+        ({"grants": ("sasl:auditor:r",)}, "to whom the nodes belong"),
+        ({"user": "shop", "password": PLANTED, "grants": ("auditor:r",)}, "scheme:id:permissions"),
+        ({"user": "shop", "password": PLANTED, "grants": ("sasl:auditor:rx",)}, "scheme:id:permissions"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: dict[str, object], message: str) -> None:
+    """Halves of credentials and grants that cannot be read are refused where they are written, without the secret."""
+    with pytest.raises(InvalidError, match=message) as refused:
+        ZooKeeperSecurity(**arguments)  # type: ignore[arg-type]
+    assert PLANTED not in str(refused.value)
+
+
+def test_access_lists() -> None:
+    """Nodes belong to the user, else to the certificate's subject, else to every client; grants add others."""
+    user = ZooKeeperSecurity(user="shop", password=PLANTED, grants=("sasl:auditor:r", "ip:10.0.0.1:rwcda"))
+    subject = ZooKeeperSecurity(certificate_file="shop.pem")
+
+    assert user.access_list == (
+        Grant("sasl", "shop", 31),
+        Grant("sasl", "auditor", 1),
+        Grant("ip", "10.0.0.1", 31),
+    )
+    assert subject.access_list == (Grant("auth", "", 31),)
+    assert ZooKeeperSecurity(tls=True).access_list == ()
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    """A TOML file holds the arguments; its paths start at its own folder."""
+    file = tmp_path / "zookeeper.toml"
+    file.write_text(
+        f'user = "shop"\npassword = "{PLANTED}"\nca_file = "ca.pem"\n'
+        'check_hostname = false\ngrants = ["sasl:auditor:r"]\n'
+    )
+
+    assert ZooKeeperSecurity.from_file(file) == ZooKeeperSecurity(
+        user="shop",
+        password=PLANTED,
+        ca_file=tmp_path / "ca.pem",
+        check_hostname=False,
+        grants=("sasl:auditor:r",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f'password = "{PLANTED}', "not TOML"),
+        (f'user = "shop"\npasswort = "{PLANTED}"', "passwort"),
+        (f'tls = "{PLANTED}"', "tls is true or false"),
+        (f'password = ["{PLANTED}"]', "password is a text"),
+        (f'grants = "{PLANTED}"', "grants is a list"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """A file that is not understood is refused by name, and no line of it is shown, also not in the trace."""
+    file = tmp_path / "zookeeper.toml"
+    file.write_text(text)
+
+    with pytest.raises(InvalidError, match=message) as refused:
+        ZooKeeperSecurity.from_file(file)
+    assert str(file) in str(refused.value)
+    assert PLANTED not in all_text(refused.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """A file that is not there is an error that names it."""
+    with pytest.raises(InvalidError, match="nowhere"):
+        ZooKeeperSecurity.from_file(tmp_path / "nowhere.toml")
+
+
+def test_the_environment_is_read(tmp_path: Path) -> None:
+    """Each argument has a variable; one of them names a file, whose values the others replace."""
+    file = tmp_path / "zookeeper.toml"
+    file.write_text(f'user = "shop"\npassword = "{PLANTED}"')
+    environment = {
+        "MILLPOND_ZOOKEEPER_SECURITY": str(file),
+        "MILLPOND_ZOOKEEPER_USER": "other",
+        "MILLPOND_ZOOKEEPER_TLS": "True",
+        "MILLPOND_ZOOKEEPER_GRANTS": "sasl:auditor:r, sasl:admin:rwcda",
+    }
+
+    assert ZooKeeperSecurity.from_environment(environment) == ZooKeeperSecurity(
+        user="other", password=PLANTED, tls=True, grants=("sasl:auditor:r", "sasl:admin:rwcda")
+    )
+    assert ZooKeeperSecurity.from_environment({}) == ZooKeeperSecurity()
+    with pytest.raises(InvalidError, match="MILLPOND_ZOOKEEPER_TLS"):
+        ZooKeeperSecurity.from_environment({"MILLPOND_ZOOKEEPER_TLS": "perhaps"})
+
+
+def test_security_is_for_an_ensemble(tmp_path: Path) -> None:
+    """Security without the hosts that it is for is refused, and no server of the store's own is started."""
+    security = ZooKeeperSecurity(user="shop", password=PLANTED)
+
+    with pytest.raises(InvalidError, match="is for an ensemble"):
+        Store.open(tmp_path / "pond", zookeeper_security=security)
+    assert not (tmp_path / "pond").exists()
+
+
+def test_certificates_are_read_at_once(tmp_path: Path) -> None:
+    """A missing authority, a missing certificate and a wrong password of a key are refused by file, not asked for."""
+    authority = Authority(tmp_path, SystemClock())
+    client = authority.issue("client", key_password=PLANTED)
+    right = ZooKeeperSecurity(ca_file=authority.ca_file, certificate_file=client, key_password=PLANTED)
+    wrong = (
+        ZooKeeperSecurity(ca_file=tmp_path / "nowhere.pem"),
+        ZooKeeperSecurity(ca_file=authority.ca_file, certificate_file=tmp_path / "nowhere.pem"),
+        ZooKeeperSecurity(ca_file=authority.ca_file, certificate_file=client),
+        ZooKeeperSecurity(ca_file=authority.ca_file, certificate_file=client, key_password="x" + PLANTED),
+    )
+
+    context = right.tls_context()
+    assert context is not None
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert len(context.get_ca_certs()) == 1
+    for each in wrong:
+        with pytest.raises(InvalidError, match=r"\.pem") as refused:
+            each.tls_context()
+        assert PLANTED not in all_text(refused.value)

@@ -1,1 +1,0 @@
-"""The commands of ``millpond``, one module each."""

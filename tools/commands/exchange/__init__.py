@@ -1,1 +1,0 @@
-"""Commands that bring rows into a store, and out of it."""

@@ -1,1 +1,0 @@
-"""What the commands share: their options, opening a store, holding one to restore it, and printing."""
