@@ -52,7 +52,7 @@ class Payload(ABC):
 
     Example::
 
-        class MessagePack(mp.Payload):
+        class MessagePack(mp.types.Payload):
             def decoder(self):
                 import msgpack
                 return msgpack.unpackb
