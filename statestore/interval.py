@@ -14,10 +14,12 @@ from itertools import pairwise
 from typing import Final
 from urllib.parse import unquote
 
-from millpond.statestore.app_ids import INTERVAL_PREFIX, quoted
+from millpond.statestore.app_ids import AppId, quoted
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.types import Sequencer
+
+_PREFIX: Final = AppId.INTERVAL.value
 
 CUT_CHARACTERS_MAX: Final = 256
 """Cuts are part of application ids and of ZooKeeper's paths, so they are short prefixes of keys."""
@@ -60,14 +62,14 @@ class Interval:
     def app_id(self) -> str:
         """The Delta application id under which the interval's commits are fenced."""
         high = "" if self.high is None else "=" + quoted(self.high)
-        return f"{INTERVAL_PREFIX}{quoted(self.computation, self.low)}/{high}"
+        return f"{_PREFIX}{quoted(self.computation, self.low)}/{high}"
 
     @staticmethod
     def from_app_id(app_id: str) -> Interval | None:
         """The interval that an application id names; ``None`` for other ids."""
-        if not app_id.startswith(INTERVAL_PREFIX):
+        if not app_id.startswith(_PREFIX):
             return None
-        computation, low, high = app_id.removeprefix(INTERVAL_PREFIX).split("/")
+        computation, low, high = app_id.removeprefix(_PREFIX).split("/")
         return Interval(unquote(computation), unquote(low), unquote(high[1:]) if high else None)
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 import pyarrow as pa
 
-from millpond.statestore.app_ids import location_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, InvalidError, ObjectExistsError
 from millpond.statestore.log.action import (
     Action,
@@ -146,7 +146,7 @@ def create_rows_table(
             FORMAT_VERSION_KEY: str(FORMAT_VERSION),
             STORE_ID_KEY: store_id or rng.token(),
         },
-        txns={location_app_id(location): 0} if location else {},
+        txns={AppId.LOCATION.of(location): 0} if location else {},
         retry=retry,
     )
 

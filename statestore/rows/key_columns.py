@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.app_ids import KEY_COLUMNS_PREFIX, recorded_word
+from millpond.statestore.app_ids import AppId, recorded_word
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.key_text import (
     CONTROLS,
@@ -402,7 +402,7 @@ def key_columns_in(positions: Mapping[str, int], computation: str) -> tuple[pa.F
     Raises:
         DataError: a later version has recorded a type that this one does not know.
     """
-    word = recorded_word(positions, KEY_COLUMNS_PREFIX, computation)
+    word = recorded_word(positions, AppId.KEY_COLUMNS, computation)
     return () if word is None else parse_key_word(word)
 
 
