@@ -27,7 +27,7 @@ from millpond.statestore.app_ids import AppId, recorded_word
 from millpond.statestore.errors import DataError
 from millpond.statestore.rows.key_columns import fitting_cells, typed_columns
 from millpond.statestore.rows.key_text import kind_of_name, name_of_kind
-from millpond.statestore.rows.reader_sql import ROWS_VIEW_COLUMNS
+from millpond.statestore.rows.merge import ROWS_VIEW_COLUMNS
 
 if TYPE_CHECKING:
     import duckdb

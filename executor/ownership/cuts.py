@@ -22,8 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.app_ids import AppId
-from millpond.statestore.check import check
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, check
 from millpond.statestore.interval import CUT_CHARACTERS_MAX, Interval, locate
 
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from millpond.statestore.log.log import Log
-    from millpond.statestore.retry import RetryPolicy
     from millpond.statestore.rows.files import RowFile
+    from millpond.statestore.system import RetryPolicy
 
 
 class Committer:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId
-from millpond.statestore.check import check
-from millpond.statestore.errors import ConflictError, FencedError, InvalidError
+from millpond.statestore.errors import ConflictError, FencedError, InvalidError, check
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.log.snapshot import Snapshot

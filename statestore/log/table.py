@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from millpond.statestore.log.files import LiveFile
     from millpond.statestore.log.log import Log
-    from millpond.statestore.retry import RetryPolicy
+    from millpond.statestore.system import RetryPolicy
     from millpond.statestore.types import Clock, Rng, TableVersion
 
 

@@ -1,6 +1,6 @@
-"""The columns that typed keys are made of: their names and types, as a store records them and as its views show them.
+"""The columns of typed keys: whole Arrow columns encoded as the texts of `encode_key`, and decoded again for views.
 
-Typed keys of whole Arrow columns: the texts that `encode_key` gives, without a call for each row.
+A store records the names and types of the columns; see `key_word`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from millpond.statestore.rows.key_text import (
 
 _Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
-_LENGTHS_MAX: Final = 25  # as many digits before the point have one letter
+_LENGTHS_MAX: Final = 25  # up to this number of digits before the point, one letter suffices
 _EPOCH_DAYS: Final = (-719_162, 2_932_896)  # the years 1 to 9999
 _EPOCH_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _NS: Final = 1_000
@@ -48,27 +48,14 @@ _TOO_FINE: Final = "a time in the key has a part of a microsecond"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyTexts:
-    """The keys of rows.
-
-    Attributes:
-        texts: a string array, null exactly where ``errors`` has an entry.
-        errors: why a row has no key, by its index.
-    """
+    """The keys of rows: ``texts`` is null exactly for the rows whose index has a reason in ``errors``."""
 
     texts: pa.StringArray
     errors: Mapping[int, str] = field(default_factory=dict)
 
 
 def check_key_type(kind: pa.DataType, column: str) -> None:
-    """Refuse a column that no key can be made of.
-
-    Args:
-        kind: its type.
-        column: its name, for the error.
-
-    Raises:
-        InvalidError: it is a list, a map, or of another type without an order that both runners share.
-    """
+    """Refuse a column of a type without an order that both runners share, such as a list or a map."""
     kind = _plain(kind)
     if pa.types.is_struct(kind):
         struct_mark([each.name for each in kind])
@@ -93,10 +80,7 @@ def check_key_type(kind: pa.DataType, column: str) -> None:
 
 
 def encode_key_columns(columns: Sequence[pa.Array]) -> KeyTexts:
-    r"""The texts of the keys that some columns make together.
-
-    Args:
-        columns: arrays of one length, of types that `check_key_type` accepts; chunked ones, too.
+    r"""Return the texts of the keys that columns of one length make together, of types accepted by `check_key_type`.
 
     Example:
         >>> encode_key_columns([pa.array(["no", None]), pa.array([4711, 7])]).texts.to_pylist()
@@ -125,14 +109,14 @@ def _single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of the values, whatever the layout of the column."""
+    """Return the type of the values, without the layout of the column."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _part(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
-    """The texts of one column, without the tab; nowhere null."""
+    """Return the texts of one column without the tab; never null."""
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array([NULL] * len(array), pa.string())
@@ -166,11 +150,11 @@ def _of_text(array: pa.Array) -> pa.Array:
 
 
 def _controls_in(texts: pa.Array) -> list[str]:
-    """Which control characters there are, that of the escape first."""
+    """Return the control characters in the texts, the escape first."""
     data = texts.buffers()[2]
     if data is None:
         return []
-    # UTF-8 has these bytes for nothing else. Of a slice, all of the buffer is looked at.
+    # In UTF-8 these bytes occur for nothing else. A slice's whole buffer is searched, which finds at worst too many.
     found = np.frombuffer(data, np.uint8)
     present = {chr(code) for code in np.unique(found[found < len(CONTROLS)])}
     return sorted(present, reverse=True)
@@ -187,7 +171,7 @@ def _of_int(array: pa.Array) -> pa.Array:
 
 def _of_decimal(array: pa.Array) -> pa.Array:
     kind = pa.decimal128(DIGITS_MAX, array.type.scale)
-    # Text of a decimal is with an exponent where it is small; a wide one of the same scale has all its digits.
+    # Widen first, so that every decimal has the scale's digits; Arrow writes small ones with an exponent.
     digits = _plain_decimals(array.cast(kind))
     if kind.scale:
         digits = pc.replace_substring_regex(digits, r"\.?0+$", "")
@@ -196,7 +180,7 @@ def _of_decimal(array: pa.Array) -> pa.Array:
 
 
 def _plain_decimals(array: pa.Array) -> pa.Array:
-    """Decimals as text with all the digits of their scale, and without an exponent."""
+    """Write decimals with all the digits of their scale and without an exponent."""
     scale = array.type.scale
     texts = array.cast(pa.string())
     if not scale or not pc.any(pc.match_substring(texts, "E")).as_py():
@@ -216,7 +200,7 @@ def _plain_decimals(array: pa.Array) -> pa.Array:
 
 
 def _signed(digits: pa.Array, mark: str, end: str) -> pa.Array:
-    """Numbers as text, behind a letter for their length; of those below 0 the digits are turned."""
+    """Put a letter for the length before each number; turn the digits of negative ones."""
     is_negative = pc.starts_with(digits, "-")
     if not pc.any(is_negative).as_py():
         return _joined(_lengths(digits, [mark + letters for letters in _RISING]), digits)
@@ -235,7 +219,7 @@ def _lengths(digits: pa.Array, letters: Sequence[str]) -> pa.Array:
 
 
 def _turned(digits: pa.Array) -> pa.Array:
-    """The same texts with each digit subtracted from 9."""
+    """Subtract each digit from 9."""
     validity, offsets, data = digits.buffers()
     turned = _NINES[np.frombuffer(data, np.uint8)] if data is not None else np.empty(0, np.uint8)
     return pa.StringArray.from_buffers(
@@ -284,7 +268,7 @@ def _of_time(array: pa.Array) -> pa.Array:
 
 
 def _in_range(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
-    """The same array with nulls for dates and times that a key cannot have."""
+    """Replace dates and times that a key cannot have by nulls, and add them to the problems."""
     kind = array.type
     if pa.types.is_date(kind):
         return _without(
@@ -373,7 +357,7 @@ _OF_PYTHON: Final[dict[type, pa.DataType]] = {
 
 
 def key_word(columns: Iterable[pa.Field]) -> str:
-    """Names and types as the text that a store records.
+    """Return the names and types of key columns as the text that a store records.
 
     Example:
         >>> key_word([pa.field("country", pa.string()), pa.field("cents", pa.decimal128(10, 2))])
@@ -383,31 +367,24 @@ def key_word(columns: Iterable[pa.Field]) -> str:
 
 
 def parse_key_word(word: str) -> tuple[pa.Field, ...]:
-    """The columns that a store has recorded.
-
-    Raises:
-        DataError: a later version has recorded a type that this one does not know.
-    """
+    """Return the columns of a recorded text; a type of a later release raises `DataError`."""
     try:
         return tuple(pa.field(name, kind_of_name(kind)) for name, kind in orjson.loads(word))
     except (KeyError, ValueError, TypeError) as cause:
         raise DataError(
-            "the store has a key of a type that this version does not know", columns=word
+            "the store has a key of a type that this release does not know: use the release that wrote it, or a later one",
+            columns=word,
         ) from cause
 
 
 def key_columns_in(positions: Mapping[str, int], computation: str) -> tuple[pa.Field, ...]:
-    """The columns that a computation's typed keys are made of, as the positions of a table record them; none for plain keys.
-
-    Raises:
-        DataError: a later version has recorded a type that this one does not know.
-    """
+    """Return the columns of a computation's typed keys as recorded in a table's positions; none for plain keys."""
     word = recorded_word(positions, AppId.KEY_COLUMNS, computation)
     return () if word is None else parse_key_word(word)
 
 
 def key_columns_of(columns: Iterable[pa.Field]) -> tuple[pa.Field, ...]:
-    """The same columns in the types that are recorded: one for each text form and width, whatever the layout."""
+    """Return the same columns in the types that are recorded: one for each text form and width, whatever the layout."""
     return tuple(pa.field(column.name, _recorded(column.type)) for column in columns)
 
 
@@ -431,7 +408,7 @@ def _recorded(kind: pa.DataType) -> pa.DataType:
 
 
 def told_kind(cells: Iterable[Any]) -> pa.DataType:
-    """The type of a column of Python values, as far as they tell: null where there are none, or of several types."""
+    """Return the type of a column of Python values; null if they are absent, or of several types."""
     kinds = {_kind_of_value(cell) for cell in cells if cell is not None}
     return kinds.pop() if len(kinds) == 1 else pa.null()
 
@@ -445,7 +422,7 @@ def _kind_of_value(value: Any) -> pa.DataType:
 
 
 def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
-    """Whether equal values of two types have the same text; a type that is not known yet is as any other.
+    """Return True if equal values of two types have the same text; an unknown (null) type matches any.
 
     Example:
         >>> same_texts(pa.int32(), pa.int64()), same_texts(pa.int64(), pa.string())
@@ -466,12 +443,9 @@ def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
 def typed_columns(
     keys: pa.ChunkedArray, columns: Sequence[pa.Field], places: Sequence[int] | None = None
 ) -> list[pa.ChunkedArray]:
-    """The values of typed keys, a column each; null where a key has no value of the type in that place.
+    """Decode typed keys into a column for each of the ``places`` (all by default).
 
-    Args:
-        keys: texts of keys.
-        columns: what they are made of.
-        places: which of the columns are wanted; ``None`` for all, in their order.
+    A value is null where a key has no value of the column's type in that place.
     """
     wanted = range(len(columns)) if places is None else places
     texts = pa.chunked_array(keys.chunks, pa.string())
@@ -487,14 +461,14 @@ def typed_columns(
 
 
 def _is_quick(columns: Sequence[pa.Field], place: int) -> bool:
-    """Whether all rows of a column are decoded at once: where parts and columns go together, as before any struct."""
+    """Return True if a column is decoded at once: parts and columns correspond only before any struct."""
     kind = columns[place].type
     is_simple = pa.types.is_string(kind) or pa.types.is_integer(kind)
     return is_simple and not any(pa.types.is_struct(column.type) for column in columns[:place])
 
 
 def _quick_cells(kind: pa.DataType, parts: pa.ChunkedArray, place: int) -> pa.ChunkedArray:
-    # Keys with fewer parts, such as plain ones, have none here.
+    # Keys with fewer parts, such as plain ones, get null.
     has_part = pc.greater(pc.list_value_length(parts), place + 1)
     found = pc.list_element(pc.if_else(has_part, parts, pa.scalar([""] * (place + 2), parts.type)), place + 1)
     rest = pc.utf8_slice_codeunits(found, 1)
@@ -539,7 +513,7 @@ def _values_of(text: str, count: int) -> tuple[Any, ...]:
 
 
 def fitting_cells(kind: pa.DataType, values: list[Any]) -> pa.Array:
-    """An array of values, with null in place of those that are not of the type."""
+    """Return an array of the values, with null for a value that does not fit the type."""
     try:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -558,18 +532,10 @@ def _one_by_one(kind: pa.DataType, values: list[Any]) -> Iterator[pa.Array]:
 
 
 def key_lookup(values: Sequence[KeyValue], columns: Sequence[pa.Field]) -> str:
-    """The text of a key whose values are given loosely: as text, or in a type that converts to that of its column.
-
-    Args:
-        values: one for each column; all of them where the columns are not known.
-        columns: what the keys are made of.
-
-    Raises:
-        InvalidError: there are too few or too many, or one does not convert.
-    """
+    """Return the text of a key whose values are given loosely: as text, or in a type that converts to the column's."""
     if len(values) != len(columns):
         raise InvalidError(
-            "the key has another number of values",
+            "the key must have a value for each column",
             given=len(values),
             columns=[column.name for column in columns],
         )
@@ -590,5 +556,8 @@ def _as(value: KeyValue, column: pa.Field) -> pa.Array:
         return pa.array([value], column.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as cause:
         raise InvalidError(
-            "this is no value of the key's column", value=value, column=column.name, type=column.type
+            "the value does not convert to the type of the key's column",
+            value=value,
+            column=column.name,
+            type=column.type,
         ) from cause
