@@ -65,36 +65,32 @@ class DiskTier(WrappedObjects):
         return self._damaged
 
     def get(self, path: str) -> bytes:
-        if not self._is_kept(path):
-            return super().get(path)
-        with self._opened(path) as copy:
-            parts = None if copy is None else self._parts(path, copy, [ByteRange(0, copy.size_bytes)])
-        if parts is not None:
-            return parts[0]
+        kept = self._kept(path, lambda copy: [ByteRange(0, copy.size_bytes)])
+        if kept is not None:
+            return kept[0][0]
         data = super().get(path)
         self._keep_whole(path, data)
         return data
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> _Parts:
-        if not self._is_kept(path):
-            return super().read_ranges(path, ranges)
-        with self._opened(path) as copy:
-            parts = None if copy is None else self._parts(path, copy, ranges)
-        if parts is not None:
-            return parts
-        with self._begun(path, super().read_tail(path, 1).size_bytes) as copy:
-            parts = None if copy is None else self._parts(path, copy, ranges)
-        return super().read_ranges(path, ranges) if parts is None else parts
+        kept = self._kept(path, lambda _: ranges)
+        if kept is not None:
+            return kept[0]
+        if self._is_kept(path):
+            with self._begun(path, super().read_tail(path, 1).size_bytes) as copy:
+                parts = None if copy is None else self._parts(path, copy, ranges)
+            if parts is not None:
+                return parts
+        return super().read_ranges(path, ranges)
 
     def read_tail(self, path: str, size_bytes: int) -> Tail:
+        kept = self._kept(
+            path, lambda copy: [ByteRange(max(0, copy.size_bytes - size_bytes), copy.size_bytes)]
+        )
+        if kept is not None:
+            return Tail(kept[0][0], kept[1])
         if not self._is_kept(path):
             return super().read_tail(path, size_bytes)
-        with self._opened(path) as copy:
-            if copy is not None:
-                end = copy.size_bytes
-                parts = self._parts(path, copy, [ByteRange(max(0, end - size_bytes), end)])
-                if parts is not None:
-                    return Tail(parts[0], end)
         # Read enough more that the chunk in which the tail begins is whole, because only whole chunks are kept.
         tail = super().read_tail(path, size_bytes + CHUNK_BYTES - 1)
         begin = tail.size_bytes - len(tail.data)
@@ -136,8 +132,15 @@ class DiskTier(WrappedObjects):
     def _name(self, path: str) -> bytes:
         return hashlib.sha256(f"{self._objects.url}\0{path}".encode()).digest()
 
-    def _opened(self, path: str) -> AbstractContextManager[DiskCopy | None, None]:
-        return self._try(lambda: self._folder.open(self._name(path))) or nullcontext()
+    def _kept(
+        self, path: str, ranges_of: Callable[[DiskCopy], Sequence[ByteRange]]
+    ) -> tuple[_Parts, int] | None:
+        """Return parts of an object that has a copy on the disk, and the object's size."""
+        if not self._is_kept(path):
+            return None
+        with self._try(lambda: self._folder.open(self._name(path))) or nullcontext() as copy:
+            parts = None if copy is None else self._parts(path, copy, ranges_of(copy))
+            return None if copy is None or parts is None else (parts, copy.size_bytes)
 
     def _begun(self, path: str, size_bytes: int) -> AbstractContextManager[DiskCopy | None, None]:
         return self._try(lambda: self._folder.create(self._name(path), size_bytes)) or nullcontext()
@@ -147,7 +150,11 @@ class DiskTier(WrappedObjects):
         cut = [ByteRange(part.start, min(part.end, copy.size_bytes)) for part in ranges]
         wanted = sorted({chunk for part in cut if part.start < part.end for chunk in chunks_of(part)})
         found = self._try(lambda: copy.read(wanted)) or {}
-        self._count_damage(copy)
+        if copy.damaged:
+            self._damaged += copy.damaged
+            _LOG.info(
+                "parts of a file in the disk tier are damaged and read from the store again: %s", copy.damaged
+            )
         runs = runs_of(chunk for chunk in wanted if chunk not in found)
         if runs:
             asked = [copy.part_of(run) for run in runs]
@@ -156,7 +163,9 @@ class DiskTier(WrappedObjects):
                 self.forget(path)
                 return None
             for run, data in zip(runs, fetched, strict=True):
-                found |= {chunk: _piece(data, chunk - run.start) for chunk in run}
+                starts = range(0, len(data), CHUNK_BYTES)
+                pieces = (data[start : start + CHUNK_BYTES] for start in starts)
+                found |= dict(zip(run, pieces, strict=True))
             if sum(map(len, fetched)) <= self._folder.large_bytes:
                 for run, data in zip(runs, fetched, strict=True):
                     self._keep(copy, run.start, data)
@@ -183,13 +192,6 @@ class DiskTier(WrappedObjects):
 
         self._try(write)
 
-    def _count_damage(self, copy: DiskCopy) -> None:
-        if copy.damaged:
-            self._damaged += copy.damaged
-            _LOG.info(
-                "parts of a file in the disk tier are damaged and read from the store again: %s", copy.damaged
-            )
-
     def _try(self, action: Callable[[], _Result]) -> _Result | None:
         """Use the disk; after a failure, log the first one and leave the disk alone for a while."""
         try:
@@ -205,10 +207,6 @@ class DiskTier(WrappedObjects):
                 error,
             )
             return None
-
-
-def _piece(data: bytes, number: int) -> bytes:
-    return data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
 
 
 def _joined(found: dict[int, bytes], part: ByteRange) -> bytes:

@@ -44,63 +44,24 @@ class FileSystem(Protocol):
 
     This is a seam: the simulator plugs in a file system that loses unsynced writes at a power cut. A file's contents
     survive after a sync of the file, and its name survives after a sync of its folder.
+
+    `create`, `link` and `make_folder` raise `FileExistsError` if the name is taken. `read_ranges` gives shorter parts
+    where the file ends, and `walk` all files below a folder, in any order, or nothing if it is missing. `sync` skips
+    missing paths and raises `LostWriteError` if writes may be lost.
     """
 
-    def create(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Create a file with these contents.
-
-        Raises:
-            FileExistsError: the name is taken; nothing was written.
-        """
-        ...
-
+    def create(self, path: str, pieces: Iterable[bytes]) -> None: ...
     def read(self, path: str) -> bytes: ...
-
-    def read_pieces(self, path: str) -> Iterator[bytes]:
-        """Read a file's contents in pieces of 8 MiB."""
-        ...
-
-    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Read parts of a file, each shorter where the file ends before it."""
-        ...
-
+    def read_pieces(self, path: str) -> Iterator[bytes]: ...
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]: ...
     def size_bytes(self, path: str) -> int: ...
-
-    def link(self, source: str, target: str) -> None:
-        """Give a file a second name.
-
-        Raises:
-            FileExistsError: the name is taken.
-        """
-        ...
-
-    def replace(self, source: str, target: str) -> None:
-        """Rename a file; a file that already has the name loses it."""
-        ...
-
+    def link(self, source: str, target: str) -> None: ...
+    def replace(self, source: str, target: str) -> None: ...
     def remove(self, path: str) -> None: ...
-
-    def make_folder(self, path: str) -> None:
-        """Make one folder.
-
-        Raises:
-            FileExistsError: the name is taken.
-        """
-        ...
-
+    def make_folder(self, path: str) -> None: ...
     def is_folder(self, path: str) -> bool: ...
-
-    def walk(self, folder: str) -> Iterator[str]:
-        """Yield the paths of all files below a folder in any order; a missing folder is empty."""
-        ...
-
-    def sync(self, paths: Collection[str]) -> None:
-        """Make the contents of files and the names in folders survive a power cut; missing paths are skipped.
-
-        Raises:
-            LostWriteError: some writes failed and may be lost.
-        """
-        ...
+    def walk(self, folder: str) -> Iterator[str]: ...
+    def sync(self, paths: Collection[str]) -> None: ...
 
 
 class SystemFiles:
@@ -166,17 +127,14 @@ class SystemFiles:
                 yield entry.path
 
     def sync(self, paths: Collection[str]) -> None:
-        if len(paths) > 1:
-            # Wait for all before raising, so that no sync is still running when the caller handles the error.
-            results = [
-                future.exception() for future in [self._threads().submit(_sync, path) for path in paths]
-            ]
-            for error in results:
-                if error is not None:
-                    raise error
-        else:
-            for path in paths:
-                _sync(path)
+        if len(paths) == 1:
+            _sync(*paths)
+            return
+        # Wait for all before raising, so that no sync is still running when the caller handles the error.
+        started = [self._threads().submit(_sync, path) for path in paths]
+        for error in [future.exception() for future in started]:
+            if error is not None:
+                raise error
 
     def _threads(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -394,13 +352,9 @@ class LocalObjects:
             return
         # Sync existing folders too: the process that made them may not have synced them yet.
         made = self._make_folders(folder)
-        above = [
-            *made,
-            *_between(folder, self._root),
-            _folder_of(self._root),
-            _folder_of(_folder_of(self._root)),
-        ]
-        self._record_unsynced({_folder_of(path) for path in made} | set(above))
+        above_root = _folder_of(self._root)
+        changed = {*made, *map(_folder_of, made), *_between(folder, self._root)}
+        self._record_unsynced({*changed, above_root, _folder_of(above_root)})
         with self._lock:
             self._known_folders.add(folder)
 

@@ -40,7 +40,6 @@ class RangedObjects(Protocol):
     """An object store that reads parts of objects."""
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]: ...
-
     def read_tail(self, path: str, size_bytes: int) -> Tail: ...
 
 

@@ -6,7 +6,7 @@ A store records the names and types of the columns; see `key_word`.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
@@ -23,9 +23,11 @@ from millpond.statestore.rows.key_text import (
     CONTROLS,
     DIGITS_MAX,
     ESCAPE,
+    FALLING,
     NAMED_KINDS,
     NULL,
     PART,
+    RISING,
     KeyValue,
     decode_key,
     is_typed,
@@ -36,7 +38,6 @@ from millpond.statestore.rows.key_text import (
 
 _Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
-_LENGTHS_MAX: Final = 25  # up to this number of digits before the point, one letter suffices
 _EPOCH_DAYS: Final = (-719_162, 2_932_896)  # the years 1 to 9999
 _EPOCH_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _NS: Final = 1_000
@@ -160,13 +161,8 @@ def _controls_in(texts: pa.Array) -> list[str]:
     return sorted(present, reverse=True)
 
 
-def _of_bool(array: pa.Array) -> pa.Array:
-    return pc.if_else(array, _scalar("?1"), _scalar("?0"))
-
-
 def _of_int(array: pa.Array) -> pa.Array:
-    digits = array.cast(pa.int64()).cast(pa.string())
-    return _signed(digits, "", "")
+    return _signed(array.cast(pa.int64()).cast(pa.string()), "", "")
 
 
 def _of_decimal(array: pa.Array) -> pa.Array:
@@ -203,19 +199,17 @@ def _signed(digits: pa.Array, mark: str, end: str) -> pa.Array:
     """Put a letter for the length before each number; turn the digits of negative ones."""
     is_negative = pc.starts_with(digits, "-")
     if not pc.any(is_negative).as_py():
-        return _joined(_lengths(digits, [mark + letters for letters in _RISING]), digits)
+        return _joined(_lengths(digits, mark, RISING), digits)
     magnitudes = pc.utf8_ltrim(digits, "-")
-    rising = _joined(_lengths(magnitudes, [mark + letters for letters in _RISING]), magnitudes)
-    falling = _joined(
-        _lengths(magnitudes, [mark + letters for letters in _FALLING]), _turned(magnitudes), _scalar(end)
-    )
+    rising = _joined(_lengths(magnitudes, mark, RISING), magnitudes)
+    falling = _joined(_lengths(magnitudes, mark, FALLING), _turned(magnitudes), _scalar(end))
     return pc.if_else(is_negative, falling, rising)
 
 
-def _lengths(digits: pa.Array, letters: Sequence[str]) -> pa.Array:
+def _lengths(digits: pa.Array, mark: str, letters: Sequence[str]) -> pa.Array:
     point = pc.find_substring(digits, ".")
     counts = pc.if_else(pc.less(point, 0), pc.binary_length(digits), point)
-    return pa.array(letters, pa.string()).take(counts)
+    return pa.array([mark + each for each in letters], pa.string()).take(counts)
 
 
 def _turned(digits: pa.Array) -> pa.Array:
@@ -232,33 +226,19 @@ def _of_float(array: pa.Array) -> pa.Array:
     numbers[np.isnan(numbers)] = np.nan
     bits = numbers.view(np.uint64)
     turned = np.where(bits & _SIGN_BIT, ~bits, bits ^ _SIGN_BIT).astype(">u8")
-    return _with_nulls_of(array, _joined(_scalar("~"), _hexadecimal(turned.view(np.uint8))))
+    octets = pa.Array.from_buffers(pa.binary(_WIDTH), len(array), [None, pa.py_buffer(turned.tobytes())])
+    return _hexadecimal("~", octets, array)
 
 
-def _of_binary(array: pa.Array) -> pa.Array:
-    plain = array.cast(pa.binary())
+def _hexadecimal(mark: str, octets: pa.Array, array: pa.Array) -> pa.Array:
+    """Write bytes in hexadecimal digits behind a mark; null where the array is."""
+    plain = octets.cast(pa.binary())
     starts = np.frombuffer(plain.buffers()[1], np.int32)[plain.offset : plain.offset + len(plain) + 1]
     data = plain.buffers()[2]
-    octets = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    digits = _UPPER[octets].tobytes()
+    digits = b"" if data is None else _UPPER[np.frombuffer(data, np.uint8)].tobytes()
     offsets = pa.py_buffer((starts * 2).astype(np.int32))
-    texts = pa.StringArray.from_buffers(len(plain), offsets, pa.py_buffer(digits))
-    return _with_nulls_of(array, _joined(_scalar("x"), texts))
-
-
-def _hexadecimal(octets: npt.NDArray[np.uint8]) -> pa.Array:
-    count = len(octets) // _WIDTH
-    offsets = np.arange(count + 1, dtype=np.int32) * (2 * _WIDTH)
-    data = _UPPER[octets].tobytes()
-    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
-
-
-def _with_nulls_of(array: pa.Array, texts: pa.Array) -> pa.Array:
+    texts = _joined(_scalar(mark), pa.StringArray.from_buffers(len(plain), offsets, pa.py_buffer(digits)))
     return pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.string())) if array.null_count else texts
-
-
-def _of_date(array: pa.Array) -> pa.Array:
-    return _joined(_scalar("@"), array.cast(pa.date32()).cast(pa.string()))
 
 
 def _of_time(array: pa.Array) -> pa.Array:
@@ -300,23 +280,13 @@ def _without(array: pa.Array, wrong: pa.Array, why: str, problems: list[tuple[_B
     return pc.if_else(mask, pa.scalar(None, array.type), array)
 
 
-_RISING: Final = (
-    "",
-    *(chr(96 + count) for count in range(1, _LENGTHS_MAX + 1)),
-    *("z" + chr(97 + more) for more in range(DIGITS_MAX - _LENGTHS_MAX)),
-)
-_FALLING: Final = (
-    "",
-    *(chr(91 - count) for count in range(1, _LENGTHS_MAX + 1)),
-    *("A" + chr(122 - more) for more in range(DIGITS_MAX - _LENGTHS_MAX)),
-)
 _NINES: Final = np.arange(256, dtype=np.uint8)
 _NINES[ord("0") : ord("9") + 1] = np.frombuffer(b"9876543210", np.uint8)
 _UPPER: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
 
 
-def _is_small_unsigned(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_unsigned_integer(kind) and not pa.types.is_uint64(kind))
+def _of_binary(array: pa.Array) -> pa.Array:
+    return _hexadecimal("x", array, array)
 
 
 _ENCODERS: Final[dict[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]]] = {
@@ -324,11 +294,11 @@ _ENCODERS: Final[dict[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Arr
     pa.types.is_large_string: _of_text,
     pa.types.is_string_view: _of_text,
     pa.types.is_signed_integer: _of_int,
-    _is_small_unsigned: _of_int,
-    pa.types.is_boolean: _of_bool,
+    lambda kind: pa.types.is_unsigned_integer(kind) and not pa.types.is_uint64(kind): _of_int,
+    pa.types.is_boolean: lambda array: pc.if_else(array, _scalar("?1"), _scalar("?0")),
     pa.types.is_decimal: _of_decimal,
     pa.types.is_floating: _of_float,
-    pa.types.is_date: _of_date,
+    pa.types.is_date: lambda array: _joined(_scalar("@"), array.cast(pa.date32()).cast(pa.string())),
     pa.types.is_timestamp: _of_time,
     pa.types.is_binary: _of_binary,
     pa.types.is_large_binary: _of_binary,
@@ -476,16 +446,15 @@ def _quick_cells(kind: pa.DataType, parts: pa.ChunkedArray, place: int) -> pa.Ch
         texts = pc.if_else(pc.starts_with(found, "="), rest, pa.scalar(None, pa.string()))
         if not pc.any(pc.match_substring(texts, ESCAPE)).as_py():
             return texts
-        return pa.chunked_array([[_text_of(part) for part in found.to_pylist()]], pa.string())
+        cells = [decode_key(PART + part)[0] if part.startswith("=") else None for part in found.to_pylist()]
+        return pa.chunked_array([cells], pa.string())
     is_positive = pc.match_substring_regex(found, "^[a-s][0-9]+$")
     is_negative = pc.match_substring_regex(found, "^[H-Z][0-9]+$")
     positive = pc.if_else(is_positive, rest, pa.scalar(None, pa.string())).cast(pa.int64())
     if not pc.any(is_negative).as_py():
         return _narrowed(positive, kind)
-    cells = [
-        _int_of(part) if below else None
-        for part, below in zip(found.to_pylist(), is_negative.to_pylist(), strict=True)
-    ]
+    signed = zip(found.to_pylist(), is_negative.to_pylist(), strict=True)
+    cells = [decode_key(PART + part)[0] if is_below else None for part, is_below in signed]
     return _narrowed(pc.coalesce(positive, pa.chunked_array([pa.array(cells, pa.int64())])), kind)
 
 
@@ -494,14 +463,6 @@ def _narrowed(numbers: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         return numbers.cast(kind)
     except pa.ArrowInvalid:
         return pa.chunked_array([fitting_cells(kind, numbers.to_pylist())])
-
-
-def _text_of(part: str) -> str | None:
-    return decode_key(PART + part)[0] if part.startswith("=") else None
-
-
-def _int_of(part: str) -> int:
-    return int(decode_key(PART + part)[0])
 
 
 def _values_of(text: str, count: int) -> tuple[Any, ...]:
@@ -517,15 +478,9 @@ def fitting_cells(kind: pa.DataType, values: list[Any]) -> pa.Array:
     try:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return pa.concat_arrays([pa.array([], kind), *_one_by_one(kind, values)])
-
-
-def _one_by_one(kind: pa.DataType, values: list[Any]) -> Iterator[pa.Array]:
-    for value in values:
-        try:
-            yield pa.array([value], kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            yield pa.nulls(1, kind)
+        if len(values) == 1:
+            return pa.nulls(1, kind)
+        return pa.concat_arrays([fitting_cells(kind, [value]) for value in values])
 
 
 # -- looking up ----------------------------------------------------------------------------

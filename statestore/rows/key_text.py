@@ -62,9 +62,18 @@ CONTROLS: Final = "".join(map(chr, range(32)))
 DIGITS_MAX: Final = 38
 """The digits that a decimal may have before the point, and after it."""
 
+RISING: Final[tuple[str, ...]] = ("", *"abcdefghijklmnopqrstuvwxy", *(f"z{more}" for more in "abcdefghijklm"))
+"""Letters that rise with the number of digits before the point; for more than 25 there are two."""
+
+FALLING: Final[tuple[str, ...]] = (
+    "",
+    *"ZYXWVUTSRQPONMLKJIHGFEDCB",
+    *(f"A{more}" for more in "zyxwvutsrqpon"),
+)
+"""Letters that fall with the number of digits, for negative numbers."""
+
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**63 - 1
-_LONG: Final = 26  # from this number of digits before the point on, two letters are needed
 _SIGN_BIT: Final = 1 << 63
 _ALL_BITS: Final = (1 << 64) - 1
 _HEX_DIGITS: Final = 16
@@ -166,36 +175,21 @@ def _encodable(text: str) -> str:
 
 
 def _encoded(value: object) -> str:
-    encoder = _ENCODERS.get(type(value)) or _encoder_of_base(value)
+    encoder = _ENCODERS.get(type(value))
+    if encoder is None:
+        # In the order of the table: a bool is an int, and a datetime is a date.
+        encoder = next((each for kind, each in _ENCODERS.items() if isinstance(value, kind)), None)
+    if encoder is None:
+        raise InvalidError(
+            "a key has no values of this type: it is made of text, whole numbers, decimals, floats, booleans, dates, "
+            "times, bytes, mappings of these, and nulls",
+            type=type(value).__name__,
+        )
     return encoder(value)
-
-
-def _encoder_of_base(value: object) -> Callable[[Any], str]:
-    # In the order of the table: a bool is an int, and a datetime is a date.
-    for kind, encoder in _ENCODERS.items():
-        if isinstance(value, kind):
-            return encoder
-    raise InvalidError(
-        "a key has no values of this type: it is made of text, whole numbers, decimals, floats, booleans, dates, times, "
-        "bytes, mappings of these, and nulls",
-        type=type(value).__name__,
-    )
-
-
-def _of_text(value: str) -> str:
-    return "=" + escaped(value)
 
 
 def _of_bytes(value: bytes) -> str:
     return "x" + bytes(value).hex().upper()
-
-
-def _of_date(value: dt.date) -> str:
-    return "@" + value.isoformat()
-
-
-def _of_bool(value: bool) -> str:
-    return "?1" if value else "?0"
 
 
 def _of_int(value: int) -> str:
@@ -205,9 +199,9 @@ def _of_int(value: int) -> str:
         )
     if value >= 0:
         digits = str(int(value))
-        return chr(96 + len(digits)) + digits
+        return RISING[len(digits)] + digits
     digits = str(-value)
-    return chr(91 - len(digits)) + digits.translate(_NINES)
+    return FALLING[len(digits)] + digits.translate(_NINES)
 
 
 def _of_decimal(value: Decimal) -> str:
@@ -224,15 +218,8 @@ def _of_decimal(value: Decimal) -> str:
         )
     digits = f"{whole}.{fraction}" if fraction else whole
     if value >= 0:
-        return f"#{_length(len(whole), 'a')}{digits}"
-    return f"#{_length(len(whole), 'Z')}{digits.translate(_NINES)}~"
-
-
-def _length(count: int, first: str) -> str:
-    """Return letters that rise with a count from ``a``, or fall with it from ``Z``."""
-    if first == "a":
-        return chr(96 + count) if count < _LONG else "z" + chr(97 + count - _LONG)
-    return chr(91 - count) if count < _LONG else "A" + chr(122 - (count - _LONG))
+        return f"#{RISING[len(whole)]}{digits}"
+    return f"#{FALLING[len(whole)]}{digits.translate(_NINES)}~"
 
 
 def _of_float(value: float) -> str:
@@ -264,14 +251,14 @@ def _of_struct(value: Mapping[Any, object]) -> str:
 
 
 _ENCODERS: Final[dict[type, Callable[[Any], str]]] = {
-    str: _of_text,
-    bool: _of_bool,
+    str: lambda value: "=" + escaped(value),
+    bool: lambda value: "?1" if value else "?0",
     int: _of_int,
     NoneType: lambda _: NULL,
     float: _of_float,
     Decimal: _of_decimal,
     dt.datetime: _of_time,
-    dt.date: _of_date,
+    dt.date: lambda value: "@" + value.isoformat(),
     bytes: _of_bytes,
     bytearray: _of_bytes,
     memoryview: _of_bytes,
@@ -294,10 +281,6 @@ def _decoded(part: str, parts: Iterator[str]) -> Any:
 def _to_null(rest: str) -> None:
     if rest:
         raise ValueError(rest)
-
-
-def _to_bool(rest: str) -> bool:
-    return ("0", "1").index(rest) == 1
 
 
 def _to_int(part: str) -> int:
@@ -323,18 +306,14 @@ def _to_float(rest: str) -> float:
     return float(struct.unpack(">d", struct.pack(">Q", turned))[0])
 
 
-def _to_instant(rest: str) -> dt.datetime:
-    return dt.datetime.fromisoformat(rest).replace(tzinfo=dt.UTC)
-
-
 _DECODERS: Final[dict[str, Callable[[str], Any]]] = {
     "!": _to_null,
     "=": _unescaped,
-    "?": _to_bool,
+    "?": lambda rest: ("0", "1").index(rest) == 1,
     "#": _to_decimal,
     "~": _to_float,
     "@": dt.date.fromisoformat,
-    "z": _to_instant,
+    "z": lambda rest: dt.datetime.fromisoformat(rest).replace(tzinfo=dt.UTC),
     "t": dt.datetime.fromisoformat,
     "x": bytes.fromhex,
 }
