@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from millpond.statestore.check import check
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, check
 
 _LOOKS: Final = 4
 _INTERRUPTIONS_MAX: Final = 2

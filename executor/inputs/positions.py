@@ -6,22 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import unquote
 
 from millpond.executor.time.clocks import EXACT, clock_name
-from millpond.statestore.app_ids import (
-    CLAIM_PREFIX,
-    COUNT_PREFIX,
-    INPUT_PREFIX,
-    PIPELINE_NAME_PREFIX,
-    STATE_VERSION_PREFIX,
-    app_id_parts,
-    claim_app_id,
-    id_slack_app_id,
-    input_app_id,
-    pipeline_number,
-    recorded_word,
-    superstep_app_id,
-    supersteps_of,
-    watermark_app_id,
-)
+from millpond.statestore.app_ids import AppId, pipeline_number, recorded_word, supersteps_of
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import Superstep
@@ -39,15 +24,15 @@ def percentile_watermark_app_id(pipeline: str, kind: str, name: str, percentile:
     """Names a journaled watermark of a percentile; ``kind`` is ``injector`` or ``computation``."""
     # The clock's own name, so that 90 and 90.0 are one watermark here as in the rows.
     clock = clock_name(TimeDomain.EVENT, percentile)
-    return watermark_app_id(pipeline, kind, name) + clock.removeprefix(TimeDomain.EVENT.value)
+    return AppId.WATERMARK.of(pipeline, kind, name) + clock.removeprefix(TimeDomain.EVENT.value)
 
 
 def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[str, dict[str, int]]:
     """Every counter of a pipeline's computations, by name."""
     counts: dict[str, dict[str, int]] = {}
     for app_id, value in positions.items():
-        if app_id.startswith(COUNT_PREFIX):
-            of, computation, counter = app_id_parts(app_id, COUNT_PREFIX)
+        if app_id.startswith(AppId.COUNT):
+            of, computation, counter = AppId.COUNT.parts(app_id)
             if of == pipeline:
                 counts.setdefault(computation, {})[counter] = value
     return counts
@@ -62,15 +47,15 @@ def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
     """Every computation that a pipeline has ever run, including those that it no longer has."""
     number = pipeline_number(pipeline)
     return frozenset(
-        unquote(app_id.removeprefix(CLAIM_PREFIX))
+        unquote(app_id.removeprefix(AppId.CLAIM))
         for app_id, version in positions.items()
-        if version == number and app_id.startswith(CLAIM_PREFIX)
+        if version == number and app_id.startswith(AppId.CLAIM)
     )
 
 
 def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computation: str) -> str | None:
     """The other pipeline that a computation belongs to; ``None`` when it is free or one's own."""
-    number = positions.get(claim_app_id(computation))
+    number = positions.get(AppId.CLAIM.of(computation))
     if number in (None, pipeline_number(pipeline)):
         return None
     return next((name for name in supersteps_of(positions) if pipeline_number(name) == number), "another one")
@@ -86,7 +71,7 @@ def id_slack_position(stored: int | None, slack_us: int) -> int:
     Example:
         >>> first = id_slack_position(None, 2_000_000)
         >>> second = id_slack_position(first, 1_000_000)
-        >>> second > first, id_slack_of({id_slack_app_id("c"): second}, "c")
+        >>> second > first, id_slack_of({AppId.ID_SLACK.of("c"): second}, "c")
         (True, 1000000)
     """
     slack_ms = min(-(-slack_us // 1_000), (1 << _SLACK_BITS) - 1)
@@ -96,7 +81,7 @@ def id_slack_position(stored: int | None, slack_us: int) -> int:
 
 def id_slack_of(positions: Mapping[str, int], computation: str) -> int | None:
     """How long a computation's senders may repeat a record, in microseconds; ``None`` where no pipeline has said so."""
-    position = positions.get(id_slack_app_id(computation))
+    position = positions.get(AppId.ID_SLACK.of(computation))
     return None if position is None else position % (1 << _SLACK_BITS) * 1_000
 
 
@@ -107,12 +92,12 @@ def current_name(positions: Mapping[str, int], stored: str) -> str:
         >>> current_name({"millpond/pipeline_name/clicks/visits": 7}, "clicks")
         'visits'
     """
-    return recorded_word(positions, PIPELINE_NAME_PREFIX, stored) or stored
+    return recorded_word(positions, AppId.PIPELINE_NAME, stored) or stored
 
 
 def stored_state_version(positions: Mapping[str, int], computation: str) -> int:
     """The ``state_version`` of the code that has last run a computation; 0 if the table records none."""
-    return int(recorded_word(positions, STATE_VERSION_PREFIX, computation) or 0)
+    return int(recorded_word(positions, AppId.STATE_VERSION, computation) or 0)
 
 
 def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str) -> str | None:
@@ -123,26 +108,26 @@ def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str)
     if source in (BOUNDED_SOURCE, LOCAL_SOURCE):
         return None
     consumers = (
-        app_id_parts(app_id, INPUT_PREFIX)
+        AppId.INPUT.parts(app_id)
         for app_id, version in positions.items()
-        if app_id.startswith(INPUT_PREFIX) and version >= 0
+        if app_id.startswith(AppId.INPUT) and version >= 0
     )
     return next((parts[0] for parts in consumers if parts[2:] == (source,) and parts[0] != pipeline), None)
 
 
 def superstep_of(positions: Mapping[str, int], pipeline: str) -> Superstep:
     """The last superstep that has been committed; 0 before the first."""
-    return Superstep(positions.get(superstep_app_id(pipeline), 0))
+    return Superstep(positions.get(AppId.SUPERSTEP.of(pipeline), 0))
 
 
 def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) -> dict[str, int]:
     """Source id → last batch consumed, of one input.
 
     Example:
-        >>> input_positions({input_app_id("p", "s", "q1"): 4}, "p", "s")
+        >>> input_positions({AppId.INPUT.of("p", "s", "q1"): 4}, "p", "s")
         {'q1': 4}
     """
-    prefix = input_app_id(pipeline, stream, "")
+    prefix = AppId.INPUT.of(pipeline, stream, "")
     return {
         unquote(app_id.removeprefix(prefix)): version
         for app_id, version in positions.items()

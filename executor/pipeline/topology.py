@@ -46,8 +46,8 @@ from millpond.executor.pipeline.nodes import (
 )
 from millpond.executor.time.clocks import EXACT
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.rows.bloom import ID_SLACK_US
 from millpond.statestore.rows.codec import Codec
+from millpond.statestore.rows.record_ids import ID_SLACK_US
 
 
 def fused_streams(

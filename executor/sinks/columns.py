@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
-from millpond.statestore.app_ids import SINK_PREFIX, app_id_parts, sink_app_id
+from millpond.statestore.app_ids import AppId, sink_app_id
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.history.lineage import Lineage
 from millpond.statestore.log.snapshot import Snapshot
@@ -376,9 +376,7 @@ class SinkRecord:
 
     def _warn_of_others(self, snapshot: Snapshot, path: str) -> None:
         """Warn of a table that has rows of another store: one that is no longer there, whose rows come a second time."""
-        writers = (
-            app_id_parts(name, SINK_PREFIX)[0] for name in snapshot.txns if name.startswith(SINK_PREFIX)
-        )
+        writers = (AppId.SINK.parts(name)[0] for name in snapshot.txns if name.startswith(AppId.SINK))
         others = sorted(set(writers) - {self.lineage.store_id})
         if others and not self.delivered(snapshot.txns):
             _LOG.warning(

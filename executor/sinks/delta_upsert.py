@@ -43,7 +43,7 @@ from millpond.executor.sinks.columns import (
     sink_table,
 )
 from millpond.executor.sinks.delta_table import open_table, write_sink_file
-from millpond.statestore.app_ids import SINK_PREFIX, app_id_parts
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, DataError
 from millpond.statestore.history.lineage import Lineage
 from millpond.statestore.history.replayed_log import Change, read_histories
@@ -381,7 +381,7 @@ def take_back_sink(
 def _records_of(
     lineage: Lineage, txns: Mapping[str, int], supersteps: Mapping[str, Superstep]
 ) -> Sequence[SinkRecord]:
-    parts = [app_id_parts(app_id, SINK_PREFIX) for app_id in txns if app_id.startswith(SINK_PREFIX)]
+    parts = [AppId.SINK.parts(app_id) for app_id in txns if app_id.startswith(AppId.SINK)]
     sinks = {(pipeline, name) for store_id, pipeline, name, *_ in parts if store_id == lineage.store_id}
     return [SinkRecord(lineage, *sink) for sink in sorted(sinks) if sink[0] in supersteps]
 
