@@ -15,8 +15,7 @@ from typing import Final
 
 from millpond.executor.maintenance.policy import RoundWorker, UpkeepPolicy
 from millpond.executor.ownership.ownership import Ownership
-from millpond.gc.log import KEPT_MS
-from millpond.gc.orphan import Owned
+from millpond.gc.collectors import KEPT_MS, Owned
 from millpond.gc.round import CollectionRound
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.store import Store
