@@ -7,15 +7,13 @@ part, as a compaction does, and replaces it by one file of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
-from millpond.gc.compaction import Compacted, Compaction, in_order_of_time
+from millpond.gc.compaction import Compaction, in_order_of_time
 from millpond.statestore.interval import Interval, locate
 from millpond.statestore.log.files import LiveFile
-from millpond.statestore.log.rules import IntervalWrite
-from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import Superstep
 
 
@@ -29,10 +27,6 @@ class Parting:
 
     files: tuple[LiveFile, ...]
     parts: tuple[Compaction, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files)
 
 
 def plan_parting(
@@ -78,17 +72,3 @@ def _is_shared(file: LiveFile, lows: Sequence[str]) -> bool:
     if len(lows) < 2 or file.min_key is None or file.max_key is None:
         return len(lows) > 1
     return locate(lows, file.min_key) != locate(lows, file.max_key)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parted:
-    """A parting that is prepared but not committed."""
-
-    parting: Parting
-    pieces: tuple[Compacted, ...]
-
-    def writes(self, next_fence: Callable[[Interval], Fence]) -> tuple[IntervalWrite, ...]:
-        """Return the intervals' parts of the one commit that replaces the files."""
-        writes = [piece.write(next_fence(piece.compaction.interval)) for piece in self.pieces]
-        # A commit names a removed file once, although the file is a part of every piece.
-        return (writes[0], *(replace(write, removed=()) for write in writes[1:]))
