@@ -26,7 +26,7 @@ from millpond.executor.spark.task_plan import SlotReport, pack_parts
 from millpond.executor.superstep.delivery import ProductionSource
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import Holder
-from millpond.statestore.leases.zookeeper_nodes import IntervalNodes, StorePaths, batches, taking
+from millpond.statestore.leases.zookeeper_lease import IntervalNodes, StorePaths, batches, taking
 from millpond.statestore.leases.zookeeper_session import Create
 from millpond.statestore.log.action import Action, Add, CommitInfo, JsonValue, Remove, Txn
 from millpond.statestore.log.checkpoint import write_part

@@ -1,31 +1,18 @@
 """Compactions: rewrite files of an interval into one file with one row per key, without garbage.
 
-A compaction reads its files with their checksums, combines the updates of each key by the reader's
-rule, keeps what may still be needed, and writes one file. Its rows carry the newest
-contributing (sequencer, commit number, superstep), so they keep their order relative to all
-other updates of their keys. It drops:
+The rows of the new file carry the newest contributing (sequencer, commit number, superstep), so they keep their order
+relative to all other updates of their keys. A compaction drops:
 
 - updates that a newer update in the compaction overrides;
-- productions that have been delivered: those of all supersteps before the last one (MillWheel §6.1.2);
-- record ids that no sender may repeat any more (`millpond.statestore.rows.record_ids`);
-- tombstones and empty rows, if the compaction is complete: no older file of the interval is left.
+- delivered productions, which are those of all supersteps before the last one (MillWheel §6.1.2);
+- record ids that no sender may repeat any more (`millpond.statestore.rows.bloom`);
+- tombstones and empty rows, if no older file of the interval is left.
 
-Supersteps never wait for a compaction. It is prepared in parallel with them and becomes part of the table
-by a commit of the interval's owner, with the owner's next commit number, like any other write.
-
-Compaction planning: which files to rewrite, size-tiered, per interval, and never out of order.
-
-The files of an interval, oldest first, form a sequence in time: each holds the updates of supersteps
-after those of the file before it. A compaction replaces a *contiguous stretch* of them by one file, so
-files keep covering disjoint stretches of time and updates still combine in the right order (compacting the
-first and third of three updates would put the first above the second).
-
-Two rules bound the cost of reads, as in an LSM tree. Tiers: as soon as ``fan_in`` files of similar size
-have gathered at the young end, they become one; so each row is rewritten once per tier, and a tier
-holds few files. Garbage: when the young files together are half as large as the oldest, which holds
-the interval's bulk, everything becomes one file and dead rows are dropped. That share differs a little from
-file to file, so that intervals under the same load do not all become garbage in the same minute. This module
-does no input or output.
+Planning is size-tiered, per interval. The files of an interval, oldest first, cover disjoint stretches of time. A
+compaction replaces a *contiguous stretch* of them: compacting the first and third of three updates would put the
+first above the second. Two rules bound the cost of reads, as in an LSM tree. Tiers: as soon as ``fan_in`` files
+of similar size have gathered at the young end, they become one, so each row is rewritten once per tier. Garbage: when
+the young files together are half as large as the oldest, which holds the interval's bulk, all become one file.
 """
 
 from __future__ import annotations
@@ -58,7 +45,7 @@ from millpond.statestore.rows.stream import RowFileWriter, Run, open_runs
 from millpond.statestore.types import Objects, Superstep
 
 MEMORY_BYTES_MAX: Final = 1 << 26
-"""Default size of the files, together, up to which a compaction runs in memory."""
+"""Default size of all files together up to which a compaction runs in memory."""
 
 _SPREAD: Final = 0.2
 _CRC32_MAX: Final = 0xFFFF_FFFF
@@ -69,12 +56,12 @@ class CompactionPolicy:
     """When files are compacted.
 
     Args:
-        fan_in: how many files of a tier become one.
+        fan_in: the number of files of a tier that become one.
         files_max: with this many files in an interval the young files are compacted whatever their
-            sizes; it bounds the files that a read of a key opens, except those added since.
+            sizes; it bounds the files that a read of a key opens, except files added since.
         small_bytes: files up to this size are the first tier; each further tier is ``fan_in`` times larger.
         garbage_ratio: the young files are compacted into the oldest when their bytes reach this share of it,
-            or up to a fifth more or less, by the oldest file's name.
+            or up to a fifth more or less, depending on the oldest file's name.
         memory_bytes_max: a compaction of more bytes is merged piece by piece through the local
             disk; this bounds memory, so no compaction is too large.
     """
@@ -86,12 +73,11 @@ class CompactionPolicy:
     memory_bytes_max: int = MEMORY_BYTES_MAX
 
     def __post_init__(self) -> None:
-        """Refuse bounds under which compaction never ends or never begins."""
         if self.fan_in < 2 or self.files_max < 2 or self.small_bytes < 1 or self.garbage_ratio <= 0:
             raise InvalidError("a compaction policy cannot work with these bounds", policy=self)
 
     def tier(self, size_bytes: int) -> int:
-        """The tier of a file of ``size_bytes``.
+        """Return the tier of a file of ``size_bytes``.
 
         Example:
             >>> [CompactionPolicy().tier(size << 10) for size in (1, 64, 65, 512, 513)]
@@ -105,11 +91,9 @@ class CompactionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """Files of an interval that will become one.
+    """Files of an interval that will become one, oldest first.
 
     Attributes:
-        interval: the interval that the files belong to.
-        files: oldest first.
         is_complete: no older file of the interval is left, so tombstones may be dropped.
     """
 
@@ -119,7 +103,6 @@ class Compaction:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the files together."""
         return sum(file.size_bytes for file in self.files)
 
     @property
@@ -136,65 +119,63 @@ def plan_compaction(
     policy: CompactionPolicy,
     everything: bool = False,
 ) -> Compaction | None:
-    """The compaction that the interval needs now; ``None`` when it needs none.
+    """Return the compaction that the interval needs now, or ``None`` when it needs none.
 
     Args:
         files: all live files that can hold keys of the interval.
         interval: the interval to plan for.
-        before: files with rows of this superstep or a later one stay as they are: their
-            productions may be undelivered, and soft state may not include them yet.
+        before: files with rows of this superstep or a later one stay: their productions may be undelivered, and
+            soft state may not include them yet.
         policy: when to compact.
-        everything: compact all files that may be compacted, whatever the policy says about sizes.
+        everything: compact all files that may be compacted, whatever their sizes.
     """
     if any(file.max_superstep is None for file in files):
         return None
     ordered = in_order_of_time(files)
     settled = [file for file in ordered if (file.max_superstep or 0) < before]
-    if any(_is_foreign(file) for file in ordered[len(settled) :]):
-        # It may hold old rows next to new ones; once the superstep has passed it can be compacted too.
+    if any(not file.interval_id for file in ordered[len(settled) :]):
+        # Another engine's file may hold old rows next to new ones; it can be compacted once the superstep has passed.
         return None
     # A file that may hold keys of other intervals too cannot be replaced by one of this interval.
     first = 1 + max((index for index, file in enumerate(settled) if not file.lies_in(interval)), default=-1)
-    begin = _everything(settled, first) if everything else _begin(settled, first, policy)
-    begin = _in_order(settled, first, begin)
+    begin = _begin(settled, first, policy, everything=everything)
+    # Updates combine in the order of files, so start where the files cover a contiguous stretch of time.
+    starts = () if begin is None else range(begin, first - 1, -1)
+    begin = next((start for start in starts if _is_stretch(settled, start)), None)
     if begin is None:
         return None
     return Compaction(interval=interval, files=tuple(settled[begin:]), is_complete=begin == 0)
 
 
 def in_order_of_time(files: Iterable[LiveFile]) -> list[LiveFile]:
-    """Files by the supersteps of their rows, oldest first."""
+    """Return files by the supersteps of their rows, oldest first."""
     return sorted(files, key=lambda file: (file.max_superstep or 0, file.added_version, file.path))
 
 
 def younger_than(compaction: Compaction, files: Sequence[LiveFile]) -> Sequence[LiveFile]:
-    """The files that may be compacted while ``compaction`` is in preparation: those of later supersteps only.
+    """Return the files of later supersteps only, which may be compacted while ``compaction`` is in preparation.
 
     Older files stay out too: a compaction of files on both sides of a stretch would reorder them around it.
-    No file qualifies if a file of another engine mixes older and younger rows.
     """
     last = compaction.superstep
     rest = [file for file in files if file not in compaction.files]
     younger = [file for file in rest if (file.max_superstep or 0) > last]
+    # A file of another engine may mix older and younger rows, and would then be reordered around the stretch.
     mixed = (
-        _is_foreign(file) and (file.min_superstep is None or file.min_superstep <= last) for file in rest
+        not file.interval_id and (file.min_superstep is None or file.min_superstep <= last) for file in rest
     )
     return [] if any(mixed) else younger
 
 
-def _is_foreign(file: LiveFile) -> bool:
-    return not file.interval_id
-
-
-def _everything(settled: Sequence[LiveFile], first: int) -> int | None:
-    return first if len(settled) - first > 1 else None
-
-
-def _begin(settled: Sequence[LiveFile], first: int, policy: CompactionPolicy) -> int | None:
+def _begin(
+    settled: Sequence[LiveFile], first: int, policy: CompactionPolicy, *, everything: bool
+) -> int | None:
     sizes = [file.size_bytes for file in settled]
     count = len(sizes) - first
     if count < 2:
         return None
+    if everything:
+        return first
     if first == 0 and _is_garbage_due(settled, policy):
         return 0
     for tier in range(policy.tier(max(sizes[first:])) + 1):
@@ -210,27 +191,15 @@ def _begin(settled: Sequence[LiveFile], first: int, policy: CompactionPolicy) ->
 def _is_garbage_due(settled: Sequence[LiveFile], policy: CompactionPolicy) -> bool:
     oldest, young = settled[0], settled[1:]
     is_worth_it = len(settled) > policy.fan_in or oldest.size_bytes >= policy.small_bytes
+    # Intervals of a computation grow alike. With one share for all they would be rewritten together, and until the
+    # retention has passed the disk would hold all of them twice.
     share = policy.garbage_ratio * _spread(oldest.path)
     return is_worth_it and sum(file.size_bytes for file in young) >= share * oldest.size_bytes
 
 
 def _spread(path: str) -> float:
-    """A factor from 0.8 to 1.2, the same whenever it is asked for.
-
-    Intervals of a computation grow alike; with one share for all they would be rewritten together, and until the
-    retention has passed the disk would hold all of them twice.
-    """
+    """Return a factor from 0.8 to 1.2 that is fixed for a path."""
     return 1 + _SPREAD * (2 * zlib.crc32(path.encode()) / _CRC32_MAX - 1)
-
-
-def _in_order(settled: Sequence[LiveFile], first: int, begin: int | None) -> int | None:
-    """The last start at or before ``begin`` from which the files cover a stretch of time of their own."""
-    if begin is None:
-        return None
-    for start in range(begin, first - 1, -1):
-        if _is_stretch(settled, start):
-            return start
-    return None
 
 
 def _is_stretch(settled: Sequence[LiveFile], start: int) -> bool:
@@ -238,7 +207,7 @@ def _is_stretch(settled: Sequence[LiveFile], start: int) -> bool:
         return True
     older = settled[start - 1].max_superstep or 0
     return all(
-        not _is_foreign(file) or (file.min_superstep is not None and file.min_superstep > older)
+        file.interval_id or (file.min_superstep is not None and file.min_superstep > older)
         for file in settled[start:]
     )
 
@@ -248,19 +217,14 @@ _BATCH_BYTES_MIN: Final = 1 << 20
 """Least number of bytes of one file that a compaction through the disk decodes at a time."""
 
 _COMPACTED: Final = ParquetRowFormat(COMPACTED_PAGED_BYTES_MIN)
-"""What is read by key for as long as it is not compacted again has a page index even where it is not large."""
+"""Files that are read by key until the next compaction have a page index even when they are small."""
 
 _Index = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRules:
-    """What a compaction must keep.
-
-    Attributes:
-        pending_from: productions of this superstep and later ones may be undelivered.
-        ids: the records that may be delivered again.
-    """
+    """Data that a compaction must keep: productions of ``pending_from`` and later, which may be undelivered, and record ids."""
 
     pending_from: Superstep
     ids: IdRetention
@@ -268,22 +232,13 @@ class CompactionRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """A compaction that is prepared but not yet committed.
-
-    Attributes:
-        compaction: the files that were rewritten.
-        file: the file that replaces them; ``None`` when none of their rows is still needed.
-    """
+    """A compaction that is prepared but not committed; ``file`` is ``None`` when none of the rows is still needed."""
 
     compaction: Compaction
     file: RowFile | None
 
     def write(self, fence: Fence) -> IntervalWrite:
-        """The interval's part of the commit that replaces the old files by the new one.
-
-        Args:
-            fence: the owner's next fence.
-        """
+        """Return the interval's part of the commit that replaces the old files by the new one, under the owner's next fence."""
         added = () if self.file is None else (self.file,)
         return IntervalWrite(
             interval=self.compaction.interval,
@@ -296,7 +251,6 @@ class Compacted:
 
     @property
     def freed_bytes(self) -> int:
-        """By how many bytes the table shrinks."""
         before = sum(file.size_bytes for file in self.compaction.files)
         return before - (0 if self.file is None else self.file.size_bytes)
 
@@ -314,19 +268,19 @@ def compact_files(
 ) -> Compacted:
     """Read the files of a compaction and write their replacement; nothing is committed.
 
-    Files of more than ``memory_bytes_max`` together are merged through the local disk, in memory that
-    does not grow with them; the result is equivalent.
+    Files of more than ``memory_bytes_max`` together are merged through the local disk, in memory that does not grow with
+    them; the result is equivalent.
 
     Args:
         objects: the table's root.
-        compaction: what to rewrite.
-        rules: what to keep.
+        compaction: the files.
+        rules: the data to keep.
         fence: the owner's last or next fence; no row may be newer.
         token: 32 unique hexadecimal digits.
         row_format: the encoding of the new file; only Parquet is merged through the disk.
         memory_bytes_max: size of the files up to which they are compacted in memory.
-        scratch: local folder for a merge through the disk; the system's temporary folder by default. It
-            needs room for the old files and the new one.
+        scratch: local folder for a merge through the disk, with room for the old files and the new one; the
+            system's temporary folder by default.
 
     Raises:
         DataError: a file is missing or its bytes are wrong.
@@ -350,7 +304,7 @@ def compact_files(
         token=token,
         row_format=_COMPACTED if isinstance(row_format, ParquetRowFormat) else row_format,
     )
-    # It may be another process that commits it.
+    # Another process may commit the file, and can only sync what it has written itself.
     objects.sync()
     reach("compaction.file_written")
     return Compacted(compaction=compaction, file=file)
@@ -386,12 +340,10 @@ def _compact_through_disk(
 
 
 def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:
-    """The updates of all runs, cut by key: all updates of a key are in one piece, and keys rise from piece to piece.
+    """Yield the updates of all runs, cut by key: all updates of a key are in one piece, and keys rise between pieces.
 
-    Within a piece the runs keep their order. One batch of each run is in memory at a time.
-
-    Args:
-        runs: each sorted by key, no key in two of its batches.
+    Within a piece the runs keep their order. One batch of each run is in memory at a time. Each run must be sorted by key, with
+    no key in two of its batches.
     """
     heads = [next(run, None) for run in runs]
     while True:
@@ -401,7 +353,7 @@ def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:
         waiting = [head for head in heads if head is not None]
         if not waiting:
             return
-        # The current batches hold all updates up to this key, and at least one batch is used up.
+        # The current batches hold all updates up to this key, and at least one batch ends with it.
         bound = min(_key(head, head.num_rows - 1) for head in waiting)
         counts = [0 if head is None else _rows_up_to(head, bound) for head in heads]
         pieces = [head.slice(0, rows) for head, rows in zip(heads, counts, strict=True) if head and rows]
@@ -429,12 +381,9 @@ def _scratch_folder(parent: str | None) -> Iterator[str]:
 
 
 def compact_updates(updates: pa.Table, rules: CompactionRules, *, is_complete: bool) -> pa.Table:
-    """One update per key, sorted by key, equivalent to all of its updates, without garbage.
+    """Return one update per key, sorted by key, equivalent to all of its updates, without garbage.
 
-    Args:
-        updates: row updates in `ROW_SCHEMA`, in any order.
-        rules: what to keep.
-        is_complete: no older updates of these keys exist elsewhere.
+    ``updates`` may come in any order; ``is_complete`` means that no older updates of these keys exist elsewhere.
     """
     combined = combine_updates(updates)
     keys = combined.column("key").combine_chunks()
@@ -455,7 +404,7 @@ def _is_needed(rows: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def _record_ids(updates: pa.Table, slots: _Index, count: int, retention: IdRetention) -> pa.ListArray:
-    """Per key, the ids of all its updates that may come again; null where there are none.
+    """Return per key the ids of all its updates that may be redelivered, null where there are none.
 
     ``slots`` gives the key of each update, as an index below ``count``.
     """
@@ -472,7 +421,7 @@ def _record_ids(updates: pa.Table, slots: _Index, count: int, retention: IdReten
 def _productions(
     updates: pa.Table, slots: _Index, count: int, pending_from: Superstep
 ) -> pa.ListArray | pa.Array:
-    """Per key, the productions of its updates of ``pending_from`` and later; null where there are none."""
+    """Return per key the productions of its updates of ``pending_from`` and later, null where there are none."""
     lists = updates.column("productions").combine_chunks()
     owners = pc.list_parent_indices(lists).to_numpy()
     pending = updates.column("superstep").to_numpy()[owners] >= pending_from

@@ -1,59 +1,47 @@
-"""Parting: rewrite files that hold keys of several intervals, as after a split, into one file for each.
+"""Parting: rewrite files that hold keys of several intervals, as after a split, into one file for each interval.
 
-A split leaves files where they are, and each part reads them by range (MillWheel §7.1). For as long as one of them
-is there, the parts carry each other's rows along and none of them can be compacted completely. A parting reads a
-stretch of such files, as a compaction does, once for each part, and replaces it by one file of each.
+A split leaves files where they are, and each part reads them by range (MillWheel §7.1). Until they are gone, the parts carry
+each other's rows along and none can be compacted completely. A parting reads a stretch of such files once for each
+part, as a compaction does, and replaces it by one file of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
-from millpond.gc.compaction import Compacted, Compaction, in_order_of_time
+from millpond.gc.compaction import Compaction, in_order_of_time
 from millpond.statestore.interval import Interval, locate
 from millpond.statestore.log.files import LiveFile
-from millpond.statestore.log.rules import IntervalWrite
-from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import Superstep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """Files that are about to be replaced by one for each interval that they hold keys of.
+    """Files, oldest first, that will be replaced by one for each interval that they hold keys of.
 
     Attributes:
-        files: the files, oldest first.
-        parts: for each interval, the same files, and whether none of its own is older.
+        parts: for each interval, the same files, and whether none of its other files is older.
     """
 
     files: tuple[LiveFile, ...]
     parts: tuple[Compaction, ...]
 
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of the files together."""
-        return sum(file.size_bytes for file in self.files)
-
 
 def plan_parting(
     files: Sequence[LiveFile], intervals: Sequence[Interval], *, before: Superstep
 ) -> Parting | None:
-    """The oldest stretch of files that hold keys of several intervals; ``None`` if there is none to be parted now.
+    """Return the oldest stretch of files to part, or ``None`` if none can be parted now.
 
-    A stretch is of one former interval, so its files lie next to each other in time in each part of it.
-
-    Args:
-        files: the live files of the computation.
-        intervals: its live intervals, in key order.
-        before: files with rows of this superstep or a later one stay as they are.
+    A stretch belongs to one former interval, so its files lie next to each other in time in each part of it. ``intervals`` are
+    the computation's live intervals in key order; files with rows of superstep ``before`` or a later one stay.
     """
     ordered = in_order_of_time(files)
     lows = [interval.low for interval in intervals]
     first = next((at for at, file in enumerate(ordered) if _is_shared(file, lows)), None)
     if first is None or any(file.max_superstep is None or not file.interval_id for file in ordered):
-        # What another engine rewrote mixes old rows with new ones: no stretch of time is certain.
+        # A file that another engine rewrote mixes old rows with new ones, so no stretch of time is certain.
         return None
     former = Interval.from_app_id(ordered[first].interval_id)
     heirs = [interval for interval in intervals if former is not None and former.overlaps(interval)]
@@ -80,30 +68,7 @@ def _belongs(file: LiveFile, interval_id: str, before: Superstep) -> bool:
 
 
 def _is_shared(file: LiveFile, lows: Sequence[str]) -> bool:
-    """Whether a file may hold keys of more than one of the intervals that begin at ``lows``."""
+    """Return True if a file may hold keys of more than one of the intervals that begin at ``lows``."""
     if len(lows) < 2 or file.min_key is None or file.max_key is None:
         return len(lows) > 1
     return locate(lows, file.min_key) != locate(lows, file.max_key)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parted:
-    """A parting that is prepared but not yet committed.
-
-    Attributes:
-        parting: the files that were rewritten.
-        pieces: what each interval gets instead.
-    """
-
-    parting: Parting
-    pieces: tuple[Compacted, ...]
-
-    def writes(self, next_fence: Callable[[Interval], Fence]) -> tuple[IntervalWrite, ...]:
-        """The intervals' parts of the one commit that replaces the files.
-
-        Args:
-            next_fence: the owner's next fence of an interval.
-        """
-        writes = [piece.write(next_fence(piece.compaction.interval)) for piece in self.pieces]
-        # A commit removes a file once, though it is a part of every piece.
-        return (writes[0], *(replace(write, removed=()) for write in writes[1:]))

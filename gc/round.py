@@ -1,21 +1,17 @@
-"""A round of garbage collection: run every collector once, in the order that gives each the data it needs.
+"""A round of garbage collection: every collector once, in an order that keeps the data that the next one needs.
 
-A checkpoint comes first, because it marks what is settled. Vacuum comes before log cleanup, which
-deletes the record of removed files (a checkpoint keeps that record as long as the files exist).
-
-A round deletes nothing that a version at or after the published horizon needs, and may be
-killed at any point without damage.
+A round deletes nothing that a version at or after the published horizon needs, and may be killed at any point without
+damage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from millpond.gc.collector import Collection, Collector, survey
-from millpond.gc.horizon import Horizons
-from millpond.gc.log import LogCollector, write_checkpoint
-from millpond.gc.orphan import OrphanCollector, Owned, VacuumCollector
+from millpond.gc.collectors import Owned, collect_log, collect_orphans, collect_removed, write_checkpoint
+from millpond.gc.survey import Collection, Horizons, survey
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
@@ -28,19 +24,18 @@ from millpond.statestore.types import Clock, Objects, TableVersion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What a round keeps.
+    """The bounds of a round.
 
     Args:
-        keep_ms: how long a version stays readable after it was replaced; open savepoints
-            and readers' pins keep versions for longer.
-        checkpoint_every: how many versions after the last checkpoint the next one is written.
+        keep_ms: how long a version stays readable after it was replaced; open savepoints and readers' pins
+            keep versions for longer.
+        checkpoint_every: the number of versions after the last checkpoint at which the next one is written.
     """
 
     keep_ms: int = 3_600_000
     checkpoint_every: int = 1_024
 
     def __post_init__(self) -> None:
-        """Refuse a negative retention and a checkpoint interval below 1."""
         if self.keep_ms < 0 or self.checkpoint_every < 1:
             raise InvalidError(
                 "a retention's bounds are too small: keep_ms is at least 0, checkpoint_every at least 1",
@@ -50,13 +45,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionRound:
-    """What a round did.
-
-    Attributes:
-        horizon: the oldest version that stays readable.
-        held_by: what holds the horizon back.
-        collections: the result of each collector.
-    """
+    """The result of a round: its horizon, the reason that holds the horizon back, and each collector's result."""
 
     horizon: TableVersion
     held_by: str
@@ -74,15 +63,15 @@ def collect_garbage(
     check: Callable[[], None] | None = None,
     dry_run: bool = False,
 ) -> CollectionRound:
-    """Run one round over all garbage except what compaction drops.
+    """Run one round over all garbage except the rows that compaction drops.
 
     Args:
         objects: the table's root.
-        catalog: holds readers' horizons; ``None`` for a store without a catalog.
+        catalog: readers' horizons; ``None`` for a store without a catalog.
         clock: the source of time.
-        retention: what to keep.
+        retention: the versions to keep.
         owned: the intervals whose leases the caller holds, as far as it knows.
-        seen: the newest version as the caller saw it a while ago; see `LogCollector`.
+        seen: the newest version as the caller saw it a while ago; see `collect_log`.
         check: raises if the caller may no longer delete; called before each collector.
         dry_run: change nothing.
 
@@ -91,23 +80,24 @@ def collect_garbage(
         UnavailableError: the store or the catalog is unavailable.
         ConflictError: readers kept pinning versions first; nothing was deleted.
     """
+    # The checkpoint comes first, because it marks what is settled.
     checkpoint = None if dry_run else write_checkpoint(objects, every=retention.checkpoint_every)
     horizons = Horizons(Log(objects), catalog, clock, retention_ms=retention.keep_ms)
     surveyed = survey(objects, horizons, dry_run=dry_run)
     if not dry_run:
-        # What is deleted is garbage only because of these; a power cut must not take them back.
+        # Files are garbage only because of these commits and checkpoints; a power cut must not revert them.
         objects.sync(surveyed.rests_on)
     reach("garbage.surveyed")
-    collectors: tuple[Collector, ...] = (
-        VacuumCollector(surveyed),
-        OrphanCollector(surveyed, owned),
-        LogCollector(surveyed, clock, seen),
-    )
     collections: list[Collection] = []
-    for collector in collectors:
+    for collect in (
+        # Vacuum comes before the log cleanup, which deletes the record of removed files.
+        partial(collect_removed, surveyed),
+        partial(collect_orphans, surveyed, owned),
+        partial(collect_log, surveyed, clock, seen),
+    ):
         if check is not None:
             check()
-        collections.append(collector.collect(dry_run=dry_run))
+        collections.append(collect(dry_run=dry_run))
     if checkpoint is not None:
         collections.insert(0, Collection(kind="checkpoint", made=(checkpoint_path(checkpoint),)))
     return CollectionRound(
@@ -124,21 +114,7 @@ def collect_garbage_at(
     owned: Mapping[Interval, Owned],
     seen: TableVersion | None = None,
 ) -> CollectionRound:
-    """Run `collect_garbage` in a helper process, which opens the catalog itself.
-
-    Args:
-        objects: the table's root.
-        catalog_url: SQLAlchemy URL of the catalog; ``None`` for a store without a catalog.
-        store_id: the store's id, which the catalog must match.
-        retention: what to keep.
-        owned: the intervals whose leases the caller holds, as far as it knows.
-        seen: the newest version as the caller saw it a while ago; see `LogCollector`.
-
-    Raises:
-        DataError: the log is damaged; nothing was deleted.
-        UnavailableError: the store or the catalog is unavailable.
-        ConflictError: readers kept pinning versions first; nothing was deleted.
-    """
+    """Run `collect_garbage` in a helper process, which opens the catalog itself (``None`` for none)."""
     clock = SystemClock()
     catalog = None if catalog_url is None else Catalog.open(catalog_url, clock, store_id=store_id)
     try:

@@ -25,7 +25,7 @@ from click.testing import CliRunner
 
 import millpond as mp
 from millpond.cli.main import main
-from millpond.statestore.leases.zookeeper_process import noted
+from millpond.statestore.leases.zookeeper_process import recorded_server
 from millpond.statestore.system import SystemClock
 from tests.documents import Block, Document
 from tests.short_lived import SHORT_LIVED_JAVA
@@ -75,7 +75,7 @@ class PageRun:
         for run in [value for value in self._names.values() if isinstance(value, mp.LocalRun)]:
             run.abandon()
         for folder in self._folder.glob("*/zookeeper"):
-            server = noted(folder)
+            server = recorded_server(folder)
             if server is not None:
                 server.kill(SystemClock())
 

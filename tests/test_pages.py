@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.statestore.leases.zookeeper_process import noted
+from millpond.statestore.leases.zookeeper_process import recorded_server
 from tests.documents import Document, pages_to_run
 from tests.page_run import PageError, PageRun
 
@@ -87,6 +87,6 @@ run = mp.LocalRunner("pond").start(pipeline)
 """
     with pytest.raises(PageError, match="ZeroDivisionError"):
         _page(tmp_path, text).run()
-    server = noted(tmp_path / "pond" / "zookeeper")
+    server = recorded_server(tmp_path / "pond" / "zookeeper")
 
     assert server is None or not server.is_running()

@@ -19,7 +19,7 @@ from millpond.statestore.leases.zookeeper_process import (
     class_path,
     find_jars,
     find_java,
-    noted,
+    recorded_server,
 )
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.store import Store
@@ -81,7 +81,7 @@ def _use(hosts: str) -> None:
 
 
 def _stop(folder: Path) -> None:
-    server = noted(folder)
+    server = recorded_server(folder)
     if server is not None:
         server.stop(CLOCK)
 

@@ -1,7 +1,7 @@
-"""When garbage is collected: after a number of versions, and sooner when compactions have replaced much.
+"""The schedule of garbage collection: after a number of versions, and sooner when compactions have replaced much.
 
-What is replaced can be deleted once a checkpoint has noted it and the retention has passed since. Where supersteps
-are slow, some versions are hours: so as long as much waits for that, rounds also come by time.
+Replaced files can be deleted once a checkpoint has recorded their removal and the retention has passed since. Where
+supersteps are slow, a few versions are hours; so while much waits for deletion, rounds also come by time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Final
 
 from millpond.executor.maintenance.policy import RoundWorker, UpkeepPolicy
 from millpond.executor.ownership.ownership import Ownership
-from millpond.gc.log import KEPT_MS
-from millpond.gc.orphan import Owned
+from millpond.gc.collectors import KEPT_MS, Owned
 from millpond.gc.round import CollectionRound
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.store import Store
@@ -31,19 +30,11 @@ _WAITING_SHARE: Final = 8
 """Rounds come by time while an eighth of the live bytes waits to be deleted."""
 
 _SIGHTINGS_MAX: Final = 16
-"""So many versions are remembered, over twice the time for which the log is kept."""
+"""Number of versions remembered, over twice the time for which the log is kept."""
 
 
 class CollectionSchedule:
-    """The rounds of garbage collection of one pipeline, one at a time.
-
-    Args:
-        store: the open store.
-        ownership: the intervals.
-        clock: tells how long ago a version was seen.
-        policy: when, and what stays.
-        worker: where rounds are done.
-    """
+    """The rounds of garbage collection of one pipeline, one at a time."""
 
     def __init__(
         self, store: Store, ownership: Ownership, *, clock: Clock, policy: UpkeepPolicy, worker: RoundWorker
@@ -65,12 +56,11 @@ class CollectionSchedule:
 
     @property
     def is_running(self) -> bool:
-        """Whether a round is under way, or its result has not been looked at."""
+        """True while a round is under way, or its result has not been reported."""
         return self._round is not None
 
     @property
     def is_due(self) -> bool:
-        """Whether a round is to start."""
         if self.is_running:
             return False
         is_much = 2 * self._replaced_bytes >= self._live_bytes()
@@ -81,17 +71,14 @@ class CollectionSchedule:
         now_us = self._clock.monotonic_us()
         if now_us - self._last_round_us < self._round_every_us:
             return False
-        self._forget_collected(now_us)
-        return _WAITING_SHARE * self._waiting_bytes >= self._live_bytes()
-
-    def _forget_collected(self, now_us: int) -> None:
-        """Forget what was replaced so long ago that one round has noted it in a checkpoint and another has deleted it."""
+        # By then one round has recorded a removal in a checkpoint and another has deleted the file.
         gone_us = now_us - self._policy.kept.keep_ms * 1_000 - 2 * self._round_every_us
         while self._waiting and self._waiting[0][0] < gone_us:
             self._waiting_bytes -= self._waiting.popleft()[1]
+        return _WAITING_SHARE * self._waiting_bytes >= self._live_bytes()
 
     def _live_bytes(self) -> int:
-        """The bytes that garbage is held against: those of a small store count as more than they are."""
+        # A small store counts as larger than it is, so that it is not collected after every compaction.
         return max(self._store.committer.snapshot.size_bytes, _REPLACED_BYTES_MIN)
 
     def open(self) -> None:
@@ -99,20 +86,20 @@ class CollectionSchedule:
         version = self._store.committer.snapshot.version
         self._due_at = TableVersion(version + min(_FIRST_ROUND_AFTER, self._policy.collect_every))
 
-    def note_version(self) -> None:
-        """Remember which version the table has now, by a clock that never jumps."""
+    def record_version(self) -> None:
+        """Remember the table's present version, by a clock that never jumps."""
         now_us = self._clock.monotonic_us()
         if not self._sightings or now_us - self._sightings[-1][0] >= 2_000 * KEPT_MS // _SIGHTINGS_MAX:
             self._sightings.append((now_us, self._store.committer.snapshot.version))
 
-    def note_replaced(self, size_bytes: int) -> None:
-        """Note the bytes that a compaction has replaced, which are garbage now."""
+    def record_replaced(self, size_bytes: int) -> None:
+        """Count the bytes that a compaction has turned into garbage."""
         self._replaced_bytes += size_bytes
         self._waiting_bytes += size_bytes
         self._waiting.append((self._clock.monotonic_us(), size_bytes))
 
-    def settle(self) -> None:
-        """Report a round that has ended; what it could not collect is left for the next one."""
+    def report(self) -> None:
+        """Log a round that has ended; the next one collects what it could not."""
         if self._round is None or not self._round.done():
             return
         done, self._round = self._round, None
@@ -124,11 +111,9 @@ class CollectionSchedule:
             _LOG.debug("collected up to version %d (%s)", summary.horizon, summary.held_by)
 
     def start(self, superstep: Superstep, busy: Collection[str]) -> None:
-        """Start a round.
+        """Start a round after ``superstep``, the last one committed.
 
-        Args:
-            superstep: the last one committed.
-            busy: computations whose orphans are left alone: a file of theirs may wait for its commit.
+        It spares the orphans of ``busy`` computations, because one of their files may wait for its commit.
         """
         version = self._store.committer.snapshot.version
         retention = self._policy.kept

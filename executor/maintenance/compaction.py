@@ -1,22 +1,25 @@
-"""Which intervals are compacted next, and the compactions that are being prepared.
+"""Rewrites of files while a pipeline runs: compactions of intervals, and partings after splits.
 
-An interval is compacted when it has got `CompactionPolicy.fan_in` files since it was last looked at. A compaction
-that fits into memory keeps its interval busy; a large one may take minutes, and meanwhile younger files of
-its interval are compacted as ever.
+Each schedule has the same life. It finds what is due, has workers prepare a `Task`, and hands a finished task to its
+caller, which commits it or discards it. A compaction is due once its interval has got `CompactionPolicy.fan_in` files
+since the last one. A compaction that fits into memory keeps its interval busy; a large one may take minutes, and
+younger files of its interval are compacted meanwhile. A parting is due once each part of a split interval has got some
+files: until then both parts read the shared files, which are rewritten one stretch at a time.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import nlargest
 from typing import Final
 
-from millpond.executor.maintenance.policy import CompactionWorker, UpkeepPolicy, UpkeepWorkers
+from millpond.executor.maintenance.policy import UpkeepPolicy, UpkeepWorkers
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
@@ -28,6 +31,7 @@ from millpond.gc.compaction import (
     plan_compaction,
     younger_than,
 )
+from millpond.gc.parting import plan_parting
 from millpond.statestore.errors import DataError, MillpondError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
@@ -41,245 +45,338 @@ _PER_COMMIT_MAX: Final = 32
 _IN_FLIGHT_MAX: Final = 64
 _THROTTLE_S_MAX: Final = 1.0
 
+Watermark = Callable[[str], EventTimeMicros]
+"""Input low watermark by computation."""
 
-class CompactionSchedule:
-    """The compactions of one pipeline's intervals: it prepares them, and its caller commits them.
 
-    Args:
-        store: the open store.
-        ownership: the intervals.
-        topology: how long the senders of each computation may repeat their records.
-        clock: the source of time.
-        rng: the source of file names.
-        policy: when and how.
-        workers: where they are prepared.
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Files that workers rewrite for one commit: a compaction, or one part for each interval of a parting.
+
+    All parts have the same files.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        ownership: Ownership,
-        topology: Topology,
-        *,
-        clock: Clock,
-        rng: Rng,
-        policy: UpkeepPolicy,
-        workers: UpkeepWorkers,
-    ) -> None:
-        self._store = store
-        self._ownership = ownership
-        self._topology = topology
-        self._clock = clock
-        self._rng = rng
-        self._policy = policy
-        self._workers = workers
-        self._files: defaultdict[Interval, int] = defaultdict(int)
-        self._in_flight: dict[Interval, Future[Compacted]] = {}
-        self._large: dict[Interval, tuple[Compaction, Future[Compacted]]] = {}
-        self._damaged: set[Interval] = set()
-        self._overtaken: list[Future[Compacted]] = []
+    parts: tuple[Compaction, ...]
+    futures: tuple[Future[Compacted], ...]
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no small compaction is being prepared or waits for its commit."""
-        return not self._in_flight and not self._overtaken
+    def is_done(self) -> bool:
+        return all(future.done() for future in self.futures)
+
+
+@dataclass(eq=False)
+class Schedule(ABC):
+    """One kind of rewrite of one pipeline's files; subclasses decide what is due.
+
+    The topology tells how long the senders of each computation may repeat their records, and ``rng`` gives file names.
+    """
+
+    store: Store
+    ownership: Ownership
+    topology: Topology
+    clock: Clock
+    rng: Rng
+    policy: UpkeepPolicy
+    workers: UpkeepWorkers
 
     @property
-    def large_computations(self) -> Collection[str]:
-        """The computations of which a large compaction is being prepared or waits for its commit."""
-        return {interval.computation for interval in self._large}
+    @abstractmethod
+    def busy(self) -> Collection[str]:
+        """The computations of which a rewrite may be under way during a round of garbage collection."""
 
+    @abstractmethod
     def open(self) -> None:
-        """Count the files that earlier runs have left."""
-        snapshot = self._store.committer.snapshot
-        for owned in self._ownership.all():
-            self._files[owned.interval] = len(snapshot.files_of(owned.interval))
+        """Find the work that earlier runs have left."""
 
-    def note(self, request: CommitRequest) -> None:
-        """Intervals have got files."""
-        for write in request.writes:
-            self._files[write.interval] += len(write.added)
-
+    @abstractmethod
     def follow(self, cut: Cut) -> None:
-        """Drop what is prepared of intervals that were replaced, and look at those that replace them."""
-        self._forget(cut.replaced)
-        snapshot = self._store.committer.snapshot
-        for interval in cut.by:
-            self._files[interval] = len(snapshot.files_of(interval))
-        # A cut puts a file that cannot be read into one part or the other.
-        self._damaged.difference_update(cut.replaced)
+        """Adapt to a computation whose keys were cut into other intervals."""
 
+    @abstractmethod
     def update(self, topology: Topology) -> None:
-        """Follow a pipeline that has changed: drop what is prepared of intervals that it no longer has, and look at new ones."""
-        self._topology = topology
-        held = {owned.interval for owned in self._ownership.all()}
-        known = {*self._files, *self._in_flight, *self._large}
-        self._forget(known - held)
-        snapshot = self._store.committer.snapshot
-        for interval in held - known:
-            self._files[interval] = len(snapshot.files_of(interval))
+        """Adapt to a changed pipeline."""
 
-    def _forget(self, intervals: Iterable[Interval]) -> None:
-        for interval in intervals:
-            self._files.pop(interval, None)
-            small, large = self._in_flight.pop(interval, None), self._large.pop(interval, None)
-            self._overtaken += [future for future in (small, large and large[1]) if future is not None]
+    @abstractmethod
+    def start(self, superstep: Superstep, watermark: Watermark, *, during_round: bool) -> None:
+        """Have due tasks prepared; ``superstep`` is the last one committed."""
 
-    def throttle(self) -> None:
-        """Let compactions catch up, for a bounded time, when files come faster than they are compacted."""
-        limit = 2 * self._policy.compaction.files_max
-        behind = [future for interval, future in self._in_flight.items() if self._files[interval] >= limit]
-        if behind:
-            wait(behind, timeout=_THROTTLE_S_MAX)
+    @abstractmethod
+    def pop_ready(self) -> Sequence[Compacted]:
+        """Return finished rewrites that still fit the table; the caller commits them at once, or discards them."""
 
-    def due(self) -> list[Interval]:
-        """The intervals to compact now, at most as many as may be in preparation: those with most files first.
-
-        In a fixed order the last ones would wait for ever where more become due than are compacted.
-        """
-        room = _IN_FLIGHT_MAX - len(self._in_flight)
-        due = (
-            interval
-            for interval, files in self._files.items()
-            if files >= self._policy.compaction.fan_in
-            and interval not in self._in_flight
-            and interval not in self._damaged
-        )
-        return nlargest(room, due, key=self._files.__getitem__)
-
-    def start(
-        self,
-        interval: Interval,
-        superstep: Superstep,
-        watermark: Callable[[str], EventTimeMicros],
-        *,
-        during_round: bool,
-    ) -> None:
-        """Have an interval's compaction prepared.
-
-        Args:
-            interval: one that is due.
-            superstep: the last one committed.
-            watermark: input low watermark by computation.
-            during_round: whether garbage is being collected. A file that is written meanwhile would be taken for
-                an orphan, unless the round's own worker writes it, which does one thing after the other.
-        """
-        large = self._large.get(interval)
-        files: Sequence[LiveFile] = self._store.committer.snapshot.files_of(interval)
-        if large is not None:
-            files = younger_than(large[0], files)
-        self._files[interval] = 0
-        policy = self._policy.compaction
-        compaction = plan_compaction(files, interval, before=superstep, policy=policy)
-        if compaction is None:
-            return
-        is_large = compaction.size_bytes > policy.memory_bytes_max
-        worker = self._workers.large if is_large else self._workers.small
-        if (is_large and large is not None) or (during_round and not self._workers.does_rounds(worker)):
-            self._files[interval] = policy.fan_in
-            return
-        if large is not None:
-            compaction = replace(compaction, is_complete=False)
-        future = self.prepare(worker, compaction, superstep, watermark)
-        if is_large:
-            self._large[interval] = compaction, future
-        else:
-            self._in_flight[interval] = future
-
-    def prepare(
-        self,
-        worker: CompactionWorker,
-        compaction: Compaction,
-        superstep: Superstep,
-        watermark: Callable[[str], EventTimeMicros],
-    ) -> Future[Compacted]:
-        """Have a worker read the files of a compaction and write what replaces them.
-
-        Args:
-            worker: does it.
-            compaction: the files.
-            superstep: the last one committed.
-            watermark: input low watermark by computation.
-        """
-        interval = compaction.interval
-        is_control = interval == self._ownership.control.interval
-        ids = IdRetention.of(
-            TIME_MIN_US if is_control else watermark(interval.computation),
-            self._clock.now_us(),
-            ID_SLACK_US if is_control else self._topology.id_slack_us(interval.computation),
-        )
-        rules = CompactionRules(pending_from=superstep, ids=ids)
-        work = partial(
-            compact_files,
-            self._store.objects,
-            compaction,
-            rules,
-            fence=self._ownership.get(interval).fence,
-            token=self._rng.token(),
-            row_format=self._store.row_format,
-            memory_bytes_max=self._policy.compaction.memory_bytes_max,
-        )
-        return worker.compact(work)
-
-    def take_ready(self) -> list[Compacted]:
-        """The compactions that are prepared and still fit the table, at most one an interval.
-
-        They are the caller's from now on: to be committed, or discarded.
-        """
-        for future in [future for future in self._overtaken if future.done()]:
-            self._overtaken.remove(future)
-            self.discard_result(future)
-        ready = [interval for interval, future in self._in_flight.items() if future.done()]
-        prepared = [
-            self._result(interval, self._in_flight.pop(interval)) for interval in ready[:_PER_COMMIT_MAX]
-        ]
-        done = [interval for interval, (_, future) in self._large.items() if future.done()]
-        prepared += [
-            self._result(interval, self._large.pop(interval)[1]) for interval in done if interval not in ready
-        ]
-        return [compacted for compacted in prepared if compacted is not None and self._is_current(compacted)]
-
-    def _result(self, interval: Interval, future: Future[Compacted]) -> Compacted | None:
-        try:
-            return future.result()
-        except DataError as error:
-            # A run that needs these rows is refused them; a compaction is not the way to notice.
-            _LOG.error("an interval is not compacted any more: %s", error)
-            self._damaged.add(interval)
-        except UnavailableError as error:
-            _LOG.info("a compaction could not be prepared: %s", error)
-            self._files[interval] += self._policy.compaction.fan_in
-        return None
-
-    def _is_current(self, compacted: Compacted) -> bool:
-        snapshot = self._store.committer.snapshot
-        if all(snapshot.file(file.path) is not None for file in compacted.compaction.files):
-            return True
-        self.discard(compacted)
-        return False
+    @abstractmethod
+    def close(self) -> None:
+        """Discard uncommitted tasks, after the workers have been shut down."""
 
     def discard(self, compacted: Compacted) -> None:
         """Remove a file that no commit names; if that fails too, the orphan collector finds it."""
         if compacted.file is None:
             return
         try:
-            self._store.objects.delete([compacted.file.path])
+            self.store.objects.delete([compacted.file.path])
         except MillpondError as error:
             _LOG.debug("an unused file is left: %s", error)
 
+    @abstractmethod
+    def _failed(self, task: Task, error: MillpondError) -> None:
+        """Decide when the work of a failed task is tried again."""
+
+    def _prepare(
+        self, parts: Sequence[Compaction], superstep: Superstep, watermark: Watermark, *, during_round: bool
+    ) -> Task | None:
+        worker = self.workers.large if self._is_large(parts[0]) else self.workers.small
+        # A round would take a file that is written meanwhile for an orphan, unless the round's own worker writes
+        # the file, because that does one thing after the other.
+        if during_round and not self.workers.does_rounds(worker):
+            return None
+        works = [self._work_of(part, superstep, watermark) for part in parts]
+        return Task(tuple(parts), tuple(worker.compact(work) for work in works))
+
+    def _is_large(self, compaction: Compaction) -> bool:
+        return compaction.size_bytes > self.policy.compaction.memory_bytes_max
+
+    def _work_of(
+        self, compaction: Compaction, superstep: Superstep, watermark: Watermark
+    ) -> partial[Compacted]:
+        interval = compaction.interval
+        is_control = interval == self.ownership.control.interval
+        ids = IdRetention.of(
+            TIME_MIN_US if is_control else watermark(interval.computation),
+            self.clock.now_us(),
+            ID_SLACK_US if is_control else self.topology.id_slack_us(interval.computation),
+        )
+        return partial(
+            compact_files,
+            self.store.objects,
+            compaction,
+            CompactionRules(pending_from=superstep, ids=ids),
+            fence=self.ownership.get(interval).fence,
+            token=self.rng.token(),
+            row_format=self.store.row_format,
+            memory_bytes_max=self.policy.compaction.memory_bytes_max,
+        )
+
+    def _finish(self, task: Task) -> tuple[Compacted, ...]:
+        """Return what a finished task has written, or nothing if it failed or no longer fits the table."""
+        try:
+            pieces = tuple(future.result() for future in task.futures)
+        except (DataError, UnavailableError) as error:
+            self._discard(task)
+            self._failed(task, error)
+            return ()
+        if self._is_current(task):
+            return pieces
+        self._discard(task)
+        return ()
+
+    def _is_current(self, task: Task) -> bool:
+        # Another writer may have replaced a file meanwhile, and then a commit could only end in a conflict.
+        snapshot = self.store.committer.snapshot
+        return all(snapshot.file(file.path) is not None for file in task.parts[0].files)
+
+    def _discard(self, task: Task) -> None:
+        for future in task.futures:
+            if not future.cancelled() and future.exception() is None:
+                self.discard(future.result())
+
+
+@dataclass(eq=False)
+class CompactionSchedule(Schedule):
+    """The compactions of one pipeline's intervals."""
+
+    _files: defaultdict[Interval, int] = field(init=False, default_factory=lambda: defaultdict(int))
+    _small: dict[Interval, Task] = field(init=False, default_factory=dict)
+    _large: dict[Interval, Task] = field(init=False, default_factory=dict)
+    _damaged: set[Interval] = field(init=False, default_factory=set)
+    _overtaken: list[Task] = field(init=False, default_factory=list)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no small compaction is being prepared or waits for its commit."""
+        return not self._small and not self._overtaken
+
+    @property
+    def busy(self) -> Collection[str]:
+        return {interval.computation for interval in self._large}
+
+    def open(self) -> None:
+        self._count(owned.interval for owned in self.ownership.all())
+
+    def record(self, request: CommitRequest) -> None:
+        """Count the files that a commit has added to its intervals."""
+        for write in request.writes:
+            self._files[write.interval] += len(write.added)
+
+    def follow(self, cut: Cut) -> None:
+        self._forget(cut.replaced)
+        self._count(cut.by)
+        # The cut puts an unreadable file into one of the new intervals, so the others can be compacted again.
+        self._damaged.difference_update(cut.replaced)
+
+    def update(self, topology: Topology) -> None:
+        self.topology = topology
+        held = {owned.interval for owned in self.ownership.all()}
+        known = {*self._files, *self._small, *self._large}
+        self._forget(known - held)
+        self._count(held - known)
+
+    def _count(self, intervals: Iterable[Interval]) -> None:
+        snapshot = self.store.committer.snapshot
+        for interval in intervals:
+            self._files[interval] = len(snapshot.files_of(interval))
+
+    def _forget(self, intervals: Iterable[Interval]) -> None:
+        for interval in intervals:
+            self._files.pop(interval, None)
+            tasks = (self._small.pop(interval, None), self._large.pop(interval, None))
+            self._overtaken += [task for task in tasks if task is not None]
+
+    def throttle(self) -> None:
+        """Let compactions catch up, for a bounded time, when files come faster than they are compacted."""
+        limit = 2 * self.policy.compaction.files_max
+        behind = [
+            future
+            for interval, task in self._small.items()
+            if self._files[interval] >= limit
+            for future in task.futures
+        ]
+        if behind:
+            wait(behind, timeout=_THROTTLE_S_MAX)
+
+    def due(self) -> list[Interval]:
+        """Return the intervals to compact now, as many as may be in preparation, those with most files first."""
+        # In a fixed order the last intervals would starve where more become due than are compacted.
+        room = _IN_FLIGHT_MAX - len(self._small)
+        due = (
+            interval
+            for interval, files in self._files.items()
+            if files >= self.policy.compaction.fan_in
+            and interval not in self._small
+            and interval not in self._damaged
+        )
+        return nlargest(room, due, key=self._files.__getitem__)
+
+    def start(self, superstep: Superstep, watermark: Watermark, *, during_round: bool) -> None:
+        for interval in self.due():
+            self._start(interval, superstep, watermark, during_round=during_round)
+
+    def _start(
+        self, interval: Interval, superstep: Superstep, watermark: Watermark, *, during_round: bool
+    ) -> None:
+        large = self._large.get(interval)
+        files: Sequence[LiveFile] = self.store.committer.snapshot.files_of(interval)
+        if large is not None:
+            files = younger_than(large.parts[0], files)
+        self._files[interval] = 0
+        policy = self.policy.compaction
+        compaction = plan_compaction(files, interval, before=superstep, policy=policy)
+        if compaction is None:
+            return
+        is_large, task = self._is_large(compaction), None
+        if large is None or not is_large:
+            if large is not None:
+                # The files of the large compaction are older and stay, so tombstones must stay too.
+                compaction = replace(compaction, is_complete=False)
+            task = self._prepare([compaction], superstep, watermark, during_round=during_round)
+        if task is None:
+            self._files[interval] = policy.fan_in
+        else:
+            (self._large if is_large else self._small)[interval] = task
+
+    def pop_ready(self) -> Sequence[Compacted]:
+        for task in [task for task in self._overtaken if task.is_done]:
+            self._overtaken.remove(task)
+            self._discard(task)
+        small = [interval for interval, task in self._small.items() if task.is_done]
+        # A commit writes an interval once, so a large compaction waits for the small one of its interval.
+        large = [interval for interval, task in self._large.items() if task.is_done and interval not in small]
+        tasks = [self._small.pop(interval) for interval in small[:_PER_COMMIT_MAX]]
+        tasks += [self._large.pop(interval) for interval in large]
+        pieces = [piece for task in tasks for piece in self._finish(task)]
+        return sorted(pieces, key=lambda piece: piece.compaction.interval.app_id)
+
+    def _failed(self, task: Task, error: MillpondError) -> None:
+        interval = task.parts[0].interval
+        if isinstance(error, DataError):
+            # The damage is reported to a run that needs these rows; compaction must neither hide nor spread it.
+            _LOG.error("an interval is not compacted any more: %s", error)
+            self._damaged.add(interval)
+        else:
+            _LOG.info("a compaction could not be prepared: %s", error)
+            self._files[interval] += self.policy.compaction.fan_in
+
     def close(self) -> None:
-        """Discard what was prepared and not committed; the workers have been shut down."""
-        for future in (
-            *self._in_flight.values(),
-            *(large for _, large in self._large.values()),
-            *self._overtaken,
-        ):
-            self.discard_result(future)
-        self._in_flight.clear()
+        for task in (*self._small.values(), *self._large.values(), *self._overtaken):
+            self._discard(task)
+        self._small.clear()
         self._large.clear()
         self._overtaken.clear()
 
-    def discard_result(self, future: Future[Compacted]) -> None:
-        """Remove what was prepared and is not wanted any more; the future is done, or its worker was shut down."""
-        if not future.cancelled() and future.exception() is None:
-            self.discard(future.result())
+
+@dataclass(eq=False)
+class PartingSchedule(Schedule):
+    """The partings of one pipeline, one at a time."""
+
+    _due_after: dict[str, int] = field(init=False, default_factory=dict)
+    _task: Task | None = field(init=False, default=None)
+    _superstep: Superstep = field(init=False, default=Superstep(0))
+
+    @property
+    def busy(self) -> Collection[str]:
+        return () if self._task is None else {part.interval.computation for part in self._task.parts}
+
+    def open(self) -> None:
+        snapshot = self.store.committer.snapshot
+        live = {owned.interval.app_id for owned in self.ownership.all()}
+        for computation in {owned.interval.computation for owned in self.ownership.all()}:
+            if any(file.interval_id not in live for file in snapshot.files_in(computation)):
+                self._due_after[computation] = 0
+
+    def follow(self, cut: Cut) -> None:
+        if cut.kind == "split":
+            self._due_after[cut.by[0].computation] = self._superstep + self.policy.compaction.fan_in
+
+    def update(self, topology: Topology) -> None:
+        self.topology = topology
+        self._due_after.clear()
+        self.open()
+
+    def start(self, superstep: Superstep, watermark: Watermark, *, during_round: bool) -> None:
+        self._superstep = superstep
+        if self._task is not None:
+            return
+        for computation in [name for name, at in self._due_after.items() if at <= superstep]:
+            live = [owned.interval for owned in self.ownership.of(computation)]
+            files = self.store.committer.snapshot.files_in(computation)
+            parting = plan_parting(files, live, before=superstep)
+            if parting is not None:
+                self._task = self._prepare(parting.parts, superstep, watermark, during_round=during_round)
+                if self._task is not None:
+                    return
+                continue
+            known = {interval.app_id for interval in live}
+            if all(file.interval_id in known for file in files):
+                del self._due_after[computation]
+            else:
+                # Files of an uncommitted superstep, or of another engine, cannot be parted yet.
+                self._due_after[computation] = superstep + self.policy.compaction.fan_in
+
+    def pop_ready(self) -> Sequence[Compacted]:
+        if self._task is None or not self._task.is_done:
+            return ()
+        task, self._task = self._task, None
+        return self._finish(task)
+
+    def _is_current(self, task: Task) -> bool:
+        held = {owned.interval for owned in self.ownership.all()}
+        return all(part.interval in held for part in task.parts) and super()._is_current(task)
+
+    def _failed(self, task: Task, error: MillpondError) -> None:
+        _LOG.info("files could not be parted: %s", error)
+        for part in task.parts:
+            self._due_after[part.interval.computation] = self._superstep + self.policy.compaction.files_max
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._discard(self._task)
+            self._task = None

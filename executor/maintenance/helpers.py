@@ -1,22 +1,8 @@
-"""The helper process: compactions and collections outside of the process that runs the pipeline.
+"""Executors for work beside the supersteps: a process, a thread that nobody waits for, and none at all.
 
-A compaction is pure Python and Arrow work over whole files. In a thread it takes turns with the
-superstep for the interpreter; in a process of its own it costs the superstep nothing, and on a
-busy machine it yields. What it prepares is only a file: it lands by the owner's commit or not at all.
-
-The process is a fresh interpreter that imports this package and nothing of the program that uses
-it (no fork of a threaded process, no second run of the user's main module). It ends when its
-standard input does, which is when its parent ends, however that happens; it is started when there
-is first something to do, and again if it was killed.
-
-A helper thread: it runs work in parallel with its owner, and the process can exit without waiting for it.
-
-The pools of the standard library are waited for when a process ends, so user code that blocks for
-ever in one would keep the process for ever.
-
-An executor without a thread: work runs immediately, in the thread that submits it.
-
-A simulation plugs it in where production has threads, so that a run repeats itself.
+A compaction is pure Python and Arrow work over whole files. In a thread it takes turns with the superstep for the
+interpreter; in another process it costs the superstep nothing, and on a busy machine it yields. It prepares only a
+file, which lands by the owner's commit or not at all.
 """
 
 from __future__ import annotations
@@ -50,25 +36,20 @@ _ANSWER_S_MAX: Final = 600.0
 _END_S_MAX: Final = 5.0
 _LOOK_S: Final = 1.0
 _NICENESS: Final = 5
-"""It yields to the supersteps, yet is not starved by them: files must not come faster than they are compacted."""
+"""Yields to the supersteps without starving: files must not come faster than they are compacted."""
 
 _START: Final = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from millpond.executor.maintenance.helpers import serve; serve(int(sys.argv[2]))"
 
 
 class HelperProcess(Executor):
-    """Does work in another process, one piece after the other; what it is given must pickle.
+    """Does work in another process, one piece after the other; its functions and arguments must pickle.
 
-    A piece that cannot be done because the process died, or did not answer in time, fails
-    with `UnavailableError`; the next one gets a fresh process.
+    The process is a fresh interpreter that imports this package and nothing of the program that uses it: no fork of a
+    threaded process, no second run of the user's main module. It starts with the first work, and again if it was
+    killed. It ends when its standard input does, so it ends with its parent, however that happens.
 
-    Args:
-        name: of the thread that waits for it.
-        answer_s_max: how long a piece may take, in seconds; ten minutes by default.
-
-    Example::
-
-        with HelperProcess("millpond-upkeep") as helper:
-            compacted = helper.submit(compact_files, objects, compaction, rules, fence=fence, token=token).result()
+    Work fails with `UnavailableError` if the process died or did not answer within ``answer_s_max`` seconds (ten
+    minutes by default); the next work gets a fresh process.
     """
 
     def __init__(self, name: str, *, answer_s_max: float | None = None) -> None:
@@ -79,26 +60,24 @@ class HelperProcess(Executor):
 
     @property
     def process_id(self) -> int | None:
-        """The number of the process; ``None`` while there is none."""
         return None if self._child is None else self._child.pid
 
     def submit(
         self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Future[_Result]:
-        """Have ``fn`` called in the other process."""
         return self._waiting.submit(self._ask, partial(fn, *args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the process once it has done what it is doing."""
+        """End the process once it has done its present work."""
         self._waiting.shutdown(wait=wait, cancel_futures=cancel_futures)
         self._end()
 
     def abort(self) -> None:
-        """Have what is being done fail, and do nothing more; `shutdown` has still to be called."""
+        """Let the present work fail and refuse more; `shutdown` must still be called."""
         self._is_aborted = True
         child = self._child
         if child is not None:
-            # It ends with its input, whatever it is doing.
+            # The child ends with its input, whatever it is doing.
             _stream(child.stdin).close()
 
     def _ask(self, work: Callable[[], _Result]) -> _Result:
@@ -125,8 +104,8 @@ class HelperProcess(Executor):
         self._end()
         paths = json.dumps([path or str(Path.cwd()) for path in sys.path])
         command = [sys.executable, "-c", _START, paths, str(os.getpid())]
-        # The parent decides when it ends; an interrupt typed at a terminal goes to both. What this
-        # thread holds back, the process holds back from its first instruction on.
+        # An interrupt typed at a terminal goes to both, but only the parent may decide when the child ends. The child
+        # inherits the blocked signal from its first instruction on.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._child = subprocess.Popen(  # noqa: S603 - our own interpreter and code
@@ -142,7 +121,6 @@ class HelperProcess(Executor):
         if child is None:
             return
         with contextlib.suppress(OSError):
-            # It ends with its input.
             _stream(child.stdin).close()
         try:
             child.wait(_END_S_MAX)
@@ -153,18 +131,14 @@ class HelperProcess(Executor):
 
 
 def serve(parent: int) -> None:
-    """What the helper process does: one piece of work after the other, until its input or its parent ends.
-
-    Args:
-        parent: number of the process that started it.
-    """
+    """Do one piece of work after the other in the helper process, until its input or the process ``parent`` ends."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(_NICENESS)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    # What a library prints must not get between the answers.
+    # Output that a library prints must not get between the answers.
     os.dup2(2, 1)
     questions: Queue[bytes] = Queue(maxsize=1)
-    # One folder for what the work puts aside, so that it goes with the process.
+    # One folder for all scratch files, so that it can be removed when the process ends.
     tempfile.tempdir = tempfile.mkdtemp(prefix="millpond-helper-")
     listener = threading.Thread(
         target=_listen, args=(questions, parent, tempfile.tempdir), name="millpond-listener", daemon=True
@@ -179,13 +153,13 @@ def _listen(questions: Queue[bytes], parent: int, scratch: str) -> None:
     """Read requests; end the process, whatever it is doing, when the parent closes the pipe."""
     stream = os.fdopen(os.dup(0), "rb", buffering=0)
     try:
-        # Its input ends with the parent, unless a fork of the parent keeps the pipe open.
+        # The input ends with the parent, unless a fork of the parent keeps the pipe open: hence the second check.
         while os.getppid() == parent:
             if _is_ready(stream, select.POLLIN, _LOOK_S):
                 questions.put(_read(stream, None))
     except (OSError, EOFError):
         pass
-    # Files are put whole or not at all; an uncommitted file is an orphan.
+    # Safe at any moment: files are put whole or not at all, and an uncommitted file is an orphan.
     shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)
 
@@ -204,7 +178,7 @@ def _write(stream: IO[bytes], data: bytes, timeout_s: float | None) -> None:
     while rest:
         if timeout_s is not None and not _is_ready(stream, select.POLLOUT, timeout_s):
             raise EOFError("it does not listen")
-        # Nothing is written where there is no room after all.
+        # A non-blocking write may find no room after all, and returns None.
         rest = rest[stream.write(rest) or 0 :]
 
 
@@ -226,7 +200,7 @@ def _read_exactly(stream: IO[bytes], length: int, timeout_s: float | None) -> by
 
 
 def _is_ready(stream: IO[bytes], event: int, timeout_s: float) -> bool:
-    # Unlike `select`, a poll takes files of any number.
+    # Unlike `select`, `poll` takes descriptors above 1,023.
     waiting = select.poll()
     waiting.register(stream, event)
     return bool(waiting.poll(timeout_s * 1_000))
@@ -244,8 +218,8 @@ _WAITING_MAX: Final = 1_024
 class HelperThread(Executor):
     """Does one piece of work after the other; the thread ends with `shutdown`, or with the process.
 
-    Args:
-        name: of the thread.
+    A process waits for the standard library's pools before it ends, so user code that blocks indefinitely in one would
+    keep the process indefinitely.
     """
 
     def __init__(self, name: str) -> None:
@@ -256,23 +230,13 @@ class HelperThread(Executor):
     def submit(
         self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Future[_Result]:
-        """Queue work after all earlier submissions; an exception is raised where the result is read.
-
-        Waits while too much is waiting already.
-        """
+        """Queue work after all earlier submissions, and wait while too much is waiting already."""
         future: Future[_Result] = Future()
-
-        def work() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as failure:  # noqa: BLE001 - raised where the result is read
-                future.set_exception(failure)
-
-        self._work.put(work)
+        self._work.put(partial(_run_into, future, partial(fn, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """Accept no more work; submitted work is completed, and waited for unless ``wait`` is false."""
+        """Accept no more work; submitted work is completed, and waited for unless ``wait`` is False."""
         self._work.put(None)
         if wait:
             self._thread.join()
@@ -281,25 +245,27 @@ class HelperThread(Executor):
         work = self._work.get()
         while work is not None:
             work()
-            # What is done is not kept until there is something new.
+            # Otherwise the finished work, and all that it refers to, would stay alive until the next one arrives.
             del work
             work = self._work.get()
 
 
 class InlineExecutor(Executor):
-    """Does the work in the calling thread; shutting it down changes nothing."""
+    """Does the work in the thread that submits it; a simulation uses it in place of threads, so that a run repeats."""
 
     def submit(
         self, fn: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> Future[_Result]:
-        """Run the work now; an exception is raised where the result is read."""
         future: Future[_Result] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as failure:  # noqa: BLE001 - raised where the result is read
-            future.set_exception(failure)
+        _run_into(future, partial(fn, *args, **kwargs))
         return future
 
 
+def _run_into(future: Future[_Result], work: Callable[[], _Result]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as failure:  # noqa: BLE001 - raised where the result is read
+        future.set_exception(failure)
+
+
 INLINE: Final = InlineExecutor()
-"""The shared instance; it has no state."""

@@ -1,9 +1,9 @@
-"""Offline maintenance: what `Upkeep` does for a running pipeline, for a store whose pipelines are stopped.
+"""Offline maintenance: compaction and garbage collection of a store whose pipelines are stopped.
 
-It takes the leases of each stopped pipeline, commits the fence, compacts everything that
-may be compacted, and gives the leases back. A pipeline that runs compacts by itself and is left alone;
-the log and removed files are collected either way, behind the same horizons. It and a repair keep each
-other away, because a repair may restore what is garbage now.
+It takes the leases of each stopped pipeline, commits the fence, compacts all files that may be compacted, and releases
+the leases. A running pipeline compacts its own files and is skipped; the log and removed files are collected either
+way, behind the same horizons. Offline maintenance and a repair exclude each other, because a repair may restore a
+file that is garbage now.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from millpond.executor.inputs.positions import (
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.ownership import OwnedNames
 from millpond.executor.pipeline.nodes import control_interval
-from millpond.gc.collector import Collection
+from millpond.gc.collectors import Owned
 from millpond.gc.compaction import Compaction, CompactionRules, compact_files, plan_compaction
-from millpond.gc.orphan import Owned
 from millpond.gc.round import CollectionRound, collect_garbage
+from millpond.gc.survey import Collection
 from millpond.statestore.app_ids import supersteps_of
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
@@ -58,26 +58,27 @@ class _HeldPipeline:
     fences: dict[Interval, Fence]
 
 
-def collect_by_hand(
+def collect_offline(
     store: Store, clock: Clock, rng: Rng, policy: UpkeepPolicy, *, dry_run: bool = False
 ) -> CollectionRound:
-    """One round of everything.
+    """Compact all stopped pipelines, then run one round of garbage collection.
 
     Args:
-        store: opened for writing; for a dry run reading is enough: nothing is taken, nothing written.
+        store: opened for writing; a dry run only reads.
         clock: the source of time.
         rng: the source of file names.
-        policy: what stays.
+        policy: the versions to keep.
         dry_run: change nothing.
 
     Raises:
         ConflictError: another process is repairing the store or collecting its garbage offline.
         DataError: something that had to be read is damaged.
-        FencedError: this process slept for longer than its session; again does no harm.
-        UnavailableError: the store, ZooKeeper or the catalog is away.
+        FencedError: this process slept for longer than its session; a repetition does no harm.
+        UnavailableError: the store, ZooKeeper or the catalog is unavailable.
     """
     if dry_run:
         return _collect(store, clock, rng, policy, check=None, dry_run=True)
+    # A repair may restore a file that is judged to be garbage here, so the two exclude each other.
     with exclusive(store.leases) as hold:
         return _collect(store, clock, rng, policy, check=hold.check, dry_run=False)
 
@@ -97,7 +98,7 @@ def _collect(
     owned: dict[Interval, Owned] = {}
     with _held(store, pipelines, dry_run=dry_run) as (held, running):
         for pipeline in held:
-            compacted.append(_compact_pipeline(store, clock, rng, pipeline, policy, dry_run=dry_run))
+            compacted += _compact_pipeline(store, clock, rng, pipeline, policy, dry_run=dry_run)
             owned |= {
                 interval: Owned(fence.sequencer, pipeline.superstep)
                 for interval, fence in pipeline.fences.items()
@@ -135,7 +136,7 @@ def _catalog_to_look_at(store: Store) -> Catalog | None:
 def _held(
     store: Store, pipelines: Sequence[str], *, dry_run: bool
 ) -> Iterator[tuple[list[_HeldPipeline], list[str]]]:
-    """The stopped pipelines, with their leases held; and the names of the running ones."""
+    """Yield the stopped pipelines, with their leases held, and the names of the running ones."""
     held: list[_HeldPipeline] = []
     running: list[str] = []
     leases: list[Lease] = []
@@ -146,14 +147,18 @@ def _held(
     try:
         for pipeline in pipelines:
             snapshot = store.committer.snapshot
-            intervals = _intervals_of(snapshot, pipeline)
-            above = {interval: _sequencer(snapshot, interval) for interval in intervals}
+            known = {interval: snapshot.fence_of(interval) for interval in _intervals_of(snapshot, pipeline)}
+            above = {
+                interval: Sequencer(0) if fence is None else fence.sequencer
+                for interval, fence in known.items()
+            }
             try:
                 taken = store.leases.take_all(above, on_held="refuse")
             except ConflictError:
                 running.append(pipeline)
                 continue
             leases += taken
+            # Without this commit a former owner that has lost its leases unnoticed could still commit.
             fences = {lease.interval: Fence(lease.sequencer, CommitNumber(0)) for lease in taken}
             writes = tuple(
                 IntervalWrite(interval=interval, fence=fence) for interval, fence in fences.items()
@@ -173,11 +178,6 @@ def _intervals_of(snapshot: Snapshot, pipeline: str) -> list[Interval]:
     return [control_interval(pipeline), *own]
 
 
-def _sequencer(snapshot: Snapshot, interval: Interval) -> Sequencer:
-    fence = snapshot.fence_of(interval)
-    return Sequencer(0) if fence is None else fence.sequencer
-
-
 def _as_stored(snapshot: Snapshot, pipeline: str) -> _HeldPipeline:
     none = Fence(Sequencer(1), CommitNumber(0))
     fences = {interval: snapshot.fence_of(interval) or none for interval in _intervals_of(snapshot, pipeline)}
@@ -186,7 +186,7 @@ def _as_stored(snapshot: Snapshot, pipeline: str) -> _HeldPipeline:
 
 def _compact_pipeline(
     store: Store, clock: Clock, rng: Rng, owned: _HeldPipeline, policy: UpkeepPolicy, *, dry_run: bool
-) -> Collection:
+) -> list[Collection]:
     snapshot = store.snapshot() if dry_run else store.committer.snapshot
     planned = [
         plan_compaction(
@@ -200,15 +200,12 @@ def _compact_pipeline(
     ]
     compactions = [compaction for compaction in planned if compaction is not None]
     if dry_run:
-        paths = tuple(file.path for compaction in compactions for file in compaction.files)
-        return Collection(kind="compactions", paths=paths)
-    done = [_compact(store, clock, rng, owned, compaction, policy) for compaction in compactions]
-    return Collection(
-        kind="compactions",
-        paths=tuple(path for compaction in done for path in compaction.paths),
-        made=tuple(path for compaction in done for path in compaction.made),
-        freed_bytes=sum(compaction.freed_bytes for compaction in done),
-    )
+        return [
+            Collection(kind="compactions", paths=tuple(file.path for file in compaction.files))
+            for compaction in compactions
+        ]
+    # One commit each: offline no superstep waits, and an interruption loses little.
+    return [_compact(store, clock, rng, owned, compaction, policy) for compaction in compactions]
 
 
 def _compact(
@@ -219,9 +216,8 @@ def _compact(
     compaction: Compaction,
     policy: UpkeepPolicy,
 ) -> Collection:
-    """Commit each compaction separately: offline no superstep waits, and an interruption loses little."""
     last = owned.fences[compaction.interval]
-    ids = _ids_to_keep(store, owned.pipeline, compaction.interval, clock)
+    ids = _ids_to_keep(store, owned.pipeline, compaction.interval.computation, clock)
     rules = CompactionRules(pending_from=owned.superstep, ids=ids)
     names = OwnedNames(rng, owned.pipeline, lambda: last.sequencer)
     compacted = compact_files(
@@ -248,9 +244,9 @@ def _compact(
     )
 
 
-def _ids_to_keep(store: Store, pipeline: str, interval: Interval, clock: Clock) -> IdRetention:
+def _ids_to_keep(store: Store, pipeline: str, computation: str, clock: Clock) -> IdRetention:
     positions = store.committer.snapshot.txns
-    name = percentile_watermark_app_id(pipeline, "computation", interval.computation)
+    name = percentile_watermark_app_id(pipeline, "computation", computation)
     watermark = EventTimeMicros(positions.get(name, TIME_MIN_US))
-    slack_us = id_slack_of(positions, interval.computation)
+    slack_us = id_slack_of(positions, computation)
     return IdRetention.of(watermark, clock.now_us(), ID_SLACK_US if slack_us is None else slack_us)

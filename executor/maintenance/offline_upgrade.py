@@ -1,9 +1,9 @@
-"""Upgrading by hand: every row whose state earlier code wrote gets the form that today's code keeps.
+"""Offline upgrade: every row whose state earlier code wrote gets the form that today's code keeps.
 
-A running pipeline upgrades the rows that it comes to; this does the rest, for a pipeline that is stopped. It opens the
-pipeline as a run does, with leases and fences, reads the rows of each interval in the order of their keys, and commits
-the upgraded states piece by piece as row updates. What is committed stays if it is killed, and the next call passes over
-it, because those rows have today's version.
+A running pipeline upgrades the rows that it processes; this upgrades the rest while the pipeline is stopped. It opens
+the pipeline as a run does, with leases and fences, reads the rows of each interval in key order, and commits
+the upgraded states in batches as row updates. After a kill, the committed rows have today's version, so the next call
+skips them.
 """
 
 from __future__ import annotations
@@ -43,28 +43,27 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng
 
 FAILURES_NAMED_MAX: Final = 20
-"""How many rows that cannot be upgraded are named, of each computation."""
+"""Number of rows per computation whose failed upgrade is reported by key."""
 
 _ROWS_AT_ONCE: Final = 20_000
-"""How many rows are upgraded by a commit."""
+"""Number of rows that one commit upgrades."""
 
 _BYTES_AT_ONCE: Final = 1 << 26
-"""Files of an interval that are larger together are read through the local disk."""
+"""An interval whose files are larger together is read through the local disk."""
 
 _PAUSE_TIMEOUT_MS: Final = 60_000.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Upgraded:
-    """What was done, or would be, to a computation's rows.
+    """The upgrade of a computation's rows, done or planned.
 
     Attributes:
-        computation: its name.
-        state_version: that of its code.
-        rows: how many rows were upgraded.
-        current: how many rows needed nothing.
-        failed: how many could not be upgraded, and are as they were.
-        failures: the first of those, key and reason.
+        state_version: the version of its code.
+        rows: the number of upgraded rows.
+        current: the number of rows that needed no upgrade.
+        failed: the number of rows that could not be upgraded and stay unchanged.
+        failures: the first failures, as key and reason.
     """
 
     computation: str
@@ -75,7 +74,7 @@ class Upgraded:
     failures: list[tuple[str, str]] = field(default_factory=list)
 
 
-def upgrade_by_hand(
+def upgrade_offline(
     store: Store,
     topology: Topology,
     clock: Clock,
@@ -83,34 +82,31 @@ def upgrade_by_hand(
     *,
     computations: Collection[str] = (),
     dry_run: bool = False,
-    tell: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> list[Upgraded]:
-    """Upgrade the states of all rows of a stopped pipeline.
+    """Upgrade the states of all rows of a stopped pipeline; return the result of each computation.
 
     Args:
-        store: opened for writing; for a dry run reading is enough: nothing is taken, nothing written.
+        store: opened for writing; a dry run only reads.
         topology: the pipeline as its code declares it now.
         clock: the source of time.
         rng: the source of file names.
         computations: only these; all that declare a version by default.
         dry_run: call the code, and write nothing.
-        tell: told after each piece how many rows it had.
-
-    Returns:
-        What was done, by computation.
+        on_progress: called after each piece with its number of rows.
 
     Raises:
         ConflictError: the pipeline is running, or another process repairs the store or collects its garbage offline.
         DataError: a file is missing or its bytes are wrong.
         InvalidError: a computation is unknown or declares no version, the pipeline's code does not fit the store, or
             it renames or drops computations, which its next start has to do first.
-        UnavailableError: the store or ZooKeeper is away.
+        UnavailableError: the store or ZooKeeper is unavailable.
     """
     nodes = _chosen(topology, computations)
     if dry_run:
         snapshot = store.snapshot()
         _check(as_stored(topology, snapshot), snapshot, store)
-        return [_Upgrade(store, node, tell).look(snapshot) for node in nodes]
+        return [_Upgrade(store, node, on_progress).look(snapshot) for node in nodes]
     with exclusive(store.leases):
         snapshot = store.committer.refresh()
         topology = as_stored(topology, snapshot)
@@ -121,7 +117,7 @@ def upgrade_by_hand(
         owner.open()
         try:
             names = OwnedNames(rng, topology.name, lambda: owner.control.fence.sequencer)
-            return [_Upgrade(store, node, tell).write(owner, names, topology.name) for node in nodes]
+            return [_Upgrade(store, node, on_progress).write(owner, names, topology.name) for node in nodes]
         finally:
             owner.close()
 
@@ -150,16 +146,16 @@ def _check(topology: Topology, snapshot: Snapshot, store: Store) -> None:
 
 
 class _Upgrade:
-    """The upgrade of one computation."""
-
-    def __init__(self, store: Store, node: ComputationNode, tell: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, store: Store, node: ComputationNode, on_progress: Callable[[int], None] | None
+    ) -> None:
         self._store = store
         self._node = node
-        self._tell = tell
+        self._on_progress = on_progress
         self._done = Upgraded(computation=node.name, state_version=node.computation.state_version)
 
     def look(self, snapshot: Snapshot) -> Upgraded:
-        """Call the code for each former state, and forget what it gives."""
+        """Call the code for each former state, and discard the result."""
         for interval in snapshot.live_intervals(self._node.name):
             for rows in self._former(interval, snapshot.files_of(interval)):
                 self._upgraded(rows)
@@ -194,7 +190,7 @@ class _Upgrade:
         return self._done
 
     def _former(self, interval: Interval, files: tuple[LiveFile, ...]) -> Iterator[pa.Table]:
-        """The rows of an interval whose states earlier code wrote, piece by piece, keys rising."""
+        """Yield the rows of an interval whose states earlier code wrote, in pieces, keys rising."""
         for updates in self._pieces(interval, files):
             rows = combine_updates(updates)
             versions = pc.fill_null(rows.column(STATE_VERSION), 0).to_numpy()
@@ -205,8 +201,8 @@ class _Upgrade:
             former = rows.filter(pa.array(is_former))
             for start in range(0, former.num_rows, _ROWS_AT_ONCE):
                 yield former.slice(start, _ROWS_AT_ONCE)
-            if self._tell is not None:
-                self._tell(updates.num_rows)
+            if self._on_progress is not None:
+                self._on_progress(updates.num_rows)
 
     def _pieces(self, interval: Interval, files: tuple[LiveFile, ...]) -> Iterator[pa.Table]:
         paths = [file.path for file in files]
@@ -227,7 +223,7 @@ class _Upgrade:
             yield from stretches(runs)
 
     def _upgraded(self, rows: pa.Table) -> dict[int, Encoded]:
-        """By the row's number, the new states of those that can be upgraded."""
+        """Return the new states by row number, without the rows that cannot be upgraded."""
         done, node, states = self._done, self._node, {}
         columns = (rows.column(name).to_pylist() for name in ("key", "state", "state_bytes", STATE_VERSION))
         for number, (key, text, blob, version) in enumerate(zip(*columns, strict=True)):
@@ -245,7 +241,7 @@ class _Upgrade:
         return states
 
     def _updates(self, rows: pa.Table, fence: Fence) -> pa.Table:
-        """Row updates that change nothing but the state and its version."""
+        """Return row updates that change only the state and its version."""
         states = self._upgraded(rows)
         kept = rows.take(pa.array(list(states), pa.int64()))
         count = kept.num_rows

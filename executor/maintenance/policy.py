@@ -1,8 +1,6 @@
-"""When and where a running pipeline compacts its store and collects garbage.
+"""The policy of upkeep, and the workers that do it: Spark jobs, helper processes, threads, or the caller.
 
-Who does the work of upkeep: Spark jobs, helper processes, threads, or the caller.
-
-Large compactions have a worker of their own, so that they delay neither small ones nor collections.
+Large compactions have their own worker, so that they delay neither small compactions nor collections.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from millpond.executor.maintenance.helpers import INLINE, HelperProcess
 from millpond.executor.time.instants import Duration, duration_us
+from millpond.gc.collectors import Owned
 from millpond.gc.compaction import Compacted, CompactionPolicy
-from millpond.gc.orphan import Owned
 from millpond.gc.round import CollectionRound, Retention, collect_garbage, collect_garbage_at
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
@@ -45,8 +43,7 @@ class UpkeepPolicy:
             checkpoint. Collection starts after a sixteenth of that number if compactions have
             replaced half as many bytes as are live, and every sixth of ``retention`` while an
             eighth of the live bytes waits to be deleted.
-        background: whether compactions are prepared in parallel with supersteps; if not, they are
-            prepared between supersteps.
+        background: prepare compactions in parallel with supersteps, instead of between them.
         place: where compactions are prepared in the background. ``"spark"`` runs each as a Spark job
             (`SparkRunner` only). ``"process"`` uses a helper process on this machine, if that can open
             the store. ``"thread"`` uses a thread of this process, which competes with the supersteps for
@@ -67,7 +64,6 @@ class UpkeepPolicy:
     place: Place = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse an unknown ``place``, and bounds that are too small."""
         keep_us = duration_us(self.retention)
         if keep_us < 0 or self.collect_every < 1:
             raise InvalidError(
@@ -80,7 +76,7 @@ class UpkeepPolicy:
 
     @property
     def kept(self) -> Retention:
-        """What garbage collection keeps."""
+        """The bounds of a garbage collection under this policy."""
         keep_ms = duration_us(self.retention) // 1_000
         return Retention(keep_ms=keep_ms, checkpoint_every=self.collect_early)
 
@@ -95,14 +91,14 @@ _LARGE_S_MAX: Final = 21_600.0
 
 
 class CompactionWorker(Protocol):
-    """Prepares compactions somewhere; what it is given pickles."""
+    """Prepares compactions somewhere; their arguments must pickle."""
 
     def compact(self, work: partial[Compacted]) -> Future[Compacted]:
         """Have a compaction prepared: `compact_files` with its arguments."""
         ...
 
     def shutdown(self) -> None:
-        """Take no more work and stop."""
+        """Accept no more work and stop."""
         ...
 
 
@@ -115,35 +111,26 @@ class RoundWorker(Protocol):
         """Have a round of garbage collection done; see `collect_garbage`."""
         ...
 
-    def shutdown(self) -> None:
-        """Take no more work and stop."""
-        ...
+    def shutdown(self) -> None: ...
 
 
 CompactionWorkers: TypeAlias = Callable[[str, int], CompactionWorker]
-"""Makes a worker, given a name and how many compactions it may prepare at a time."""
+"""Makes a worker from a name and the number of compactions that it may prepare at a time."""
 
 
 class ExecutorWorker:
-    """Works within this process: in the threads of an executor, or in the caller's.
-
-    Args:
-        executor: does the work.
-        clock: the run's.
-    """
+    """Works within this process: in the threads of an executor, or in the caller's."""
 
     def __init__(self, executor: Executor, clock: Clock) -> None:
         self._executor = executor
         self._clock = clock
 
     def compact(self, work: partial[Compacted]) -> Future[Compacted]:
-        """Have a compaction prepared."""
         return self._executor.submit(work)
 
     def collect(
         self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
     ) -> Future[CollectionRound]:
-        """Have a round of garbage collection done."""
         return self._executor.submit(
             collect_garbage,
             store.objects,
@@ -155,16 +142,13 @@ class ExecutorWorker:
         )
 
     def shutdown(self) -> None:
-        """Stop; what is under way is waited for."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 class ProcessWorker:
     """Works in another process of this machine, which opens store and catalog for itself.
 
-    Args:
-        process: does the work.
-        is_cut_short: whether the work under way is given up at shutdown; it is waited for otherwise.
+    ``is_cut_short`` abandons the work under way at shutdown instead of waiting for it.
     """
 
     def __init__(self, process: HelperProcess, *, is_cut_short: bool = False) -> None:
@@ -172,13 +156,11 @@ class ProcessWorker:
         self._is_cut_short = is_cut_short
 
     def compact(self, work: partial[Compacted]) -> Future[Compacted]:
-        """Have a compaction prepared."""
         return self.process.submit(work)
 
     def collect(
         self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
     ) -> Future[CollectionRound]:
-        """Have a round of garbage collection done."""
         return self.process.submit(
             collect_garbage_at,
             store.objects,
@@ -190,7 +172,6 @@ class ProcessWorker:
         )
 
     def shutdown(self) -> None:
-        """End the process."""
         if self._is_cut_short:
             self.process.abort()
         self.process.shutdown(wait=True, cancel_futures=True)
@@ -203,8 +184,8 @@ class UpkeepWorkers:
     Attributes:
         rounds: garbage collection.
         small: compactions that fit into memory.
-        large: those that go through a disk.
-        is_inline: whether all work is done by the time that it has been asked for.
+        large: compactions that go through a disk.
+        is_inline: all work is done as soon as it is submitted.
     """
 
     rounds: RoundWorker
@@ -213,7 +194,6 @@ class UpkeepWorkers:
     is_inline: bool = False
 
     def does_rounds(self, worker: object) -> bool:
-        """Whether a worker is the one that collects garbage, which does one thing after the other."""
         return worker is self.rounds
 
     def shutdown(self) -> None:
@@ -225,14 +205,9 @@ class UpkeepWorkers:
 def workers_of(
     store: Store, clock: Clock, *, background: bool, in_thread: bool, elsewhere: CompactionWorkers | None
 ) -> UpkeepWorkers:
-    """The workers that a policy asks for, as far as they can open the store; none is started yet.
+    """Return the workers that a policy asks for, as far as they can open the store; none is started yet.
 
-    Args:
-        store: the open store.
-        clock: the run's.
-        background: whether work is done outside of the thread that asks for it.
-        in_thread: whether it stays in this process.
-        elsewhere: makes workers on other machines; ``None`` for helper processes of this one.
+    ``elsewhere`` makes workers on other machines; ``None`` stands for helper processes of this one.
     """
     if not background:
         inline = ExecutorWorker(INLINE, clock)

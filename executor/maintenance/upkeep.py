@@ -1,23 +1,22 @@
 """Upkeep: compaction and garbage collection while a pipeline runs.
 
-A compaction is prepared by another process, or a Spark job, while supersteps go on, and becomes part of the table
-between two supersteps, by one commit of the intervals' owner. So it never conflicts with a
-superstep, and the next superstep waits for that commit and for nothing else. A store that another process
-cannot open is compacted by a thread. Without either (a simulation, a stepped test) everything happens
-within `Upkeep.run`, in a fixed order.
+Another process, a Spark job or a thread prepares a compaction while supersteps continue. The compaction becomes part
+of the table between two supersteps, by one commit of the intervals' owner. So it never conflicts with a superstep, and
+the next superstep waits only for that commit. Without workers (a simulation, a stepped test) everything happens within
+`Upkeep.run`, in a fixed order.
 
-What fails here costs space and never data: a compaction that could not be prepared, or whose files
-another writer has replaced, is dropped and planned again. Only losing the lease ends the run.
+A failure here costs space and never data: a compaction that could not be prepared, or whose files another writer has
+replaced, is discarded and planned again. Only losing the lease ends the run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from millpond.executor.maintenance.collection import CollectionSchedule
-from millpond.executor.maintenance.compaction import CompactionSchedule
-from millpond.executor.maintenance.parting import PartingSchedule
+from millpond.executor.maintenance.compaction import CompactionSchedule, PartingSchedule, Schedule, Watermark
 from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy, workers_of
 from millpond.executor.ownership.catalog_recorder import CatalogRecorder
 from millpond.executor.ownership.cuts import Cut
@@ -26,27 +25,24 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.gc.compaction import Compacted
 from millpond.statestore.errors import ConflictError
 from millpond.statestore.failpoint import reach
-from millpond.statestore.interval import Interval
-from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
-from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, EventTimeMicros, Rng, Superstep
+from millpond.statestore.types import Clock, Rng, Superstep
 
 _LOG = logging.getLogger("millpond")
 
 
 class Upkeep:
-    """Keeps the store of one pipeline small; used by the coordinator's thread, between supersteps.
+    """Keeps the store of one pipeline small; for the coordinator's thread, between supersteps.
 
     Args:
         store: the open store.
         ownership: the intervals, and the way to commit.
-        journal: told of every commit.
+        journal: records every commit.
         topology: the checked pipeline.
         clock: the source of time.
         rng: the source of file names.
-        policy: when and how; ``None``: not at all.
+        policy: when and how; ``None`` turns upkeep off.
         compaction_workers: makes workers on other machines; ``None`` for helper processes of this one.
     """
 
@@ -75,97 +71,94 @@ class Upkeep:
             in_thread=used.place == "thread",
             elsewhere=compaction_workers,
         )
-        self._compactions = CompactionSchedule(
-            store, ownership, topology, clock=clock, rng=rng, policy=used, workers=self._workers
-        )
-        self._partings = PartingSchedule(
-            store, ownership, self._compactions, policy=used, workers=self._workers
-        )
+        parts = (store, ownership, topology, clock, rng, used, self._workers)
+        self._compactions, partings = CompactionSchedule(*parts), PartingSchedule(*parts)
+        self._schedules: tuple[Schedule, ...] = (self._compactions, partings)
         self._rounds = CollectionSchedule(
             store, ownership, clock=clock, policy=used, worker=self._workers.rounds
         )
 
     def open(self) -> None:
-        """Look at what earlier runs have left."""
+        """Find the work that earlier runs have left."""
         self._rounds.open()
-        self._compactions.open()
-        self._partings.open()
+        for schedule in self._schedules:
+            schedule.open()
 
     def follow(self, cut: Cut) -> None:
-        """The keys of a computation were cut into other intervals."""
-        self._compactions.follow(cut)
-        self._partings.follow(cut)
+        """Adapt to a computation whose keys were cut into other intervals."""
+        for schedule in self._schedules:
+            schedule.follow(cut)
 
     def update(self, topology: Topology) -> None:
-        """Follow a pipeline that has changed: what is prepared of intervals that it gave back is dropped."""
-        self._compactions.update(topology)
-        self._partings.update()
+        """Adapt to a changed pipeline: discard what is prepared for intervals that it has released."""
+        for schedule in self._schedules:
+            schedule.update(topology)
 
     def note(self, request: CommitRequest) -> None:
-        """Intervals have got files."""
-        self._compactions.note(request)
+        """Count the files that a superstep has added."""
+        self._compactions.record(request)
 
-    def run(self, superstep: Superstep, watermark: Callable[[str], EventTimeMicros]) -> None:
+    def run(self, superstep: Superstep, watermark: Watermark) -> None:
         """Commit the compactions that are ready, and start those that are due.
-
-        Args:
-            superstep: the last one committed.
-            watermark: input low watermark by computation.
 
         Raises:
             FencedError: another process has taken an interval.
         """
         if not self._is_on:
             return
-        self._rounds.note_version()
+        self._rounds.record_version()
         self._compactions.throttle()
         self._commit_ready()
-        self._rounds.settle()
+        self._rounds.report()
         if self._rounds.is_due:
-            # A file that waits for its commit would look like an orphan: small compactions end first.
+            # Finish small compactions first: a round would delete their uncommitted files as orphans.
             if self._compactions.is_idle:
-                busy = {*self._compactions.large_computations, *self._partings.computations}
+                busy = {name for schedule in self._schedules for name in schedule.busy}
                 self._rounds.start(superstep, busy=busy)
             return
-        for interval in self._compactions.due():
-            self._compactions.start(interval, superstep, watermark, during_round=self._rounds.is_running)
-        self._partings.start(superstep, watermark, during_round=self._rounds.is_running)
+        for schedule in self._schedules:
+            schedule.start(superstep, watermark, during_round=self._rounds.is_running)
         if self._workers.is_inline:
             self._commit_ready()
 
     def _commit_ready(self) -> None:
-        compactions = self._compactions.take_ready()
-        if compactions:
-            ordered = sorted(compactions, key=lambda prepared: prepared.compaction.interval.app_id)
-            writes = [prepared.write(self._next_fence(prepared.compaction.interval)) for prepared in ordered]
-            self._commit(writes, compactions, [f for one in compactions for f in one.compaction.files])
-        parted = self._partings.take_ready()
-        if parted is not None:
-            self._commit(parted.writes(self._next_fence), parted.pieces, parted.parting.files)
+        for schedule in self._schedules:
+            pieces = schedule.pop_ready()
+            if pieces:
+                self._commit(schedule, pieces)
 
-    def _next_fence(self, interval: Interval) -> Fence:
-        return self._ownership.get(interval).next_fence
-
-    def _commit(
-        self, writes: Sequence[IntervalWrite], prepared: Sequence[Compacted], replaced: Sequence[LiveFile]
-    ) -> None:
+    def _commit(self, schedule: Schedule, pieces: Sequence[Compacted]) -> None:
         request = CommitRequest(
-            kind="compaction", writes=tuple(writes), metadata={"pipeline": self._pipeline}
+            kind="compaction", writes=self._writes(pieces), metadata={"pipeline": self._pipeline}
         )
         started_us = self._clock.monotonic_us()
         try:
+            # Under the owner's next fences, like a superstep: a former owner's compaction is refused.
             committed = self._ownership.commit(request)
         except ConflictError as error:
             _LOG.info("a compaction was overtaken: %s", error)
-            for compacted in prepared:
-                self._compactions.discard(compacted)
+            for piece in pieces:
+                schedule.discard(piece)
             return
         reach("compaction.committed")
-        self._rounds.note_replaced(sum(file.size_bytes for file in replaced))
+        replaced = {file.path: file.size_bytes for piece in pieces for file in piece.compaction.files}
+        self._rounds.record_replaced(sum(replaced.values()))
         self._journal.record(request, committed, (self._clock.monotonic_us() - started_us) / 1_000)
 
+    def _writes(self, pieces: Sequence[Compacted]) -> tuple[IntervalWrite, ...]:
+        writes: list[IntervalWrite] = []
+        removed: set[str] = set()
+        for piece in pieces:
+            write = piece.write(self._ownership.get(piece.compaction.interval).next_fence)
+            # A commit names a removed file once, although a parting's file is a part of every piece.
+            writes.append(
+                replace(write, removed=tuple(path for path in write.removed if path not in removed))
+            )
+            removed.update(write.removed)
+        return tuple(writes)
+
     def close(self) -> None:
-        """Stop; what was prepared and not committed is removed again."""
+        """Stop, and discard what was prepared and not committed."""
         self._workers.shutdown()
-        self._partings.close()
-        self._compactions.close()
+        for schedule in reversed(self._schedules):
+            schedule.close()

@@ -10,7 +10,7 @@ import click
 from millpond.cli.terminal.cli_help import TeachingCommand
 from millpond.cli.terminal.opening import open_to_write, store_argument, zookeeper_options
 from millpond.cli.terminal.output import json_option, note, print_json, print_table, progress_bar, size_text
-from millpond.executor.maintenance.offline_gc import collect_by_hand
+from millpond.executor.maintenance.offline_gc import collect_offline
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc.round import CollectionRound
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
@@ -74,7 +74,7 @@ def collect(
         ) as opened,
         progress_bar("collecting garbage"),
     ):
-        result = collect_by_hand(opened, clock, rng, policy, dry_run=dry_run)
+        result = collect_offline(opened, clock, rng, policy, dry_run=dry_run)
     if as_json:
         print_json(_entries(result))
     else:

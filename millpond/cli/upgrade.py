@@ -10,7 +10,7 @@ from millpond.cli.terminal.apps import load_pipeline, wrong_usage
 from millpond.cli.terminal.cli_help import TeachingCommand
 from millpond.cli.terminal.opening import open_to_write, store_argument, zookeeper_options
 from millpond.cli.terminal.output import json_option, note, print_json, print_table, progress_bar
-from millpond.executor.maintenance.offline_upgrade import Upgraded, upgrade_by_hand
+from millpond.executor.maintenance.offline_upgrade import Upgraded, upgrade_offline
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.system import SystemClock, SystemRng
@@ -77,8 +77,8 @@ def upgrade(
             told(seen, updates)
 
         with progress_bar("upgrading row updates") as told:
-            done = upgrade_by_hand(
-                opened, topology, clock, rng, computations=computations, dry_run=dry_run, tell=tell
+            done = upgrade_offline(
+                opened, topology, clock, rng, computations=computations, dry_run=dry_run, on_progress=tell
             )
     if as_json:
         print_json({**asdict(one), "failures": dict(one.failures)} for one in done)

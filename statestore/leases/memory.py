@@ -1,9 +1,8 @@
 """Leases within one Python process: the same rules as ZooKeeper's, without a server.
 
-Several `MemoryLeases` that share one `MemoryRegistry` are the writers of one store.
-Tests and the simulator can disturb each of them as a network does: suspend it, end its
-session, or delay the notice that it lost a lease (so it still believes that it is the
-owner). They can also wipe the registry, as when a ZooKeeper loses its data.
+Tests and the simulator can disturb each writer as a network does: suspend it, end its session, or delay the notice that
+it lost a lease, so that it still believes to be the owner. They can also wipe the registry, as when a ZooKeeper loses its
+data.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ _POLL_MS: Final = 10
 
 @dataclass(slots=True)
 class MemoryRegistry:
-    """The data that ZooKeeper would hold for one store: last sequencers, owners, the high-water mark."""
+    """The data that ZooKeeper would hold for one store: last sequencers, owners, the high-water mark.
+
+    The `MemoryLeases` of one store share its registry.
+    """
 
     sequencers: dict[Interval, Sequencer] = field(default_factory=dict)
     owners: dict[Interval, tuple[MemoryLeases, Lease]] = field(default_factory=dict)
@@ -60,13 +62,13 @@ class MemoryLeases:
     def __init__(self, registry: MemoryRegistry, clock: Clock, writer_id: str = "memory") -> None:
         self._registry = registry
         self._clock = clock
-        self._writer_id = writer_id
+        self.writer_id: str = writer_id
         self._suspended = False
         self._notices: list[tuple[Lease, str]] | None = None
 
     @property
     def high_water(self) -> HighWater:
-        """The store's high-water mark, kept in the registry."""
+        """The store's high-water mark, from the registry."""
         return self._registry.high_water
 
     def take(
@@ -91,19 +93,15 @@ class MemoryLeases:
         deadline_us = self._clock.monotonic_us() + int(timeout_ms * 1_000)
         while True:
             with self._registry.lock:
-                self._check_connected()
-                held = self._held_by_other(intervals)
+                if self._suspended:
+                    raise UnavailableError("the lease service is unavailable", writer=self.writer_id)
+                owners = self._registry.owners
+                held = next((one for one in intervals if one in owners and owners[one][0] is not self), None)
                 if held is None or on_held == "take":
                     return tuple(self._take(interval, above) for interval, above in intervals.items())
             if on_held == "refuse" or self._clock.monotonic_us() >= deadline_us:
-                holder = self._registry.owners[held][0].writer_id if held in self._registry.owners else ""
-                raise lease_is_held(held, holder)
+                raise lease_is_held(held, owners[held][0].writer_id if held in owners else "")
             self._clock.sleep_ms(_POLL_MS)
-
-    @property
-    def writer_id(self) -> str:
-        """Id of the writer that takes these leases."""
-        return self._writer_id
 
     def release(self, lease: Lease) -> None:
         """Release the lease; does nothing if it has ended."""
@@ -112,7 +110,7 @@ class MemoryLeases:
             lease.move(LeaseState.RELEASED)
 
     def wait_until_settled(self, timeout_ms: float = TIMEOUT_MS) -> bool:
-        """Wait until this writer is no longer suspended."""
+        """Wait until this writer is connected again; return False when the time runs out."""
         deadline_us = self._clock.monotonic_us() + int(timeout_ms * 1_000)
         while self._suspended:
             if self._clock.monotonic_us() >= deadline_us:
@@ -127,7 +125,7 @@ class MemoryLeases:
                 self.release(lease)
 
     def suspend(self) -> None:
-        """Lose the connection but not yet the session: other writers may take over unnoticed."""
+        """Lose the connection but not the session yet: other writers may take over unnoticed."""
         with self._registry.lock:
             self._suspended = True
             for lease in self._current():
@@ -168,7 +166,7 @@ class MemoryLeases:
         check(sequencer > above, "a sequencer must exceed the table's", interval=interval.app_id)
         if interval in registry.owners:
             owner, old = registry.owners[interval]
-            owner._lose(old, f"taken by {self._writer_id}")  # noqa: SLF001 - an instance of this class
+            owner._lose(old, f"taken by {self.writer_id}")  # noqa: SLF001 - an instance of this class
         registry.sequencers[interval] = sequencer
         lease = Lease(interval, sequencer)
         registry.owners[interval] = (self, lease)
@@ -187,11 +185,3 @@ class MemoryLeases:
 
     def _current(self) -> list[Lease]:
         return [lease for owner, lease in self._registry.owners.values() if owner is self]
-
-    def _held_by_other(self, intervals: Mapping[Interval, Sequencer]) -> Interval | None:
-        owners = self._registry.owners
-        return next((i for i in intervals if i in owners and owners[i][0] is not self), None)
-
-    def _check_connected(self) -> None:
-        if self._suspended:
-            raise UnavailableError("the lease service is unavailable", writer=self._writer_id)

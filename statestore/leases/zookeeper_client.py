@@ -1,16 +1,12 @@
-"""kazoo's client, made for one ensemble: its hosts, its retries, and how it proves itself.
+"""kazoo's client, made for one ensemble: hosts, retries, credentials and access lists.
 
-With TLS or credentials kazoo gets another handler, which makes the connections: kazoo's own trusts every
-authority of the system in addition to the one that is named, waits for data that TLS has decrypted already, and
-takes a server that dies while it checks credentials for one that refuses them for good.
+Three means of security work alone or together. TLS hides the traffic and proves the servers (and, with a certificate,
+the client). SASL (DIGEST-MD5) proves a user with a password. Access lists on every node of a store keep others from
+reading it or taking a lease. No ``repr``, error or log line holds a password.
 
-How a client proves itself to a ZooKeeper ensemble, and who may touch the nodes that it makes.
-
-Three things, each by itself or together: TLS, which hides what is said and proves the servers (and, with a
-certificate, the client); a user with a password, proven by SASL (DIGEST-MD5); and access lists on every node
-of a store, so that others can neither read it nor take a lease.
-
-Secrets stay out of what is shown: no ``repr``, error or log line holds a password.
+With TLS or credentials a handler of Millpond's makes the connections. kazoo's own handler trusts every authority of the
+system besides the given one, waits for data that TLS has decrypted already, and takes a server that dies while it checks
+credentials for one that refuses them for good.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from kazoo.security import ACL, Id
 from millpond.statestore.errors import InvalidError
 
 ENVIRONMENT_PREFIX: Final = "MILLPOND_ZOOKEEPER_"
-"""Of the environment variables that `ZooKeeperSecurity.from_environment` reads."""
+"""Prefix of the environment variables that `ZooKeeperSecurity.from_environment` reads."""
 
 _FILE_VARIABLE: Final = f"{ENVIRONMENT_PREFIX}SECURITY"
 _PERMISSIONS: Final = {"r": 1, "w": 2, "c": 4, "d": 8, "a": 16}
@@ -43,7 +39,7 @@ _TRUTH: Final = {"true": True, "yes": True, "1": True, "false": False, "no": Fal
 
 
 class Grant(NamedTuple):
-    """An entry of a node's access list: ZooKeeper's scheme, the id in it, and permissions as its bits."""
+    """An entry of a node's access list; the permissions are ZooKeeper's bits."""
 
     scheme: str
     id: str
@@ -52,31 +48,30 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooKeeperSecurity:
-    """How to connect to a secured ensemble; without arguments, as to an open one.
+    r"""How to connect to a secured ensemble; without arguments, as to an open one.
 
-    Every node of a store is made for its writer alone: for ``user``, else for the certificate's subject, and
-    for ``grants``. Nodes that an open ensemble made are closed when a store is opened for writing.
+    Every node of a store belongs to its writer alone: to ``user``, else to the certificate's subject, and to ``grants``.
+    Opening a store for writing closes nodes that an open ensemble made.
 
     Args:
         user: name for SASL's DIGEST-MD5.
         password: of the user.
-        tls: whether to speak TLS; also true if any file below is given.
+        tls: whether to use TLS; also true if any file below is given.
         ca_file: PEM file of the authorities that may have signed the servers' certificates; the system's by default.
-        certificate_file: PEM file of this client's certificate, for servers that ask for one.
+        certificate_file: PEM file of this client's certificate, for servers that require one.
         key_file: PEM file of its key; by default in the same file.
         key_password: of the key.
-        check_hostname: whether a server's certificate must be for the host that is connected to.
+        check_hostname: whether a server's certificate must name the host that the client connects to.
         grants: further entries of the access lists, as ``scheme:id:permissions`` in the notation of ZooKeeper's
             shell: ``"sasl:auditor:r"``.
 
     Raises:
-        InvalidError: a password without its user, or the reverse; a key without its certificate; a grant that
-            cannot be read.
+        InvalidError: a password without its user, or the reverse; a key without its certificate; a malformed grant.
 
     Example:
         >>> ZooKeeperSecurity(user="shop", password="a secret", ca_file="ca.pem", grants=("sasl:auditor:r",))
         ZooKeeperSecurity(user='shop', tls=True, ca_file='ca.pem', certificate_file=None, key_file=None, \
-check_hostname=True, grants=('sasl:auditor:r',))
+    check_hostname=True, grants=('sasl:auditor:r',))
     """
 
     user: str | None = None
@@ -90,7 +85,6 @@ check_hostname=True, grants=('sasl:auditor:r',))
     grants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
         if (self.user is None) != (self.password is None):
             raise InvalidError("a user of zookeeper has a name and a password: give both", user=self.user)
         if self.certificate_file is None and (self.key_file is not None or self.key_password is not None):
@@ -105,7 +99,7 @@ check_hostname=True, grants=('sasl:auditor:r',))
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether the servers learn who this client is."""
+        """True if the servers learn who this client is."""
         return self.user is not None or self.certificate_file is not None
 
     @property
@@ -113,15 +107,15 @@ check_hostname=True, grants=('sasl:auditor:r',))
         """The access list of the nodes that this client makes; empty if every client may do everything."""
         if not self.is_authenticated:
             return ()
-        # To "auth" the server itself gives the names that it knows this client by.
+        # The server replaces "auth" with the names that it knows this client by.
         owner = Grant("auth", "", _ALL) if self.user is None else Grant("sasl", self.user, _ALL)
         return (owner, *map(_parse_grant, self.grants))
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """What a connection is wrapped in; ``None`` without TLS.
+        """Return the context of a connection, or ``None`` without TLS.
 
         Raises:
-            InvalidError: a file is missing, or is not what it should be; the error names it.
+            InvalidError: a file is missing or malformed; the error names it.
         """
         if not self.tls:
             return None
@@ -135,7 +129,7 @@ check_hostname=True, grants=('sasl:auditor:r',))
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = self.check_hostname
         if self.certificate_file is not None:
-            # Never asked for at the terminal, which is what the library does without a password.
+            # Without a password the library would ask for one at the terminal.
             password = self.key_password or ""
             try:
                 context.load_cert_chain(self.certificate_file, self.key_file, lambda: password)
@@ -151,7 +145,7 @@ check_hostname=True, grants=('sasl:auditor:r',))
         """Read a TOML file whose keys are the arguments of this class; relative paths in it start at its folder.
 
         Raises:
-            InvalidError: the file is missing, not TOML, or has keys or values that are not understood.
+            InvalidError: the file is missing, is not TOML, or has unknown keys or values.
 
         Example::
 
@@ -181,19 +175,22 @@ check_hostname=True, grants=('sasl:auditor:r',))
         return cls(**given)
 
 
+OPEN_ENSEMBLE: Final = ZooKeeperSecurity()
+
+
 def security_of(hosts: str | None, given: ZooKeeperSecurity | None) -> ZooKeeperSecurity:
-    """The security of a connection to ``hosts``: what is given, else what the environment says.
+    """Return the security of a connection to ``hosts``: the given one, else the environment's.
 
     A store's own server, where ``hosts`` is ``None``, is open to its machine.
 
     Raises:
-        InvalidError: security is given, but no ensemble that it is for; or the environment cannot be understood.
+        InvalidError: security is given without an ensemble, or the environment is malformed.
     """
     if hosts is not None:
         return ZooKeeperSecurity.from_environment() if given is None else given
     if given is not None:
         raise InvalidError("zookeeper_security is for an ensemble: pass zookeeper='host:port,…' as well")
-    return ZooKeeperSecurity()
+    return OPEN_ENSEMBLE
 
 
 def _read_file(path: str | Path) -> dict[str, Any]:
@@ -203,7 +200,7 @@ def _read_file(path: str | Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidError("the file of zookeeper's security cannot be read", file=path) from error
     except tomllib.TOMLDecodeError:
-        # Its text may show a part of the file, so neither it nor its cause is passed on.
+        # The parser's message may quote the file, and so a password: drop it and its cause.
         raise InvalidError("the file of zookeeper's security is not TOML", file=path) from None
     kinds = {each.name: str(each.type) for each in fields(ZooKeeperSecurity)}
     unknown = sorted(given.keys() - kinds.keys())
@@ -219,7 +216,7 @@ def _read_file(path: str | Path) -> dict[str, Any]:
 
 
 def _check_kind(name: str, value: object, kind: str, path: str | Path) -> None:
-    # The value itself is not shown: it may be a password in the wrong place.
+    # Do not show the value: it may be a password in the wrong place.
     if kind == "bool":
         fits, wanted = isinstance(value, bool), "true or false"
     elif kind.startswith("tuple"):
@@ -242,7 +239,6 @@ def _from_text(name: str, text: str, variable: str) -> str | bool | tuple[str, .
 
 
 def _parse_grant(text: str) -> Grant:
-    """``sasl:auditor:r``; the id may hold colons, as those of the scheme ``ip`` and subjects of certificates do."""
     scheme, _, rest = text.partition(":")
     name, _, letters = rest.rpartition(":")
     if not scheme or not name or not letters or not set(letters) <= _PERMISSIONS.keys():
@@ -253,25 +249,16 @@ def _parse_grant(text: str) -> Grant:
 
 
 HANDSHAKE_S_MAX: Final = 2.0
-"""How long a server may take to admit a session before the next one is tried."""
+"""How long a server may take to admit a session before the client tries the next one."""
 
 _log = logging.getLogger(__name__)
 
 
-def _is_harmless(record: logging.LogRecord) -> bool:
-    """Whether a line of kazoo's shows neither requests, which may carry credentials, nor a session's password."""
-    return record.levelno >= logging.INFO
-
-
-_log.addFilter(_is_harmless)
+# kazoo's debug lines show requests, which may carry credentials, and the session's password.
+_log.addFilter(lambda record: record.levelno >= logging.INFO)
 
 
 def make_client(hosts: str, session_timeout_ms: int, security: ZooKeeperSecurity) -> Any:
-    """A client that is not connected yet.
-
-    Raises:
-        InvalidError: a file that the security names cannot be read.
-    """
     extra: dict[str, Any] = {}
     if security.tls or security.is_authenticated:
         extra = {"handler": _Handler(security.tls_context()), "use_ssl": security.tls}
@@ -293,28 +280,26 @@ def make_client(hosts: str, session_timeout_ms: int, security: ZooKeeperSecurity
 
 
 def access_list_of(security: ZooKeeperSecurity) -> list[ACL]:
-    """The access list of every node that a client makes, as kazoo has it."""
     return [ACL(grant.permissions, Id(grant.scheme, grant.id)) for grant in security.access_list]
 
 
 def connection_fault(client: Any) -> str | None:
-    """Why the last connection of a client failed, as far as TLS knows."""
+    """Return the reason, as far as TLS knows it, why the client's last connection failed."""
     handler = client.handler
     return handler.fault if isinstance(handler, _Handler) else None
 
 
 class _Ending:
-    """A socket that tells kazoo of the other side's end as of a time-out, after which it connects again.
+    """A socket that reports the other side's end to kazoo as a time-out, after which kazoo connects again.
 
-    kazoo takes any other end during SASL for a refusal of the credentials, and gives the session up.
+    During SASL kazoo takes any other end for a refusal of the credentials, and gives the session up.
     """
 
     def recv(self, *args: Any) -> bytes:
-        """Bytes that have come, at least one."""
         try:
             data: bytes = super().recv(*args)  # type: ignore[misc]
         except ssl.SSLError:
-            raise  # Among them that a message is not complete yet.
+            raise  # Such as SSLWantReadError: the message is not complete yet.
         except OSError as error:
             raise KazooTimeoutError("the connection has broken") from error
         if not data:
@@ -331,7 +316,7 @@ class _TlsSocket(_Ending, ssl.SSLSocket):
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads, with connections of ours."""
+    """kazoo's threads, with Millpond's connections."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         super().__init__()
@@ -343,7 +328,6 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def create_connection(
         self, address: tuple[str, int], hostname: str, timeout: float, **_: object
     ) -> socket.socket:
-        """A connection, with its TLS handshake done."""
         try:
             opened = socket.create_connection(address, min(timeout, HANDSHAKE_S_MAX))
             connection: socket.socket = _PlainSocket(fileno=opened.detach())
@@ -369,7 +353,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         failed: Sequence[Any],
         timeout: float | None = None,
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Wait for sockets; bytes that TLS has decrypted already count as come."""
+        """Wait for sockets; bytes that TLS has decrypted already count as received."""
         held = [each for each in readable if isinstance(each, ssl.SSLSocket) and each.pending()]
         if held:
             return held, [], []
@@ -386,11 +370,11 @@ def _reason_of(error: OSError) -> str:
 
 
 def _repeated(hosts: str, session_timeout_ms: int) -> str:
-    """The hosts, so often that kazoo waits at most `HANDSHAKE_S_MAX` for a server's handshake.
+    """Repeat the hosts until kazoo waits at most `HANDSHAKE_S_MAX` for a server's handshake.
 
-    A server that is starting may accept a connection and never answer on it. kazoo
-    waits for the session's time-out divided by the number of hosts, then goes on to the
-    next; one host and ten seconds would make every restart an outage of ten seconds.
+    A server that is starting may accept a connection and never answer on it. kazoo waits for the session's time-out divided
+    by the number of hosts before it tries the next; one host and ten seconds would make every restart an outage of ten
+    seconds.
     """
     names, slash, root = hosts.partition("/")
     times = ceil(session_timeout_ms / 1_000 / HANDSHAKE_S_MAX / len(names.split(",")))

@@ -1,58 +1,172 @@
-"""Leases in ZooKeeper: sequencers that rise with every taking, owners that go with their session.
+"""Leases in ZooKeeper: sequencers that rise with every taking, and owners that vanish with their session.
 
-Taking a lease sets the interval's node and creates its ephemeral child ``owner`` in
-one transaction, conditional on the version read before
-(`millpond.statestore.leases.zookeeper_nodes`). Nothing is retried blindly: a transaction of
-unknown outcome is followed by a new read, and if it had landed, the writer takes over
-from itself under a higher sequencer.
+::
 
-Safety rests on the sequencer alone (MillWheel §6.2, §7.1). A watch on the owner node
-tells a replaced holder soon, so that it stops working for nothing. After a lost
-connection every lease is ``SUSPENDED`` until its owner node was read and is this
-session's; after a lost session every lease is ``LOST``. kazoo's own lock and lease
-recipes give no fencing number and are not used.
+    /millpond/<store id>/high_water              {"version": 17, "digest": "..."}
+    /millpond/<store id>/leases/<interval>       {"offset": 4}          persistent
+    /millpond/<store id>/leases/<interval>/owner {"writer_id": ...}     ephemeral
 
-What a writer knows of its leases, between what ZooKeeper says and what the writer asks.
+The sequencer of the last taking is the interval node's data version plus ``offset``. Taking a lease sets that node
+and creates its ephemeral child ``owner`` in one transaction, conditional on the version read before: of two writers
+that decide on the same reading, one succeeds. A transaction of unknown outcome is followed by a new read; if it had
+landed, the writer takes over from itself under a higher sequencer.
 
-ZooKeeper's events and the writer's takings reach the book from different threads. In
-whatever order they come, a lease that is entered while the connection is away is
-suspended, a lease of a session that has ended is not entered, and an ended lease stays
-ended. No thread waits for ZooKeeper while it holds the book's lock: kazoo's own thread
-takes that lock too.
+Safety rests on the sequencer alone (MillWheel §6.2, §7.1). A watch on the owner node only stops a replaced holder soon.
+kazoo's own lock and lease recipes give no fencing number and are not used.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
+from urllib.parse import quote, unquote
 
-from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
+from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError, check
 from millpond.statestore.interval import Interval
-from millpond.statestore.leases.lease import TIMEOUT_MS, Holder, Lease, LeaseState, OnHeld, lease_is_held
-from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
-from millpond.statestore.leases.zookeeper_high_water import ZooKeeperHighWater
-from millpond.statestore.leases.zookeeper_nodes import IntervalNodes, StorePaths, batches, giving_up, taking
+from millpond.statestore.leases.lease import (
+    TIMEOUT_MS,
+    Holder,
+    Lease,
+    LeaseState,
+    OnHeld,
+    lease_is_held,
+    next_sequencer,
+)
+from millpond.statestore.leases.zookeeper_client import OPEN_ENSEMBLE, ZooKeeperSecurity
+from millpond.statestore.leases.zookeeper_high_water import ZooKeeperHighWater, store_folder
 from millpond.statestore.leases.zookeeper_session import (
     Connection,
+    Create,
     Deadline,
+    Delete,
+    Expect,
+    Node,
     Operation,
+    Set,
     Watcher,
     ZooKeeperSession,
 )
 from millpond.statestore.log.high_water import HighWater
 from millpond.statestore.types import Clock, Sequencer
 
+# A ZooKeeper transaction holds 1 MiB by default.
+_BATCH_INTERVALS: Final = 64
+_BATCH_CHARACTERS: Final = 128 * 1024
 _REVIEW_INTERVALS: Final = 256
 
 
+class StorePaths:
+    """Paths of one store's nodes."""
+
+    def __init__(self, store_id: str) -> None:
+        self.store: str = store_folder(store_id)
+        self.leases: str = f"{self.store}/leases"
+
+    def node(self, interval: Interval) -> str:
+        return f"{self.leases}/{quote(interval.app_id, safe='')}"
+
+    def owner(self, interval: Interval) -> str:
+        return f"{self.node(interval)}/owner"
+
+    def interval_of(self, owner_path: str) -> Interval | None:
+        name = owner_path.removeprefix(f"{self.leases}/").removesuffix("/owner")
+        return Interval.from_app_id(unquote(name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalNodes:
+    """The nodes of an interval as read at one time."""
+
+    interval: Interval
+    node: Node | None
+    owner: Node | None
+
+    @property
+    def last_sequencer(self) -> int:
+        """The sequencer of the last taking; 0 if ZooKeeper has none, because it is new or was wiped."""
+        return 0 if self.node is None else self.node.version + _offset(self.node.data)
+
+    def held_by_other(self, session_id: int) -> bool:
+        return self.owner is not None and self.owner.owner_session != session_id
+
+    def holder(self) -> Holder | None:
+        return None if self.owner is None else Holder.decode(self.owner.data)
+
+
+def taking(
+    found: IntervalNodes, above: Sequencer, holder: Holder, paths: StorePaths
+) -> tuple[Sequencer, list[Operation]]:
+    """Return the sequencer of the next taking, and the operations that make ``holder`` the owner."""
+    sequencer = next_sequencer(found.last_sequencer, above)
+    check(sequencer > found.last_sequencer, "sequencers rise", interval=found.interval.app_id)
+    path, owner = paths.node(found.interval), paths.owner(found.interval)
+    operations: list[Operation] = []
+    if found.node is None:
+        operations.append(Create(path, _encode_offset(sequencer)))
+    else:
+        version = found.node.version
+        # Fails if another writer took the interval since the reading, so no sequencer is issued twice.
+        operations.append(Set(path, _encode_offset(sequencer - version - 1), version))
+    if found.owner is not None:
+        operations.append(Delete(owner))
+    operations.append(Create(owner, holder.encode(), ephemeral=True))
+    return sequencer, operations
+
+
+def giving_up(found: IntervalNodes, session_id: int, paths: StorePaths) -> list[Operation]:
+    """Return the operations that remove the owner node of ``session_id``; none if it has none."""
+    if found.node is None or found.owner is None or found.held_by_other(session_id):
+        return []
+    # Expect the version that was read: a lease that this writer takes again meanwhile must keep its owner node.
+    return [
+        Expect(paths.node(found.interval), found.node.version),
+        Delete(paths.owner(found.interval)),
+    ]
+
+
+def batches(intervals: Mapping[Interval, Sequencer]) -> Iterator[dict[Interval, Sequencer]]:
+    """Yield parts of ``intervals`` that fit one ZooKeeper transaction."""
+    batch: dict[Interval, Sequencer] = {}
+    characters = 0
+    for interval, above in intervals.items():
+        length = len(interval.app_id)
+        if batch and (len(batch) == _BATCH_INTERVALS or characters + length > _BATCH_CHARACTERS):
+            yield batch
+            batch, characters = {}, 0
+        batch[interval] = above
+        characters += length
+    if batch:
+        yield batch
+
+
+def _encode_offset(offset: int) -> bytes:
+    return json.dumps({"offset": offset}).encode()
+
+
+def _offset(data: bytes) -> int:
+    """Return the offset, or 0 for unreadable data: the table's sequencer bounds the next one anyway."""
+    try:
+        return int(json.loads(data)["offset"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
 class LeaseBook:
-    """Live leases of one writer, and the intervals whose owner nodes must be checked."""
+    """Live leases of one writer, and the intervals whose owner nodes must be checked.
+
+    ZooKeeper's events and the writer's takings reach the book from different threads. In whatever order they come, a
+    lease that is entered while the connection is away is suspended, a lease of an ended session is not entered, and
+    an ended lease stays ended. No thread waits for ZooKeeper while it holds the book's lock, because kazoo's own thread
+    takes that lock too.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
@@ -60,27 +174,18 @@ class LeaseBook:
         self._leases: dict[Interval, Lease] = {}
         self._being_taken: Counter[Interval] = Counter()
         self._to_review: set[Interval] = set()
-        self._owner_changes = 0
-        self._closed = False
+        self.owner_changes: int = 0
+        self.closed: bool = False
 
-    @property
-    def owner_changes(self) -> int:
-        """How many changes of watched owner nodes have been reported."""
-        return self._owner_changes
-
-    @property
-    def closed(self) -> bool:
-        """Whether the writer has closed."""
-        return self._closed
-
-    # What is heard.
+    # ------------------------------------------------------------------ notices from ZooKeeper
 
     def connection_changed(self, connection: Connection) -> None:
-        """Suspend, lose, or look again at every lease."""
+        """Suspend, lose or review every lease."""
         with self._changed:
             self._connection = connection
             if connection.connected:
-                self.look_at(self._leases)
+                # Leases stay suspended until the review has seen that their owner nodes are still this session's.
+                self.review(self._leases)
             elif connection.session_id is None:
                 self.end(tuple(self._leases.values()), LeaseState.LOST, "the zookeeper session has expired")
                 self._to_review.clear()
@@ -90,16 +195,16 @@ class LeaseBook:
             self._changed.notify_all()
 
     def owner_changed(self, interval: Interval | None) -> None:
-        """Count the change, have the interval reviewed, and wake the threads that stand by for its lease."""
+        """Have the interval reviewed, and wake the threads that stand by for its lease."""
         with self._changed:
-            self._owner_changes += 1
-            self.look_at([] if interval is None else [interval])
+            self.owner_changes += 1
+            self.review([] if interval is None else [interval])
 
     def owners_seen(self, session_id: int, owners: Iterable[tuple[Lease, IntervalNodes]]) -> None:
-        """Bring leases up to date with their owner nodes, as read in the session ``session_id``."""
+        """Update leases from their owner nodes, as read in the session ``session_id``."""
         with self._changed:
             if self._connection != Connection(connected=True, session_id=session_id):
-                return  # They are looked at again after the reconnection.
+                return  # A reading of another connection is outdated; the reconnection asks for a new review.
             for lease, nodes in owners:
                 if nodes.owner is not None and not nodes.held_by_other(session_id):
                     lease.move(LeaseState.HELD)
@@ -108,18 +213,17 @@ class LeaseBook:
                     self.end([lease], LeaseState.LOST, f"held now by {holder}")
             self._changed.notify_all()
 
-    # What is asked.
+    # ------------------------------------------------------------------ the writer's leases
 
     def enter(self, sequencers: Mapping[Interval, Sequencer], session_id: int) -> tuple[Lease, ...] | None:
-        """The leases that a transaction of the session ``session_id`` took; `None` if it has ended."""
+        """Enter the leases that a transaction of ``session_id`` took; return ``None`` if the session has ended."""
         with self._changed:
             if self._connection.session_id != session_id:
                 return None
-            self.look_at(sequencers)
+            self.review(sequencers)
             return tuple(self._enter(Lease(*pair)) for pair in sequencers.items())
 
     def end(self, leases: Iterable[Lease], state: LeaseState, reason: str = "") -> None:
-        """End leases, and forget them."""
         with self._changed:
             for lease in leases:
                 lease.move(state, reason)
@@ -129,11 +233,7 @@ class LeaseBook:
 
     @contextmanager
     def being_taken(self, intervals: Collection[Interval]) -> Iterator[None]:
-        """Keep the review from giving up an owner node whose lease is about to be entered.
-
-        Afterwards it looks at all of them: a transaction whose answer was not waited
-        for may land yet, and an owner node that no lease here stands for must go.
-        """
+        """Keep the review from giving up an owner node whose lease is about to be entered."""
         with self._changed:
             self._being_taken.update(intervals)
         try:
@@ -142,86 +242,83 @@ class LeaseBook:
             with self._changed:
                 self._being_taken.subtract(intervals)
                 self._being_taken += Counter()
-                self.look_at(intervals)
+                # A transaction whose answer was not awaited may land yet; the review removes an owner node
+                # without a lease.
+                self.review(intervals)
 
     def is_in_use(self, interval: Interval) -> bool:
-        """Whether an owner node of ours has a lease here, or is about to have one."""
+        """Return True while this writer has a lease on the interval, or is about to have one."""
         with self._changed:
             return interval in self._leases or interval in self._being_taken
 
     def leases_of(self, intervals: Iterable[Interval]) -> dict[Interval, Lease]:
-        """The live leases on ``intervals``."""
         with self._changed:
             return {interval: self._leases[interval] for interval in intervals if interval in self._leases}
 
     def close(self) -> bool:
-        """Wake every waiting thread because the writer closes; false if the book was closed before."""
+        """Wake every waiting thread because the writer closes; return False if it was closed already."""
         with self._changed:
-            was_open, self._closed = not self._closed, True
+            was_open, self.closed = not self.closed, True
             self._changed.notify_all()
             return was_open
 
     def release_all(self) -> None:
-        """End every lease."""
         with self._changed:
             self.end(tuple(self._leases.values()), LeaseState.RELEASED)
 
-    # What is waited for.
+    # ------------------------------------------------------------------ waiting
 
-    def look_at(self, intervals: Iterable[Interval]) -> None:
+    def review(self, intervals: Iterable[Interval]) -> None:
         """Have the owner nodes of ``intervals`` compared with the leases soon."""
         with self._changed:
             self._to_review.update(intervals)
             self._changed.notify_all()
 
     def next_for_review(self, timeout_s: float) -> Sequence[Interval]:
-        """Intervals to look at; none if the time ran out, or the book was closed."""
+        """Wait for intervals to review; return none when the time runs out or the book closes."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or bool(self._to_review and self._connection.connected), timeout_s
+                lambda: self.closed or bool(self._to_review and self._connection.connected), timeout_s
             )
-            if self._closed or not self._connection.connected:
+            if self.closed or not self._connection.connected:
                 return ()
             intervals = tuple(islice(self._to_review, _REVIEW_INTERVALS))
             self._to_review.difference_update(intervals)
             return intervals
 
     def wait_for_owner_change(self, seen: int, timeout_s: float) -> None:
-        """Wait until `owner_changes` is no longer ``seen``, the book is closed, or the time runs out."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._owner_changes != seen, timeout_s)
+            self._changed.wait_for(lambda: self.closed or self.owner_changes != seen, timeout_s)
 
     def wait_until_settled(self, timeout_s: float) -> bool:
-        """Wait until no lease is suspended; whether that is so."""
         with self._changed:
-            return self._changed.wait_for(self._is_settled, timeout_s)
+            return self._changed.wait_for(
+                lambda: all(lease.state is not LeaseState.SUSPENDED for lease in self._leases.values()),
+                timeout_s,
+            )
 
     def pause(self, timeout_s: float) -> None:
-        """Wait, but not beyond the closing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed, timeout_s)
+            self._changed.wait_for(lambda: self.closed, timeout_s)
 
     def _enter(self, lease: Lease) -> Lease:
         old = self._leases.get(lease.interval)
         if old is not None and old.sequencer > lease.sequencer:
-            # Two threads took it, and the later taking was entered first.
+            # Two threads took the interval, and the later taking was entered first.
             lease.move(LeaseState.LOST, "taken again by this writer")
             return lease
         if old is not None:
             old.move(LeaseState.LOST, "taken again by this writer")
         self._leases[lease.interval] = lease
         if not self._connection.connected:
+            # The connection went after the taking: the lease must be reviewed like all others.
             lease.move(LeaseState.SUSPENDED)
         return lease
-
-    def _is_settled(self) -> bool:
-        return all(lease.state is not LeaseState.SUSPENDED for lease in self._leases.values())
 
 
 SESSION_TIMEOUT_MS: Final = 10_000
 """How long ZooKeeper waits for a silent writer before its leases are free for standbys."""
 
-_OPEN: Final = ZooKeeperSecurity()
 _ATTEMPTS_MAX: Final = 100
 _RETRY_MS: Final = 20
 _STANDBY_POLL_S: Final = 1.0
@@ -236,8 +333,8 @@ class ZooKeeperLeases:
         store_id: names the store's nodes, ``/millpond/<store_id>``.
         writer_id: names this writer to others.
         clock: measures the bounds on waiting.
-        session_timeout_ms: see `SESSION_TIMEOUT_MS`; the server may raise or lower it.
-        security: how to connect, and whom the nodes are for; to an open ensemble by default.
+        session_timeout_ms: the server may raise or lower it.
+        security: credentials, and the access list of the nodes; an open ensemble by default.
 
     Raises:
         UnavailableError: no server answered within the session's time-out.
@@ -252,7 +349,7 @@ class ZooKeeperLeases:
         clock: Clock,
         *,
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
-        security: ZooKeeperSecurity = _OPEN,
+        security: ZooKeeperSecurity = OPEN_ENSEMBLE,
     ) -> None:
         self._paths = StorePaths(store_id)
         self._clock = clock
@@ -273,7 +370,6 @@ class ZooKeeperLeases:
 
     @property
     def high_water(self) -> HighWater:
-        """The store's mark, in the same ZooKeeper."""
         return self._high_water
 
     def take(
@@ -307,29 +403,28 @@ class ZooKeeperLeases:
         return tuple(taken)
 
     def release(self, lease: Lease) -> None:
-        """Give the lease up; while ZooKeeper is away, its node goes after the reconnection."""
+        """Release the lease; while ZooKeeper is away, its owner node stays until the reconnection."""
         self._book.end([lease], LeaseState.RELEASED)
         try:
             if self._session.connection.connected:
                 self._give_up([lease.interval])
                 return
         except (UnavailableError, InvalidError):
-            pass  # The review sees to it.
-        self._book.look_at([lease.interval])
+            pass  # The review removes the owner node later.
+        self._book.review([lease.interval])
 
     def wait_until_settled(self, timeout_ms: float = TIMEOUT_MS) -> bool:
-        """Wait until no lease is suspended."""
         return self._book.wait_until_settled(timeout_ms / 1_000)
 
     def close(self) -> None:
-        """End the session, which frees every lease; a mark that is due is written first."""
+        """Write the mark that is due, then end the session, which frees every lease."""
         if self._book.close():
             self._thread.join()
             self._high_water.close()
             self._book.release_all()
             self._session.close()
 
-    # Taking.
+    # ------------------------------------------------------------------ taking
 
     def _take_batch(
         self, batch: Mapping[Interval, Sequencer], on_held: OnHeld, deadline: Deadline
@@ -340,6 +435,7 @@ class ZooKeeperLeases:
             except UnavailableError:
                 if deadline.left_s == 0:
                     raise
+                # The transaction may have landed: read again instead of repeating it blindly.
                 leases = None
             if leases is not None:
                 return leases
@@ -349,11 +445,11 @@ class ZooKeeperLeases:
     def _try_take(
         self, batch: Mapping[Interval, Sequencer], on_held: OnHeld, deadline: Deadline
     ) -> tuple[Lease, ...] | None:
-        """Read, decide, and take; `None` if another writer came between, or the session went."""
+        """Read, decide and take; return ``None`` if another writer came between, or the session ended."""
         session_id = self._session.wait_connected(deadline)
         found = self._stand_by(tuple(batch), session_id, on_held, deadline)
         if on_held == "wait":
-            # The time that was given for the holder is not also the time for the taking.
+            # ``timeout_ms`` bounds the wait for the holder, so the taking gets time besides.
             deadline = self._deadline()
         sequencers: dict[Interval, Sequencer] = {}
         operations: list[Operation] = []
@@ -370,9 +466,10 @@ class ZooKeeperLeases:
     def _stand_by(
         self, intervals: Sequence[Interval], session_id: int, on_held: OnHeld, deadline: Deadline
     ) -> list[IntervalNodes]:
-        """The nodes of ``intervals``, once they may be taken."""
+        """Return the nodes of ``intervals`` once they may be taken."""
         watcher = self._on_watch if on_held == "wait" else None
         while True:
+            # Counted before the reading, so that no change between the two is missed.
             changes = self._book.owner_changes
             found = self._find(intervals, self._deadline() if watcher else deadline, watcher)
             held = next((nodes for nodes in found if nodes.held_by_other(session_id)), None)
@@ -385,7 +482,8 @@ class ZooKeeperLeases:
     def _find(
         self, intervals: Sequence[Interval], deadline: Deadline, watcher: Watcher | None = None
     ) -> list[IntervalNodes]:
-        # Nodes before owners: an owner node that came later shows in the node's version.
+        # Nodes are read before owners: an owner that is created in between has raised the node's version, so a
+        # transaction on this reading fails.
         paths = [self._paths.node(i) for i in intervals] + [self._paths.owner(i) for i in intervals]
         nodes = self._session.read(paths, deadline, watcher)
         return [
@@ -398,35 +496,30 @@ class ZooKeeperLeases:
     def _on_watch(self, path: str) -> None:
         self._book.owner_changed(self._paths.interval_of(path))
 
-    # Review: a thread of ours compares leases with their owner nodes.
+    # ------------------------------------------------------------------ reviewing, in a thread
 
     def _run(self) -> None:
         while not self._book.closed:
-            # Without anything to look at, twice a session: a connection that is away that
-            # long may be one that the servers refuse.
+            # Wake at least twice per session time-out: servers may refuse a connection that is away that long.
             intervals = self._book.next_for_review(self._timeout_ms / 2_000)
             try:
                 self._review(intervals)
                 if not (self._book.closed or self._session.connection.connected):
                     self._session.renew_if_refused()
             except (UnavailableError, InvalidError):
-                # InvalidError: what we may do was changed meanwhile, and may be changed back.
-                self._book.look_at(intervals)
+                # InvalidError: the access list was changed meanwhile, and may be changed back.
+                self._book.review(intervals)
                 self._book.pause(_REVIEW_RETRY_S)
 
     def _review(self, intervals: Sequence[Interval]) -> None:
-        """Bring leases up to date, and give up owner nodes that no lease stands for."""
+        """Update leases from their owner nodes, and give up owner nodes without a lease."""
         leases = self._book.leases_of(intervals)
-        self._review_leases(leases)
+        if leases:
+            deadline = self._deadline()
+            session_id = self._session.wait_connected(deadline)
+            found = self._find(tuple(leases), deadline, self._on_watch)
+            self._book.owners_seen(session_id, zip(leases.values(), found, strict=True))
         self._give_up([interval for interval in intervals if interval not in leases])
-
-    def _review_leases(self, leases: Mapping[Interval, Lease]) -> None:
-        if not leases:
-            return
-        deadline = self._deadline()
-        session_id = self._session.wait_connected(deadline)
-        found = self._find(tuple(leases), deadline, self._on_watch)
-        self._book.owners_seen(session_id, zip(leases.values(), found, strict=True))
 
     def _give_up(self, intervals: Sequence[Interval]) -> None:
         if not intervals:
@@ -435,7 +528,7 @@ class ZooKeeperLeases:
         session_id = self._session.wait_connected(deadline)
         for nodes in self._find(intervals, deadline):
             operations = giving_up(nodes, session_id, self._paths)
-            # Asked after the reading: a taking that starts later changes the node's version.
+            # Asked after the reading, because a taking that starts later changes the node's version.
             if operations and not self._book.is_in_use(nodes.interval):
                 self._session.transact(operations, deadline)
 

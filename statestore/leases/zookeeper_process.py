@@ -1,12 +1,8 @@
-"""One ZooKeeper server as a Java process, out of the jars that PySpark brings along.
+"""One ZooKeeper server as a Java process, from PySpark's jars; and the ``java`` program that servers and Spark run on.
 
-A server has a folder: its configuration, its data, and its log (rolled over at
-1 MiB). It runs in a session of its own, so that an interrupt at the terminal does
-not reach it, and it is known by its process id and, lest another process has
-got the same id, by when it was started: unlike its command line, which is empty
-while a program is being executed, that is true of a process from its first moment.
-
-The ``java`` program that servers and Spark run on: where it is, and whether it is new enough.
+A server has a folder for its configuration, its data and its log (rolled over at 1 MiB). It runs in its own session, so an
+interrupt at the terminal does not reach it. It is identified by its process id and start time, because another process
+may get the same id; its command line is empty while a program is being executed, so that does not identify it.
 """
 
 from __future__ import annotations
@@ -81,9 +77,9 @@ appender.file.strategy.max = 1
 rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
 """
-# The process notes itself before it becomes the server, so that none can run that is not noted. Its earlier
+# The process records itself before it becomes the server, so that no server can run unrecorded. Its earlier
 # output goes to the process that starts it, whose wait ends with the last `exec`.
-_NOTE_AND_BECOME: Final = """\
+_RECORD_AND_BECOME: Final = """\
 cd "$1" && port="$2" && shift 2 && : >server.out || exit 1
 boot="" ticks=""
 if [ -e /proc/self/stat ]; then
@@ -98,6 +94,8 @@ echo "{\\"process_id\\": $$, \\"port\\": $port, \\"started\\": \\"$started\\"}" 
 mv server.json.new server.json || exit 1
 exec "$@" </dev/null >server.out 2>&1
 """
+_DATA: Final = "data"
+_LOG: Final = "server.log"
 _START_LINE: Final = "--- a server starts ---\n"
 _POLL_MS: Final = 20
 _END_MS: Final = 5_000
@@ -108,11 +106,7 @@ _ENDED: Final = ("Z", "X", "x")
 
 
 def find_jars() -> Path:
-    """The folder of PySpark's jars.
-
-    Raises:
-        UnavailableError: PySpark is not installed or has no ZooKeeper.
-    """
+    """Return the folder of PySpark's jars, or raise `UnavailableError` if PySpark is missing or has no ZooKeeper."""
     spec = find_spec("pyspark")
     folders = (
         [] if spec is None else [Path(place) / "jars" for place in spec.submodule_search_locations or ()]
@@ -124,24 +118,14 @@ def find_jars() -> Path:
 
 
 def class_path(jars: Path) -> str:
-    """The server's jars, of all those in a folder."""
     names = sorted(jar.name for jar in jars.glob("*.jar") if jar.name.startswith(_JARS))
     return os.pathsep.join(str(jars / name) for name in names)
 
 
-def free_port() -> int:
-    """A loopback port that no process listens on just now, below those that systems give to outgoing connections.
+def free_ports(count: int) -> list[int]:
+    """Return loopback ports that no process listens on, below the ports that systems give to outgoing connections.
 
     A server that died must get its port back, so the port must be outside the range of client connections.
-
-    Raises:
-        UnavailableError: all are taken.
-    """
-    return free_ports(1)[0]
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ports of the same kind.
 
     Raises:
         UnavailableError: there are too few.
@@ -159,7 +143,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the port just now."""
+    """Return True if a server could listen on the port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -170,7 +154,7 @@ def is_free(port: int) -> bool:
 
 
 def answer(port: int, command: str, timeout_s: float = 1.0) -> str:
-    """The server's answer to a four-letter command; empty if there is none."""
+    """Return the server's answer to a four-letter command, or "" without one."""
     parts: list[bytes] = []
     try:
         with socket.create_connection((HOST, port), timeout=timeout_s) as connection:
@@ -192,17 +176,17 @@ class ServerProcess:
     folder: Path
 
     def is_running(self) -> bool:
-        """Whether the process is alive and is this server, or about to become it, and not another with its id."""
+        """Return True while the process is alive and is this server, or about to become it."""
         return _started(self.process_id) == self.started
 
     def is_serving(self) -> bool:
-        """Whether a server with this folder's data answers on the port and takes part in its ensemble."""
-        # A member that has no quorum, or is still starting, says so instead of its mode.
-        place = f"dataDir={_data(self.folder)}"
+        """Return True if a server with this folder's data answers on the port and takes part in its ensemble."""
+        # A member without a quorum, or one that is still starting, reports that instead of its mode.
+        place = f"dataDir={self.folder / _DATA}"
         return "Mode: " in answer(self.port, "srvr") and place in answer(self.port, "conf")
 
     def wait_serving(self, clock: Clock, timeout_ms: float) -> bool:
-        """Wait until it serves; false if the process ends or the time runs out."""
+        """Wait until the server serves; return False if the process ends or the time runs out."""
         deadline_us = clock.monotonic_us() + int(timeout_ms * 1_000)
         while not self.is_serving():
             if not self.is_running() or clock.monotonic_us() >= deadline_us:
@@ -219,11 +203,10 @@ class ServerProcess:
                 return
 
     def stop(self, clock: Clock) -> bool:
-        """Ask it to end, then kill it; whether it is gone."""
+        """Ask the server to end, then kill it; return True once it is gone."""
         return self._end(signal.SIGTERM, clock) or self.kill(clock)
 
     def kill(self, clock: Clock) -> bool:
-        """End it without its consent; whether it is gone."""
         return self._end(signal.SIGKILL, clock)
 
     def _end(self, number: int, clock: Clock) -> bool:
@@ -234,9 +217,9 @@ class ServerProcess:
         return not self.is_running()
 
     def last_words(self) -> str:
-        """The end of its output and of what it has logged, for errors."""
-        files = [file for file in (_output(self.folder), _log(self.folder)) if file.exists()]
-        # Its log goes on from those of the servers before it.
+        """Return the end of the server's output and log, for errors."""
+        files = [file for name in ("server.out", _LOG) if (file := self.folder / name).exists()]
+        # The log also holds the lines of earlier servers of this folder.
         texts = [file.read_text(errors="replace").rpartition(_START_LINE)[2] for file in files]
         return "\n".join(_end_of(text) for text in texts if text)
 
@@ -253,29 +236,24 @@ def launch(
 ) -> ServerProcess:
     """Start a server and return at once; `ServerProcess.wait_serving` waits for it.
 
-    Args:
-        folder: its place; existing data is served again.
-        port: where clients connect.
-        java: the program.
-        jars: the folder of the jars.
-        settings: lines of ``zoo.cfg`` that differ from ours.
-        java_options: further options of the program, and those of the environment.
-        environment: variables; `OPTIONS_VARIABLE` is read.
+    Existing data in ``folder`` is served again. ``settings`` replace lines of the default ``zoo.cfg``, and ``java_options``
+    add to the program's options, as the environment's `OPTIONS_VARIABLE` does.
 
     Raises:
-        InvalidError: the environment's options cannot be read.
+        InvalidError: the environment's options cannot be parsed.
         UnavailableError: the server cannot be started.
     """
     user_options = _user_options(environment)
     folder = folder.resolve()
     forget(folder)
-    _data(folder).mkdir(parents=True, exist_ok=True)
-    lines = {**_SETTINGS, "dataDir": str(_data(folder)), "clientPort": str(port), **(settings or {})}
-    _configuration(folder).write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+    data, log, configuration = folder / _DATA, folder / _LOG, folder / "zoo.cfg"
+    data.mkdir(parents=True, exist_ok=True)
+    lines = {**_SETTINGS, "dataDir": str(data), "clientPort": str(port), **(settings or {})}
+    configuration.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
     log_configuration = folder / "log4j2.properties"
-    log_configuration.write_text(_LOG_CONFIGURATION.format(log=_log(folder)))
-    with _log(folder).open("a") as log:
-        log.write(_START_LINE)
+    log_configuration.write_text(_LOG_CONFIGURATION.format(log=log))
+    with log.open("a") as lines_of_log:
+        lines_of_log.write(_START_LINE)
     command = [
         java,
         *_JAVA_OPTIONS,
@@ -285,15 +263,15 @@ def launch(
         "-cp",
         class_path(jars),
         _MAIN_CLASS,
-        str(_configuration(folder)),
+        str(configuration),
     ]
-    # Through a shell that ends at once: the server is not a child of the process that starts
-    # it, so that process may end first, and every user treats the server in the same way.
-    said = _leave_behind(["/bin/sh", "-c", _NOTE_AND_BECOME, "sh", str(folder), str(port), *command])
-    server = noted(folder)
+    # Start it through a shell that ends at once. The server is then no child of this process, which may end first,
+    # and every user treats the server in the same way.
+    output = _run_detached(["/bin/sh", "-c", _RECORD_AND_BECOME, "sh", str(folder), str(port), *command])
+    server = recorded_server(folder)
     if server is None:
         failure = UnavailableError("zookeeper's server cannot be started", folder=folder)
-        failure.add_note(said)
+        failure.add_note(output)
         raise failure
     return server
 
@@ -305,8 +283,8 @@ def _user_options(environment: Mapping[str, str]) -> list[str]:
         raise InvalidError("java's options cannot be read", variable=OPTIONS_VARIABLE, cause=error) from error
 
 
-def _leave_behind(command: list[str]) -> str:
-    """Run a command detached from this process, in a session of its own; its output until it closes it."""
+def _run_detached(command: list[str]) -> str:
+    """Run a command detached from this process, in its own session; return its output until it closes that."""
     shell = ["/bin/sh", "-c", '"$@" &', "sh", *command]
     try:
         return subprocess.run(  # noqa: S603 - our own command
@@ -323,8 +301,8 @@ def _leave_behind(command: list[str]) -> str:
         raise UnavailableError("zookeeper's server cannot be started", cause=error) from error
 
 
-def noted(folder: Path) -> ServerProcess | None:
-    """The server that was started last in ``folder``; ask it whether it is running."""
+def recorded_server(folder: Path) -> ServerProcess | None:
+    """Return the server that was started last in ``folder``, whether or not it still runs."""
     try:
         pairs = json.loads((folder / "server.json").read_bytes())
         return ServerProcess(
@@ -338,34 +316,18 @@ def noted(folder: Path) -> ServerProcess | None:
 
 
 def forget(folder: Path) -> None:
-    """Remove the note of a server that has ended."""
+    """Remove the record of a server that has ended."""
     (folder / "server.json").unlink(missing_ok=True)
 
 
-def _configuration(folder: Path) -> Path:
-    return folder / "zoo.cfg"
-
-
-def _data(folder: Path) -> Path:
-    return folder / "data"
-
-
-def _output(folder: Path) -> Path:
-    return folder / "server.out"
-
-
-def _log(folder: Path) -> Path:
-    return folder / "server.log"
-
-
 def _end_of(text: str) -> str:
-    """The last lines of a text, from the beginning of a line on."""
+    """Return the last complete lines of a text."""
     end = text[-_WORDS_CHARACTERS_MAX:]
     return end if len(end) == len(text) else end.partition("\n")[2] or end
 
 
 def _started(process_id: int) -> str | None:
-    """When a process was started, which no two processes of one id share; ``None`` if it has ended."""
+    """Return the start time of a process, or ``None`` if it has ended; no two processes of one id share a start time."""
     if not Path("/proc/self/stat").exists():
         return _started_after_ps(process_id)
     try:
@@ -378,7 +340,7 @@ def _started(process_id: int) -> str | None:
 
 
 def _started_after_ps(process_id: int) -> str | None:
-    """The same where there is no ``/proc``: to the second."""
+    """Return the start time where there is no ``/proc``, to the second."""
     shown = subprocess.run(  # noqa: S603 - our own command
         ["/bin/ps", "-o", "stat=", "-o", "lstart=", "-p", str(process_id)],
         check=False,
@@ -392,7 +354,7 @@ def _started_after_ps(process_id: int) -> str | None:
 
 @cache
 def _boot() -> str:
-    """What tells one run of the system from the next; empty where it does not say."""
+    """Return an identifier of the system's current boot; "" where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -407,11 +369,7 @@ _ANSWER_S: Final = 20.0
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> str:
-    """The ``java`` program: of ``JAVA_HOME``, or on the path.
-
-    Raises:
-        UnavailableError: there is none.
-    """
+    """Return the ``java`` program of ``JAVA_HOME``, else of the path; raise `UnavailableError` if there is none."""
     home = environment.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else None
     java = java or shutil.which("java", path=environment.get("PATH", ""))
@@ -424,7 +382,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def java_of_spark(environment: Mapping[str, str] = os.environ) -> str:
-    """The ``java`` program that Spark starts, which does not look on the path if there is a ``JAVA_HOME``.
+    """Return the ``java`` program that Spark starts: Spark ignores the path if there is a ``JAVA_HOME``.
 
     Raises:
         UnavailableError: there is none.
@@ -440,14 +398,7 @@ def java_of_spark(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def refuse_old_java(java: str) -> None:
-    """Say so if what did not start was too old; costs a start of the program.
-
-    Args:
-        java: the program.
-
-    Raises:
-        UnavailableError: it is too old; nothing is raised if it is not, or does not tell its version.
-    """
+    """Raise `UnavailableError` if a program that did not start is too old; this costs one start of the program."""
     try:
         answer = subprocess.run(  # noqa: S603 - the user's own program
             [java, "-version"],

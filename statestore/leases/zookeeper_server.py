@@ -1,14 +1,12 @@
 """A ZooKeeper for stores that are used on one machine: started with the first store, stopped with the last.
 
-One server serves all processes of the machine that open the same store. The first
-user starts it and notes its process id and port in ``server.json``; the others join
-it. Every user holds a shared lock on the file ``users``; a user that closes and can
-then lock the file alone is the last, and stops the server. Locks go with their
-process, so killed users do not count; a server that a killed user left behind is
-found and joined by the next. ``lock`` serialises starting, joining and stopping.
+One server serves all processes of the machine that open the same store. The first user starts it and records its process
+id and port in ``server.json``; the others join it. Every user holds a shared lock on the file ``users``, and a user that
+closes and can lock the file alone is the last: it stops the server. Locks end with their process, so killed users do
+not count, and the next user joins a server that a killed one abandoned. ``lock`` serialises starting, joining and
+stopping.
 
-The folder keeps ZooKeeper's data between runs. Losing it loses no safety: sequencers
-are raised above what the table holds.
+The folder keeps ZooKeeper's data between runs. Losing it is safe, because sequencers are raised above the table's.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ from millpond.statestore.leases.zookeeper_process import (
     find_jars,
     find_java,
     forget,
-    free_port,
+    free_ports,
     is_free,
     launch,
-    noted,
+    recorded_server,
     refuse_old_java,
 )
 from millpond.statestore.types import Clock, Rng
@@ -43,26 +41,20 @@ _START_ATTEMPTS_MAX: Final = 5
 _LOCK_POLL_MS: Final = 20
 _COMES_FREE_POLLS: Final = 100
 _PORT_TAKEN: Final = "BindException"
-"""Unlike its message, the name of Java's error is the same in every language."""
+"""The name of Java's error, which unlike its message is the same in every language."""
 
 
 class EmbeddedZooKeeper:
     """This process's part in the server of a folder.
 
     Args:
-        folder: where the server keeps its data; one server per folder.
+        folder: of the server's data; one server per folder.
         clock: measures the bounds on waiting.
         rng: spreads the polls of processes that wait for each other.
-        port: the client port; any free one unless given.
-        java: the ``java`` program; found if not given.
+        port: the client port; any free one by default.
+        java: the ``java`` program; found by default.
         answer_timeout_ms: how long a running server may be silent before it is replaced.
-        ready_timeout_ms: how long a new one may take until it serves; one that ends is not waited for.
-
-    Example:
-        >>> from millpond.statestore.system import SystemClock, SystemRng
-        >>> server = EmbeddedZooKeeper(Path("pond/zookeeper"), SystemClock(), SystemRng())
-        >>> hosts = server.start_or_join()  # doctest: +SKIP
-        >>> server.close()
+        ready_timeout_ms: how long a new server may take until it serves; one that ends is not waited for.
     """
 
     def __init__(
@@ -88,13 +80,13 @@ class EmbeddedZooKeeper:
         self._server: ServerProcess | None = None
 
     def start_or_join(self) -> str:
-        """Make sure that the server runs and count as its user; ``host:port`` for clients.
+        """Make sure that the server runs, count as its user, and return its ``host:port``.
 
-        Calling it again is harmless: it restarts a server that has died, on its old port if that is free.
+        Another call restarts a server that has died, on its old port if that is free.
 
         Raises:
             UnavailableError: there is no Java, or the server does not start.
-            InvalidError: the port that was asked for is in use.
+            InvalidError: the requested port is in use.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
@@ -110,7 +102,7 @@ class EmbeddedZooKeeper:
         """Stop using the server, and stop it if it has no other user."""
         if self._use is None or self._process_id != os.getpid():
             return
-        # If the folder has been removed, the users of its server still share their lock on what was in it.
+        # After the folder was removed, the users of its server still share their lock on the unlinked file.
         with self._locked() if self._folder.exists() else nullcontext():
             if _lock_alone(self._use):
                 self._stop()
@@ -119,12 +111,12 @@ class EmbeddedZooKeeper:
         atexit.unregister(self.close)
 
     def _joinable(self) -> ServerProcess | None:
-        """The server that is running already."""
-        server = noted(self._folder)
+        """Return the server that is running already."""
+        server = recorded_server(self._folder)
         if server is None:
             return None
-        # One that is ours but hangs, and one that is still starting because its starter
-        # was killed, look alike at first; after the time-out the former is replaced.
+        # A hanging server and one that is still starting (its starter was killed) look alike at first; only the
+        # hanging one is still silent at the time-out, and is replaced.
         if server.wait_serving(self._clock, self._answer_timeout_ms):
             return server
         if not server.kill(self._clock):
@@ -142,7 +134,7 @@ class EmbeddedZooKeeper:
         failure = UnavailableError("no port is free for zookeeper's server", folder=self._folder)
         for port in self._ports():
             with ExitStack() as undone:
-                # Also when the start is interrupted.
+                # On failure and on interruption alike: a half-started server must not be abandoned.
                 undone.callback(self._stop)
                 server = launch(self._folder, port, java=java, jars=jars)
                 if server.wait_serving(self._clock, self._ready_timeout_ms):
@@ -155,7 +147,7 @@ class EmbeddedZooKeeper:
         raise failure
 
     def _failure(self, server: ServerProcess, java: str) -> UnavailableError:
-        """Why a server does not start, with what it said last."""
+        """Return the error of a server that does not start, with its last output."""
         refuse_old_java(java)
         waited = f"it does not serve after {self._ready_timeout_ms / 1_000:g} s"
         failure = UnavailableError(
@@ -169,21 +161,21 @@ class EmbeddedZooKeeper:
         return failure
 
     def _ports(self) -> Iterator[int]:
-        """Ports to try: the one asked for, or the last one (for clients that wait for it), or free ones."""
+        """Yield ports to try: the requested one, or the last one (for clients that wait for it), then free ones."""
         if self._port is not None:
             if not is_free(self._port):
                 raise InvalidError("the port for zookeeper's server is in use", port=self._port)
             yield self._port
             return
-        # The note is gone after a start that failed, on a full disk for example.
-        last = noted(self._folder) or self._server
+        # The record is gone after a failed start, for example on a full disk.
+        last = recorded_server(self._folder) or self._server
         if last is not None and self._comes_free(last.port):
             yield last.port
         for _ in range(_START_ATTEMPTS_MAX):
-            yield free_port()
+            yield free_ports(1)[0]
 
     def _comes_free(self, port: int) -> bool:
-        """Whether the port is free, or becomes so: a killed server's socket outlives its process by a moment."""
+        """Wait for a free port: a killed server's socket outlives its process by a moment."""
         for _ in range(_COMES_FREE_POLLS):
             if is_free(port):
                 return True
@@ -191,13 +183,13 @@ class EmbeddedZooKeeper:
         return False
 
     def _stop(self) -> None:
-        server = noted(self._folder) or self._server
+        server = recorded_server(self._folder) or self._server
         if server is not None and server.stop(self._clock):
             forget(self._folder)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among the processes that start, join or stop this folder's server."""
+        """Exclude the other processes that start, join or stop this folder's server."""
         descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         deadline_us = self._clock.monotonic_us() + 3 * _READY_MS * 1_000
         try:
@@ -221,6 +213,6 @@ def _lock_alone(descriptor: int) -> bool:
 
 
 def _unlock(descriptor: int) -> None:
-    # Closing alone would leave the lock with children that were forked meanwhile.
+    # Closing alone would leave the lock with children that were forked meanwhile, which would count as users.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

@@ -1,15 +1,10 @@
 """One ZooKeeper session on kazoo: bounded calls, windows of requests in flight, state changes.
 
-Nothing above this module sees kazoo, its exceptions or its untyped values. Every call
-takes a `Deadline`; a call that raises `UnavailableError` may have had its effect, and
-the caller finds out by reading back.
+No module above this one sees kazoo, its exceptions or its untyped values. Every call takes a `Deadline`. A call that raises
+`UnavailableError` may have had its effect; the caller finds out by reading back.
 
-kazoo reconnects by itself for as long as the session is open, at most two attempts a
-second: to give up would turn an outage of ZooKeeper into one of the pipeline. Calls
-are not queued meanwhile but wait, bounded, for the connection. A ZooKeeper that came
-back with less than our session has seen (it was wiped, or restored) refuses the
-session for ever without saying that it expired; `ZooKeeperSession.renew_if_refused`
-finds that out.
+kazoo reconnects by itself for as long as the session is open, at most two attempts a second: giving up would turn an
+outage of ZooKeeper into one of the pipeline. Calls are not queued meanwhile but wait, bounded, for the connection.
 """
 
 from __future__ import annotations
@@ -28,6 +23,7 @@ from kazoo.security import ACL, Permissions
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError
 from millpond.statestore.leases.zookeeper_client import (
     HANDSHAKE_S_MAX,
+    OPEN_ENSEMBLE,
     ZooKeeperSecurity,
     access_list_of,
     connection_fault,
@@ -39,9 +35,8 @@ from millpond.statestore.types import Clock
 # pair; some 270 unread bytes fill it. Windows stay well below that.
 _WINDOW: Final = 64
 _PROBE_S: Final = 2.0
-# A handshake that is stuck, a pause, and one that is not.
+# Time for a stuck handshake, a pause, and a successful one.
 _ADMISSION_S: Final = 2 * HANDSHAKE_S_MAX + 1.0
-_OPEN: Final = ZooKeeperSecurity()
 _REFUSALS: Final = (NoAuthError, SessionClosedRequireSaslError)
 
 
@@ -54,7 +49,6 @@ class Deadline:
 
     @staticmethod
     def after(clock: Clock, timeout_ms: float) -> Deadline:
-        """The deadline ``timeout_ms`` from now."""
         return Deadline(clock, clock.monotonic_us() + int(timeout_ms * 1_000))
 
     @property
@@ -110,12 +104,12 @@ Operation = Create | Set | Delete | Expect
 _Comparison = Callable[[Collection[ACL], Collection[ACL]], bool]
 
 Watcher = Callable[[str], None]
-"""Called with the path of a changed node, from kazoo's thread: it must not block."""
+"""Receives the path of a changed node on kazoo's thread: it must not block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The session as last heard: connected or not, and its id (`None` once it has expired)."""
+    """The last reported state of the session: connected or not, and its id (``None`` once it has expired)."""
 
     connected: bool
     session_id: int | None
@@ -133,7 +127,7 @@ class ZooKeeperSession:
         hosts: str,
         session_timeout_ms: int,
         on_change: Callable[[Connection], None],
-        security: ZooKeeperSecurity = _OPEN,
+        security: ZooKeeperSecurity = OPEN_ENSEMBLE,
     ) -> None:
         self._hosts = hosts
         self._security = security
@@ -148,7 +142,6 @@ class ZooKeeperSession:
 
     @property
     def connection(self) -> Connection:
-        """The session as last heard."""
         return self._connection
 
     def start(self, deadline: Deadline) -> None:
@@ -167,10 +160,8 @@ class ZooKeeperSession:
                 raise
 
     def _wait_accepted(self, deadline: Deadline) -> None:
-        """Wait until the servers have checked the credentials.
-
-        kazoo says that it is connected before that, and what it is asked waits for it.
-        """
+        """Wait until the servers have checked the credentials."""
+        # kazoo reports the connection before that, and delays requests until then.
         while True:
             try:
                 self._result(self._client.exists_async("/"), deadline)
@@ -191,11 +182,7 @@ class ZooKeeperSession:
         self._client.close()
 
     def wait_connected(self, deadline: Deadline) -> int:
-        """The id of the live session, waiting for the connection if need be.
-
-        Raises:
-            UnavailableError: there is no connection in time.
-        """
+        """Wait for the connection and return the session's id, or raise `UnavailableError` at the deadline."""
         with self._changed:
             self._changed.wait_for(lambda: self._connection.connected, timeout=deadline.left_s)
             connection = self._connection
@@ -206,7 +193,7 @@ class ZooKeeperSession:
     def read(
         self, paths: Sequence[str], deadline: Deadline, watcher: Watcher | None = None
     ) -> list[Node | None]:
-        """The nodes at ``paths``, `None` where there is none; ``watcher`` hears of the next change."""
+        """Return the nodes at ``paths``, ``None`` where there is none; ``watcher`` is called at the next change."""
         watch = None if watcher is None else self._watch_of(watcher)
         nodes: list[Node | None] = []
         for window in _windows(paths):
@@ -216,13 +203,10 @@ class ZooKeeperSession:
         return nodes
 
     def transact(self, operations: Iterable[Operation], deadline: Deadline) -> bool:
-        """Apply all operations or none.
-
-        Returns:
-            Whether they were applied.
+        """Apply all operations or none; return True if they were applied.
 
         Raises:
-            UnavailableError: they may or may not have been.
+            UnavailableError: the operations may or may not have been applied.
         """
         transaction = self._client.transaction()
         for operation in operations:
@@ -240,10 +224,10 @@ class ZooKeeperSession:
         self._result(self._client.ensure_path_async(path), deadline)
 
     def close_to_others(self, path: str, deadline: Deadline) -> None:
-        """Give a node, and all below it, this client's access list where they have another one.
+        """Give a node, and all nodes below it, this client's access list where they have another one.
 
-        The nodes above it are only closed to other clients, if they are open. Without credentials there
-        is no access list, and nothing changes.
+        The nodes above it are only closed to other clients, if they are open. Without credentials there is no access list, and
+        nothing changes.
 
         Raises:
             InvalidError: the node belongs to another user.
@@ -265,7 +249,7 @@ class ZooKeeperSession:
             children = [f"{parent}/{name}" for parent, names in found for name in names]
             self._set_access_lists(children, wanted, _is_other, deadline)
             below += children
-        # Last, so that it tells whether all below it is done.
+        # The node itself comes last: an interrupted run finds its list unchanged and starts over.
         self._set_access_lists([path], wanted, _is_other, deadline)
 
     def _set_access_lists(
@@ -285,19 +269,23 @@ class ZooKeeperSession:
         return [path for path, known in found if known is not None and is_to_change(known[0], wanted)]
 
     def _or_none(self, answer: Any, deadline: Deadline) -> Any:
-        """An answer about a node; ``None`` if it is gone."""
+        """Return an answer about a node, or ``None`` if the node is gone."""
         try:
             return self._result(answer, deadline)
         except NoNodeError:
             return None
 
     def renew_if_refused(self) -> None:
-        """Give the session up if the servers admit a new one but, given the time, not ours."""
+        """Give the session up if the servers admit a new session but, given the time, not this one.
+
+        A ZooKeeper that was wiped or restored has seen less than this session. It refuses the session indefinitely without
+        reporting that it has expired.
+        """
         probe = self._new_client()
         try:
             self._start(probe, _PROBE_S)
         except (UnavailableError, InvalidError):
-            return  # No server answers, or admits us; ours will be admitted as soon as one does.
+            return  # No server admits any session now, so this one has not been refused yet.
         probe.stop()
         probe.close()
         with self._changed:
@@ -306,7 +294,7 @@ class ZooKeeperSession:
         has_ended = self._client.client_state == KeeperState.CLOSED
         self._client.stop()
         if has_ended:
-            # kazoo gave up by itself, after a refusal: started again, it would obey this stop at once.
+            # kazoo gave up after a refusal. Started again, the same client would obey this stop at once.
             self._client.close()
             self._client = self._new_client()
             self._client.add_listener(self._heard)
@@ -336,21 +324,21 @@ class ZooKeeperSession:
             )  # fmt: skip
 
     def _heard(self, state: str) -> None:
-        # On kazoo's connection thread: note, tell, and return.
+        # This runs on kazoo's connection thread, so it must not wait for ZooKeeper.
         connected = state == "CONNECTED"
-        # Told only now: kazoo's next state is that it is closed.
+        # Read now, because kazoo's next state is CLOSED, which would hide the refusal.
         self._was_refused = self._client.client_state == KeeperState.AUTH_FAILED
         client_id = self._client.client_id
         session_id = client_id[0] if client_id else self._connection.session_id
         connection = Connection(connected, None if state == "LOST" else session_id)
         with self._changed:
             self._connection = connection
-            # Told before any thread that waits for the connection continues.
+            # Before any thread that waits for the connection continues: it must find its leases up to date.
             self._on_change(connection)
             self._changed.notify_all()
 
     def _watch_of(self, watcher: Watcher) -> Callable[[Any], None]:
-        # kazoo keeps one watch per callable and path, so that a repeated read adds none.
+        # kazoo keeps one watch per callable and path: with one callable, repeated reads add no watches.
         def watch(event: Any) -> None:
             if event.path is not None:
                 watcher(event.path)
@@ -390,13 +378,13 @@ class ZooKeeperSession:
 
 
 def _is_open(found: Collection[ACL], _: Collection[ACL]) -> bool:
-    """Whether every client may change what is below a node with this access list."""
+    """Return True if every client may change nodes below a node with this access list."""
     return any(entry.id.scheme == "world" and entry.perms & ~Permissions.READ for entry in found)
 
 
 def _is_other(found: Collection[ACL], wanted: Collection[ACL]) -> bool:
     if any(entry.id.scheme == "auth" for entry in wanted):
-        # The servers put names in the place of "auth", and do not say which.
+        # The servers replace "auth" with names that the client does not learn, so only openness can be compared.
         return _is_open(found, wanted)
     return set(found) != set(wanted)
 

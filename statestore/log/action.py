@@ -1,9 +1,6 @@
-"""Delta actions: the lines of a commit file, as values.
+"""Delta actions: the lines of a commit file, as values, and Delta schema strings from Arrow schemas.
 
-They belong to the basic protocol (reader version 1, writer version 2) that every Delta
-reader supports; `millpond.statestore.log.commit_file` converts them to bytes and back.
-
-Conversion of Arrow schemas into Delta schema strings.
+The actions belong to the basic protocol (reader version 1, writer version 2) that every Delta reader supports.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import pyarrow as pa
 from millpond.statestore.errors import InvalidError
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
-"""Any JSON value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +22,10 @@ class Add:
     """A data file becomes part of the table.
 
     Args:
-        path: path in the store, relative to the table's root; URL-encoded only in the log.
-        size_bytes: its length.
-        partition_values: values by partition column; ``None`` is null.
-        modification_time_ms: when the file was written, in milliseconds since 1970.
+        path: relative to the table's root; URL-encoded only in the log.
         stats: Delta's statistics as JSON text.
-        tags: free-form metadata of the file; checkpoints keep it.
-        data_change: false when rows were only moved between files.
+        tags: free-form metadata, which checkpoints keep.
+        data_change: False when rows only moved between files.
     """
 
     path: str
@@ -46,7 +39,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """A data file ceases to be part of the table; vacuum may delete it later."""
+    """A data file leaves the table; vacuum may delete it later."""
 
     path: str
     deletion_time_ms: int
@@ -66,18 +59,7 @@ class Txn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInfo:
-    """Provenance of a commit: the columns of ``DESCRIBE HISTORY``, and Millpond's own fields.
-
-    Args:
-        operation: name of the operation.
-        timestamp_ms: the writer's wall time, in milliseconds since 1970.
-        parameters: parameters of the operation.
-        metrics: counts of the operation's results.
-        engine_info: name and version of the writing engine.
-        is_blind_append: true when nothing was read or removed.
-        read_version: the table version that the commit is built on.
-        millpond: Millpond's own fields; ``None`` in commits of other engines.
-    """
+    """Provenance of a commit: the columns of ``DESCRIBE HISTORY``, and Millpond's fields (``None`` for other engines)."""
 
     operation: str
     timestamp_ms: int
@@ -111,13 +93,12 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
-    """An action that Millpond does not use; it still counts as a line."""
+    """An action that Millpond does not use but counts as a line."""
 
     name: str
 
 
 Action: TypeAlias = Add | Remove | Txn | CommitInfo | Protocol | Metadata | Other
-"""One line of a commit file."""
 
 
 _SIMPLE: Final[dict[pa.DataType, str]] = {
@@ -137,14 +118,14 @@ _SIMPLE: Final[dict[pa.DataType, str]] = {
 
 
 def delta_schema(schema: pa.Schema) -> str:
-    """The schema string of Delta's metadata for an Arrow schema.
+    """Return the schema string of Delta's metadata for an Arrow schema.
 
     Example:
         >>> delta_schema(pa.schema([pa.field("key", pa.string())]))
         '{"type":"struct","fields":[{"name":"key","type":"string","nullable":true,"metadata":{}}]}'
 
     Raises:
-        InvalidError: the basic Delta protocol lacks a column's type.
+        InvalidError: the basic Delta protocol has no type for a column.
     """
     return orjson.dumps(_struct(list(schema))).decode()
 

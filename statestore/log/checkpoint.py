@@ -1,9 +1,8 @@
-"""Delta checkpoints: the state of a log at a version, for opening a table whose older commits were cleaned up.
+"""Delta checkpoints: the state of a log at one version, for opening a table whose older commits were cleaned up.
 
-It reads the classic format, in one or several parts, of any writer
-(delta-rs, delta-spark), and writes it in one part. A checkpoint is not part of the digest
-chain, so the log itself is preferred as long as it is whole. Our checkpoints are sealed like row files;
-the pages of other writers' checkpoints are verified if they have checksums.
+Reads the classic format of any writer, in one or several parts, and writes it in one part. A checkpoint is not
+part of the digest chain, so an unbroken log is preferred. Millpond's checkpoints are sealed like row files; pages
+of other engines' checkpoints are verified where they have checksums.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 _CLASSIC: Final = re.compile(r"^_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
 _KINDS: Final = ("protocol", "metaData", "txn", "add", "remove")
 _SEALED: Final = b"millpond.sealed"
-
-
 _MAPPINGS: Final = frozenset({"partitionValues", "tags", "configuration", "options"})
 _MAP: Final = pa.map_(pa.string(), pa.string())
 _SCHEMA: Final = pa.schema(
@@ -82,14 +79,14 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint: the version whose state it holds, and the paths of its parts."""
+    """A complete checkpoint: its version, and the paths of its parts."""
 
     version: TableVersion
     paths: tuple[str, ...]
 
 
 def checkpoint_path(version: int) -> str:
-    """The path of a checkpoint in one part, relative to the table's root.
+    """Return the path of a checkpoint in one part, relative to the table's root.
 
     Example:
         >>> checkpoint_path(7)
@@ -99,7 +96,7 @@ def checkpoint_path(version: int) -> str:
 
 
 def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
-    """The complete checkpoints among the files of a log, oldest first; incomplete ones are left out."""
+    """Return the complete checkpoints among the files of a log, oldest first."""
     parts: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
     for path in sorted(paths):
         match = _CLASSIC.search(path)
@@ -112,24 +109,20 @@ def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
     )
 
 
-def is_sealed(data: bytes) -> bool:
-    """Whether Millpond wrote this part of a checkpoint: those of other engines have no seal."""
-    return has_parquet_seal(memoryview(data))
-
-
 def read_part(data: bytes, path: str) -> Iterator[Action]:
-    """The actions of one part: protocol, metadata, transactions, live files and remembered removals.
+    """Read protocol, metadata, transactions, live files and remembered removals from one part.
 
     Raises:
-        DataError: the part cannot be read, or is sealed and has changed since.
+        DataError: the part cannot be read, or its bytes do not match its seal.
     """
-    has_seal = is_sealed(data)
+    has_seal = has_parquet_seal(memoryview(data))
     if has_seal:
-        # Before anything parses them: this is cheaper than to find out how damaged bytes fail.
+        # Before anything parses the bytes: a parser fails on damage in too many ways to catch.
         _check_seal(data, path)
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        if not has_seal and _says_it_is_sealed(file):
+        # The schema repeats the mark, because one flipped bit could otherwise pass for a file without a seal.
+        if not has_seal and _has_seal_mark(file):
             _check_seal(data, path)
         table = file.read()
         for kind in _KINDS:
@@ -141,7 +134,7 @@ def read_part(data: bytes, path: str) -> Iterator[Action]:
 
 
 def write_part(actions: Iterable[Action], path: str) -> bytes:
-    """The bytes of a checkpoint in one part, sealed under its name and readable by any Delta reader."""
+    """Return a checkpoint in one part, sealed under its file name and readable by any Delta reader."""
     rows = [_to_row(action) for action in actions]
     table = pa.Table.from_pylist(rows, schema=_SCHEMA.with_metadata({_SEALED: b"1"}))
     sink = pa.BufferOutputStream()
@@ -150,8 +143,7 @@ def write_part(actions: Iterable[Action], path: str) -> bytes:
 
 
 def _to_row(action: Action) -> dict[str, Any]:
-    (row,) = orjson.loads(encode([action])).items()
-    kind, fields = row
+    ((kind, fields),) = orjson.loads(encode([action])).items()
     if kind == "add":
         fields["dataChange"] = False
     return {kind: _with_pairs(fields)}
@@ -168,8 +160,7 @@ def _with_pairs(value: Any) -> Any:
     }
 
 
-def _says_it_is_sealed(file: pq.ParquetFile) -> bool:
-    # A single flipped bit cannot destroy both marks of a seal.
+def _has_seal_mark(file: pq.ParquetFile) -> bool:
     return _SEALED in (file.schema_arrow.metadata or {}) or _SEALED in (file.metadata.metadata or {})
 
 

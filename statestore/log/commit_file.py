@@ -1,11 +1,9 @@
-"""Commit files: Delta actions as bytes, and back.
+"""Commit files: Delta actions as bytes, one JSON object per line.
 
-`encode` writes one JSON object per line; `decode` reads the commits of any writer and
-counts unknown actions. A Millpond commit is *sealed*: its ``commitInfo`` carries, under
-the key ``millpond``, the number of lines and a SHA-256 over the whole file (computed with
-zeros in place of the seal), which detects a file that was truncated, zeroed or changed
-by a bit. Other readers ignore the key. Paths are URL-encoded in the file, as Delta
-requires, and plain in the actions.
+A Millpond commit is sealed: under the key ``millpond`` its ``commitInfo`` carries the number of lines and a
+SHA-256 over the whole file (computed with zeros in place of the seal), which detects truncation, zeroing and
+flipped bits. Other readers ignore the key. Delta requires URL-encoded paths in the file; in the actions they
+are plain.
 """
 
 from __future__ import annotations
@@ -39,19 +37,19 @@ _UNSEALED_FIELD: Final = f'"{_SEAL}":"{_UNSEALED}"'.encode()
 
 
 def digest_of(data: bytes) -> str:
-    """SHA-256 of a commit file's bytes in hexadecimal: the link of the digest chain."""
+    """Return the SHA-256 of a commit file in hexadecimal: the link of the digest chain."""
     return hashlib.sha256(data).hexdigest()
 
 
 def encode(actions: Iterable[Action]) -> bytes:
-    r"""The bytes of a commit file: one JSON object per line, ``commitInfo`` first, sealed if it is Millpond's.
+    r"""Return a commit file with ``commitInfo`` first, sealed if the commit is Millpond's.
 
     Example:
         >>> encode([Txn(app_id="a", version=1)])
         b'{"txn":{"appId":"a","version":1}}\n'
 
     Raises:
-        InvalidError: a value is not JSON, such as an integer beyond 64 bits.
+        InvalidError: a value cannot be written as JSON, such as an integer beyond 64 bits.
     """
     ordered = sorted(actions, key=lambda action: not isinstance(action, CommitInfo))
     count = len(ordered)
@@ -67,14 +65,10 @@ def encode(actions: Iterable[Action]) -> bytes:
 
 
 def decode(data: bytes, path: str = "") -> tuple[Action, ...]:
-    """The actions of a commit file of any writer.
-
-    Args:
-        data: the file's bytes.
-        path: the file's path, for errors.
+    """Parse a commit file of any writer; ``path`` is for errors.
 
     Raises:
-        DataError: the file is empty, cannot be parsed, or is a Millpond commit whose seal is broken.
+        DataError: the file is empty or cannot be parsed, or the seal of a Millpond commit is broken.
     """
     try:
         actions = tuple(_from_json(orjson.loads(line)) for line in data.splitlines() if line)
@@ -192,7 +186,7 @@ def _metadata_to_json(metadata: Metadata) -> dict[str, Any]:
 
 
 def action_from_fields(name: str, fields: Mapping[str, Any]) -> Action:
-    """The action with a name and fields; checkpoints hold the same fields in columns."""
+    """Return an action from its name and fields, which checkpoints hold in columns."""
     return _READERS[name](dict(fields))
 
 

@@ -1,30 +1,22 @@
 """The commit: state, timers, record ids, productions and consumed positions change together.
 
-One Delta commit carries the row files of all intervals that a superstep touched,
-a ``txn`` per touched interval (its next fence), a ``txn`` per consumed input, and the
-watermarks of the touched intervals. It lands only if every interval's stored fence is
-exactly the owner's last one, on the snapshot that it is built on. This check, and the
-``txn`` app ids that make two commits on one interval collide, are the two halves of the
-fence (MillWheel §6.2, §7.1: a sequencer on every write).
-
-Which files may hold productions that wait for their delivery.
-
-Superstep *n + 1* delivers everything that superstep *n* of its pipeline produced, so only the last one's
-productions can be undelivered (MillWheel §6.1.2).
+One Delta commit carries the row files of all intervals that a superstep touched, a ``txn`` per touched interval (its
+next fence), a ``txn`` per consumed input, and the watermarks of the touched intervals. The commit lands only if every
+interval's stored fence is exactly the owner's last one, on the snapshot that the commit is built on. This check, and
+the ``txn`` app ids on which two commits of one interval collide, are the two halves of the fence (MillWheel §6.2,
+§7.1: a sequencer on every write).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from millpond.statestore.app_ids import AppId, pipeline_number, supersteps_of
 from millpond.statestore.errors import ConflictError, FencedError, InternalError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import (
     Action,
-    Add,
     CommitInfo,
     JsonValue,
     Metadata,
@@ -34,36 +26,21 @@ from millpond.statestore.log.action import (
 )
 from millpond.statestore.log.files import row_file_moved, row_file_to_add
 from millpond.statestore.log.high_water import HighWater, check_high_water
-from millpond.statestore.log.rules import CommitRequest, IntervalWrite, check_commit
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.rules import CommitRequest, check_commit
 from millpond.statestore.log.snapshot import Snapshot, catch_up, load
 from millpond.statestore.log.table import with_row_columns
 from millpond.statestore.log.writer import CommitDraft, Committed, LogWriter
 from millpond.statestore.rows.row import pack_fence
-from millpond.statestore.system import collector_paused
+from millpond.statestore.system import RetryPolicy, collector_paused
 from millpond.statestore.types import Clock, Rng, Superstep, TableVersion
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from millpond.statestore.log.log import Log
-    from millpond.statestore.rows.files import RowFile
-    from millpond.statestore.system import RetryPolicy
+class Committer(LogWriter):
+    """The `LogWriter` of one store's table: it commits requests under fences.
 
-
-class Committer:
-    """Commits to the table of one store and keeps its snapshot.
-
-    Opening a committer reads the log, or what is new in it, and compares it with the high-water mark.
-
-    Args:
-        log: the table's log.
-        clock: for timestamps and waiting.
-        rng: for jitter and the writer's id.
-        high_water: the mark kept outside the table.
-        loaded: the table as the caller has just loaded it, now the committer's own; loaded here if not given.
-        writer_id: names this writer in its commits; drawn at random if not given.
-        retry: the policy for retries.
-        failpoints: called at each of `millpond.statestore.log.writer.FAILPOINTS`.
+    Opening a committer reads the log and compares it with the high-water mark. ``loaded`` is a snapshot that the caller
+    has just loaded; it becomes the committer's own.
 
     Raises:
         DataError: the table is damaged, or older than the mark.
@@ -82,11 +59,11 @@ class Committer:
         retry: RetryPolicy | None = None,
         failpoints: Callable[[str], None] | None = None,
     ) -> None:
-        # The mark is read before the log is listed, so the version that it names must already be there.
+        # Read the mark before the log is listed: a commit in between would make a sound log look rolled back.
         mark = high_water.read()
         snapshot = load(log) if loaded is None else catch_up(log, loaded)
         check_high_water(mark, snapshot, log)
-        self._writer = LogWriter(
+        super().__init__(
             log,
             snapshot,
             clock,
@@ -96,27 +73,8 @@ class Committer:
             high_water=high_water,
             failpoints=failpoints,
         )
-        # Only now is it certain that a power cut does not take back what the mark names.
+        # Only now has the version been synced. A mark above it would accuse a sound table after a power cut.
         high_water.advance(snapshot.version, snapshot.digest)
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The table as far as this committer has followed it."""
-        return self._writer.snapshot
-
-    @property
-    def writer_id(self) -> str:
-        """The name under which this committer writes."""
-        return self._writer.writer_id
-
-    def refresh(self) -> Snapshot:
-        """Follow the log to its newest version.
-
-        Raises:
-            DataError: a commit is damaged or missing.
-            UnavailableError: the store is unavailable.
-        """
-        return self._writer.refresh()
 
     def commit(self, request: CommitRequest) -> Committed:
         """Make the request the next version of the table.
@@ -124,24 +82,13 @@ class Committer:
         Raises:
             FencedError: another owner has an interval; nothing was written.
             ConflictError: the table has changed in a way that forbids the commit; nothing was written.
-            OutcomeUnknownError: the commit may or may not have landed; `settle` decides.
+            OutcomeUnknownError: the commit may or may not have landed; `resolve` decides.
             UnavailableError: the store is unavailable; nothing was written.
         """
-        committed = self._writer.write(_RequestPlan(request))
+        committed = self.write(_RequestPlan(request))
         if committed is None:
             raise InternalError("a commit request always makes a version", kind=request.kind)
         return committed
-
-    def settle(self) -> Committed | None:
-        """Decide the outcome of the last commit that ended in `OutcomeUnknownError`.
-
-        Returns:
-            The commit if it is part of the table; ``None`` if it is not and never will be.
-
-        Raises:
-            OutcomeUnknownError: the outcome still cannot be read.
-        """
-        return self._writer.settle()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +98,7 @@ class _RequestPlan:
     @collector_paused()
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft:
         request = self.request
+        # The fence is checked on the snapshot whose next version this commit will be, not on one from earlier.
         check_commit(request, snapshot)
         actions = [*self._columns(snapshot), *self._transactions(now_ms), *self._files(snapshot, now_ms)]
         return CommitDraft(
@@ -167,6 +115,7 @@ class _RequestPlan:
         is_own = any(isinstance(action, CommitInfo) and action.millpond is not None for action in winner)
         for action in winner:
             match action:
+                # Only the next fence of the same owner may follow a fence, so a rebuilt commit would be refused too.
                 case Txn() if action.app_id in taken_over:
                     raise FencedError("another owner's commit came first", interval=action.app_id)
                 case Txn() if action.app_id in self.request.positions:
@@ -174,7 +123,7 @@ class _RequestPlan:
                 case Remove() if action.path in removed:
                     raise ConflictError("another writer removed the file first", path=action.path)
                 case Metadata() if is_own and action == with_row_columns(action):
-                    # It has added a column that the files of this commit do without.
+                    # The winner has added a column, which this commit's files do not need.
                     pass
                 case Protocol() | Metadata():
                     raise ConflictError("another writer changed the table's protocol or metadata")
@@ -182,7 +131,7 @@ class _RequestPlan:
                     pass
 
     def _columns(self, snapshot: Snapshot) -> list[Action]:
-        """The table with a column for versions of states, if the commit records the first one and it lacks that."""
+        # Tables of earlier versions have no column for versions of states; the first version that is recorded adds it.
         is_needed = any(app_id.startswith(AppId.STATE_VERSION) for app_id in self.request.positions)
         if snapshot.metadata is None or not is_needed:
             return []
@@ -205,7 +154,16 @@ class _RequestPlan:
         rewrite = replaces and self.request.kind != "superstep"
         for write in self.request.writes:
             actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]
-            actions += [_add(file, write, snapshot, now_ms, rewrite=rewrite) for file in write.added]
+            actions += [
+                row_file_to_add(
+                    file,
+                    write.interval,
+                    version=TableVersion(snapshot.version + 1),
+                    modification_time_ms=now_ms,
+                    rewrite=rewrite,
+                )
+                for file in write.added
+            ]
         for old, new in self.request.renames.items():
             actions += [
                 row_file_moved(file, new, now_ms, snapshot.statistics_of(file.path))
@@ -215,16 +173,6 @@ class _RequestPlan:
             files = snapshot.files_in(name)
             actions += [_remove(snapshot, file.path, now_ms, rewrite=False) for file in files]
         return actions
-
-
-def _add(file: RowFile, write: IntervalWrite, snapshot: Snapshot, now_ms: int, *, rewrite: bool) -> Add:
-    return row_file_to_add(
-        file,
-        write.interval,
-        version=TableVersion(snapshot.version + 1),
-        modification_time_ms=now_ms,
-        rewrite=rewrite,
-    )
 
 
 def _remove(snapshot: Snapshot, path: str, now_ms: int, *, rewrite: bool) -> Remove:
@@ -255,14 +203,14 @@ def _fields(request: CommitRequest, snapshot: Snapshot) -> dict[str, JsonValue]:
         fields["superstep"] = superstep
     if watermarks:
         fields["watermarks"] = watermarks
-    # Of a stream those of its last source count: a query whose checkpoint was replaced does not go on.
+    # Only the last source of a stream counts: a query whose checkpoint was replaced never reads on.
     streams = {_stream_of(app_id) for app_id in request.source_offsets}
     known = {
         app_id: at for app_id, at in snapshot.source_offsets.items() if _stream_of(app_id) not in streams
     }
     offsets: dict[str, JsonValue] = {**known, **request.source_offsets}
     if offsets:
-        # In every commit, for of a version that a checkpoint begins with only its own commit is left.
+        # Each commit repeats all offsets: a log that was cleaned up starts from a checkpoint and one commit file.
         fields["source_offsets"] = offsets
     return fields
 
@@ -279,12 +227,14 @@ def _parameters(request: CommitRequest) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFiles:
-    """Files of one computation with productions of a pipeline's last superstep, or of later ones.
+    """Files of a computation that may hold undelivered productions of a pipeline.
+
+    Superstep *n + 1* delivers everything that superstep *n* of its pipeline produced, so only productions of the last
+    superstep can be undelivered (MillWheel §6.1.2).
 
     Attributes:
-        paths: the files.
-        interval: whose productions in them; ``None`` for all.
-        superstep: what earlier supersteps produced has been delivered.
+        interval: the interval whose productions are pending; ``None`` for all.
+        superstep: productions of earlier supersteps have been delivered.
     """
 
     paths: tuple[str, ...]
@@ -293,9 +243,9 @@ class PendingFiles:
 
 
 def pending_files(snapshot: Snapshot, computation: str) -> tuple[PendingFiles, ...]:
-    """The files of a computation that may hold undelivered productions.
+    """Return the files of a computation that may hold undelivered productions.
 
-    Files that another program rewrote do not say what they hold; they are included.
+    The contents of files that another program rewrote are unknown, so those files are included.
     """
     found: list[PendingFiles] = []
     for interval, superstep in _owners(snapshot, computation):
@@ -311,9 +261,9 @@ def pending_files(snapshot: Snapshot, computation: str) -> tuple[PendingFiles, .
 
 
 def _owners(snapshot: Snapshot, computation: str) -> Iterator[tuple[Interval | None, Superstep]]:
-    """The last superstep of the pipeline that a computation belongs to.
+    """Yield the last superstep of each pipeline that writes to the computation.
 
-    Dead letters belong to no pipeline: each has an interval of them, named after it.
+    Dead letters belong to no pipeline: each pipeline has an interval in them that is named after it.
     """
     supersteps = supersteps_of(snapshot.txns)
     claim = snapshot.txns.get(AppId.CLAIM.of(computation))

@@ -1,9 +1,7 @@
-"""Live files: the data files of a table at one version, and the statistics that prune them.
+"""Live files: a table's data files at one version, the statistics that prune them, and their index.
 
-It converts in both directions: a row file into an add action with Delta statistics, and
-an add action of any writer into a `LiveFile` with the range of keys that it may hold.
-
-An index of a table's live files by path, by computation and by interval.
+It turns a row file into an add action with Delta statistics, and an add action of any writer into a `LiveFile`
+with the range of keys that the file may hold. `FileIndex` finds live files by path, computation and interval.
 """
 
 from __future__ import annotations
@@ -33,29 +31,28 @@ _KEY_CHARACTERS_MAX: Final = 64
 _LAST_CHARACTER: Final = "\U0010ffff"
 
 _UNPACKED_MAX: Final = 4_096
-"""How many files a process knows again when they come in the next plan."""
+"""Number of files that a process recognises when the next plan repeats them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFile:
     """A data file that is part of the table.
 
-    The driver sends the same files to the same tasks in each superstep, so a file is pickled once, and a process that
-    has unpickled it knows it by its bytes.
+    The driver sends the same files to the same tasks in each superstep. So a file is pickled once, and a process that
+    has unpickled a file recognises it by its bytes.
 
     Args:
-        path: path relative to the table's root.
-        size_bytes: its length.
-        computation: the computation whose rows it holds ("" in tables without that partition column).
-        partition_values: all partition values, as in the log.
+        path: relative to the table's root.
+        computation: the computation whose rows it holds; "" in tables without that partition column.
+        partition_values: as in the log.
         min_key: a lower bound of its keys; ``None`` when unknown.
         max_key: an upper bound of its keys; ``None`` when unknown.
         min_superstep: the oldest superstep among its rows; ``None`` when unknown.
         max_superstep: the newest superstep among its rows; ``None`` when unknown.
-        num_records: how many row updates it holds; ``None`` when unknown.
+        num_records: the number of row updates; ``None`` when unknown.
         tags: metadata from its writer; files of other engines lack Millpond's tags.
-        added_version: the table version that added it (for another engine's file that only a
-            checkpoint still names, the checkpoint's).
+        added_version: the table version that added it; for another engine's file that only a checkpoint still
+            names, the checkpoint's version.
     """
 
     path: str
@@ -72,24 +69,23 @@ class LiveFile:
     _packed: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Callable[[bytes], LiveFile], tuple[bytes]]:
-        """Pickle as the bytes that were made of it first."""
         if not self._packed:
             self._packed.append(pickle.dumps(_values(self)))
         return _unpacked, (self._packed[0],)
 
     @property
     def interval_id(self) -> str:
-        """The application id of the interval that it was written for; "" for files of other engines."""
+        """Application id of the interval that the file was written for; "" for files of other engines."""
         return self.tags.get("interval", "")
 
     @property
     def productions(self) -> int | None:
-        """How many productions it carries; ``None`` when unknown, as after another engine's rewrite."""
+        """Number of productions in the file; ``None`` when unknown, as after another engine's rewrite."""
         text = self.tags.get("productions")
         return None if text is None else int(text)
 
     def overlaps(self, interval: Interval) -> bool:
-        """Whether it may hold keys of the interval."""
+        """Return True if the file may hold keys of the interval."""
         return (
             self.computation == interval.computation
             and (self.max_key is None or self.max_key >= interval.low)
@@ -97,7 +93,7 @@ class LiveFile:
         )
 
     def lies_in(self, interval: Interval) -> bool:
-        """Whether all of its keys are known to lie in the interval."""
+        """Return True if all keys of the file are known to lie in the interval."""
         if self.interval_id == interval.app_id:
             return True
         if self.computation != interval.computation or self.min_key is None or self.max_key is None:
@@ -106,7 +102,7 @@ class LiveFile:
 
     @staticmethod
     def from_add(add: Add, version: TableVersion) -> LiveFile:
-        """The live file of an add action that was committed, or read from a checkpoint, at ``version``."""
+        """Return the live file of an add action that was committed at ``version``, or read from a checkpoint of it."""
         stats = _parse(add.stats)
         low, high = stats.get("minValues") or {}, stats.get("maxValues") or {}
         added = _number_tag(add.tags, "version")
@@ -143,16 +139,10 @@ def row_file_to_add(
     modification_time_ms: int,
     rewrite: bool = False,
 ) -> Add:
-    """The add action of a row file.
+    """Return the add action of a row file of ``interval``, to be committed as ``version``.
 
-    Args:
-        file: the written file.
-        interval: the interval whose rows it holds.
-        version: the table version that will add it; kept as a tag for checkpoints.
-        modification_time_ms: the writer's wall time.
-        rewrite: true when it holds rows of older commits, as a compaction's output does: then its lease,
-            commit number and superstep bound its rows only from above, and are left out
-            of the statistics, which readers treat as exact.
+    ``rewrite`` is True for the output of a compaction. Then lease, commit number and superstep bound its rows only from
+    above, so they stay out of the statistics, which readers treat as exact.
     """
     return Add(
         path=file.path,
@@ -171,15 +161,9 @@ def row_file_to_add(
 
 
 def row_file_moved(file: LiveFile, computation: str, modification_time_ms: int, stats: str | None) -> Add:
-    """The add action that makes a live file one of another computation: its path and its bytes stay.
+    """Return the add action that moves a live file to another computation; its path and its bytes stay.
 
-    Of two add actions with one path the later one counts; the partition is what the action says, not the path.
-
-    Args:
-        file: the live file.
-        computation: the one that it is to belong to.
-        modification_time_ms: the writer's wall time.
-        stats: the file's statistics as the log has them.
+    Of two add actions with one path the later one counts, and readers take the partition from the action, not the path.
     """
     interval = Interval.from_app_id(file.interval_id)
     moved = {} if interval is None else {"interval": replace(interval, computation=computation).app_id}
@@ -246,11 +230,8 @@ _AGE: Final = attrgetter("added_version", "path")
 class FileIndex:
     """Live files, grouped by computation and then by the interval that they were written for.
 
-    `put` and `remove` take constant time, and `in_interval` no longer with more intervals. Files of other
-    engines name no interval; they form a group of their own (""), in which key ranges decide.
-
-    Attributes:
-        size_bytes: size of all live files together.
+    `put` and `remove` take constant time; the cost of `in_interval` does not grow with the number of intervals. Files of
+    other engines name no interval and form the group "", in which key ranges decide.
     """
 
     def __init__(self) -> None:
@@ -263,21 +244,13 @@ class FileIndex:
         return len(self._by_path)
 
     def get(self, path: str) -> LiveFile | None:
-        """The live file at a path; ``None`` if there is none."""
         return self._by_path.get(path)
 
     def statistics_of(self, path: str) -> str | None:
-        """The statistics of the live file at a path, as the log has them; ``None`` if there are none."""
         return self._statistics.get(path)
 
     def put(self, file: LiveFile, statistics: str | None = None) -> None:
-        """Add a file, or replace the entry at its path.
-
-        Args:
-            file: the file.
-            statistics: its statistics as the log has them. They are no part of `LiveFile`, whose values
-                travel to the tasks of each superstep.
-        """
+        """Add a file, or replace the entry at its path."""
         self.remove(file.path)
         self._by_path[file.path] = file
         if statistics is not None:
@@ -301,22 +274,19 @@ class FileIndex:
             del self._computations[file.computation]
 
     def all(self) -> tuple[LiveFile, ...]:
-        """Every live file in the order in which they were added."""
         return _in_order(self._by_path.values())
 
     def computations(self) -> tuple[str, ...]:
-        """The computations that have live files, sorted."""
         return tuple(sorted(self._computations))
 
     def in_computation(self, computation: str) -> tuple[LiveFile, ...]:
-        """The live files of a computation in the order in which they were added."""
         groups = self._computations.get(computation)
         return (
             () if groups is None else _in_order(chain.from_iterable(map(dict.values, groups.files.values())))
         )
 
     def in_interval(self, interval: Interval) -> tuple[LiveFile, ...]:
-        """The live files that can hold keys of the interval, in the order in which they were added."""
+        """Return the live files that can hold keys of the interval, oldest first."""
         groups = self._computations.get(interval.computation)
         return () if groups is None else _in_order(groups.in_interval(interval))
 
@@ -355,15 +325,7 @@ class _Groups:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """The intervals of some groups in key order, to find those that overlap a given one.
-
-    Attributes:
-        lows: their low bounds, rising.
-        highs: their high bounds.
-        reaches: for each the greatest high bound up to there.
-        app_ids: their groups.
-        others: groups that name no interval, and may overlap any.
-    """
+    """The intervals of some groups in key order, to find the intervals that overlap a given one."""
 
     lows: list[str]
     highs: list[str | None]
@@ -385,7 +347,7 @@ class _Spans:
         )
 
     def overlapping(self, interval: Interval) -> Iterator[str]:
-        """The groups whose interval shares a key with ``interval``, and those that name none."""
+        """Yield the groups whose interval shares a key with ``interval``, and the groups without an interval."""
         yield from self.others
         end = len(self.lows) if interval.high is None else bisect_left(self.lows, interval.high)
         for index in range(end - 1, -1, -1):

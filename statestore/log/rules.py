@@ -1,11 +1,8 @@
-"""When a commit is refused: rules about the table, and invariants about the request.
+"""The request for a commit, and the rules and invariants under which it is refused.
 
-Every commit of an interval passes all of them, on the snapshot that it is built on, because
-only one function turns a `CommitRequest` into actions. A broken rule is caused by other
-writers (`FencedError`, `ConflictError`); a broken invariant is a bug in Millpond. The fence
-is MillWheel's sequencer check (§6.2).
-
-The request for a commit: intervals, files and positions that change together.
+Only one function turns a `CommitRequest` into actions, so every commit of an interval passes all rules, on the
+snapshot that it is built on. Other writers break rules (`FencedError`, `ConflictError`); a broken invariant is a
+bug in Millpond. The fence is MillWheel's sequencer check (§6.2).
 """
 
 from __future__ import annotations
@@ -29,8 +26,7 @@ class IntervalWrite:
     """One interval's part of a commit.
 
     Args:
-        interval: the interval.
-        fence: its new sequencer and commit number; it must follow the stored fence.
+        fence: the new sequencer and commit number, which must follow the stored fence.
         added: row files written for this commit.
         removed: paths of live files that the added ones replace.
         watermark: the interval's input low watermark, journaled in the commit.
@@ -45,20 +41,16 @@ class IntervalWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequest:
-    """All changes of one commit.
-
-    Equal requests are the same commit: repeating one after `OutcomeUnknownError` is safe.
+    """All changes of one commit. Equal requests are the same commit: repeating one after `OutcomeUnknownError` is safe.
 
     Args:
         kind: the purpose: "superstep", "fence", "compaction", …
-        writes: the touched intervals.
         positions: other Delta transactions: inputs and supersteps by application id.
-        metadata: for readers of the log; stored in ``commitInfo.millpond``.
-        renames: computations whose files become those of another, old name to new. The request writes every
+        metadata: stored in ``commitInfo.millpond`` for readers of the log.
+        renames: computations whose files move to another name, old name to new. The request must write every
             interval of both.
-        source_offsets: by the application id of an input, where its position lies in the source. Each commit repeats
-            those of the commits before it.
-        drops: computations whose files are removed. The request writes every interval of theirs.
+        drops: computations whose files are removed. The request must write all of their intervals.
+        source_offsets: where an input's position lies in its source, by the input's application id.
     """
 
     kind: str
@@ -78,7 +70,9 @@ _FENCED_PREFIXES: Final = (AppId.INPUT, AppId.SUPERSTEP)
 
 
 def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
-    """Each interval's new fence follows the stored one (promise I4); see `Fence.follows`."""
+    """Require that each new fence follows the stored one (promise I4)."""
+    # One half of the fence; the other is the interval's `txn`, on which two commits collide. The comparison must
+    # be made on the snapshot that the commit is built on: on an older one a takeover in between would go unseen.
     for write in request.writes:
         stored = snapshot.fence_of(write.interval)
         if not write.fence.follows(stored):
@@ -92,16 +86,17 @@ def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
 
 
 def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
-    """No input, superstep or other position goes back (promise I2); a dropped savepoint's name is free again."""
+    """Require that no position goes back (promise I2), except that of a released savepoint."""
     for app_id, position in request.positions.items():
         stored = snapshot.txns.get(app_id)
+        # A released savepoint frees its name, so its next version may be lower.
         is_savepoint = app_id.startswith(AppId.SAVEPOINT)
         if stored is not None and position < stored and not is_savepoint:
             raise ConflictError("a position would go back", app_id=app_id, stored=stored, position=position)
 
 
 def savepoints_have_free_names(request: CommitRequest, snapshot: Snapshot) -> None:
-    """No savepoint takes the name of another one that is open."""
+    """Require that no savepoint takes the name of another open one."""
     for app_id, version in request.positions.items():
         if app_id.startswith(AppId.SAVEPOINT) and version != SAVEPOINT_RELEASED:
             stored = snapshot.txns.get(app_id, SAVEPOINT_RELEASED)
@@ -110,10 +105,10 @@ def savepoints_have_free_names(request: CommitRequest, snapshot: Snapshot) -> No
 
 
 def taken_intervals_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
-    """Nothing takes an interval whose keys have been cut into others since, unless it fences those too.
+    """Require that a taken interval has not been cut into others, unless the commit fences those too.
 
-    The intervals of a computation share no keys (MillWheel §7.1): a split or a merge fences what it replaces in the
-    commit that takes what replaces it, under higher sequencers.
+    The intervals of a computation share no keys (MillWheel §7.1): a split or a merge fences the intervals that it
+    replaces in the commit that takes the new ones, under higher sequencers.
     """
     taken = [write for write in request.writes if write.fence.commit_number == 0]
     written = {write.interval for write in request.writes}
@@ -143,7 +138,7 @@ def taken_intervals_are_live(request: CommitRequest, snapshot: Snapshot) -> None
 
 
 def removed_files_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
-    """Removed files are still live, so two compactions never both replace a file."""
+    """Require that removed files are live, so that two compactions never replace the same file."""
     for write in request.writes:
         for path in write.removed:
             if snapshot.file(path) is None:
@@ -151,7 +146,7 @@ def removed_files_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
 
 
 def request_is_whole(request: CommitRequest, _snapshot: Snapshot) -> None:
-    """A request names each interval, added file and removed file once."""
+    """Require that a request names each interval, added file and removed file once."""
     intervals = [write.interval for write in request.writes]
     check(len(set(intervals)) == len(intervals), "a commit names an interval once")
     added = [file.path for write in request.writes for file in write.added]
@@ -163,7 +158,7 @@ def request_is_whole(request: CommitRequest, _snapshot: Snapshot) -> None:
 
 
 def positions_are_fenced(request: CommitRequest, _snapshot: Snapshot) -> None:
-    """Inputs are consumed only together with an interval's fence; otherwise a former owner could consume them."""
+    """Require a fence with every consumed input: otherwise a former owner could consume inputs."""
     consumed = [app_id for app_id in request.positions if app_id.startswith(_FENCED_PREFIXES)]
     if consumed and not request.writes:
         raise InvalidError(
@@ -172,7 +167,7 @@ def positions_are_fenced(request: CommitRequest, _snapshot: Snapshot) -> None:
 
 
 def fences_are_sound(request: CommitRequest, _snapshot: Snapshot) -> None:
-    """Numbers are in range, and a takeover adds no files (the new owner cannot have written any yet)."""
+    """Require numbers in range, and no files in a takeover: its owner cannot have written any yet."""
     for write in request.writes:
         number = write.fence.commit_number
         check(write.fence.sequencer > 0, "sequencers count from 1", fence=write.fence)
@@ -181,7 +176,7 @@ def fences_are_sound(request: CommitRequest, _snapshot: Snapshot) -> None:
 
 
 def moved_computations_are_fenced(request: CommitRequest, snapshot: Snapshot) -> None:
-    """A computation whose rows move or are removed is fenced in all of its intervals, and its rows move to an unused name."""
+    """Require a fence of all intervals of a computation whose rows move or go, and an unused name for moved rows."""
     leaving = {*request.renames, *request.drops}
     if not leaving:
         return
@@ -194,7 +189,7 @@ def moved_computations_are_fenced(request: CommitRequest, snapshot: Snapshot) ->
 
 
 def files_are_the_writers(request: CommitRequest, snapshot: Snapshot) -> None:
-    """Added files hold keys of their interval, were written under the request's fence, and are new."""
+    """Require that added files are new, lie in their interval and were written under the request's fence."""
     for write in request.writes:
         for file in write.added:
             check(_within(write, file.min_key, file.max_key), "a file lies in its interval", path=file.path)
@@ -218,7 +213,7 @@ INVARIANTS: Final[tuple[Predicate, ...]] = (
     positions_are_fenced,
     moved_computations_are_fenced,
 )
-"""Facts that hold for every request, unless there is a bug."""
+"""Facts that hold for every request, unless Millpond has a bug."""
 
 RULES: Final[tuple[Predicate, ...]] = (
     fences_follow,
@@ -235,7 +230,7 @@ def check_commit(request: CommitRequest, snapshot: Snapshot) -> None:
 
     Raises:
         FencedError: another owner has an interval.
-        ConflictError: the table moved on in a way that forbids the commit.
+        ConflictError: the table has changed in a way that forbids the commit.
         InvalidError: the request contradicts itself.
         InternalError: an invariant is broken.
     """

@@ -1,9 +1,9 @@
 """The snapshot: a table at one version, in memory, kept current by applying commits.
 
-The cost of `Snapshot.apply` depends on the commit, not on the size of the table. It
-verifies that the commit is whole (its seal) and follows the commit before it (the digest
-chain). `load` opens a table cold: it replays a log that is whole from its start, because
-commits carry digests and checkpoints do not; otherwise it starts from the newest checkpoint.
+The cost of `Snapshot.apply` depends on the commit, not on the size of the table. It verifies that the commit is
+complete (its seal) and follows the commit before it (the digest chain). `load` opens a table cold. It replays a log that
+still reaches back to version 0, because commits carry digests and checkpoints do not; otherwise it starts from the newest
+checkpoint.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ if TYPE_CHECKING:
     from millpond.statestore.log.checkpoint import Checkpoint
 
 NO_TABLE: Final = TableVersion(-1)
-"""The version of a table that has no commit yet."""
+"""The version of a table without any commit."""
 
 RESTORED_VERSION: Final = "restored_version"
-"""What a commit says that brings an older version back: which one."""
+"""Field of a commit that restores an older version: the number of that version."""
 
 _READER_VERSION_MAX: Final = 1
 _LOAD_TRIES: Final = 3
 
 
 class Snapshot:
-    """A table at one version.
-
-    It changes when commits are applied, and is for one thread at a time.
+    """A table at one version, for one thread at a time.
 
     Attributes:
         version: the newest applied commit; `NO_TABLE` at first.
@@ -47,10 +45,7 @@ class Snapshot:
         txns: the Delta application transactions: fences, input positions, supersteps.
         watermarks: the last journaled input watermark of each interval, by application id,
             as far as the applied commits contain them.
-        source_offsets: where each input's position lies in its source, by the input's application id; see
-            `CommitRequest`.
-        metadata: schema, partitioning and configuration.
-        protocol: the protocol versions that the table requires.
+        source_offsets: where each input's position lies in its source, by the input's application id.
     """
 
     def __init__(self) -> None:
@@ -65,30 +60,26 @@ class Snapshot:
 
     @property
     def configuration(self) -> Mapping[str, str]:
-        """The table's configuration."""
         return self.metadata.configuration if self.metadata else {}
 
     @property
     def file_count(self) -> int:
-        """How many files are live."""
         return len(self._files)
 
     @property
     def size_bytes(self) -> int:
-        """Size of all live files together."""
         return self._files.size_bytes
 
     @property
     def files(self) -> tuple[LiveFile, ...]:
-        """All live files in the order in which they were added."""
+        """All live files, oldest first."""
         return self._files.all()
 
     def file(self, path: str) -> LiveFile | None:
-        """The live file at a path; ``None`` if there is none."""
         return self._files.get(path)
 
     def statistics_of(self, path: str) -> str | None:
-        """The statistics of the live file at a path, as the log has them; ``None`` if there are none."""
+        """Return the statistics of a live file as the log has them."""
         return self._files.statistics_of(path)
 
     @property
@@ -97,43 +88,35 @@ class Snapshot:
         return self._files.computations()
 
     def files_in(self, computation: str) -> tuple[LiveFile, ...]:
-        """The live files of a computation in the order in which they were added."""
+        """Return the live files of a computation, oldest first."""
         return self._files.in_computation(computation)
 
     def files_of(self, interval: Interval) -> tuple[LiveFile, ...]:
-        """The live files that can hold keys of the interval, in the order in which they were added.
+        """Return the live files that can hold keys of the interval, oldest first.
 
-        After a change of boundaries, or a rewrite by another engine, they may hold keys of
-        other intervals too.
+        After a change of boundaries, or a rewrite by another engine, they may hold keys of other intervals too.
         """
         return self._files.in_interval(interval)
 
     def fence_of(self, interval: Interval) -> Fence | None:
-        """The fence that the table stores for an interval; ``None`` if it has never been owned."""
+        """Return the stored fence of an interval, or ``None`` if the interval has never been owned."""
         version = self.txns.get(interval.app_id)
         return None if version is None else unpack_fence(version)
 
     def live_intervals(self, computation: str | None = None) -> dict[Interval, Fence]:
-        """The live intervals of a computation, or of all of them, in key order; see `live_intervals`."""
         return live_intervals(self.txns, computation)
 
     @collector_paused()
     def apply(self, version: TableVersion, data: bytes) -> tuple[Action, ...]:
-        """Apply one commit; a refused commit changes nothing.
-
-        Args:
-            version: the commit's version, which must be the next version.
-            data: the bytes of its commit file.
-
-        Returns:
-            The commit's actions.
+        """Apply the next commit and return its actions; a refused commit changes nothing.
 
         Raises:
-            DataError: the file is damaged or does not follow the one before it, or another engine changed
-                the data of a store's rows by it.
-            InvalidError: it makes the table require a newer reader.
+            DataError: the file is damaged or does not follow the one before it, or another engine changed the data
+                of a store's rows in it.
+            InvalidError: the commit makes the table require a newer reader.
         """
         actions = decode(data, commit_path(version))
+        # Refuse before anything is applied: a refused commit must leave a usable snapshot.
         self._check_chain(version, actions)
         refuse_foreign_change(version, actions, self.configuration)
         self.apply_actions(version, actions, digest_of(data))
@@ -145,39 +128,34 @@ class Snapshot:
         check(version == self.version + 1, "commits are applied in order", at=self.version, next=version)
         verified = tuple(actions)
         _check_readable(verified, commit_path(version))
-        self._take(verified, version)
+        self._record(verified, version)
         self.version, self.digest = version, digest
 
     def restart_from(self, checkpoint: Checkpoint, actions: Iterable[Action], commit: bytes | None) -> None:
-        """Start from the state in a checkpoint.
-
-        Args:
-            checkpoint: the checkpoint.
-            actions: its actions.
-            commit: its version's commit file; ``None`` when that was cleaned up.
-        """
+        """Start from a checkpoint; ``commit`` is its version's commit file, or ``None`` when that was cleaned up."""
         check(self.version == NO_TABLE, "only a fresh snapshot starts from a checkpoint", at=self.version)
         verified = tuple(actions)
         _check_readable(verified, checkpoint.paths[0])
-        self._take(verified, checkpoint.version)
+        self._record(verified, checkpoint.version)
         if commit is not None:
-            self._take_offsets_of(commit, commit_path(checkpoint.version))
+            self._record_offsets_of(commit, commit_path(checkpoint.version))
         self.version, self.digest = checkpoint.version, "" if commit is None else digest_of(commit)
 
-    def _take_offsets_of(self, commit: bytes, path: str) -> None:
+    def _record_offsets_of(self, commit: bytes, path: str) -> None:
         try:
             actions = decode(commit, path)
         except DataError:
-            # The commit after this one is chained to its digest, which says so.
+            # The next commit is chained to this one's digest, so applying that one reports the damage.
             return
         for action in actions:
             if isinstance(action, CommitInfo):
-                self._take_offsets(action)
+                self._record_offsets(action)
 
     def _check_chain(self, version: TableVersion, actions: tuple[Action, ...]) -> None:
         for action in actions:
             if isinstance(action, CommitInfo) and action.millpond is not None:
                 previous = action.millpond.get("previous", "")
+                # A digest is unknown after another engine's commit, or a checkpoint whose commit was cleaned up.
                 if previous and self.digest and previous != self.digest:
                     raise DataError(
                         "the commit before this one is not the one that it was built on",
@@ -187,18 +165,18 @@ class Snapshot:
                         found=self.digest,
                     )
 
-    def _take(self, actions: tuple[Action, ...], version: TableVersion) -> None:
+    def _record(self, actions: tuple[Action, ...], version: TableVersion) -> None:
         for action in actions:
             match action:
                 case Add():
-                    self._take_add(action, version)
+                    self._record_add(action, version)
                 case Txn():
                     self.txns[action.app_id] = action.version
                 case Remove():
                     self._files.remove(action.path)
                 case CommitInfo():
-                    self._take_watermarks(action)
-                    self._take_offsets(action)
+                    self._record_watermarks(action)
+                    self._record_offsets(action)
                 case Metadata():
                     self.metadata = action
                 case Protocol():
@@ -206,34 +184,30 @@ class Snapshot:
                 case Other():
                     pass
 
-    def _take_add(self, add: Add, version: TableVersion) -> None:
+    def _record_add(self, add: Add, version: TableVersion) -> None:
         known = self._files.get(add.path)
         # A file that is added again, with other statistics or tags, keeps the version of its first add.
         self._files.put(LiveFile.from_add(add, version if known is None else known.added_version), add.stats)
 
-    def _take_watermarks(self, info: CommitInfo) -> None:
-        told = info.millpond or {}
-        watermarks = told.get("watermarks")
-        if RESTORED_VERSION in told:
-            # What the undone supersteps had reached is no watermark any more, known or not.
+    def _record_watermarks(self, info: CommitInfo) -> None:
+        own = info.millpond or {}
+        watermarks = own.get("watermarks")
+        if RESTORED_VERSION in own:
+            # The watermarks of the undone supersteps no longer hold: their records will be processed again.
             self.watermarks = {}
         if isinstance(watermarks, Mapping):
             self.watermarks.update({app_id: at for app_id, at in watermarks.items() if isinstance(at, int)})
 
-    def _take_offsets(self, info: CommitInfo) -> None:
+    def _record_offsets(self, info: CommitInfo) -> None:
         offsets = (info.millpond or {}).get("source_offsets")
         if isinstance(offsets, Mapping):
             self.source_offsets = {app_id: str(text) for app_id, text in offsets.items()}
 
 
 def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> dict[Interval, Fence]:
-    """The intervals that no split or merge has replaced, each with its fence, by computation and key.
+    """Return the intervals that no split or merge has replaced, with their fences, by computation and key.
 
-    A ``txn`` never leaves the table, so those of replaced intervals are among them too.
-
-    Args:
-        txns: the application transactions of a table.
-        computation: whose intervals; ``None`` for those of all.
+    A ``txn`` never leaves the table, so ``txns`` names replaced intervals too.
     """
     named = ((Interval.from_app_id(app_id), version) for app_id, version in txns.items())
     fences = {
@@ -264,20 +238,12 @@ def load(log: Log, version: TableVersion | None = None) -> Snapshot:
 
 
 def catch_up(log: Log, snapshot: Snapshot) -> Snapshot:
-    """The table at its newest version, as `load` gives it, from a snapshot that this process has just loaded.
-
-    Commits that the snapshot holds are not read again. The log is listed again: one that no longer holds the
-    snapshot's version and every version after it was cut or cleaned up meanwhile, and is loaded from the start.
-
-    Raises:
-        ObjectMissingError: there is no table any more.
-        DataError: a commit file is missing, damaged or out of the chain.
-        InvalidError: the table requires a newer reader.
-    """
+    """Bring a snapshot that this process has just loaded to the newest version; the errors are those of `load`."""
     inventory = log.inventory()
     there = inventory.versions[bisect_left(inventory.versions, snapshot.version) :]
     latest = NO_TABLE if inventory.latest is None else inventory.latest
     if not there or there != tuple(range(snapshot.version, latest + 1)):
+        # The log was cut or cleaned up meanwhile, so the snapshot may describe a past that no longer exists.
         return load(log)
     try:
         for version in there[1:]:
@@ -302,12 +268,15 @@ def _load_once(log: Log, version: TableVersion | None) -> Snapshot:
 
 def _start(log: Log, inventory: LogInventory, target: TableVersion) -> Snapshot:
     if bisect_right(inventory.versions, target) == target + 1:
+        # The log reaches back to version 0: replay it, because each commit verifies the one before it.
         return Snapshot()
     failure: DataError | None = None
     for checkpoint in reversed(inventory.checkpoints):
         if checkpoint.version <= target:
             try:
-                snapshot = _from_checkpoint(log, checkpoint)
+                commit = log.read(checkpoint.version)
+                snapshot = Snapshot()
+                snapshot.restart_from(checkpoint, log.read_checkpoint(checkpoint), commit)
             except DataError as error:
                 # An older checkpoint and the commits after it give the same state, if they exist.
                 failure = failure or error
@@ -326,33 +295,24 @@ def _start(log: Log, inventory: LogInventory, target: TableVersion) -> Snapshot:
     return Snapshot()
 
 
-def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> Snapshot:
-    commit = log.read(checkpoint.version)
-    snapshot = Snapshot()
-    snapshot.restart_from(checkpoint, log.read_checkpoint(checkpoint), commit)
-    return snapshot
-
-
 def _look_behind(log: Log, inventory: LogInventory, checkpoint: Checkpoint, snapshot: Snapshot) -> None:
-    """Refuse a store's checkpoint that sums up another engine's change of data.
-
-    A checkpoint of our own is written by a process that has read all commits before it. That of another
-    engine is not, so the commits behind it that are still there are read, back to a checkpoint of our own.
-    """
+    """Refuse a store's checkpoint that sums up another engine's change of data."""
     if log.is_own_checkpoint(checkpoint):
         return
-    own = (older.version for older in inventory.checkpoints if older.version < checkpoint.version)
+    # Millpond has read every commit before writing a checkpoint; other engines have not, so the commits behind
+    # theirs that still exist are read here, back to a checkpoint of Millpond's.
     start = next(
-        (version for version in sorted(own, reverse=True) if _is_own(log, inventory, version)), NO_TABLE
+        (
+            older.version
+            for older in reversed(inventory.checkpoints)
+            if older.version < checkpoint.version and log.is_own_checkpoint(older)
+        ),
+        NO_TABLE,
     )
     for version in inventory.versions:
         if start < version <= checkpoint.version:
             actions = decode(log.require(version), commit_path(version))
             refuse_foreign_change(version, actions, snapshot.configuration)
-
-
-def _is_own(log: Log, inventory: LogInventory, version: TableVersion) -> bool:
-    return any(log.is_own_checkpoint(known) for known in inventory.checkpoints if known.version == version)
 
 
 def _check_readable(actions: Iterable[Action], path: str) -> None:

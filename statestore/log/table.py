@@ -1,26 +1,13 @@
-"""Tables at version 0: the store's ``rows``, and plain Delta tables for sinks.
+"""Delta tables: creation of a store's ``rows`` and of plain tables for sinks, appends, replacements and new columns.
 
-Tables require reader version 1 and writer version 2 and use no table feature, so that
-every Delta reader and writer can work on them.
-
-Appending to any Delta table exactly once.
-
-It uses the same log writer as the store's own table, so an append has the same three
-outcomes. Delta's application transactions make it exactly once: an append whose
-transactions the table has already reached is skipped.
-
-Replacing files of any Delta table exactly once, in one commit.
-
-Like `millpond.statestore.log.table`, it uses application transactions to skip a replacement that the table
-already has. Because the new files were made from the old ones, the commit is made on the very version
-that was read, or not at all.
-
-Changing the columns of a Delta table whose files need not be rewritten for it.
+Tables require reader version 1 and writer version 2 and use no table feature, so every Delta reader and writer can
+work on them. Appends and replacements happen exactly once, because a commit whose application transactions the table
+has reached already is skipped.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -53,13 +40,8 @@ if TYPE_CHECKING:
 
 
 FORMAT_VERSION: Final = 1
-"""The store format that this code reads and writes."""
-
 FORMAT_VERSION_KEY: Final = "millpond.formatVersion"
-"""Key of the store's format in the table's configuration."""
-
 STORE_ID_KEY: Final = "millpond.storeId"
-"""Key of the store's identity in the table's configuration."""
 
 
 def create_table(
@@ -74,21 +56,7 @@ def create_table(
     txns: Mapping[str, int] | None = None,
     retry: RetryPolicy | None = None,
 ) -> LogWriter:
-    """Create an empty Delta table.
-
-    Args:
-        log: the table's log; there must be no table yet.
-        clock: for timestamps.
-        rng: for the table's identity.
-        schema: all columns, including partition columns.
-        name: the table's name.
-        partition_columns: names of the columns that partition it.
-        configuration: the table's properties.
-        txns: application ids and the versions that they begin with.
-        retry: the policy for retries.
-
-    Returns:
-        A writer of the table, at version 0.
+    """Create an empty Delta table and return a writer at its version 0.
 
     Raises:
         ObjectExistsError: there is already a table; another process may have just created it.
@@ -121,15 +89,7 @@ def create_rows_table(
     location: str = "",
     retry: RetryPolicy | None = None,
 ) -> LogWriter:
-    """Create the table ``rows`` of a new store.
-
-    Args:
-        log: the table's log; there must be no table yet.
-        clock: for timestamps.
-        rng: for the identities of table and store.
-        store_id: the store's id; drawn at random if not given.
-        location: where the store lies; "" if that is not to be recorded.
-        retry: the policy for retries.
+    """Create the table ``rows`` of a new store; its location is recorded unless it is "".
 
     Raises:
         ObjectExistsError: there is already a table; another process may have just created it.
@@ -152,11 +112,7 @@ def create_rows_table(
 
 
 def check_format(snapshot: Snapshot) -> None:
-    """Refuse a table that does not belong to a store, or belongs to a store of a newer format.
-
-    Raises:
-        InvalidError: this code cannot read the table as a store.
-    """
+    """Raise `InvalidError` for a table that does not belong to a store, or to a store of a newer format."""
     text = snapshot.configuration.get(FORMAT_VERSION_KEY)
     if text is None or not text.isdecimal():
         raise InvalidError("the Delta table is not a Millpond store", format_version=text)
@@ -169,11 +125,6 @@ def check_format(snapshot: Snapshot) -> None:
 
 
 def store_id_of(snapshot: Snapshot) -> str:
-    """The identity of the store that a table belongs to.
-
-    Raises:
-        InvalidError: the table has no store's identity.
-    """
     store_id = snapshot.configuration.get(STORE_ID_KEY)
     if not store_id:
         raise InvalidError("the Delta table is not a Millpond store", key=STORE_ID_KEY)
@@ -181,7 +132,7 @@ def store_id_of(snapshot: Snapshot) -> str:
 
 
 def with_row_columns(metadata: Metadata) -> Metadata:
-    """The metadata of a table of rows with all columns that rows have; those that it has stay as they are."""
+    """Return the metadata of a table of rows with every missing row column added."""
     schema = orjson.loads(metadata.schema_string)
     fields = schema.setdefault("fields", [])
     names = {field["name"] for field in fields}
@@ -216,7 +167,7 @@ class _CreatePlan:
 
 
 def table_id_of(token: str) -> str:
-    """The id of a Delta table, which has the form of a UUID, from 32 hexadecimal digits."""
+    """Return a Delta table's id, which has the form of a UUID, from 32 hexadecimal digits."""
     cuts = (0, 8, 12, 16, 20, 32)
     return "-".join(token[low:high] for low, high in pairwise(cuts))
 
@@ -230,18 +181,11 @@ def append(
     rows: int = 0,
     guard: Callable[[Snapshot], None] | None = None,
 ) -> Committed | None:
-    """Add files to a table, once.
+    """Add files of the table's folder to a table once; return ``None`` when it has reached all of ``txns`` already.
 
-    Args:
-        writer: the table's writer.
-        adds: files that are already in the table's folder.
-        txns: application ids and the versions that this append advances them to.
-        metadata: stored in ``commitInfo.millpond``.
-        rows: how many rows the files hold, for the table's history.
-        guard: raises if the version that the commit is built on forbids it.
-
-    Returns:
-        The commit; ``None`` when the table has reached all of ``txns``, so nothing was added.
+    The append advances the application ids in ``txns`` to their versions. ``metadata`` goes to ``commitInfo.millpond``, and
+    ``rows``, the number of rows in the files, to the table's history. ``guard`` raises if the version that the commit is
+    built on forbids it.
 
     Raises:
         OutcomeUnknownError: it may or may not have landed; repeating the call decides.
@@ -249,32 +193,47 @@ def append(
         InvalidError: a file's partition values do not fit the table.
     """
     plan = _AppendPlan(
-        adds=adds, txns=dict(txns or {}), metadata=dict(metadata or {}), rows=rows, guard=guard
+        added=adds, txns=dict(txns or {}), metadata=dict(metadata or {}), rows=rows, guard=guard
     )
     return writer.write(plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _AppendPlan:
-    adds: tuple[Add, ...]
-    txns: Mapping[str, int] = field(default_factory=dict)
-    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
-    rows: int = 0
-    guard: Callable[[Snapshot], None] | None = None
+class _FilesPlan:
+    added: tuple[Add, ...]
+    txns: Mapping[str, int]
+    metadata: Mapping[str, JsonValue]
+    rows: int
+    guard: Callable[[Snapshot], None] | None
 
-    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
+    def _reached(self, snapshot: Snapshot) -> list[str]:
+        """Return the transactions that the table has reached already, after the guard has admitted its version."""
         if self.guard is not None:
             self.guard(snapshot)
-        reached = [app_id for app_id, at in self.txns.items() if snapshot.txns.get(app_id, -1) >= at]
+        return [app_id for app_id, at in self.txns.items() if snapshot.txns.get(app_id, -1) >= at]
+
+    def _transactions(self, now_ms: int) -> list[Txn]:
+        return [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AppendPlan(_FilesPlan):
+    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
+        reached = self._reached(snapshot)
+        # Every transaction is reached: this very append has landed, so a repetition adds nothing.
         if self.txns and len(reached) == len(self.txns):
             return None
         if reached:
             raise ConflictError("the table already holds a part of this append", app_ids=reached)
-        _check_partitions(self.adds, snapshot)
-        txns = [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
+        columns = set(snapshot.metadata.partition_columns) if snapshot.metadata else set()
+        for add in self.added:
+            if set(add.partition_values) != columns:
+                raise InvalidError(
+                    "the file's partition values do not fit the table", path=add.path, columns=sorted(columns)
+                )
         return CommitDraft(
             operation="WRITE",
-            actions=(*txns, *self.adds),
+            actions=(*self._transactions(now_ms), *self.added),
             fields={**self.metadata, "kind": "append"},
             parameters={"mode": "Append"},
             rows=self.rows,
@@ -283,15 +242,6 @@ class _AppendPlan:
     def admit(self, winner: tuple[Action, ...]) -> None:
         if any(isinstance(action, (Protocol, Metadata)) for action in winner):
             raise ConflictError("another writer changed the table's protocol or metadata")
-
-
-def _check_partitions(adds: tuple[Add, ...], snapshot: Snapshot) -> None:
-    columns = set(snapshot.metadata.partition_columns) if snapshot.metadata else set()
-    for add in adds:
-        if set(add.partition_values) != columns:
-            raise InvalidError(
-                "the file's partition values do not fit the table", path=add.path, columns=sorted(columns)
-            )
 
 
 def replace_files(
@@ -305,20 +255,10 @@ def replace_files(
     rows: int = 0,
     guard: Callable[[Snapshot], None] | None = None,
 ) -> Committed | None:
-    """Replace files of an unpartitioned table, once.
+    """Replace files of an unpartitioned table once; return ``None`` when the table has reached all of ``txns`` already.
 
-    Args:
-        writer: the table's writer.
-        removed: live files whose rows the new files replace.
-        added: files that are already in the table's folder.
-        read_at: the version from which ``added`` was made.
-        txns: application ids and the versions that this commit advances them to.
-        metadata: stored in ``commitInfo.millpond``.
-        rows: how many rows the new files hold, for the table's history.
-        guard: raises if the version that the commit is built on forbids it.
-
-    Returns:
-        The commit; ``None`` when the table has reached all of ``txns``, so nothing was changed.
+    The arguments are those of `append`; ``read_at`` is the version from which ``added`` was made. The new files were made
+    from the old ones, so the commit is made on that very version or not at all.
 
     Raises:
         ConflictError: the table is at another version than ``read_at``: read again; nothing was written.
@@ -338,32 +278,24 @@ def replace_files(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ReplacePlan:
+class _ReplacePlan(_FilesPlan):
     removed: tuple[LiveFile, ...]
-    added: tuple[Add, ...]
     read_at: TableVersion
-    txns: Mapping[str, int]
-    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
-    rows: int = 0
-    guard: Callable[[Snapshot], None] | None = None
 
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
-        if self.guard is not None:
-            self.guard(snapshot)
-        if all(snapshot.txns.get(app_id, -1) >= at for app_id, at in self.txns.items()):
+        if len(self._reached(snapshot)) == len(self.txns):
             return None
         if snapshot.version != self.read_at:
             raise ConflictError(
                 "the table has changed since it was read", read_at=self.read_at, version=snapshot.version
             )
-        txns = [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
         removes = [
             Remove(path=file.path, deletion_time_ms=now_ms, partition_values={}, size_bytes=file.size_bytes)
             for file in self.removed
         ]
         return CommitDraft(
             operation="MERGE",
-            actions=(*txns, *removes, *self.added),
+            actions=(*self._transactions(now_ms), *removes, *self.added),
             fields={**self.metadata, "kind": "replace"},
             rows=self.rows,
         )
@@ -373,18 +305,14 @@ class _ReplacePlan:
 
 
 def change_schema(writer: LogWriter, schema_string: str) -> None:
-    """Give a table other columns, if it still has those that the writer knows.
+    """Replace the columns of a table, unless they have changed since the writer read them.
 
-    The caller sees to it that the files of the table, if any, can be read with the new columns.
-
-    Args:
-        writer: the table's writer.
-        schema_string: the new columns, as Delta writes them.
+    The caller makes sure that the table's files, if any, can be read with the new columns.
 
     Raises:
         ConflictError: another writer changed the columns, or added a file; nothing was written.
         OutcomeUnknownError: it may or may not have landed; repeating the call decides.
-        UnavailableError: the table is away; nothing was written.
+        UnavailableError: the table is unavailable; nothing was written.
     """
     metadata = writer.snapshot.metadata
     if metadata is None:

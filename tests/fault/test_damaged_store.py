@@ -13,7 +13,7 @@ import pytest
 from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.errors import DataError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.leases.zookeeper_process import HOST, noted
+from millpond.statestore.leases.zookeeper_process import HOST, recorded_server
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
@@ -126,11 +126,11 @@ def test_a_port_in_use_is_no_obstacle(tmp_path: Path) -> None:
     path = tmp_path / "pond"
     with Store.open(path) as store:
         run_on(store, 0)
-        server = noted(path / "zookeeper")
+        server = recorded_server(path / "zookeeper")
         assert server is not None
         server.kill(CLOCK)
     with socket.create_server((HOST, server.port)), Store.open(path) as store:
-        successor = noted(path / "zookeeper")
+        successor = recorded_server(path / "zookeeper")
         assert successor is not None
         assert successor.port != server.port
         run_on(store, 5)

@@ -18,8 +18,8 @@ from kazoo.client import KazooClient
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc import compaction
+from millpond.gc.collectors import write_checkpoint
 from millpond.gc.compaction import CompactionPolicy
-from millpond.gc.log import write_checkpoint
 from millpond.gc.round import Retention, collect_garbage
 from millpond.statestore.errors import DataError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry

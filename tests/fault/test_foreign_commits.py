@@ -17,7 +17,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.gc.log import write_checkpoint
+from millpond.gc.collectors import write_checkpoint
 from millpond.statestore.errors import DataError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log.log import Log

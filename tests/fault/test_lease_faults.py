@@ -15,7 +15,7 @@ from millpond.statestore.errors import ConflictError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, LeaseState
 from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
-from millpond.statestore.leases.zookeeper_process import free_port, noted
+from millpond.statestore.leases.zookeeper_process import free_ports, recorded_server
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.system import SystemClock, SystemRng
@@ -246,7 +246,7 @@ def test_restarted_embedded_server_keeps_leases(tmp_path: Path, open_leases: Ope
     server = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng())
     leases = open_leases(server.start_or_join(), "w1")
     lease = leases.take(INTERVAL, above=NOTHING)
-    process = noted(tmp_path)
+    process = recorded_server(tmp_path)
     assert process is not None
     process.kill(CLOCK)
 
@@ -262,7 +262,7 @@ def test_restarted_embedded_server_keeps_leases(tmp_path: Path, open_leases: Ope
 
 def test_no_server_is_an_error_in_time(open_leases: Open) -> None:
     """Where no server answers, opening fails within the session's time-out and names the hosts."""
-    hosts = f"127.0.0.1:{free_port()}"
+    hosts = f"127.0.0.1:{free_ports(1)[0]}"
 
     with pytest.raises(UnavailableError, match=hosts):
         open_leases(hosts, "w1", 500)

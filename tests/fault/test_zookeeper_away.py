@@ -14,7 +14,7 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.errors import FencedError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, LeaseState
-from millpond.statestore.leases.zookeeper_process import ServerProcess, noted
+from millpond.statestore.leases.zookeeper_process import ServerProcess, recorded_server
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.store import Store
@@ -33,7 +33,7 @@ SHORT_SESSION_MS = 3_000
 
 def server_of(path: Path) -> ServerProcess:
     """The server that runs in the folder ``zookeeper`` below ``path``."""
-    server = noted(path / "zookeeper")
+    server = recorded_server(path / "zookeeper")
     assert server is not None
     return server
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 
 from millpond.cli.main import main
-from millpond.executor.maintenance.offline_gc import collect_by_hand
+from millpond.executor.maintenance.offline_gc import collect_offline
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.evolution import Evolution, check_codecs, plan_evolution
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
@@ -303,7 +303,7 @@ class TestGoingOn:
     def test_its_garbage_is_collected(self, old: Old) -> None:
         """Compactions and collections of today leave the rows as they are, and the store sound."""
         with old.harbour.open() as store:
-            done = collect_by_hand(store, old.harbour.clock, old.harbour.rng, NOW)
+            done = collect_offline(store, old.harbour.clock, old.harbour.rng, NOW)
 
         assert done.collections[0].paths
         assert old.states() == old.contents["newest"]

@@ -14,7 +14,7 @@ import click
 import orjson
 
 from millpond.executor.local.run import LocalRun
-from millpond.executor.maintenance.offline_gc import collect_by_hand
+from millpond.executor.maintenance.offline_gc import collect_offline
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc.compaction import CompactionPolicy
 from tests.format.harbour import START_US, Harbour, minute
@@ -72,7 +72,7 @@ def write(folder: Path) -> None:
     for _ in range(_COLLECTIONS):
         harbour.clock.advance_ms(_PAUSE_MS)
         with harbour.open() as store:
-            collect_by_hand(store, harbour.clock, harbour.rng, _COLLECTING)
+            collect_offline(store, harbour.clock, harbour.rng, _COLLECTING)
     with harbour.open() as store, harbour.start(store) as run:
         run.advance_watermark("arrivals", minute(12))
         run.run_until_quiet()

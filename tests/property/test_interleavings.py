@@ -87,7 +87,7 @@ class Duel:
 
     def _settle(self, committer: Committer, request: CommitRequest) -> int | str:
         try:
-            settled = committer.settle()
+            settled = committer.resolve()
         except (OutcomeUnknownError, UnavailableError):
             return "unknown"
         return self._commit(committer, request) if settled is None else settled.version

@@ -47,7 +47,7 @@ def test_shared_files_are_parted_together() -> None:
     assert supersteps(parting) == [1, 2]
     assert parting is not None
     assert [(part.interval, part.is_complete) for part in parting.parts] == [(LOW, True), (HIGH, True)]
-    assert parting.size_bytes == 20
+    assert parting.parts[0].size_bytes == 20
 
 
 def test_files_that_lie_in_one_interval_stay() -> None:

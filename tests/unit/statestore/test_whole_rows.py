@@ -13,7 +13,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.offline_gc import collect_by_hand
+from millpond.executor.maintenance.offline_gc import collect_offline
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -225,7 +225,7 @@ def test_garbage_takes_ids_away(pond: Pond) -> None:
 
     pond.clock.advance_ms(60_000)
     policy = UpkeepPolicy(retention="1h", collect_every=1)
-    collect_by_hand(pond.store, pond.clock, pond.rng, policy)
+    collect_offline(pond.store, pond.clock, pond.rng, policy)
 
     assert pond.ask("select key from keep order by key") == [("a",), ("z",)]
 

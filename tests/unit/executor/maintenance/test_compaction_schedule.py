@@ -56,8 +56,8 @@ def test_those_with_most_files_come_first() -> None:
     """Where more intervals are due than may be prepared, none waits for ever behind others with fewer files."""
     compactions = schedule(fan_in=2)
     for superstep in (1, 2):
-        compactions.note(request(superstep, *INTERVALS))
-    compactions.note(request(3, *INTERVALS[-3:]))
+        compactions.record(request(superstep, *INTERVALS))
+    compactions.record(request(3, *INTERVALS[-3:]))
     due = compactions.due()
 
     assert due[:3] == list(INTERVALS[-3:])
@@ -68,7 +68,7 @@ def test_those_with_most_files_come_first() -> None:
 def test_those_with_few_files_are_not_due() -> None:
     """An interval is due from `fan_in` files on."""
     compactions = schedule(fan_in=2)
-    compactions.note(request(1, *INTERVALS))
-    compactions.note(request(2, INTERVALS[7]))
+    compactions.record(request(1, *INTERVALS))
+    compactions.record(request(2, INTERVALS[7]))
 
     assert compactions.due() == [INTERVALS[7]]

@@ -11,7 +11,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.offline_gc import collect_by_hand
+from millpond.executor.maintenance.offline_gc import collect_offline
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.nodes import OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -182,7 +182,7 @@ def test_offline_maintenance_knows_the_slack_of_the_last_run(first: str) -> None
         pond.stop()
         pond.clock.advance_ms(minutes * MINUTE_MS)
         with pond.open() as store:
-            collect_by_hand(store, pond.clock, SeededRng(id_slack), UpkeepPolicy())
+            collect_offline(store, pond.clock, SeededRng(id_slack), UpkeepPolicy())
         pond.start(id_slack)
         pond.send("again")
         assert pond.count == expected

@@ -12,7 +12,7 @@ from millpond.cli.main import main
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.maintenance.offline_gc import collect_by_hand
+from millpond.executor.maintenance.offline_gc import collect_offline
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.replay.repair import repair_store
@@ -65,7 +65,7 @@ class Pond:
 
     def collect(self, *, dry_run: bool = False) -> CollectionRound:
         with self.open() as store:
-            return collect_by_hand(store, self.clock, SeededRng(self.opened), NOW, dry_run=dry_run)
+            return collect_offline(store, self.clock, SeededRng(self.opened), NOW, dry_run=dry_run)
 
     def counts(self) -> list[str]:
         return list(self.open().rows_view("count").to_arrow().column("state").to_pylist())
@@ -149,7 +149,7 @@ def test_a_collection_that_lost_its_hold_deletes_nothing(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(gc_round, "survey", slept)
     with pytest.raises(FencedError):
-        collect_by_hand(store, pond.clock, SeededRng("late"), NOW)
+        collect_offline(store, pond.clock, SeededRng("late"), NOW)
     assert before <= set(pond.disk.list(""))
 
 

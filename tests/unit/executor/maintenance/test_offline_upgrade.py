@@ -10,7 +10,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance import offline_upgrade
-from millpond.executor.maintenance.offline_upgrade import Upgraded, upgrade_by_hand
+from millpond.executor.maintenance.offline_upgrade import Upgraded, upgrade_offline
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.failpoint import listening
@@ -93,7 +93,7 @@ class Pond:
 
     def upgrade(self, **options: Any) -> list[Upgraded]:
         topology = self.pipeline(options.pop("computation", None) or Packed()).check()
-        return upgrade_by_hand(self.store(), topology, self.clock, SeededRng(f"u{self.opened}"), **options)
+        return upgrade_offline(self.store(), topology, self.clock, SeededRng(f"u{self.opened}"), **options)
 
     def rows(self) -> dict[str, dict[str, Any]]:
         table = self.store().rows_view("c").to_arrow(whole=True).to_pylist()
@@ -226,4 +226,4 @@ def test_what_cannot_be_upgraded_is_refused():
         pond.upgrade(computation=Count(), computations=["c"])
     renamed = pond.pipeline(Packed(), name="new", renamed_from="c").check()
     with pytest.raises(InvalidError, match="start it once"):
-        upgrade_by_hand(pond.store(), renamed, pond.clock, SeededRng(1))
+        upgrade_offline(pond.store(), renamed, pond.clock, SeededRng(1))

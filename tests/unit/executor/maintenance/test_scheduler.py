@@ -183,7 +183,7 @@ def test_a_former_owners_compaction_is_fenced():
     # Due at once, without a superstep of its own that would be fenced first.
     schedule = coordinator._upkeep._compactions
     schedule._files = dict.fromkeys(schedule._files, COMPACTIONS.fan_in)
-    schedule._policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2), background=False)
+    schedule.policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2), background=False)
 
     with pytest.raises(FencedError):
         coordinator.maintain()
@@ -290,17 +290,17 @@ def test_a_large_compaction_holds_nothing_up():
     )
     held = Held()
     schedule = pond.run._worker.coordinator._upkeep._compactions
-    schedule._workers = replace(schedule._workers, large=held)
+    schedule.workers = replace(schedule.workers, large=held)
     for second in range(40):
         # The first compactions are large ones.
         is_large = not schedule._large
-        schedule._policy = replace(
+        schedule.policy = replace(
             policy, compaction=replace(COMPACTIONS, memory_bytes_max=0 if is_large else 1 << 20)
         )
         pond.step(second)
         plain.step(second)
         assert max(pond.files_per_interval().values()) <= 2 * COMPACTIONS.files_max + COMPACTIONS.fan_in
-    large = {interval: compaction for interval, (compaction, _) in schedule._large.items()}
+    large = {interval: task.parts[0] for interval, task in schedule._large.items()}
     assert large
     held.release()
     files_before = sum(pond.files_per_interval().values())

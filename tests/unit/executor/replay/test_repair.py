@@ -21,8 +21,8 @@ from millpond.executor.replay.repair import SET_ASIDE_FOLDER, repair_store
 from millpond.executor.replay.repair_plan import RepairPlan, plan_repair
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.superstep.plan import InputPosition
+from millpond.gc.collectors import write_checkpoint
 from millpond.gc.compaction import CompactionPolicy
-from millpond.gc.log import write_checkpoint
 from millpond.statestore.errors import ConflictError, DataError
 from millpond.statestore.history.verification import verify_store
 from millpond.statestore.interval import Interval

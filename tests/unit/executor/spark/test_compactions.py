@@ -55,7 +55,7 @@ class Played:
 
         def is_idle() -> bool:
             run._coordinator.maintain()
-            return schedule.is_idle and not schedule.large_computations
+            return schedule.is_idle and not schedule.busy
 
         rows = numbered(range(0, SUPERSTEPS * 5, 5))
         for number, row in enumerate(rows):

@@ -10,7 +10,7 @@ from millpond.statestore.errors import FencedError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Holder, Lease, LeaseState, may_move, next_sequencer
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
-from millpond.statestore.leases.zookeeper_nodes import IntervalNodes, StorePaths, batches, giving_up, taking
+from millpond.statestore.leases.zookeeper_lease import IntervalNodes, StorePaths, batches, giving_up, taking
 from millpond.statestore.leases.zookeeper_session import Create, Delete, Expect, Node, Operation, Set
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import Sequencer

@@ -6,8 +6,7 @@ import pytest
 
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Holder, Lease, LeaseState
-from millpond.statestore.leases.zookeeper_lease import LeaseBook
-from millpond.statestore.leases.zookeeper_nodes import IntervalNodes
+from millpond.statestore.leases.zookeeper_lease import IntervalNodes, LeaseBook
 from millpond.statestore.leases.zookeeper_session import Connection, Node
 from millpond.statestore.types import Sequencer
 
@@ -101,7 +100,7 @@ def test_interval_is_in_use_while_it_is_taken(book: LeaseBook) -> None:
 
 def test_nothing_is_reviewed_while_away(book: LeaseBook) -> None:
     """Intervals wait for the connection before they are looked at, and for nothing once closed."""
-    book.look_at([INTERVAL])
+    book.review([INTERVAL])
     book.connection_changed(AWAY)
 
     assert book.next_for_review(0.0) == ()

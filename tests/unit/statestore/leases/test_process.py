@@ -20,7 +20,7 @@ from millpond.statestore.leases.zookeeper_process import (
     free_ports,
     is_free,
     launch,
-    noted,
+    recorded_server,
 )
 from millpond.statestore.system import SystemClock
 from millpond.testing.servers.zookeeper import wait_until
@@ -43,7 +43,7 @@ def test_process_that_is_not_yet_java_is_the_server(server: ServerProcess) -> No
     """A process is the server as soon as it is noted, whatever program it runs, and is not our child."""
     stat = Path(f"/proc/{server.process_id}/stat").read_text().rpartition(")")[2].split()
 
-    assert noted(server.folder) == server
+    assert recorded_server(server.folder) == server
     assert server.is_running()
     assert int(stat[1]) != os.getpid()
     assert server.kill(CLOCK)
@@ -57,7 +57,7 @@ def test_process_with_the_id_of_a_dead_server_is_left_alone(server: ServerProces
     SystemClock().sleep_ms(20)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         file.write_text(json.dumps(json.loads(file.read_bytes()) | {"process_id": stranger.pid}))
-        other = noted(server.folder)
+        other = recorded_server(server.folder)
         assert other is not None
 
         assert not other.is_running()

@@ -23,9 +23,9 @@ from millpond.statestore.leases.zookeeper_process import (
     ServerProcess,
     answer,
     find_java,
-    free_port,
+    free_ports,
     is_free,
-    noted,
+    recorded_server,
 )
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.system import SystemClock, SystemRng
@@ -82,13 +82,13 @@ def use(tmp_path: Path) -> Iterator[Use]:
     yield make
     for user in users:
         user.close()
-    server = noted(tmp_path)
+    server = recorded_server(tmp_path)
     if server is not None:
         server.kill(CLOCK)
 
 
 def running(folder: Path) -> ServerProcess:
-    server = noted(folder)
+    server = recorded_server(folder)
     assert server is not None
     assert server.is_running()
     return server
@@ -144,7 +144,7 @@ def test_server_lives_from_first_use_to_last_close(use: Use, tmp_path: Path) -> 
     second.close()
     second.close()
     assert not server.is_running()
-    assert noted(tmp_path) is None
+    assert recorded_server(tmp_path) is None
 
 
 def test_users_that_come_at_once_share_one_server(use: Use) -> None:
@@ -259,7 +259,7 @@ def test_damaged_note_counts_as_none(tmp_path: Path, note: str) -> None:
     """A note that cannot be read names no server."""
     (tmp_path / "server.json").write_text(note)
 
-    assert noted(tmp_path) is None
+    assert recorded_server(tmp_path) is None
 
 
 def test_port_in_use_is_refused(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def failed_start(folder: Path, script: str, **options: int) -> UnavailableError:
     user = EmbeddedZooKeeper(folder / "server", CLOCK, SystemRng(), java=java, **options)
     with pytest.raises(UnavailableError, match="zookeeper's server does not start") as caught:
         user.start_or_join()
-    assert noted(folder / "server") is None
+    assert recorded_server(folder / "server") is None
     # As pytest would print it.
     said = "\n".join(caught.value.__notes__)
     assert all(line in str(caught.getrepr(style="short")) for line in said.splitlines())
@@ -350,7 +350,7 @@ def test_interrupted_start_leaves_no_server(tmp_path: Path) -> None:
         user.start_or_join()
 
     assert not started[0].is_running()
-    assert noted(tmp_path / "server") is None
+    assert recorded_server(tmp_path / "server") is None
 
 
 def test_port_that_is_taken_at_the_last_moment_is_no_obstacle(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_port_of_ones_own_that_is_taken_at_the_last_moment_is_said(tmp_path: Pat
     with socket.create_server(("127.0.0.1", 0)) as listener:
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "java.port").write_text(str(listener.getsockname()[1]))
-        failure = failed_start(tmp_path, TAKEN_AT_FIRST, port=free_port())
+        failure = failed_start(tmp_path, TAKEN_AT_FIRST, port=free_ports(1)[0])
 
     assert "java.net.BindException: Address already in use" in failure.__notes__[0]
 
@@ -414,4 +414,4 @@ def test_hanging_server_is_replaced(tmp_path: Path) -> None:
 
 def test_free_port_is_free() -> None:
     """A free port can be listened on."""
-    assert is_free(free_port())
+    assert is_free(free_ports(1)[0])

@@ -156,7 +156,7 @@ class TestSleepers:
         cabin.objects.heal()
 
         assert cabin.sleeper.refresh().version == cabin.awake.refresh().version
-        assert cabin.sleeper.settle() is None
+        assert cabin.sleeper.resolve() is None
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
 
     def test_a_store_that_is_away_when_a_cleanup_is_seen_leaves_the_outcome_unknown(
@@ -174,7 +174,7 @@ class TestSleepers:
             cabin.sleeper.commit(request)
         cabin.objects.heal()
 
-        assert cabin.sleeper.settle() is None
+        assert cabin.sleeper.resolve() is None
         assert cabin.sleeper.snapshot.version == cabin.awake.refresh().version
         assert cabin.sleeper.commit(request).version == cabin.awake.refresh().version
 
@@ -191,7 +191,7 @@ class TestSleepers:
             cabin.sleeper.refresh()
         cabin.objects.heal()
 
-        settled = cabin.sleeper.settle()
+        settled = cabin.sleeper.resolve()
 
         assert settled is not None
         assert settled.version == cabin.sleeper.snapshot.version == cabin.awake.refresh().version
@@ -208,7 +208,7 @@ class TestSleepers:
 
         cabin.sleeper.refresh()
 
-        settled = cabin.sleeper.settle()
+        settled = cabin.sleeper.resolve()
         assert settled is not None
         assert cabin.sleeper.commit(request) == settled
         assert settled.version < cabin.sleeper.snapshot.version
@@ -238,7 +238,7 @@ class TestSleepers:
         with pytest.raises(OutcomeUnknownError, match="is no longer known"):
             cabin.sleeper.commit(request)
         with pytest.raises(OutcomeUnknownError, match="is no longer known"):
-            cabin.sleeper.settle()
+            cabin.sleeper.resolve()
         with pytest.raises(FencedError):
             cabin.sleeper.commit(request)
         assert cabin.awake.refresh().file(request.writes[0].added[0].path) is not None

@@ -117,11 +117,11 @@ class TestOutcomes:
         objects.heal()
         objects.land()
 
-        settled = committer.settle()
+        settled = committer.resolve()
 
         assert settled is not None
         assert (settled.version, committer.snapshot.version) == (1, 1)
-        assert committer.settle() == settled
+        assert committer.resolve() == settled
         assert committer.commit(request) == settled
         assert load(bench.log).version == 1
 
@@ -134,7 +134,7 @@ class TestOutcomes:
         bench.committer().commit(fence_request(2, LOW))
         objects.land()
 
-        assert committer.settle() is None
+        assert committer.resolve() is None
         assert committer.refresh().fence_of(LOW) == _fence(2, 0)
         assert load(bench.log).version == 1
 
@@ -147,7 +147,7 @@ class TestOutcomes:
         objects.land()
 
         assert committer.refresh().version == 1
-        assert committer.settle() is not None
+        assert committer.resolve() is not None
         assert objects.calls["put_if_absent"] == 3
 
     def test_settling_may_stay_unknown(self, bench: Bench) -> None:
@@ -159,7 +159,7 @@ class TestOutcomes:
             committer.commit(request)
 
         with pytest.raises(OutcomeUnknownError):
-            committer.settle()
+            committer.resolve()
         with pytest.raises(OutcomeUnknownError):
             committer.commit(request)
         with pytest.raises(UnavailableError, match="earlier commit"):
@@ -181,7 +181,7 @@ class TestOutcomes:
 
     def test_nothing_to_settle(self, bench: Bench) -> None:
         """Without a commit of unknown outcome there is nothing to decide."""
-        assert bench.committer().settle() is None
+        assert bench.committer().resolve() is None
 
     def test_a_store_that_cannot_be_read_is_unavailable(self, bench: Bench) -> None:
         """A failure before anything was put is no unknown outcome."""
@@ -190,7 +190,7 @@ class TestOutcomes:
 
         with pytest.raises(UnavailableError):
             committer.commit(fence_request(1, LOW))
-        assert committer.settle() is None
+        assert committer.resolve() is None
 
     def test_a_taken_version_that_cannot_be_read_is_unknown(self, bench: Bench) -> None:
         """A version that is there and not there leaves the outcome unknown."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millpond.statestore.errors import UnavailableError
-from millpond.statestore.leases.zookeeper_process import noted
+from millpond.statestore.leases.zookeeper_process import recorded_server
 from millpond.statestore.system import SystemClock
 from millpond.testing.servers.zookeeper import Ensemble
 
@@ -42,5 +42,5 @@ def test_ensemble_that_has_no_quorum_in_time_leaves_no_member(
 
     with pytest.raises(UnavailableError, match="the ensemble does not start"):
         Ensemble(tmp_path / "data", SystemClock(), ready_timeout_ms=300).start()
-    members = [noted(tmp_path / "data" / str(index)) for index in range(3)]
+    members = [recorded_server(tmp_path / "data" / str(index)) for index in range(3)]
     assert [member is not None and member.is_running() for member in members] == [False] * 3

@@ -1,0 +1,231 @@
+"""The collectors: each finds one kind of garbage in a survey and deletes it, or only lists it on a dry run.
+
+`collect_removed` (vacuum) deletes data files whose removal is settled: they were removed at or before the horizon, and
+no commit has added them again, so no version from the horizon on contains them. `collect_orphans` deletes row
+files that no commit ever named, left by tasks that failed or ran twice. `collect_log` deletes the commit files before a
+checkpoint that the horizon has passed, and older checkpoints. Files of savepoints stay. Collecting twice is
+harmless, and a collection that is killed midway leaves garbage but no damage.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+from urllib.parse import unquote
+
+from millpond.gc.survey import Collection, Survey, version_at
+from millpond.statestore.errors import DataError, ObjectMissingError
+from millpond.statestore.failpoint import reach
+from millpond.statestore.history.replayed_log import replay_log
+from millpond.statestore.history.savepoint import write_checkpoint_of
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import Add
+from millpond.statestore.log.commit_file import decode
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.log.writer import publish_log_boundary
+from millpond.statestore.rows.files import read_row_files
+from millpond.statestore.types import Clock, Objects, Sequencer, Superstep, TableVersion
+
+KEPT_MS: Final = 30_000
+"""Commits younger than this stay whatever the retention; writers trust a version that they saw for a third of it."""
+
+_DELETED_AT_ONCE: Final = 1_000
+_READ_MAX: Final = 1_000
+_OWN_NAME: Final = re.compile(r"^computation=([^/]*)/(\d{10,})-[0-9a-f]{32}\.parquet$")
+_OF_VERSION: Final = re.compile(r"^_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d+\.\d+)?\.parquet)$")
+
+
+def delete_files(objects: Objects, paths: Iterable[str]) -> None:
+    """Delete files in bounded batches, in the given order."""
+    rest = iter(paths)
+    while batch := list(islice(rest, _DELETED_AT_ONCE)):
+        reach("garbage.before_delete")
+        objects.delete(batch)
+        reach("garbage.deleted")
+
+
+# ---------------------------------------------------------------------- removed files
+
+
+def collect_removed(survey: Survey, *, dry_run: bool) -> Collection:
+    """Delete removed data files behind the horizon."""
+    removes = {} if survey.settled is None else survey.settled.removes
+    newest = survey.newest
+    sizes = {
+        path: remove.size_bytes or 0
+        for path, remove in sorted(removes.items())
+        if path in survey.data_files
+        and path not in survey.pinned
+        and path not in newest.adds
+        # If a file was removed, added and removed again, the later removal counts.
+        and newest.removes.get(path, remove).deletion_time_ms == remove.deletion_time_ms
+    }
+    if not dry_run:
+        delete_files(survey.objects, sizes)
+    return Collection(kind="vacuum", paths=tuple(sizes), freed_bytes=sum(sizes.values()))
+
+
+# ---------------------------------------------------------------------- orphans
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """The sequencer of the caller's lease on an interval, and the last superstep that the caller has committed."""
+
+    sequencer: Sequencer
+    superstep: Superstep
+
+
+def collect_orphans(survey: Survey, owned: Mapping[Interval, Owned], *, dry_run: bool) -> Collection:
+    """Delete row files of past supersteps that were never committed, in the intervals that the caller owns.
+
+    A file's name contains its superstep, and a committed superstep accepts no more files. So a file of a past superstep
+    that the log does not name is garbage, whoever wrote it and whenever it lands. Files with other names belong
+    to other engines and stay.
+
+    Raises:
+        DataError: a retained version cannot be read; nothing was deleted.
+        UnavailableError: the store is unavailable; some files may be deleted.
+    """
+    still_owned: dict[str, list[tuple[Interval, Superstep]]] = {}
+    for interval, known in owned.items():
+        # Only the owner may conclude that a file is garbage, because only the owner knows that no compaction is
+        # writing it. The files were listed before the log was read: if the log still names this owner, no other
+        # owner's compaction was among them. Otherwise the caller has lost the interval, and nothing is deleted.
+        fence = survey.newest.snapshot.fence_of(interval)
+        if fence is not None and fence.sequencer == known.sequencer:
+            still_owned.setdefault(interval.computation, []).append((interval, known.superstep))
+    unnamed = tuple(_unnamed(survey, still_owned))
+    needed = _needed(survey) | _added_since_horizon(survey, unnamed) if unnamed else frozenset()
+    paths = tuple(path for path in unnamed if path not in needed)
+    if not dry_run:
+        delete_files(survey.objects, paths)
+    return Collection(kind="orphans", paths=paths)
+
+
+def _unnamed(survey: Survey, still_owned: Mapping[str, list[tuple[Interval, Superstep]]]) -> Iterator[str]:
+    newest, reads = survey.newest, 0
+    for path in sorted(survey.data_files):
+        match = _OWN_NAME.match(path)
+        if match is None or path in newest.adds or path in newest.removes:
+            continue
+        owned = still_owned.get(unquote(match[1]), [])
+        past = [interval for interval, superstep in owned if int(match[2]) <= superstep]
+        if not past or len(past) < len(owned):
+            continue
+        if _cover_everything(past):
+            yield path
+        elif reads < _READ_MAX:
+            # Several pipelines share the dead letters, so only the keys tell whose file this is.
+            reads += 1
+            if _holds_only_keys_of(survey.objects, path, past):
+                yield path
+
+
+def _holds_only_keys_of(objects: Objects, path: str, intervals: list[Interval]) -> bool:
+    try:
+        keys = read_row_files(objects, [path], ["key"]).column("key").to_pylist()
+    except DataError:
+        # The owner of an unreadable file is unknown; keeping it costs only space.
+        return False
+    return all(any(interval.contains(key) for interval in intervals) for key in keys)
+
+
+def _cover_everything(intervals: list[Interval]) -> bool:
+    ordered = sorted(intervals, key=lambda interval: interval.low)
+    highs = [interval.high for interval in ordered]
+    lows = [interval.low for interval in ordered]
+    return lows[0] == "" and highs[-1] is None and highs[:-1] == lows[1:]
+
+
+def _needed(survey: Survey) -> frozenset[str]:
+    # The replayed log may have forgotten a file that it once named, because checkpoints of other engines omit files
+    # removed a week ago. So every retained version is checked: the horizon's here, later ones below.
+    try:
+        return survey.pinned | replay_log(Log(survey.objects), survey.horizon.version).adds.keys()
+    except ObjectMissingError:
+        # The log does not reach back that far: that version is unreadable.
+        return survey.pinned
+
+
+def _added_since_horizon(survey: Survey, unnamed: Iterable[str]) -> frozenset[str]:
+    """Return the files among ``unnamed`` that a commit after the horizon added; read the newest commits first."""
+    log = Log(survey.objects)
+    left, needed = set(unnamed), set[str]()
+    for number in range(survey.newest.version, survey.horizon.version, -1):
+        if not left:
+            break
+        version = TableVersion(number)
+        data = log.read(version)
+        if data is None:
+            # Another process cleaned the log, so the commit's files are unknown; keeping files costs only space.
+            return frozenset(unnamed)
+        added = {action.path for action in decode(data, commit_path(version)) if isinstance(action, Add)}
+        needed |= added & left
+        left -= added
+    return frozenset(needed)
+
+
+# ---------------------------------------------------------------------- the log
+
+
+def collect_log(survey: Survey, clock: Clock, seen: TableVersion | None, *, dry_run: bool) -> Collection:
+    """Delete commit files and checkpoints behind a checkpoint that the horizon has passed.
+
+    The checkpoint's own commit file stays, and with it the digest that the next commit is chained to and that the
+    high-water mark is compared with. ``seen`` is the newest version as the caller saw it `KEPT_MS` ago, by a monotonic
+    clock; ``None`` if the caller has not run for that long and relies on the commits' own times.
+    """
+    limit = _log_limit(survey, clock, seen)
+    kept = {int(savepoint.version) for savepoint in survey.savepoints}
+    matches = ((path, _OF_VERSION.match(path)) for path in sorted(survey.log_files))
+    numbered = ((path, int(match[1])) for path, match in matches if match)
+    # Oldest first, so that a collection that is killed leaves a shorter log without a hole.
+    paths = tuple(path for path, number in numbered if number < limit and number not in kept)
+    if paths and not dry_run:
+        _write_checkpoints_of_savepoints(survey, limit)
+        # Before the first deletion: a writer that puts a commit into a freed version finds the boundary after its
+        # put, and does not count the commit.
+        publish_log_boundary(survey.objects, limit)
+        delete_files(survey.objects, paths)
+    return Collection(kind="log", paths=paths)
+
+
+def _write_checkpoints_of_savepoints(survey: Survey, limit: TableVersion) -> None:
+    # Without the commits before it, a savepoint's version can only be read from its own checkpoint.
+    log = Log(survey.objects)
+    there = {checkpoint.version for checkpoint in log.inventory().checkpoints}
+    for version in sorted({savepoint.version for savepoint in survey.savepoints} - there):
+        if version < limit:
+            try:
+                write_checkpoint_of(log.objects, replay_log(log, version), names_newest=False)
+            except ObjectMissingError:
+                # The log does not reach back that far: that version is unreadable.
+                continue
+
+
+def _log_limit(survey: Survey, clock: Clock, seen: TableVersion | None) -> TableVersion:
+    """Return the version of the checkpoint before which everything may be deleted."""
+    if survey.settled is None:
+        return TableVersion(0)
+    log = Log(survey.objects)
+    # The boundary protects writers whatever clocks say. Sparing young commits only keeps live writers from being
+    # refused, and readers that are opening the table from starting over.
+    young = version_at(log, survey.newest.version, clock.now_us() // 1_000 - KEPT_MS)
+    versions = [checkpoint.version for checkpoint in log.inventory().checkpoints]
+    last = min(survey.settled.version, young, young if seen is None else seen)
+    return max((version for version in versions if version <= last), default=TableVersion(0))
+
+
+def write_checkpoint(objects: Objects, *, every: int) -> TableVersion | None:
+    """Write a checkpoint of the newest version and return it, unless the last ``every`` versions have one."""
+    log = Log(objects)
+    inventory = log.inventory()
+    last = max((checkpoint.version for checkpoint in inventory.checkpoints), default=TableVersion(0))
+    if inventory.latest is None or inventory.latest - last < every:
+        return None
+    replayed = replay_log(log, inventory.latest)
+    return replayed.version if write_checkpoint_of(objects, replayed, names_newest=True) else None

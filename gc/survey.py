@@ -1,0 +1,231 @@
+"""The survey that every collector works on: the listed files, the state of the log, and the published horizon.
+
+A round makes one survey, in a safe order. The files are listed before the log is read, so the log names every listed
+file that is committed meanwhile. The horizon is published before any collector deletes, and savepoints are read after
+that (`millpond.statestore.history.savepoint`). The settled part of the log ends at the newest checkpoint at or
+before the horizon, so a round never reads more of the log than lies between checkpoints.
+
+The horizon is the oldest version that stays readable. Retention and the pins of readers hold it back; savepoints do not,
+because collectors spare the files of their versions instead. A writer needs no pin: it works on the newest
+version, and checks the boundary of a log cleanup (`millpond.statestore.log.writer`). MillWheel's store, Bigtable,
+collects old cell versions itself (MillWheel §4.4); a Delta table leaves that to its writers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog
+from millpond.statestore.catalog.entries import HorizonKind
+from millpond.statestore.catalog.pins import collected_below
+from millpond.statestore.errors import ConflictError, ObjectMissingError
+from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
+from millpond.statestore.history.savepoint import Savepoint, open_savepoints, publish_collected_horizon
+from millpond.statestore.log.action import CommitInfo
+from millpond.statestore.log.commit_file import decode
+from millpond.statestore.log.log import LOG_FOLDER, Log, commit_path
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.types import Clock, Objects, TableVersion
+
+_COLLECTOR: Final = "gc"
+_TRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """The result of a collector, or its plan on a dry run.
+
+    Attributes:
+        kind: the kind of garbage.
+        paths: the deleted files, relative to the table's root.
+        made: the files that replaced them, or that made the deletion possible.
+        freed_bytes: space freed, now or once the removed files are vacuumed; 0 where unknown.
+        skipped: reasons why garbage was left, one sentence each.
+    """
+
+    kind: str
+    paths: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
+    freed_bytes: int = 0
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Horizon:
+    """The oldest version that stays readable, and for reports the reason, such as "retention" or "a reader"."""
+
+    version: TableVersion
+    held_by: str
+
+
+class Horizons:
+    """Finds and publishes the horizon of one store; ``catalog`` is ``None`` for a store without one."""
+
+    def __init__(self, log: Log, catalog: Catalog | None, clock: Clock, *, retention_ms: int) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._clock = clock
+        self._retention_ms = retention_ms
+
+    def find(self, snapshot: Snapshot) -> Horizon:
+        """Return the horizon for the newest snapshot; publish nothing."""
+        before_ms = self._clock.now_us() // 1_000 - self._retention_ms
+        horizon = Horizon(version=version_at(self._log, snapshot.version, before_ms), held_by="retention")
+        for version, holder in self._pins():
+            if version < horizon.version:
+                horizon = Horizon(version=version, held_by=holder)
+        return horizon
+
+    def publish(self, snapshot: Snapshot) -> Horizon:
+        """Find the horizon and publish it; call it before anything is deleted.
+
+        Raises:
+            UnavailableError: the store or the catalog is unavailable.
+            ConflictError: readers kept pinning versions first.
+        """
+        horizon = self._publish_to_readers(snapshot)
+        # Also in the store: a process that makes a savepoint of an older version commits first and looks here
+        # after, and collectors read savepoints after this. So one of the two sees the other.
+        publish_collected_horizon(self._log.objects, horizon.version)
+        return horizon
+
+    def _publish_to_readers(self, snapshot: Snapshot) -> Horizon:
+        horizon = self.find(snapshot)
+        if self._catalog is None:
+            return horizon
+        for _ in range(_TRIES):
+            try:
+                # The catalog refuses a horizon above a pin, and a pin below the horizon. So whichever comes first, no
+                # file is deleted that a reader needs.
+                self._catalog.publish_horizon(_COLLECTOR, horizon.version, HorizonKind.COLLECTOR)
+            except ConflictError:
+                # A reader came in between, or an earlier horizon is above this one: it never falls.
+                fresh = self.find(snapshot)
+                published = collected_below(self._catalog.horizons())
+                horizon = max(
+                    fresh,
+                    Horizon(version=published, held_by="an earlier collection"),
+                    key=lambda candidate: candidate.version,
+                )
+            else:
+                return horizon
+        raise ConflictError("readers keep coming first", horizon=horizon.version)
+
+    def _pins(self) -> Iterator[tuple[TableVersion, str]]:
+        if self._catalog is None:
+            return
+        needed = self._catalog.oldest_needed()
+        if needed is not None:
+            yield needed, "a reader"
+        trust_ms = min(READER_LIFETIME_MS, self._retention_ms)
+        if self._clock.now_us() - self._catalog.created_us < trust_ms * 1_000:
+            # A new catalog, or one that was lost and rebuilt, may not list all readers yet.
+            yield TableVersion(0), "the catalog's youth"
+
+
+def version_at(log: Log, newest: TableVersion, before_ms: int) -> TableVersion:
+    """Return the newest version as of ``before_ms``; the oldest remaining version if all are younger.
+
+    Commits are bisected, since their times rise (as far as clocks do). A commit without a time counts as new.
+    """
+    low, high = 0, int(newest)
+    while low < high:
+        middle = (low + high + 1) // 2
+        at_ms = _committed_ms(log, TableVersion(middle))
+        if at_ms is None or at_ms <= before_ms:
+            low = middle
+        else:
+            high = middle - 1
+    return TableVersion(low)
+
+
+def _committed_ms(log: Log, version: TableVersion) -> int | None:
+    data = log.read(version)
+    if data is None:
+        # The file was cleaned up, so the version is old.
+        return None
+    infos = [action for action in decode(data, commit_path(version)) if isinstance(action, CommitInfo)]
+    return next((info.timestamp_ms for info in infos if info.timestamp_ms), 1 << 62)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The input of every collector.
+
+    Attributes:
+        objects: the table's root.
+        data_files: the listed data files.
+        log_files: the listed files of the log.
+        newest: the log replayed to its end.
+        settled: the log replayed to the last checkpoint at or before the horizon; ``None`` without one.
+        horizon: the oldest version that stays readable.
+        savepoints: the open ones.
+        pinned: the files of their versions.
+        rests_on: the newest commit and the checkpoints, which justify every deletion.
+    """
+
+    objects: Objects
+    data_files: frozenset[str]
+    log_files: tuple[str, ...]
+    newest: ReplayedLog
+    settled: ReplayedLog | None
+    horizon: Horizon
+    savepoints: tuple[Savepoint, ...]
+    pinned: frozenset[str]
+    rests_on: tuple[str, ...]
+
+
+def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
+    """Survey a store and, unless it is a dry run, publish the horizon.
+
+    Raises:
+        DataError: the log is damaged.
+        UnavailableError: the store or the catalog is unavailable.
+        ConflictError: readers kept pinning versions first.
+    """
+    log = Log(objects)
+    listed = objects.list("")
+    latest = log.latest_version()
+    if latest is None:
+        raise ObjectMissingError("there is no table", store=objects.url)
+    newest = replay_log(log, latest)
+    horizon = (horizons.find if dry_run else horizons.publish)(newest.snapshot)
+    # Savepoints that were committed while the horizon was being published count too.
+    newest.follow(log, log.latest_version() or latest)
+    savepoints = open_savepoints(newest.snapshot.txns)
+    settled = _settled_version(log, horizon.version, dry_run=dry_run)
+    return Survey(
+        objects=objects,
+        data_files=frozenset(path for path in listed if not path.startswith(f"{LOG_FOLDER}/")),
+        log_files=tuple(path for path in listed if path.startswith(f"{LOG_FOLDER}/")),
+        newest=newest,
+        settled=None if settled is None else replay_log(log, settled),
+        horizon=horizon,
+        savepoints=savepoints,
+        pinned=_files_of(log, savepoints, newest.version),
+        rests_on=(
+            commit_path(newest.version),
+            *(path for checkpoint in log.inventory().checkpoints for path in checkpoint.paths),
+        ),
+    )
+
+
+def _files_of(log: Log, savepoints: Iterable[Savepoint], newest: TableVersion) -> frozenset[str]:
+    files: set[str] = set()
+    for version in sorted({savepoint.version for savepoint in savepoints if savepoint.version < newest}):
+        try:
+            files.update(replay_log(log, version).adds)
+        except ObjectMissingError:
+            # The log does not reach back that far: that version is unreadable.
+            continue
+    return frozenset(files)
+
+
+def _settled_version(log: Log, horizon: TableVersion, *, dry_run: bool) -> TableVersion | None:
+    if dry_run:
+        # A real round would write a checkpoint first.
+        return horizon
+    versions = [checkpoint.version for checkpoint in log.inventory().checkpoints]
+    return max((version for version in versions if version <= horizon), default=None)
