@@ -1,12 +1,7 @@
 """The context of a hook: everything that user code may do, for exactly one key (MillWheel §5.1).
 
-Counters: sums that user code keeps for a computation as a whole, next to the state of its keys.
-
-A counter adds up all keys over the pipeline's whole life. It is exact, as state is: an addition counts
-if and only if its superstep is committed. The number of counters is bounded: a computation declares
-their names.
-
-A bundle's productions, column by column, in order of emission (MillWheel §6.1.2).
+Its productions are collected column by column, in order of emission (§6.1.2). Its counters add up all keys
+over the pipeline's life: an addition counts if and only if its superstep commits.
 """
 
 from __future__ import annotations
@@ -28,18 +23,13 @@ from millpond.statestore.rows.row import PLAIN_MARK, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 AMOUNT_MAX: Final = 2**40
-"""The most that one call may add: sums are positions of the table, which never fall and have 64 bits."""
+"""The most that one call may add: sums are 64-bit positions of the table that never fall."""
 
 COUNTERS_MAX: Final = 32
-"""The most counters that a computation may declare."""
 
 
 def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
-    """The counters that a computation declares.
-
-    Raises:
-        InvalidError: ``declared`` is not a collection of names, or has more than `COUNTERS_MAX`.
-    """
+    """Return the counters that a computation declares, or refuse malformed names and more than `COUNTERS_MAX`."""
     if not isinstance(declared, tuple | list | frozenset | set):
         raise InvalidError("counters is a tuple of names", computation=computation, found=declared)
     for name in declared:
@@ -51,7 +41,7 @@ def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
 
 
 class Counters:
-    """The additions of one bundle; those of a failing hook are rolled back."""
+    """The additions of one bundle; those of a failing hook are rolled back with `truncate`."""
 
     __slots__ = ("_entries", "_sums")
 
@@ -63,15 +53,13 @@ class Counters:
         return len(self._entries)
 
     def add(self, name: str, amount: int) -> None:
-        """Add to a counter; `truncate` can undo it until `settle`."""
         self._entries.append((name, amount))
 
     def has(self, name: str, since: int) -> bool:
-        """Whether a counter was added to after the first ``since`` additions since `settle`."""
+        """Return True if a counter has risen after the first ``since`` additions since `settle`."""
         return any(added == name and amount for added, amount in self._entries[since:])
 
     def truncate(self, length: int) -> None:
-        """Undo all but the first ``length`` additions since `settle`."""
         del self._entries[length:]
 
     def settle(self) -> None:
@@ -82,7 +70,6 @@ class Counters:
             self._entries.clear()
 
     def sums(self) -> Mapping[str, int]:
-        """The final sums by counter."""
         self.settle()
         return dict(self._sums)
 
@@ -106,11 +93,7 @@ class Productions:
         return len(self.at)
 
     def append(self, stream: str, key: str, value: Any, at: int) -> None:
-        """Add a production; ``bytes`` stay bytes, any other value becomes JSON.
-
-        Raises:
-            InvalidError: JSON cannot represent the value.
-        """
+        """Add a production; ``bytes`` stay bytes, any other value becomes JSON."""
         is_bytes = isinstance(value, bytes)
         text = None if is_bytes else _encode(value)
         if type(value) is PlainObject:
@@ -122,13 +105,12 @@ class Productions:
         self.at.append(at)
 
     def truncate(self, count: int) -> None:
-        """Remove all but the first ``count`` productions."""
         for column in (self.streams, self.keys, self.texts, self.blobs, self.at):
             del column[count:]
 
 
 DomainName: TypeAlias = TimeDomain | Literal["event", "wall"]
-"""A time domain, or its name."""
+"""The domain of a timer: `TimeDomain`, or its name ``"event"`` or ``"wall"``."""
 
 _EVENT: Final = TimeDomain.EVENT
 _DOMAINS: Final[dict[str, TimeDomain]] = {
@@ -151,11 +133,9 @@ class _Producer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """The name of a stream, counter or percentile that the program does not declare, and the error that says so.
+    """A use of a stream, counter or percentile that the program does not declare; the error ends the run.
 
-    Attributes:
-        name: the name; ``None`` if the mistake is not one of names, which the input could have brought.
-        error: what ends the run.
+    ``name`` is ``None`` if the mistake is not about a name, which the input could have brought.
     """
 
     name: object
@@ -165,19 +145,19 @@ class Mistake:
 class Context:
     """State, timers and productions of one key; valid until the hook returns (MillWheel §4.2, §5.1).
 
-    Times that it returns are microseconds since 1970 UTC. Times that it takes are microseconds too, or
-    ``datetime`` objects with an offset.
+    Returned times are microseconds since 1970 UTC. Time arguments are microseconds or ``datetime`` objects
+    with an offset.
 
     Attributes:
-        key: the key that the hook runs for, as text; of a typed key, `key_values` has the values.
+        key: the key that the hook runs for, as text; `key_values` has the values of a typed key.
         state: the key's persistent state.
         watermark: the computation's input low watermark; a record before it is late. With ``time_sorted`` it
-            is the time of the record or timer: all that is before it has been given.
-        late_before: records before this time are late: the watermark, or with ``in_micro_batches`` about that of the
-            superstep before.
+            is the time of the record or timer, because everything earlier has been passed to the code.
+        late_before: records before this time are late: the watermark, or with ``in_micro_batches`` about the
+            watermark of the superstep before.
         wall_time: the wall time of the superstep, the same for all its hooks.
-        mistake: what the hook has used first that its program does not declare, for the engine: that ends the
-            run, even if the code catches the exception.
+        mistake: for the engine: the first use of an undeclared name. It ends the run even if the code catches
+            the exception.
     """
 
     __slots__ = (
@@ -233,10 +213,10 @@ class Context:
     def oldest_at(self) -> EventTimeMicros:
         """The earliest event time that the hook may produce at.
 
-        It is the time of the input, less the computation's ``late_data_horizon`` for records, or an
-        earlier time that already holds the output watermark: the ``output_at`` of a pending timer that
-        holds, or a hold of the state. Those that held it when the key's turn in the bundle began count until the
-        turn ends.
+        It is the time of the input, less the computation's ``late_data_horizon`` for records, or an earlier
+        time that already holds the output watermark: the ``output_at`` of a pending timer with ``holds``, or
+        a hold of the state. Holds from the beginning of the key's turn in the bundle count until the turn
+        ends.
         """
         return EventTimeMicros(self._holds.floor())
 
@@ -246,7 +226,8 @@ class Context:
         return tuple(self._produces)
 
     def watermark_at(self, percentile: float) -> EventTimeMicros:
-        """The percentile watermark of the input: about ``percentile`` percent of the records before it are in.
+        """Return a percentile watermark of the input: about ``percentile`` percent of the records before it
+        are in.
 
         Args:
             percentile: one of the computation's ``percentiles``, or 100 for the low watermark.
@@ -278,30 +259,30 @@ class Context:
     ) -> None:
         """Set a timer: ``process_timer`` runs once the domain's clock reaches ``at`` (MillWheel §4.6).
 
-        The timer replaces a pending one of the same tag and domain. If ``at`` has already passed, the
-        timer fires in the current bundle.
+        The timer replaces a pending one of the same tag and domain. If ``at`` has already passed, the timer
+        fires in the current bundle.
 
         Args:
             at: when to fire.
             tag: the timer's name, unique within key and domain.
             domain: ``"event"`` waits for the low watermark, ``"wall"`` for the wall time.
-            output_at: the event time of the timer's productions. By default ``at`` for an event timer
-                (or the input's time, if that is later) and the input's time for a wall timer.
+            output_at: the event time of the timer's productions. By default ``at`` for an event timer (or the
+                input's time, if that is later) and the input's time for a wall timer.
             percentile: in the event domain, the watermark to wait for: 100 or one of the computation's
-                ``percentiles``. When the timer fires, at most ``100 - percentile`` percent of the
-                records before ``at`` are still to come, and those are not late.
-            holds: whether the output watermark waits at ``output_at`` until the timer has fired, so that
-                its productions are on time at ``output_at`` (MillWheel §5.2). A timer that does not hold
-                delays nothing downstream; if the input watermark has passed ``output_at`` when it fires,
-                its productions have the time of that watermark instead, and are on time too. By default
-                event timers hold, which never delays anything beyond ``at``, and wall timers hold only
-                with an ``output_at``.
+                ``percentiles``. When the timer fires, at most ``100 - percentile`` percent of the records
+                before ``at`` are still to come, and those are not late.
+            holds: keep the output watermark at ``output_at`` until the timer has fired, so that its
+                productions are on time at ``output_at`` (MillWheel §5.2). A timer that does not hold delays
+                nothing downstream; if the input watermark has passed ``output_at`` when it fires, its
+                productions have the time of that watermark instead, and are on time too. By default event
+                timers hold, which never delays anything beyond ``at``, and wall timers hold only with an
+                ``output_at``.
 
         Raises:
             InvalidError: ``at`` is not a time, the domain is unknown, the percentile is not declared,
-                ``output_at`` is before `oldest_at`, or ``holds`` is neither true nor false. Also if the
-                timer could never fire, which stops the run: in a cycle without a ``feedback``, an event timer
-                that holds an ``output_at`` before ``at`` waits for itself.
+                ``output_at`` is before `oldest_at`, or ``holds`` is neither true nor false. Also if the timer
+                could never fire, which ends the run: in a cycle without a ``feedback``, an event timer that
+                holds an ``output_at`` before ``at`` waits for itself.
 
         Example:
             ``context.set_timer(record.at + 60_000_000, tag="flush")``
@@ -322,7 +303,7 @@ class Context:
         elif type(holds) is not bool:
             raise InvalidError("holds is true or false", computation=self._name, holds=holds)
         timers = self._timers
-        # Windows set the same timer with every record: a pending timer has been checked already.
+        # Windows set the same timer with every record: skip the checks that a pending timer has passed.
         if not timers.has(tag, known, moment, output, percentile, holds):
             if self._cycle and holds and known is _EVENT and output < moment:
                 self._refuse_in_cycle(tag, moment, output)
@@ -331,7 +312,7 @@ class Context:
     def timer_at(
         self, tag: str = "", domain: DomainName = "event"
     ) -> EventTimeMicros | WallTimeMicros | None:
-        """When a pending timer fires, in microseconds; ``None`` if none of this name is pending.
+        """Return the time of a pending timer in microseconds; ``None`` if no timer of this name is pending.
 
         Args:
             tag: the timer's name.
@@ -344,7 +325,7 @@ class Context:
         return None if at is None else EventTimeMicros(at)
 
     def timers(self, domain: DomainName = "event") -> list[Timer]:
-        """The key's pending timers of a domain, in the order of their times.
+        """Return the key's pending timers of a domain, in the order of their times.
 
         Args:
             domain: the domain in which they were set.
@@ -390,13 +371,13 @@ class Context:
         Args:
             stream: one of the streams in the computation's ``produces``.
             value: a JSON-compatible value, or ``bytes``.
-            key: the record's key; the current key unless given. A tuple makes a typed key, the same as columns
+            key: the record's key; by default the current key. A tuple makes a typed key, equal to columns
                 with these values: a whole number is no decimal, and no float.
-            at: its event time; the time of the current record or timer unless given.
+            at: the event time; by default the time of the current record or timer.
 
         Raises:
-            InvalidError: the stream is not declared, which stops the run, ``at`` is before `oldest_at`
-                (MillWheel §4.5), or no key is made of the tuple's values.
+            InvalidError: the stream is not declared, which ends the run, ``at`` is before `oldest_at`
+                (MillWheel §4.5), or the tuple has a value of a type that cannot be a key.
         """
         whole_name = self._produces.get(stream)
         if whole_name is None:
@@ -419,7 +400,7 @@ class Context:
             amount: a whole number from 0 to 2**40. A counter only rises: count decreases in a second one.
 
         Raises:
-            InvalidError: the counter is not declared, which stops the run, or the amount is out of range.
+            InvalidError: the counter is not declared, which ends the run, or the amount is out of range.
         """
         if counter not in self._declared_counters:
             self._refuse("counter", "counters", counter, self._declared_counters)

@@ -1,12 +1,9 @@
 """The user code watchdog: it interrupts code that hangs, so that one key does not stop all others.
 
-The caller of user code reports when a key's turn begins and ends. The watchdog checks four times within
-the limit and interrupts a turn that it sees at every check. It counts checks, not seconds: a process that
-was itself suspended for an hour has not hung. A check costs user code nothing.
-
-In a process's main thread (a Spark task, `LocalRunner.run`) a signal interrupts the code, even in blocking
-calls such as a sleep or a read from a socket. In other threads an exception is raised at the next step of
-Python code; a call that blocks forever cannot be interrupted there and is reported instead.
+It checks four times within the limit and interrupts a turn that it sees at every check. It counts checks, not
+seconds: a process that was suspended for an hour has not hung. In a process's main thread (a Spark task,
+`LocalRunner.run`) a signal interrupts even blocking calls. In other threads an exception is raised at the
+next step of Python code; a call that blocks indefinitely is reported instead.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ _INTERRUPTIONS_MAX: Final = 2
 """Code that survives this many interruptions is stuck."""
 
 _STEPS_TO_ARRIVE: Final = 1_000
-"""Python looks for such an exception at each turn of a loop."""
+"""Python delivers such an exception at a turn of a loop."""
 
 OnStuck = Callable[[InvalidError], None]
 """Receives the error of code that cannot be interrupted, in the watchdog's thread."""
@@ -41,13 +38,9 @@ class CodeTimeoutError(BaseException):
 
 
 class UserCodeWatchdog:
-    """Enforces the time limit of one computation's code; used by one thread at a time.
+    """Enforces the time limit of one computation's code per key's turn; used by one thread at a time.
 
-    Args:
-        computation: the computation's name, for errors.
-        timeout_ms: the limit for a key's turn, and for each record or timer when they run one by one.
-        on_stuck: receives the error if the code cannot be interrupted; with ``None`` it is interrupted
-            again at every limit.
+    Without ``on_stuck``, code that cannot be interrupted is interrupted again at every limit.
     """
 
     def __init__(self, computation: str, timeout_ms: float, on_stuck: OnStuck | None = None) -> None:
@@ -65,7 +58,6 @@ class UserCodeWatchdog:
         self._interruptions = 0
 
     def error(self) -> InvalidError:
-        """The error of the current turn."""
         return InvalidError(
             "user code exceeds its time limit",
             computation=self._computation,
@@ -78,8 +70,7 @@ class UserCodeWatchdog:
     def begin(self, key: str) -> None:
         """Start a key's turn; from now on `CodeTimeoutError` may be raised in this thread.
 
-        Raises:
-            CodeTimeoutError: an earlier turn was stuck; the run has given up on this thread.
+        After a stuck turn it raises `CodeTimeoutError` at once: the run has given up on this thread.
         """
         if self._is_stuck:
             raise CodeTimeoutError
@@ -92,7 +83,7 @@ class UserCodeWatchdog:
         with self._lock:
             self._is_running = False
             if self._was_raised:
-                # The turn may have ended just before the exception was delivered: it arrives here.
+                # The exception may not have arrived yet: absorb it here, or it would hit the engine's own code.
                 self._was_raised = False
                 _await_raised()
 
@@ -153,7 +144,7 @@ class UserCodeWatchdog:
             return
 
     def _count_check(self) -> bool:
-        """Count a check, and say whether the same turn has now been seen for the whole limit."""
+        """Count a check; return True when the same turn has been seen for the whole limit."""
         if not self._is_running or self._turn != self._seen:
             self._seen = self._turn
             self._looks = self._interruptions = 0
@@ -167,22 +158,22 @@ class UserCodeWatchdog:
 
 
 def _may_use_signals() -> bool:
-    """Whether this is the main thread and the alarm signal is not in use."""
+    """Return True in the main thread while the alarm signal is not in use."""
     if threading.current_thread() is not threading.main_thread():
         return False
     return signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise an exception in a thread at its next step."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 def _await_raised() -> None:
-    """Catch what is on its way to this thread, if anything is; afterwards nothing is.
+    """Absorb an exception that is on its way to this thread, if there is one.
 
-    A thread has one place for such an exception, so one more replaces it and arrives in its stead. To empty the place
-    would do as well, but CPython would go on looking into it: slowly, and in 3.11 under a debugger for ever.
+    A thread has one place for such an exception, so a second one replaces it and arrives in its stead.
+    Emptying the place would not do: CPython would keep looking into it, slowly, and in 3.11 under a debugger
+    indefinitely.
     """
     try:
         _raise_in(threading.get_ident(), CodeTimeoutError)

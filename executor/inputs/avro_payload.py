@@ -1,11 +1,6 @@
-"""Payloads in Avro's binary encoding: alone, as single objects, or in Confluent's wire format.
+"""Payloads in Avro's binary encoding: plain, as single objects, or in Confluent's wire format.
 
-Reading Avro's binary encoding: with the schema that it was written with, resolved to the one that code expects.
-
-Avro schemas, parsed: what a user gave, ready for the library, with the values that defaults stand for.
-
-The library gives a field that the writer did not have its default as it stands in JSON. There bytes are text, and a
-time is a number; so each default is replaced by the value that the same bytes would have been decoded to.
+A payload is read with its writer's schema, resolved to the schema that user code expects.
 """
 
 from __future__ import annotations
@@ -39,15 +34,7 @@ _TEXT_OF_BYTES: Final = frozenset({"bytes", "fixed"})
 
 
 def parsed_schema(text: str, what: str) -> dict[str, Any]:
-    """The schema of a record, parsed.
-
-    Args:
-        text: the schema in JSON.
-        what: what it is, for the error.
-
-    Raises:
-        InvalidError: it is no Avro schema, or not that of a record.
-    """
+    """Return a record's schema, parsed; ``what`` names the schema in errors."""
     import fastavro
 
     given = orjson.loads(text)
@@ -63,12 +50,7 @@ def parsed_schema(text: str, what: str) -> dict[str, Any]:
 
 
 def sub_schema(schema: Any, whole: Mapping[str, Any]) -> Any:
-    """A part of a parsed schema, which the library reads without parsing it again; a name as what it stands for.
-
-    Args:
-        schema: the part.
-        whole: the parsed schema that it is in.
-    """
+    """Return a part of a parsed schema in a form that the library does not parse again; names are resolved."""
     named = whole[_NAMED]
     if isinstance(schema, str) and schema in named:
         schema = named[schema]
@@ -76,7 +58,7 @@ def sub_schema(schema: Any, whole: Mapping[str, Any]) -> Any:
 
 
 def _without_uuids(schema: Any) -> Any:
-    """A schema whose UUIDs are the text that they are: neither JSON nor a dead letter has a word for more."""
+    """Return the schema with UUIDs as plain text: neither JSON nor a dead letter has a UUID type."""
     if isinstance(schema, list):
         return [_without_uuids(part) for part in schema]
     if not isinstance(schema, dict):
@@ -90,9 +72,13 @@ def _without_uuids(schema: Any) -> Any:
 
 
 def _make_defaults(parsed: Mapping[str, Any]) -> None:
+    """Replace each default with the value that the same bytes would decode to.
+
+    The library fills in the JSON default unchanged, but there bytes are text and a time is a number.
+    """
     named = parsed[_NAMED]
     fields = {id(field): field for root in (parsed, *named.values()) for field in _fields_in(root)}
-    # All are made before any is replaced: one may hold another.
+    # Make all before replacing any: a default may contain the default of another field.
     made = [
         (field, _value_of(field["type"], field["default"], named))
         for field in fields.values()
@@ -116,7 +102,7 @@ def _fields_in(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _value_of(schema: Any, default: Any, named: Mapping[str, Any]) -> Any:
-    """The value that a default in JSON stands for."""
+    """Return the value that a default in JSON stands for."""
     if isinstance(schema, list):
         branch = next((one for one in schema if (one == "null") == (default is None)), schema[0])
         return _value_of(branch, default, named)
@@ -153,25 +139,16 @@ def _logical(schema: dict[str, Any], plain: Any) -> Any:
 
 
 _ITEMS_MAX: Final = 100_000
-"""So many items of an array or map are looked at to find the one that cannot be read."""
+"""Greatest number of items of an array or map that are searched for the unreadable one."""
 
 
 def reader_of(
     writer: dict[str, Any], reader: dict[str, Any], name: str
 ) -> Callable[[bytes, int], dict[str, Any]]:
-    """What reads payloads that were written with one schema as values of another.
-
-    Args:
-        writer: the schema that they were written with, parsed.
-        reader: the schema of the values, parsed.
-        name: the writer's name, for errors.
-
-    Returns:
-        A function of the payload and the number of bytes that stand before its encoding.
-    """
+    """Return a function of a payload and its header's length that reads values of the reader's schema."""
     from fastavro import schemaless_reader
 
-    # Resolving takes a multiple of the time of reading.
+    # Resolving takes several times as long as reading.
     resolved = None if writer == reader else reader
 
     def read(payload: bytes, start: int) -> dict[str, Any]:
@@ -200,7 +177,7 @@ def _failure(
     source.seek(start)
     found = _first_failure(source, writer, writer, "")
     if found is None:
-        # It can be read, but not as what code expects.
+        # The writer's schema fits the bytes, so the two schemas do not fit each other.
         field, cause = _unresolved(payload, start, writer, reader) or ("", error)
         return misfit(name, f"the schemas do not go together: {cause}", field)
     field, cause = found
@@ -210,7 +187,7 @@ def _failure(
 def _unresolved(
     payload: bytes, start: int, writer: dict[str, Any], reader: dict[str, Any]
 ) -> tuple[str, Exception] | None:
-    """The first field of the reader that cannot be made of what the writer wrote, and why."""
+    """Return the first field of the reader that cannot be made of the written value, and the reason."""
     from fastavro import schemaless_reader
 
     for field in reader["fields"]:
@@ -232,7 +209,9 @@ def _reason(error: Exception) -> str:
 def _first_failure(
     source: BytesIO, schema: Any, whole: dict[str, Any], path: str
 ) -> tuple[str, Exception] | None:
-    """The path of the innermost part that cannot be read, and why; ``None`` if all can, and the source is behind it."""
+    """Return the path of the innermost unreadable part, and the reason; ``None`` leaves the source behind the
+    value.
+    """
     from fastavro import schemaless_reader
 
     begin = source.tell()
@@ -264,7 +243,7 @@ def _branch(source: BytesIO, union: list[Any]) -> int:
 
 
 def _parts(source: BytesIO, schema: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a value in their order, each of which is to be read before the next one is asked for."""
+    """Yield the parts of a value in order; read each before asking for the next."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "record":
         for field in schema["fields"]:
@@ -301,7 +280,7 @@ def _text(source: BytesIO) -> str:
 
 
 AvroFraming = Literal["plain", "single_object", "confluent"]
-"""What stands before the encoding: nothing, a fingerprint of the writer's schema, or its number."""
+"""The bytes before the encoding: none, a fingerprint of the writer's schema, or that schema's number."""
 
 _SINGLE_OBJECT: Final = b"\xc3\x01"
 _FINGERPRINT_END: Final = 10
@@ -309,25 +288,26 @@ _WHAT: Final = "the Avro schema"
 
 
 class AvroPayload(Payload):
-    """Avro's binary encoding, each payload a record.
+    """Avro's binary encoding, one record per payload.
 
-    What was written with another schema is resolved to this one, as Avro's specification says: fields are found by
-    name, new ones get their default, dropped ones are skipped, numbers become wider. Needs ``millpond[avro]``.
+    A value written with another schema is resolved to this one by Avro's rules: fields are found by name, new
+    fields get their default, dropped fields are skipped, numbers become wider. Needs ``millpond[avro]``.
 
     Args:
         schema: the schema of the values that code sees: the path of its file, its text, or a ``dict``.
         column: the column with the bytes.
-        framing: ``"plain"``: the encoding alone; ``"single_object"``: with the fingerprint of the writer's schema;
-            ``"confluent"``: a zero byte and the four bytes of its number, as in a schema registry.
-        writer: with ``"plain"``, the schema that payloads were written with, if it is another one.
-        schemas: the schemas that payloads were written with. With ``"confluent"`` by their number: a folder with files
-            named ``7.avsc``, a mapping, or a function, which returns ``None`` or raises a `LookupError` for a number
-            that it does not know. With ``"single_object"``, where ``schema`` itself is always known: a folder of
-            ``.avsc`` files, or a list. A function, and a folder, must be there for all workers.
+        framing: ``"plain"``: the encoding alone; ``"single_object"``: after the fingerprint of the writer's
+            schema; ``"confluent"``: after a zero byte and the four bytes of its number, as in a schema
+            registry.
+        writer: with ``"plain"``, the schema that wrote the payloads, if it differs.
+        schemas: the schemas that wrote the payloads. With ``"confluent"`` by number: a folder with files
+            named ``7.avsc``, a mapping, or a function that returns ``None`` or raises a `LookupError` for an
+            unknown number. With ``"single_object"``, where ``schema`` itself is always known: a folder of
+            ``.avsc`` files, or a list. All workers must be able to reach the folder or call the function.
 
     Raises:
-        InvalidError: a schema cannot be read or is none, an argument does not go with the framing, or the package is
-            not installed.
+        InvalidError: a schema cannot be read or is invalid, an argument does not fit the framing, or the
+            package is not installed.
 
     Example::
 
@@ -356,14 +336,14 @@ class AvroPayload(Payload):
         return f"AvroPayload({_name_of(self._schema)!r}, column={self.column!r}, framing={self._framing!r})"
 
     def fields(self) -> Collection[str]:
-        """The names of the record's fields."""
+        """Return the names of the record's fields."""
         return [field["name"] for field in orjson.loads(self._schema)["fields"]]
 
     def decoder(self) -> Decoder:
-        """Make what reads the framing, and then the encoding.
+        """Return a function that reads the framing, then the encoding.
 
         Raises:
-            InvalidError: a schema is none, or the package is not installed.
+            InvalidError: a schema is invalid, or the package is not installed.
         """
         try:
             import fastavro  # noqa: F401 - whether it is there
@@ -460,7 +440,7 @@ def _check_arguments(framing: object, writer: object, schemas: object) -> None:
 
 
 def _settled(framing: AvroFraming, schemas: Any) -> Any:
-    """The schemas so that they do not change: a folder as its path from the root, a list as texts."""
+    """Return the schemas in a form that cannot change: a folder as an absolute path, a list as texts."""
     if isinstance(schemas, str | Path):
         folder = Path(schemas).absolute()
         if not folder.is_dir():

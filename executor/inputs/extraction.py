@@ -1,8 +1,8 @@
-"""Injection: outside rows become records, or dead letters (MillWheel §5.2).
+"""Extraction: outside rows become records, or dead letters (MillWheel §5.2).
 
-An injector says where key, event time and id of a row are; a consumer may take its key from
-elsewhere (§4.2). A row without a readable key, time or id has an error instead, and
-the others are not disturbed. Rows are Arrow columns or Python dicts; both give the same.
+An injector declares where key, event time and id of a row are; a consumer may take its key from elsewhere
+(§4.2). A row without a readable key, time or id gets an error and does not disturb the others. Rows are Arrow
+columns or Python dicts, with the same result.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _Read = TypeVar("_Read")
 _FIRST_ROWS: Final = 1_000
 
 Rows: TypeAlias = "pa.Table | Sequence[Mapping[str, Any]]"
-"""Outside rows: an Arrow table, or a mapping of fields for each."""
+"""Outside rows: an Arrow table, or one mapping of fields per row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """What one consumer gets of outside rows, column by column.
+    """One consumer's view of outside rows, column by column.
 
     Attributes:
-        keys: the keys; null where ``errors`` has an entry about the key.
+        keys: null where ``errors`` has an entry about the key.
         at: event times in microseconds; meaningless where ``errors`` has an entry.
-        ids: ids under which the publisher repeats records, or ``None`` when it does not.
-        errors: why a row is unreadable, by its position.
+        ids: the publisher's ids; ``None`` if the injector declares none.
+        errors: the reason why a row is unreadable, by its position.
         untimed: positions of the rows whose time is unreadable.
     """
 
@@ -59,16 +59,8 @@ class Injected:
 def read_injected(
     node: InjectorNode, key: KeyExtractor, rows: Rows, stamp_at: EventTimeMicros | None = None
 ) -> Injected:
-    """Read key, time and id of every row.
-
-    Args:
-        node: where the injector says that they are.
-        key: the consumer's own key extractor; ``None`` keeps the injector's.
-        rows: the rows.
-        stamp_at: the time of their arrival, where the injector goes by that.
-
-    Raises:
-        InvalidError: a column is missing or of a type that can never hold a key, a time or an id.
+    """Read key, time and id of every row; ``key=None`` keeps the injector's key, ``stamp_at`` is the time of
+    arrival.
     """
     wanted = node.key if key is None else key
     if isinstance(rows, pa.Table):
@@ -87,16 +79,7 @@ def read_injected(
 
 
 def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequence[Any]) -> None:
-    """Refuse rows of whose first thousand none can be read: it is the program that is wrong, and not one row.
-
-    Args:
-        node: where the injector says that key, time and id are.
-        keys: the consumers' key extractors.
-        rows: at least one row that is no part of a table.
-
-    Raises:
-        InvalidError: a field is in none of the rows, or the keys are all of a type that no key is made of.
-    """
+    """Refuse rows if none of the first thousand can be read: then the program is wrong, not a single row."""
     mappings = [row for row in rows[:_FIRST_ROWS] if isinstance(row, Mapping)]
     if not mappings:
         return
@@ -109,7 +92,7 @@ def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequenc
 
 
 def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The cells of a field that at least one row has."""
+    """Return the cells of a field that at least one row has."""
     cells = [row[name] for row in rows if name in row]
     if not cells:
         fields = [field for field in rows[0] if isinstance(field, str)]
@@ -121,7 +104,7 @@ def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, A
 
 
 def _check_key_cells(stream: str, name: str, cells: Sequence[Any]) -> None:
-    """Refuse cells of which no key can be made, each for its type."""
+    """Refuse cells that can never be a key, each because of its type."""
     one_of_each = {type(cell): cell for cell in cells}
     reasons = {kind.__name__: reason for kind, cell in one_of_each.items() if (reason := _why_no_key(cell))}
     if len(reasons) == len(one_of_each):
@@ -143,11 +126,7 @@ def _why_no_key(cell: Any) -> str | None:
 
 
 def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
-    """Which member sent each row; ``None`` where that cannot be read, and for all when there are none.
-
-    Raises:
-        InvalidError: the column is missing.
-    """
+    """Return the sender of each row, ``None`` where unreadable; ``None`` for a stream without members."""
     if node.member is None:
         return None
     if isinstance(node.member, str) and isinstance(rows, pa.Table):
@@ -159,7 +138,7 @@ def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
 
 
 def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | None:
-    """Record ids with their scope before them; see `Topology.id_scope`."""
+    """Return record ids with their scope before them; see `Topology.id_scope`."""
     if ids is None or not scope:
         return ids
     return pc.binary_join_element_wise(pa.scalar(scope, pa.binary()), ids, pa.scalar(b"", pa.binary()))
@@ -168,17 +147,7 @@ def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | Non
 def with_marks(
     seen: InputObservation, node: InjectorNode, rows: Rows, members: Sequence[str | None] | None
 ) -> InputObservation:
-    """What was seen of some rows, with the greatest of the source's own marks, and of each member's, where any row has one.
-
-    Args:
-        seen: the observation of the rows.
-        node: the injector; unless its policy goes by marks, nothing is added.
-        rows: the rows.
-        members: which member sent each row, where the stream has members.
-
-    Raises:
-        InvalidError: the column is missing, or of a type that can never hold a time.
-    """
+    """Add the source's greatest mark, overall and by member, if the injector's policy uses marks."""
     if not isinstance(node.watermark, MarkColumn):
         return seen
     column = node.watermark.column
@@ -202,32 +171,20 @@ def _greatest(at: npt.NDArray[np.int64]) -> EventTimeMicros | None:
 
 
 def oldest_time(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
-    """The least time of the rows that have a readable one; ``None`` without any.
-
-    Raises:
-        InvalidError: the column is missing, or of a type that can never hold a time.
-    """
+    """Return the least readable time of the rows; ``None`` without any."""
     at = readable_times(node, rows)
     return EventTimeMicros(int(at.min())) if len(at) else None
 
 
 def readable_times(node: InjectorNode, rows: Rows) -> npt.NDArray[np.int64]:
-    """The times of the rows that have a readable one, in their order.
-
-    Raises:
-        InvalidError: the column is missing, or of a type that can never hold a time.
-    """
+    """Return the readable times of the rows, in their order."""
     times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
     return np.delete(times.at, list(times.errors)) if times.errors else times.at
 
 
 def sorted_by_time(node: InjectorNode, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """The rows in the order of their times, and these; rows of one time stay in their order.
-
-    Rows without a readable time come first, at the beginning of time.
-
-    Raises:
-        InvalidError: the column is missing, or of a type that can never hold a time.
+    """Return rows and times, stably sorted by time; rows without a readable time come first, at the beginning
+    of time.
     """
     times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
     at = times.at.copy()
@@ -242,18 +199,11 @@ def sorted_by_time(node: InjectorNode, rows: Rows) -> tuple[Rows, npt.NDArray[np
 
 
 def row_count(rows: Rows) -> int:
-    """How many rows there are."""
     return int(rows.num_rows) if isinstance(rows, pa.Table) else len(rows)
 
 
 def delivered_values(node: InjectorNode, rows: Rows, at: npt.NDArray[np.int64]) -> Values:
-    """The rows as record values; the rows of a change stream, which are flat, in envelopes.
-
-    Args:
-        node: the injector.
-        rows: the rows.
-        at: their event times.
-    """
+    """Return the rows as record values; rows of a change stream come in envelopes."""
     if node.payload is not None:
         return row_values([value_of_row(row) for row in rows])
     if node.change is None:
@@ -262,7 +212,7 @@ def delivered_values(node: InjectorNode, rows: Rows, at: npt.NDArray[np.int64]) 
 
 
 def row_values(rows: Rows) -> Values:
-    """The rows as record values: each is a ``dict`` of its fields."""
+    """Return the rows as record values: each is a ``dict`` of its fields."""
     if isinstance(rows, pa.Table):
         return ArrowValues(rows)
     if any(map(has_envelope_fields, rows)):
@@ -284,7 +234,7 @@ class _Rows:
 def _cells(
     extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]], read: Callable[[Any], _Read], absent: _Read
 ) -> tuple[list[_Read], dict[int, str]]:
-    """What ``read`` makes of each row's cell; ``absent`` and an error where it cannot."""
+    """Apply ``read`` to each row's cell; where it fails the result is ``absent`` and an error."""
     cells: list[_Read] = []
     errors: dict[int, str] = {}
     for position, row in enumerate(rows):
@@ -341,7 +291,7 @@ def _times(
 
 
 def _numbers(extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]]) -> pa.Array | None:
-    """A field of all rows if it is a whole number in each, which is read at once."""
+    """Return a field as a column if it is a whole number in every row."""
     if not isinstance(extractor, str) or not ROW_DICTS.issuperset(map(type, rows)):
         return None
     cells = [row.get(extractor) for row in rows]

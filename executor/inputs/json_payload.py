@@ -19,17 +19,18 @@ from millpond.statestore.errors import InvalidError
 
 
 class JsonPayload(Payload):
-    """JSON text with a JSON Schema, of any draft from 4 to 2020-12 (``$schema`` says which; the last one unless it does).
+    """JSON text with a JSON Schema of any draft from 4 to 2020-12.
 
-    A value has JSON's own types: a date stays the text that it is. ``format`` is checked, for example ``date-time``.
-    References lead into the schema itself; none is fetched. Needs ``millpond[json-schema]``.
+    ``$schema`` names the draft; the default is the last one. A value has JSON's own types: a date stays text.
+    ``format`` is checked, for example ``date-time``. References must lead into the schema itself; none is
+    fetched. Needs ``millpond[json-schema]``.
 
     Args:
-        schema: the path of its file, its text, or a ``dict``.
+        schema: the path of the schema's file, its text, or a ``dict``.
         column: the column with the text, as ``bytes`` or ``str``.
 
     Raises:
-        InvalidError: the schema cannot be read or is none, or the package is not installed.
+        InvalidError: the schema cannot be read or is invalid, or the package is not installed.
 
     Example::
 
@@ -47,11 +48,11 @@ class JsonPayload(Payload):
     @property
     def _name(self) -> str:
         schema = orjson.loads(self._schema)
-        told = schema if isinstance(schema, Mapping) else {}
-        return str(told.get("title") or told.get("$id") or "JSON Schema")
+        members = schema if isinstance(schema, Mapping) else {}
+        return str(members.get("title") or members.get("$id") or "JSON Schema")
 
     def fields(self) -> Collection[str] | None:
-        """The names of the properties, if the schema allows no others."""
+        """Return the names of the properties, or ``None`` if the schema allows others."""
         schema = orjson.loads(self._schema)
         is_closed = isinstance(schema, dict) and schema.get("additionalProperties") is False
         if not is_closed or not {"$ref", "patternProperties"}.isdisjoint(schema):
@@ -59,10 +60,10 @@ class JsonPayload(Payload):
         return list(schema.get("properties", ()))
 
     def decoder(self) -> Decoder:
-        """Make what parses a payload and checks it.
+        """Return a function that parses a payload and checks it.
 
         Raises:
-            InvalidError: the schema is none, or the package is not installed.
+            InvalidError: the schema is invalid, or the package is not installed.
         """
         try:
             import jsonschema_rs

@@ -1,4 +1,4 @@
-"""The positions that a pipeline keeps in the table as Delta ``txn`` actions, and what they say."""
+"""The positions that a pipeline keeps in the table as Delta ``txn`` actions."""
 
 from __future__ import annotations
 
@@ -27,23 +27,19 @@ from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import Superstep
 
 BOUNDED_SOURCE = "bounded"
-"""Source id of an input that is a bounded DataFrame: its only batch is 0."""
-
 LOCAL_SOURCE = "local"
-"""Source id of rows handed to a runner in process."""
-
 _SLACK_BITS = 42
 
 
 def percentile_watermark_app_id(pipeline: str, kind: str, name: str, percentile: float = EXACT) -> str:
-    """Names a journaled watermark of a percentile; ``kind`` is ``injector`` or ``computation``."""
+    """Return the app id of a journaled percentile watermark; ``kind`` is ``injector`` or ``computation``."""
     # The clock's own name, so that 90 and 90.0 are one watermark here as in the rows.
     clock = clock_name(TimeDomain.EVENT, percentile)
     return watermark_app_id(pipeline, kind, name) + clock.removeprefix(TimeDomain.EVENT.value)
 
 
 def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[str, dict[str, int]]:
-    """Every counter of a pipeline's computations, by name."""
+    """Return every counter of a pipeline's computations, by computation and name."""
     counts: dict[str, dict[str, int]] = {}
     for app_id, value in positions.items():
         if app_id.startswith(COUNT_PREFIX):
@@ -54,12 +50,12 @@ def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[s
 
 
 def stream_number(stream: str) -> int:
-    """A stream's name as a number that a Delta ``txn`` can hold."""
+    """Return a stream's name as a number that a Delta ``txn`` can hold."""
     return pipeline_number(stream)
 
 
 def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
-    """Every computation that a pipeline has ever run, including those that it no longer has."""
+    """Return every computation that a pipeline has ever run, including former ones."""
     number = pipeline_number(pipeline)
     return frozenset(
         unquote(app_id.removeprefix(CLAIM_PREFIX))
@@ -69,7 +65,7 @@ def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
 
 
 def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computation: str) -> str | None:
-    """The other pipeline that a computation belongs to; ``None`` when it is free or one's own."""
+    """Return the other pipeline that owns a computation; ``None`` when it is free or already owned by this one."""
     number = positions.get(claim_app_id(computation))
     if number in (None, pipeline_number(pipeline)):
         return None
@@ -77,11 +73,8 @@ def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computatio
 
 
 def id_slack_position(stored: int | None, slack_us: int) -> int:
-    """How long a computation's senders may repeat a record, as a number that rises with each change.
-
-    Args:
-        stored: the number that the table has; ``None``: none yet.
-        slack_us: the slack, which is rounded up to milliseconds; at most 139 years are stored.
+    """Return an id slack as a number that rises with each change: in milliseconds, rounded up, at most 139
+    years.
 
     Example:
         >>> first = id_slack_position(None, 2_000_000)
@@ -95,30 +88,25 @@ def id_slack_position(stored: int | None, slack_us: int) -> int:
 
 
 def id_slack_of(positions: Mapping[str, int], computation: str) -> int | None:
-    """How long a computation's senders may repeat a record, in microseconds; ``None`` where no pipeline has said so."""
+    """Return how long a computation's senders may repeat a record, in microseconds; ``None`` if not recorded."""
     position = positions.get(id_slack_app_id(computation))
     return None if position is None else position % (1 << _SLACK_BITS) * 1_000
 
 
 def current_name(positions: Mapping[str, int], stored: str) -> str:
-    """What a pipeline is called now that the store knows by the name ``stored``.
-
-    Example:
-        >>> current_name({"millpond/pipeline_name/clicks/visits": 7}, "clicks")
-        'visits'
-    """
+    """Return the present name of a pipeline that the store knows as ``stored``."""
     return recorded_word(positions, PIPELINE_NAME_PREFIX, stored) or stored
 
 
 def stored_state_version(positions: Mapping[str, int], computation: str) -> int:
-    """The ``state_version`` of the code that has last run a computation; 0 if the table records none."""
+    """Return the ``state_version`` of the code that ran a computation last; 0 if the table records none."""
     return int(recorded_word(positions, STATE_VERSION_PREFIX, computation) or 0)
 
 
 def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str) -> str | None:
-    """Another pipeline of the store that has consumed batches of an outside source; ``None`` if none has.
+    """Return another pipeline of the store that has consumed batches of the source; ``None`` without one.
 
-    Only a source with an id of its own tells: Spark's streaming queries have one.
+    Only sources with ids of their own are found, such as Spark's streaming queries.
     """
     if source in (BOUNDED_SOURCE, LOCAL_SOURCE):
         return None
@@ -131,17 +119,12 @@ def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str)
 
 
 def superstep_of(positions: Mapping[str, int], pipeline: str) -> Superstep:
-    """The last superstep that has been committed; 0 before the first."""
+    """Return the last committed superstep; 0 before the first."""
     return Superstep(positions.get(superstep_app_id(pipeline), 0))
 
 
 def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) -> dict[str, int]:
-    """Source id → last batch consumed, of one input.
-
-    Example:
-        >>> input_positions({input_app_id("p", "s", "q1"): 4}, "p", "s")
-        {'q1': 4}
-    """
+    """Return source id → last consumed batch of one input."""
     prefix = input_app_id(pipeline, stream, "")
     return {
         unquote(app_id.removeprefix(prefix)): version
@@ -152,7 +135,7 @@ def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) ->
 
 
 def after_the_end(stream: str) -> InvalidError:
-    """What refuses records of a stream whose input an earlier run has ended."""
+    """Return the error for records of a stream whose input an earlier run has ended."""
     return InvalidError(
         "the input has ended: an earlier run was its last, so all that comes now would be late; a job that runs"
         " again and again passes finish=False to run, or trigger={'availableNow': True} to start, and begins"
@@ -162,15 +145,9 @@ def after_the_end(stream: str) -> InvalidError:
 
 
 def consumed_before(stream: str, rows: int, known: int | None) -> str:
-    """Why a bounded DataFrame that the store has consumed before is not read again.
+    """Return why a bounded DataFrame is not read again; refuse a changed one.
 
-    Args:
-        stream: the input, for the message.
-        rows: how many rows it has now.
-        known: how many it had then; ``None`` if the store does not know.
-
-    Raises:
-        InvalidError: it is another one, or it has grown.
+    ``known`` is its number of rows when it was consumed; ``None`` if not recorded.
     """
     if known is None:
         return "it was consumed before, by a version that did not note how many rows there were"
@@ -188,20 +165,11 @@ def consumed_before(stream: str, rows: int, known: int | None) -> str:
 def admit_batch(
     known: Mapping[str, int], stream: str, source: str, batch: int, *, accept_checkpoint: bool = False
 ) -> bool:
-    """Whether a batch is new; a batch that Spark replays after a crash is not.
+    """Return True for a new batch, False for one that Spark replays after a crash.
 
-    A source hands out the batches 0, 1, 2, … and repeats at most the last one, so
-    anything else means that checkpoint and store do not belong together.
-
-    Args:
-        known: source id → last batch consumed.
-        stream: the input, for the message.
-        source: id of the source that offers the batch.
-        batch: its number.
-        accept_checkpoint: take a source that the store does not know from where it stands.
-
-    Raises:
-        InvalidError: the checkpoint was rewound, is ahead, or belongs to another store.
+    A source hands out the batches 0, 1, 2, … and repeats at most the last one, so anything else means that
+    checkpoint and store do not belong together. ``accept_checkpoint`` starts an unknown source at its present
+    batch.
     """
     belongs = "continue with the checkpoint that belongs to this store, start with a new store"
     way_out = f"{belongs}, or pass accept_checkpoint=True to take this one from where it stands"

@@ -1,13 +1,7 @@
 """Payloads that are Protobuf messages, of a type that a descriptor set describes.
 
-Types of messages out of descriptor sets, in a pool of their own, so that two versions of a type do not meet.
-
-Values of Protobuf messages: what parses one, and what makes a ``dict`` of its fields.
-
-How each field is read is settled once, for the type. Protobuf's own way to JSON makes text of numbers and of bytes, so it
-is not used.
-
-Protobuf's wire format, as far as it takes to say which field of a broken message cannot be read.
+The reader of each field is chosen once per type. Protobuf's own conversion to JSON turns numbers and bytes
+into text, so it is not used.
 """
 
 from __future__ import annotations
@@ -60,19 +54,11 @@ _SHIPPED: Final = {
         wrappers_pb2,
     )
 }
-"""The files that Protobuf itself brings along, which a set may leave out."""
+"""Files that Protobuf itself ships; a descriptor set may leave them out."""
 
 
 def message_type(descriptor_set: bytes, name: str) -> Any:
-    """The descriptor of a type.
-
-    Args:
-        descriptor_set: a serialized ``FileDescriptorSet``.
-        name: the full name of the type.
-
-    Raises:
-        InvalidError: the bytes are no descriptor set, a file in it lacks another one, or the type is in none.
-    """
+    """Return the descriptor of a type, in a separate pool, so that two versions of a type do not meet."""
     files = _files(descriptor_set)
     pool = descriptor_pool.DescriptorPool()
     try:
@@ -109,7 +95,7 @@ def _files(descriptor_set: bytes) -> dict[str, Any]:
 
 
 def _in_order(files: dict[str, Any]) -> Iterable[bytes]:
-    """The files, each after those that it imports."""
+    """Yield the files, each after its imports."""
     sorter = TopologicalSorter({name: list(file.dependency) for name, file in files.items()})
     wanted = [*sorter.static_order()]
     extra = [name for name in wanted if name not in files and name in _SHIPPED]
@@ -120,7 +106,7 @@ def _in_order(files: dict[str, Any]) -> Iterable[bytes]:
 _VARINT: Final = 0
 _FIXED_64: Final = 1
 PACKED: Final = 2
-"""The wire type of everything that says its length: text, bytes, messages, and repeated numbers."""
+"""The wire type of every value with a length: text, bytes, messages, and repeated numbers."""
 
 _GROUP: Final = 3
 _FIXED_32: Final = 5
@@ -140,16 +126,11 @@ EXPECTED_WIRE_TYPES: Final = {
     ),
     FieldDescriptor.TYPE_GROUP: _GROUP,
 }
-"""How a field of each type is written."""
+"""Wire type of each field type."""
 
 
 def first_failure(payload: bytes, descriptor: Any) -> tuple[str, str]:
-    """The path of the first part of a message that cannot be read, and why; both empty if that is not found.
-
-    Args:
-        payload: the message.
-        descriptor: its type.
-    """
+    """Return the path of a message's first unreadable part, and the reason; both empty if not found."""
     return _failure_in(payload, descriptor, "", _DEPTH_MAX)
 
 
@@ -187,9 +168,7 @@ def _failure_of(part: bytes, field: Any, path: str, depth: int) -> tuple[str, st
 
 
 def _extent(payload: bytes, at: int, wire: int) -> tuple[int | None, int | None]:
-    """Where the value of a field begins and ends; without a beginning if there is no such wire type, without an end if its
-    length is cut.
-    """
+    """Return begin and end of a field's value; no begin: unknown wire type, no end: its length is cut."""
     if wire == _VARINT:
         return at, _wire_varint(payload, at)[1]
     if wire == _FIXED_64:
@@ -197,7 +176,7 @@ def _extent(payload: bytes, at: int, wire: int) -> tuple[int | None, int | None]
     if wire == _FIXED_32:
         return at, at + 4
     if wire in {_GROUP, _GROUP + 1}:
-        # A group's fields follow one by one, between two tags without a value.
+        # A group is two tags without a value, with its fields between them.
         return at, at
     if wire == PACKED:
         length, after = _wire_varint(payload, at)
@@ -234,11 +213,7 @@ class _UnfitError(Exception):
 
 
 def reader_of(descriptor: Any) -> Callable[[bytes], dict[str, Any]]:
-    """What reads messages of a type.
-
-    Args:
-        descriptor: the type.
-    """
+    """Return a function that reads messages of a type."""
     kind, name = GetMessageClass(descriptor), descriptor.full_name
     convert = _of_message(descriptor, {})
 
@@ -262,19 +237,19 @@ def reader_of(descriptor: Any) -> Callable[[bytes], dict[str, Any]]:
 
 
 def _of_message(descriptor: Any, known: dict[str, _Convert]) -> _Convert:
-    """What makes a value of a message; a type that has itself as a part finds what is being made in ``known``."""
+    """Return the conversion of a message; a recursive type finds its own conversion in ``known``."""
     name = descriptor.full_name
     if name in known:
         return known[name]
     if name in _SPECIAL:
         return _SPECIAL[name]
-    # Not its name: it is made below.
+    # A recursive field must reach `made`, which is defined only below.
     known[name] = lambda message: made(message)  # noqa: PLW0108
     fields = [(field.name, _of_field(field, known)) for field in descriptor.fields]
     expected = {field.number: field for field in descriptor.fields}
 
     def made(message: Any) -> dict[str, Any]:
-        # The parser has put aside what it could not read as the type of its field.
+        # The parser keeps a value of the wrong wire type as an unknown field, and the field itself unset.
         if unread := UnknownFieldSet(message):
             _check_unread(unread, expected)
         value = {}
@@ -306,7 +281,6 @@ def _is_repeated(field: Any) -> bool:
 
 
 def _of_field(field: Any, known: dict[str, _Convert]) -> _Convert:
-    """What reads a field of a message."""
     name, get = field.name, attrgetter(field.name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         convert = _of_value(field.message_type.fields_by_name["value"], known)
@@ -354,7 +328,7 @@ def _time(message: Any) -> datetime:
 
 def _duration(message: Any) -> timedelta:
     try:
-        # Both have the sign of the duration, and nanoseconds go towards zero.
+        # Seconds and nanos share the duration's sign; int() rounds the nanoseconds towards zero.
         return timedelta(seconds=message.seconds, microseconds=int(message.nanos / 1_000))
     except OverflowError as error:
         raise _UnfitError(f"too long: {message.seconds} seconds") from error
@@ -389,28 +363,31 @@ _SPECIAL: Final[Mapping[str, _Convert]] = {
 
 
 ProtobufFraming = Literal["plain", "confluent"]
-"""What stands before the message: nothing, or the number of its schema and its place in that."""
+"""The bytes before the message: none, or the number of its schema and its place in that schema."""
 
 
 class ProtobufPayload(Payload):
-    """Protobuf messages, each payload one of a type that a descriptor set describes.
+    """Protobuf messages of one type, which a descriptor set describes.
 
-    A value has the fields under their names in the ``.proto`` file. A field that is not set is its type's default, or
-    ``None`` where the message can tell (``optional``, messages, members of a ``oneof``). An enum is the name of its
-    value, or the number of an unknown one; a ``Timestamp`` a ``datetime`` in UTC, a ``Duration`` a ``timedelta``, both
-    with microseconds; a wrapper its value or ``None``; a ``Struct`` what JSON makes of it. Fields that the type does not
-    have are skipped, as they are those of a newer writer. Needs ``millpond[protobuf]``.
+    A value has the fields under their names in the ``.proto`` file. A field that is not set is its type's
+    default, or ``None`` where the message records presence (``optional``, messages, members of a ``oneof``).
+    An enum is the name of its value, or the number of an unknown one; a ``Timestamp`` is a ``datetime`` in
+    UTC and a ``Duration`` a ``timedelta``, both with microseconds; a wrapper is its value or ``None``; a
+    ``Struct`` is plain JSON. Unknown fields are skipped, because a newer writer may add them. Needs
+    ``millpond[protobuf]``.
 
     Args:
-        descriptor_set: the path of the file that ``protoc --include_imports --descriptor_set_out=FILE`` writes, or its
-            bytes.
+        descriptor_set: the path of the file that ``protoc --include_imports --descriptor_set_out=FILE``
+            writes, or its bytes.
         message: the type's full name, ``shop.Payment``.
         column: the column with the bytes.
-        framing: ``"plain"``: the message alone; ``"confluent"``: a zero byte, the four bytes of a schema's number and
-            the message's place in it, all of which are skipped, since a type can read what its other versions wrote.
+        framing: ``"plain"``: the message alone; ``"confluent"``: after a zero byte, the four bytes of a
+            schema's number and the message's place in that schema. All of these are skipped, because a type
+            can read messages of its other versions.
 
     Raises:
-        InvalidError: the file cannot be read or is none, it does not have the type, or the package is not installed.
+        InvalidError: the file cannot be read or is no descriptor set, it lacks the type, or the package is
+            not installed.
 
     Example::
 
@@ -444,7 +421,7 @@ class ProtobufPayload(Payload):
         return f"ProtobufPayload({self._message!r}, column={self.column!r}, framing={self._framing!r})"
 
     def fields(self) -> Collection[str]:
-        """The names of the message's fields."""
+        """Return the names of the message's fields."""
         return [field.name for field in self._type().fields]
 
     def _type(self) -> Any:
@@ -455,10 +432,10 @@ class ProtobufPayload(Payload):
         return message_type(self._descriptors, self._message)
 
     def decoder(self) -> Decoder:
-        """Make what parses a message and reads its fields.
+        """Return a function that parses a message and reads its fields.
 
         Raises:
-            InvalidError: the descriptor set is none, it does not have the type, or the package is not installed.
+            InvalidError: the descriptor set is invalid or lacks the type, or the package is not installed.
         """
         descriptor = self._type()
 
@@ -468,7 +445,7 @@ class ProtobufPayload(Payload):
 
 def _confluent(read: Callable[[bytes], dict[str, Any]], name: str, payload: bytes) -> dict[str, Any]:
     schema_id(payload)
-    # The message's place in its file: how many numbers follow, and these; all with their sign in the last bit.
+    # The message's place in its file: a count, then as many numbers; all zigzag, with the sign in the last bit.
     count, at = _varint(name, payload, CONFLUENT_HEADER)
     for _ in range(count >> 1):
         _, at = _varint(name, payload, at)

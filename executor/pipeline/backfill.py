@@ -1,4 +1,4 @@
-"""Backfills as the user declares them: what a computation that joins a running pipeline is given of the past."""
+"""Backfills: the past records that a computation gets when it joins a running pipeline."""
 
 from __future__ import annotations
 
@@ -8,23 +8,14 @@ from typing import Any, Final, TypeAlias
 from millpond.statestore.errors import InvalidError
 
 INPUT: Final = "input"
-"""The backfill that is what the runner's bounded input has been consumed of."""
+"""The backfill from the rows of the runner's bounded input that are consumed already."""
 
 Backfill: TypeAlias = Any
 """Rows as a runner takes them, the path of a Parquet file, ``"input"``, or a mapping from streams to these."""
 
 
 def backfill_by_stream(computation: str, given: Backfill, streams: Sequence[str]) -> Mapping[str, Backfill]:
-    """What a computation is given, by stream.
-
-    Args:
-        computation: its name, for errors.
-        given: what the user has declared.
-        streams: those that it consumes.
-
-    Raises:
-        InvalidError: it is not said of which stream it is.
-    """
+    """Return a computation's declared backfill by stream."""
     if isinstance(given, Mapping):
         if not given or (unknown := sorted(set(map(str, given)) - set(streams))):
             raise InvalidError(

@@ -1,10 +1,7 @@
-"""Checks of a topology before it runs; every error names the computation, stream or sink that is wrong.
+"""Checks of a topology before it runs; every error names the wrong computation, stream or sink.
 
-They are pure functions of a `Topology`, listed once in ``CHECKS``: a new requirement of a pipeline is one more
-function there. A mistake in a single declaration (a malformed name, a negative bound, a wrong type) is refused
-by `Pipeline` in that call.
-
-Checks of an injector's arguments that its line alone shows, and what errors about its rows say of it.
+They are pure functions of a `Topology`, listed once in ``CHECKS``. `Pipeline` refuses a mistake in a single
+declaration in that call, with the functions at the end.
 """
 
 from __future__ import annotations
@@ -43,16 +40,7 @@ _AT_WORK: Final = (
 
 
 def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED) -> str:
-    """Refuse a name that could not be a table in SQL, a folder and a ZooKeeper node alike.
-
-    Args:
-        kind: what is named, for the error.
-        name: the name.
-        reserved: names that are taken.
-
-    Raises:
-        InvalidError: not text, empty, too long, with other characters, or reserved.
-    """
+    """Return the name, or refuse one that could not be a table in SQL, a folder and a ZooKeeper node alike."""
     if not isinstance(name, str):
         raise InvalidError(f"the {kind}'s name is not text", name=name, type=type(name).__name__)
     if not name:
@@ -69,21 +57,13 @@ def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED)
 
 
 def check_topology(topology: Topology) -> None:
-    """Refuse a pipeline that cannot run as declared.
-
-    Raises:
-        InvalidError: the first check that fails; the error names what is wrong.
-    """
+    """Refuse a pipeline that cannot run as declared."""
     for check in CHECKS:
         check(topology)
 
 
 def check_inputs(topology: Topology, inputs: Iterable[str]) -> None:
-    """Refuse inputs that no injector names, and injectors without an input.
-
-    Raises:
-        InvalidError: names the stream, or the inputs are not given by stream.
-    """
+    """Refuse inputs that no injector names, and injectors without an input."""
     if not isinstance(inputs, Mapping | AbstractSet | Sequence) or not all(
         isinstance(name, str) for name in inputs
     ):
@@ -322,7 +302,7 @@ def _check_computation_pickles(node: ComputationNode) -> None:
 
 
 def _unpicklable_attribute(computation: object) -> str | None:
-    """The attribute of the object or its class that cannot be pickled."""
+    """Return the attribute of the object or its class that cannot be pickled."""
     attributes = dict(getattr(computation, "__dict__", {}))
     for name, value in inspect.getmembers_static(type(computation)):
         if not name.startswith("__"):
@@ -363,15 +343,9 @@ CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
     _sinks_have_their_own_destination,
     _code_can_travel,
 )
-"""Every check of a topology, in order."""
 
 
 def check_field(argument: str, field: object, stream: str) -> None:
-    """Refuse what names no field of a row.
-
-    Raises:
-        InvalidError: it is neither a column's name nor a function.
-    """
     if not (callable(field) or (isinstance(field, str) and field)):
         raise InvalidError(
             "an injector's argument is a column's name or a function of the row",
@@ -382,11 +356,6 @@ def check_field(argument: str, field: object, stream: str) -> None:
 
 
 def check_key_field(key: object, stream: str) -> None:
-    """Refuse what names no key of a row.
-
-    Raises:
-        InvalidError: it is neither a column's name, nor a list of names, nor a function.
-    """
     if isinstance(key, list | tuple):
         check_key_extractor(key, stream=stream, argument="key")
     else:
@@ -394,11 +363,7 @@ def check_key_field(key: object, stream: str) -> None:
 
 
 def positive_us(stream: str, argument: str, duration: Duration) -> int:
-    """A duration in microseconds.
-
-    Raises:
-        InvalidError: it is not positive, or no duration.
-    """
+    """Return a positive duration in microseconds."""
     micros = duration_us(duration)
     if micros <= 0:
         raise InvalidError(f"{argument} must be positive", stream=stream, value=duration)
@@ -412,11 +377,7 @@ def check_ingress(
     members: Sequence[str],
     skew_limit: Duration | None,
 ) -> None:
-    """Refuse options that a stream by time of arrival does not have.
-
-    Raises:
-        InvalidError: one of them is given.
-    """
+    """Refuse options that a stream by time of arrival does not have."""
     has_own = watermark is not None and not isinstance(watermark, IngressTime)
     if has_own or idle_after is not None or members or skew_limit is not None:
         raise InvalidError(
@@ -427,11 +388,7 @@ def check_ingress(
 
 
 def check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:
-    """Refuse members without a way to tell them, or the other way about.
-
-    Raises:
-        InvalidError: says what does not fit.
-    """
+    """Refuse members without a way to find a row's sender, or the reverse."""
     if isinstance(members, str) or not all(isinstance(name, str) and name for name in members):
         raise InvalidError("members is a list of names", stream=stream, members=members)
     if len(set(members)) < len(members):
@@ -443,17 +400,7 @@ def check_members(stream: str, members: Sequence[str], member: FieldExtractor | 
 
 
 def check_payload(stream: str, payload: object, change: str | None, extractors: Sequence[object]) -> None:
-    """Refuse what decodes nothing, and names that are no fields of its values.
-
-    Args:
-        stream: the stream.
-        payload: what was given.
-        change: the column of the kind of a change, if the rows are changes.
-        extractors: where key, time, id and sender are, as they were given.
-
-    Raises:
-        InvalidError: says what does not fit.
-    """
+    """Refuse a payload of the wrong type, and extractors that name no field of its values."""
     if payload is None:
         return
     if not isinstance(payload, Payload):
@@ -483,14 +430,7 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
 
 @contextmanager
 def told_of_stream(stream: str) -> Iterator[None]:
-    """Let an error about the columns of some rows name the stream that they are for.
-
-    Args:
-        stream: the injected stream.
-
-    Raises:
-        InvalidError: that error, with the stream as its last detail.
-    """
+    """Add the stream to an error about the columns of its rows."""
     try:
         yield
     except InvalidError as error:

@@ -1,18 +1,10 @@
 """The nodes of a pipeline's graph: injectors, computations and sinks, as the user declared them.
 
-Weak productions: delivered before the checkpoint that would make them durable (MillWheel §6.1.3).
-
-A computation with ``productions="weak"`` delivers its productions within the superstep that made them: its
-streams are *fused* with their consumers. The consumers' effects are part of the same commit, so the store
-loses and repeats nothing. In exchange, consumers' code may see records that are not durable yet.
-
-`fusion` decides which streams are fused.
-
-A fused production that is stored anyway is *addressed*: its stream names the consumer that it still waits for.
-``visits@cities`` waits only for the computation ``cities``, which was too slow to receive it within its
-superstep; ``visits@`` waits for sinks only.
-
-Names that the engine keeps for itself, and the interval that a pipeline's driver owns.
+A computation with weak productions delivers them within the superstep that made them (MillWheel §6.1.3): its
+streams are *fused* with their consumers. All effects are part of one commit, so nothing is lost or repeated,
+but consumers may see records that are not durable yet. A fused production that is stored anyway is
+*addressed*: ``visits@cities`` waits only for the computation ``cities``, which was too slow for the
+superstep, and ``visits@`` waits for sinks only.
 """
 
 from __future__ import annotations
@@ -29,7 +21,7 @@ from millpond.executor.time.clocks import declared_percentiles, horizon_us
 from millpond.statestore.interval import Interval
 
 ProductionMode: TypeAlias = Literal["strong", "weak"]
-"""When a production is delivered: once its checkpoint is durable, or before."""
+"""When a production is delivered: ``"strong"``: once its checkpoint is durable; ``"weak"``: before."""
 
 _MARK: Final = "@"
 
@@ -40,8 +32,8 @@ class WeakStreams:
 
     Attributes:
         fused: the streams whose productions reach their consumers before the commit.
-        kept: the fused streams whose productions are also written to the producer's rows, for a sink
-            or for a consumer in another task.
+        kept: the fused streams whose productions are also written to the producer's rows, for a sink or for a
+            consumer in another task.
     """
 
     fused: frozenset[str] = frozenset()
@@ -49,40 +41,31 @@ class WeakStreams:
 
 
 STRONG: Final = WeakStreams()
-"""Every production waits for its checkpoint."""
 
 
 def addressed(stream: str, consumer: str = "") -> str:
-    """The stream under which a fused production is kept for one computation, or for sinks only.
-
-    Example:
-        >>> addressed("visits", "cities")
-        'visits@cities'
-    """
+    """Return the stream under which a fused production is kept for one computation, or for sinks only."""
     return f"{stream}{_MARK}{consumer}"
 
 
 def is_addressed(stream: str) -> bool:
-    """Whether a stream holds fused productions that are stored for one consumer or for sinks."""
+    """Return True for a stream of fused productions that are stored for one consumer or for sinks."""
     return _MARK in stream
 
 
 OnError: TypeAlias = Literal["dead_letter", "stop"]
-"""What happens to a record whose code raises at every retry: it becomes a dead letter, or the run stops."""
+"""The fate of a record whose code raises at every retry: it becomes a dead letter, or the run stops."""
 
 
 OnLate: TypeAlias = Literal["process", "drop"]
-"""What happens to a record behind the low watermark: user code processes it, or it is only counted."""
+"""The fate of a record behind the low watermark: user code processes it, or it is only counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """A stream that a computation consumes, and how its records' keys are derived.
+    """A stream that a computation consumes; a ``key`` of ``None`` keeps the record's key.
 
-    Attributes:
-        stream: its name.
-        key: how keys are derived; ``None`` keeps the record's own.
-        feedback: whether what comes back on it from the computation itself holds the watermark not back.
+    Records that return on a ``feedback`` stream do not hold the computation's own watermark back.
     """
 
     stream: str
@@ -92,26 +75,14 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputationNode:
-    """A declared computation; `ComputationOptions` explains what is not said here.
+    """A declared computation; `ComputationOptions` explains its options.
 
     Attributes:
-        name: the partition of its rows, and its table in SQL.
         computation: the user's code; one object, shared by all keys.
-        subscriptions: the streams that it consumes.
-        produces: the streams that it may produce to.
-        exactly_once: whether records with ids are deduplicated.
-        on_error: what happens to a record whose code raises at every retry.
-        retries: how many times a failing record is tried again.
-        intervals: how many key intervals to start with; ``None`` lets the runner choose.
-        on_late: what happens to records behind the input low watermark, for all streams or by stream.
-            They are counted in either case.
-        productions: when productions are delivered (docs/design/004-weak-productions.md).
-        user_code_timeout_ms: the time limit of the code's work on one key of a bundle; ``None``: no limit.
         renamed_from: the name under which the store may have its rows.
-        prefix: what the names of its composite begin with; empty outside of composites.
-        time_sorted: whether records wait until they can be given in the order of their event times.
-        cycle: the way on which its own output watermark holds its input watermark back: computations, the first
-            and the last of which is this one. Empty unless there is such a cycle; `Pipeline.check` finds it.
+        prefix: the prefix of its composite's names; empty outside of composites.
+        cycle: the shortest cycle in which its output watermark holds its input watermark back: computation
+            names that begin and end with this one. Empty without such a cycle; `Pipeline.check` fills it in.
     """
 
     name: str
@@ -132,13 +103,13 @@ class ComputationNode:
 
     @property
     def inbox(self) -> tuple[str, ...]:
-        """The streams that it reads from committed rows, including those addressed to it."""
+        """The streams that it reads from committed rows, including streams addressed to it."""
         streams = [subscription.stream for subscription in self.subscriptions]
         return (*streams, *(addressed(stream, self.name) for stream in streams))
 
     @property
     def production_names(self) -> Mapping[str, str]:
-        """The streams that it may produce to, by the names that its code says: those in its composite, or whole."""
+        """The streams that it may produce to, by every name that its code may use: within its composite, or whole."""
         whole = {stream: stream for stream in self.produces}
         return whole | {stream.removeprefix(self.prefix): stream for stream in self.produces}
 
@@ -149,25 +120,22 @@ class ComputationNode:
 
     @property
     def counters(self) -> tuple[str, ...]:
-        """The counters that the code declares."""
         return declared_counters(self.computation.counters, self.name)
 
     def drops_late(self, stream: str) -> bool:
-        """Whether late records of a stream are dropped."""
         word = self.on_late if isinstance(self.on_late, str) else self.on_late.get(stream)
         return word == "drop"
 
     @property
     def horizon_us(self) -> int:
-        """How far the output watermark lags behind the input's, in microseconds."""
+        """Lag of the output watermark behind the input's, in microseconds."""
         return horizon_us(self.computation.late_data_horizon)
 
     def rank(self, stream: str) -> int:
-        """The place of a stream among those that it consumes."""
+        """Return the place of a stream among the consumed streams."""
         return next((rank for rank, own in enumerate(self.subscriptions) if own.stream == stream), 0)
 
     def subscription(self, stream: str) -> Subscription | None:
-        """The subscription to ``stream``; ``None`` without one."""
         return next((own for own in self.subscriptions if own.stream == stream), None)
 
 
@@ -185,12 +153,12 @@ DEAD_LETTERS = "dead_letters"
 
 
 SIGNALS = "window_signals"
-"""Reserved name of the injected stream on which signals from outside reach the windowed steps that wait for them."""
+"""Reserved name of the injected stream that carries outside signals to the windowed steps."""
 
 
 def control_interval(pipeline: str) -> Interval:
-    """The interval that the driver of a pipeline itself owns.
+    """Return the interval that the driver of a pipeline owns.
 
-    Every superstep's commit touches it, so a commit without any other row is fenced too.
+    Every superstep's commit touches it, so that a commit without any other row is fenced too.
     """
     return Interval(DEAD_LETTERS, f"{pipeline}/", f"{pipeline}0")

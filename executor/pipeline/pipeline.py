@@ -1,7 +1,7 @@
-"""The pipeline: what the user declares, before it is checked and frozen (MillWheel §3).
+"""The pipeline: the user's declarations, before they are checked and frozen (MillWheel §3).
 
-Declarations are refused at their own line when that line alone shows the mistake; what needs
-the whole picture is refused by `Pipeline.check`, which every runner calls before it starts.
+A mistake that one line shows is refused at that line. `Pipeline.check`, which every runner calls before it
+starts, refuses mistakes that need the whole picture.
 """
 
 from __future__ import annotations
@@ -65,26 +65,25 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
 
     Args:
         name: the pipeline's name. The store keeps its input positions under this name, so a pipeline with
-            another one would read its inputs again from the start.
-        drop: the names of computations that the pipeline no longer has. Their rows are removed when it
-            opens; without that, a pipeline does not open that lacks a computation of which the store
-            has rows. What they have produced is still delivered. Names of which the store has no rows
-            are ignored, so it may stay in the code.
-        retire: the names of computations that the pipeline no longer has, and whose rows stay in the store as they
-            are: readable, with their timers, but nothing runs. Once the pipeline has such a computation again, it
-            goes on from them; the records of the time in between it has not seen. Names of which the store has no
-            rows are ignored.
-        renamed_from: the name that the pipeline had before. It continues with all that the store has under it;
-            once that is done, the argument does nothing and may stay in the code.
+            another name reads its inputs again from the start.
+        drop: the names of former computations whose rows are removed when the pipeline opens. A pipeline that
+            lacks a computation with rows in the store does not open unless the name is in ``drop`` or
+            ``retire``. Productions of a dropped computation are still delivered. Unknown names are ignored,
+            so a name may stay in the code.
+        retire: the names of former computations whose rows stay unchanged: readable, with their timers, but
+            nothing runs. If the pipeline gets such a computation again, it continues from these rows and has
+            missed the records in between. Unknown names are ignored.
+        renamed_from: the pipeline's former name. The pipeline continues with everything that the store has
+            under that name. Afterwards the argument has no effect and may stay in the code.
+
+    Raises:
+        InvalidError: a name is empty or contains a character that is not allowed, ``drop`` or ``retire`` is
+            not a list, or ``renamed_from`` is the same name.
 
     Example:
         >>> pipeline = Pipeline("zeitgeist")
         >>> pipeline.inject("queries", key="query", at="time", watermark=BoundedDisorder("30s"))
         Stream('queries' of 'zeitgeist')
-
-    Raises:
-        InvalidError: a name is empty or contains a character that is not allowed, ``drop`` or ``retire`` is no list, or
-            ``renamed_from`` is the same name.
     """
 
     stream_class: type[StreamT_co] = Stream  # type: ignore[assignment]  # the default of the parameter
@@ -136,49 +135,47 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         Args:
             name: the stream's name; the runner takes its input under the same name.
             key: where a row's key is: a column's name, a list of names, or a function of the row as a
-                ``dict``, which returns text or a tuple. A column of text is the key as it is; one of another type,
-                and a list, makes a typed key, of which `decode_key` gives the values. In a list any column may
-                be null; without one, a null is no key, and the row becomes a dead letter.
-            at: where a row's event time is, likewise: an ``int`` since 1970 UTC, a ``datetime``, or
-                ISO 8601 text; see ``at_unit`` and ``at_zone``. ``IngressTime()`` uses the time of
-                arrival instead and brings its own watermark.
-            id: where the publisher's id of a record is, likewise. Records that repeat an id are
-                dropped; with ``None`` every row counts, including a repeated one.
-            watermark: how the stream's low watermark follows from its records. By default rows are
-                assumed to arrive in order of event time, as ``BoundedDisorder("0s")`` has it; a warning
-                names the first record that this drops. On Spark the default is the delay of the
-                frame's own ``withWatermark``, if the column ``at`` has one.
-            idle_after: how long the stream, or one of its members, may be silent before it stops
-                holding the watermark back. Records that arrive after that may be late. ``None``
-                waits without a limit.
-            members: the names of the expected senders. The watermark is the minimum of theirs, so
-                a missing or silent member holds it until the member is idle or declared gone.
-                Records of unknown senders are accepted and do not move the watermark.
+                ``dict`` that returns text or a tuple. A text column is the key itself. A column of another
+                type, or a list, makes a typed key; `decode_key` returns its values. In a list any column may
+                be null. A single null is no key: the row becomes a dead letter.
+            at: where a row's event time is, likewise: an ``int`` since 1970 UTC, a ``datetime``, or ISO 8601
+                text; see ``at_unit`` and ``at_zone``. ``IngressTime()`` uses the time of arrival instead and
+                has its own watermark.
+            id: where the publisher's id of a record is, likewise. Records that repeat an id are dropped; with
+                ``None`` every row counts, including a repeated one.
+            watermark: how the stream's low watermark follows from its records. By default rows are assumed to
+                arrive in order of event time, as with ``BoundedDisorder("0s")``; a warning names the first
+                record that this drops. On Spark the default is the delay of the frame's ``withWatermark``, if
+                the column ``at`` has one.
+            idle_after: how long the stream, or one of its members, may be silent before it stops holding the
+                watermark back. Records that arrive after that may be late. ``None`` waits without a limit.
+            members: the names of the expected senders. The watermark is the minimum of theirs, so a missing
+                or silent member holds it until the member is idle or declared gone. Records of unknown
+                senders are accepted and do not move the watermark.
             member: where the name of a row's sender is: a column's name, or a function of the row.
-            skew_limit: how far the stream's watermark may run ahead of the slowest computation's
-                before the stream pauses. This bounds the state and memory of records that wait for
-                a slower stream. If that stream sends nothing, this one stays paused until the other
-                is idle or declared gone. Bounded runs (``run``) ignore the limit.
-            id_slack: how long a sender may repeat a record, three hours by default. Its id is kept
-                until this has passed both on the wall clock since it first arrived and in event time
-                since ``at``. After that a repetition counts as a new record. A longer slack keeps more
-                ids, about 20 bytes of disk each; a computation that subscribes to several streams keeps
-                all ids for the longest.
+            skew_limit: how far the stream's watermark may run ahead of the slowest computation's before the
+                stream pauses. This bounds the state and memory of records that wait for a slower stream. If
+                that stream sends nothing, this one stays paused until the other is idle or declared gone.
+                Bounded runs (``run``) ignore the limit.
+            id_slack: how long a sender may repeat a record, three hours by default. An id is kept until the
+                slack has passed both on the wall clock since it first arrived and in event time since ``at``.
+                A later repetition counts as a new record. A longer slack keeps more ids, about 20 bytes of
+                disk each. A computation with several streams keeps all ids for the longest slack.
             at_unit: the unit of times that are whole numbers: ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``. By
                 default microseconds; then numbers that are dates from 2000 to 2099 in milliseconds are
                 unreadable, because they would be days in January and February of 1970.
-            at_zone: the zone of times that name none, in text as in a ``datetime`` or a column of
-                timestamps: ``"UTC"`` or an offset such as ``"+02:00"``. By default such times are unreadable.
-            change: the column that says what kind of change a row is, if the rows are the changes of a
-                table: Debezium's envelope (``op``, with ``before`` and ``after``), Delta's change data feed
-                (``_change_type``), or ``+I -U +U -D``. The stream then has an element for each row that
-                appears and a retraction for each that goes, in the envelope of a pane, and windows take
-                back what has gone. ``key``, ``at`` and ``id`` are those of the row before or after the
-                change; the other fields of the change are next to them, as ``__change_ts_ms`` and so on.
-            payload: what decodes the values, if they are in one column of the rows: an `AvroPayload`, a
-                `ProtobufPayload` or a `JsonPayload`. ``key``, ``at`` and ``id`` are fields of the value, and the row's
-                other columns are next to them, as ``__row_offset``; records have the value alone. What cannot be
-                decoded becomes a dead letter with the row as it came.
+            at_zone: the zone of times without one, in text, in a ``datetime`` or in a column of timestamps:
+                ``"UTC"`` or an offset such as ``"+02:00"``. By default such times are unreadable.
+            change: the column with the kind of change, if the rows are the changes of a table: Debezium's
+                envelope (``op``, with ``before`` and ``after``), Delta's change data feed (``_change_type``),
+                or ``+I -U +U -D``. The stream then has an element for each row that appears and a retraction
+                for each that disappears, in the envelope of a pane, and windows remove retracted values.
+                ``key``, ``at`` and ``id`` are columns of the row before or after the change; the other fields
+                of the change are available as ``__change_ts_ms`` and so on.
+            payload: decodes the values from one column of the rows: an `AvroPayload`, a `ProtobufPayload` or
+                a `JsonPayload`. ``key``, ``at`` and ``id`` are then fields of the value, and the row's other
+                columns are available as ``__row_offset`` and so on; records have the value alone. A row that
+                cannot be decoded becomes a dead letter with the original row.
 
         Returns:
             The stream.
@@ -241,8 +238,8 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         Args:
             computation: an instance of the user's `Computation`.
             name: the computation's name, which is also its table in SQL.
-            subscribes: the input streams by name, each with the way its records' keys are extracted:
-                a field of the value, a list of fields, a function of the value, or ``None`` for the record's own key.
+            subscribes: the input streams by name, each with the way to extract its records' keys: a field of
+                the value, a list of fields, a function of the value, or ``None`` for the record's own key.
             produces: the names of the streams that the computation may produce to.
             options: further settings; see `ComputationOptions`.
 
@@ -306,9 +303,9 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         self._sinks[name] = SinkNode(name=name, stream=stream, sink=sink)
 
     def stream(self, name: str) -> StreamT_co:
-        """The stream called ``name``, which may be declared later: this allows cycles.
+        """Return the stream called ``name``, which may be declared later: this allows cycles.
 
-        Within a composite it is the composite's own stream.
+        Within a composite it is the composite's stream of that name.
 
         Args:
             name: the stream's name.
@@ -319,10 +316,10 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         return self.stream_class(self, self._named("stream", name, reserved=frozenset()))
 
     def with_sinks(self, place: Callable[[str, Sink], Sink]) -> Self:
-        """The same pipeline with other sinks.
+        """Return the same pipeline with other sinks.
 
         Args:
-            place: returns the sink to take, given a sink's name and the sink that the pipeline has.
+            place: takes a sink's name and the sink, and returns its replacement.
         """
         other = copy(self)
         other._sinks = {  # noqa: SLF001 - its own

@@ -1,9 +1,8 @@
-"""Streams: the named edges of a pipeline, and the operations that users call on them (MillWheel §4.3).
+"""Streams: the named edges of a pipeline, their operations, and composites (MillWheel §4.3).
 
-Composites: functions from streams to streams whose steps have one name in the graph (Beam's composite transforms).
-
-What a composite declares is named after it: its step ``clean`` is the computation ``visits.clean``. A dot
-joins the names because a computation's name is a table in SQL, a folder and a ZooKeeper node as well.
+A composite is a function from streams to streams whose steps share a name prefix (Beam's composite
+transforms): its step ``clean`` is the computation ``visits.clean``. A dot joins the names because a
+computation's name is also a table in SQL, a folder and a ZooKeeper node.
 """
 
 from __future__ import annotations
@@ -33,72 +32,65 @@ class ComputationOptions(TypedDict, total=False):
     """
 
     exactly_once: bool
-    """Whether records that carry an id are deduplicated; ``True`` unless given (MillWheel §6.1.1)."""
+    """Deduplicate records that carry an id; ``True`` by default (MillWheel §6.1.1)."""
 
     on_error: OnError
-    """
-    What happens to a record whose code still raises after all ``retries``: ``"dead_letter"``, the default,
-    writes it to the stream of dead letters and continues, unless the runner's ``dead_letter_limit`` is exceeded;
-    ``"stop"`` ends the run.
+    """The fate of a record whose code still raises after all ``retries``. ``"dead_letter"``, the default,
+    writes it to the stream of dead letters and continues, unless the runner's ``dead_letter_limit`` is
+    exceeded; ``"stop"`` ends the run.
     """
 
     retries: int
-    """How many times a failing record is tried again before ``on_error`` applies; 2 unless given."""
+    """The number of times that a failing record is retried before ``on_error`` applies; 2 by default."""
 
     intervals: int | None
-    """
-    Into how many key intervals the computation's keys are cut at its first input; the runner chooses unless given.
-    It is the number at the first input: another one is refused when the pipeline opens.
+    """The number of key intervals into which the keys are cut at the first input; by default the runner
+    chooses. A later change of the number is refused when the pipeline opens.
     """
 
     on_late: OnLate | Mapping[str, OnLate]
-    """
-    What happens to a record behind the input low watermark: ``"process"``, the default, passes it to the code;
-    ``"drop"`` only counts it. A mapping sets it by stream; a stream that is not in it is processed.
+    """The fate of a record behind the input low watermark: ``"process"``, the default, passes it to the code;
+    ``"drop"`` only counts it. A mapping sets it by stream; streams outside the mapping are processed.
     """
 
     productions: ProductionMode
-    """
-    ``"strong"``, the default, delivers a production once it is durable; ``"weak"`` delivers it within the
+    """``"strong"``, the default, delivers a production once it is durable; ``"weak"`` delivers it within the
     superstep that made it (MillWheel §6.1.3).
     """
 
     user_code_timeout_ms: float | None
-    """
-    The time limit, in milliseconds, for the code's work on one key of a bundle. Code that exceeds it is
-    interrupted, which counts as an exception. ``None``, the default, sets no limit.
+    """The time limit, in milliseconds, for the code's work on one key of a bundle. Code that exceeds the
+    limit is interrupted, which counts as an exception. ``None``, the default, sets no limit.
     """
 
     time_sorted: bool
-    """
-    Whether a key's records wait in its row until the low watermark has passed them, and are given in the order of
-    their event times with the key's event timers between them, so that the answer is the same however the input
+    """Keep a key's records in its row until the low watermark has passed them, then pass them in order of
+    event time with the key's event timers between them, so that the result does not depend on how the input
     is cut. ``False`` unless given here or by the computation's class (docs/how-to/order.md).
     """
 
     feedback: Collection[str]
-    """
-    The consumed streams on which the computation's own output comes back to it, through any number of others, without
-    holding its watermark back. A windowed step, or a timer that holds an earlier time than its own, would wait for
-    itself in a cycle without one. What comes back is late where the watermark has passed it before it was produced.
+    """The consumed streams on which the computation's own output returns, through any number of others,
+    without holding its watermark back. Without a feedback, a windowed step in a cycle, or a timer that holds
+    an earlier time than its own, would wait for itself. A returning record is late if the watermark passed
+    its time before it was produced.
     """
 
     backfill: Backfill | None
-    """
-    What the computation is given of its stream before anything else, if it has never run in this store: rows, as the
-    stream's injector reads them, or ``"input"``, the rows of the runner's bounded input that were consumed before it
-    joined. For a computation with several streams, a mapping from streams to these (docs/how-to/backfill.md).
+    """The past records that the computation gets before anything else, if it has never run in this store:
+    rows, as the stream's injector reads them, or ``"input"``, the rows of the runner's bounded input that
+    were consumed before it joined. For a computation with several streams, a mapping from streams to these
+    (docs/how-to/backfill.md).
     """
 
     renamed_from: str | None
-    """
-    The computation's former name: rows, timers, record ids and watermarks that the store has under it are kept, and
-    move to the new name when the pipeline opens. It may stay in the code afterwards.
+    """The computation's former name. Its rows, timers, record ids and watermarks in the store move to the new
+    name when the pipeline opens. The option may stay in the code afterwards.
     """
 
 
 class StreamGraph(Protocol):
-    """The part of a pipeline that a stream needs: it declares the stream's consumers there."""
+    """The part of a pipeline in which a stream declares its consumers."""
 
     name: str
 
@@ -110,17 +102,11 @@ class StreamGraph(Protocol):
         subscribes: Mapping[str, KeyExtractor],
         produces: Sequence[str] = (),
         **options: Unpack[ComputationOptions],
-    ) -> Mapping[str, Stream]:
-        """Add a computation with any number of input and output streams."""
-        ...
+    ) -> Mapping[str, Stream]: ...
 
-    def add_sink(self, name: str, stream: str, sink: Sink) -> None:
-        """Write a stream to a sink."""
-        ...
+    def add_sink(self, name: str, stream: str, sink: Sink) -> None: ...
 
-    def stream(self, name: str) -> Stream:
-        """The stream called ``name``, which may be declared later."""
-        ...
+    def stream(self, name: str) -> Stream: ...
 
     def transform(
         self,
@@ -129,17 +115,15 @@ class StreamGraph(Protocol):
         /,
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
-    ) -> _Result:
-        """Apply a function whose steps belong together under one name."""
-        ...
+    ) -> _Result: ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stream:
     """A named stream of one pipeline, as returned by `Pipeline.inject`, `Pipeline.stream` and `apply`.
 
-    A layer above adds operations (windows, for example) in a subclass, and a pipeline subclass
-    returns it by setting ``stream_class``.
+    A higher layer adds operations (windows, for example) in a subclass; a pipeline subclass returns that
+    class by setting ``stream_class``.
 
     Attributes:
         pipeline: the pipeline that the stream belongs to.
@@ -166,10 +150,10 @@ class Stream:
         Args:
             computation: an instance of the user's `Computation`.
             name: the computation's name, which is also its table in SQL.
-            key: how a record's key is extracted: a field of the value, a list of fields, a function of the value
-                that returns text or a tuple, or ``None`` for the key that the record was produced with.
-            produces: the stream or streams that the computation produces to; ``None`` for a single
-                stream with the computation's name.
+            key: how to extract a record's key: a field of the value, a list of fields, a function of the
+                value that returns text or a tuple, or ``None`` for the record's own key.
+            produces: the stream or streams that the computation produces to; by default one stream with the
+                computation's name.
             options: further settings; see `ComputationOptions`.
 
         Returns:
@@ -195,19 +179,20 @@ class Stream:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Apply a function of this stream, whose steps belong together under one name; see `Pipeline.transform`.
+        """Apply a function to this stream as a composite, whose steps share a name prefix; see
+        `Pipeline.transform`.
 
         Args:
-            name: the composite's name, which the names of its steps begin with.
+            name: the composite's name, with which the names of its steps begin.
             function: takes this stream and any further arguments, and returns a stream, several, or nothing.
             args: further arguments of the function.
             kwargs: its keyword arguments.
 
         Returns:
-            What the function returns.
+            The function's result.
 
         Raises:
-            InvalidError: as `Pipeline.transform`.
+            InvalidError: as for `Pipeline.transform`.
 
         Example:
             ``visits = views.transform("visits", sessionize, gap="30m")``
@@ -226,6 +211,9 @@ class Stream:
 
         Raises:
             InvalidError: the name is malformed or taken, or ``sink`` is not a `Sink`.
+
+        Example:
+            ``counts.sink("counts", DeltaSink("out/counts"))``
         """
         self.pipeline.add_sink(name, self.name, sink)
         return self
@@ -257,20 +245,16 @@ class Composites:
 
     @property
     def prefix(self) -> str:
-        """What the names of the composite that is being declared begin with; empty outside of composites."""
+        """The name prefix of the composite that is being declared; empty outside of composites."""
         return f"{self._within[-1]}{_JOINT}" if self._within else ""
 
     @property
     def steps(self) -> Mapping[str, tuple[str, ...]]:
-        """The computations of each composite, those of composites within it too, in order of declaration."""
+        """The computations of each composite, including nested composites, in order of declaration."""
         return {name: tuple(steps) for name, steps in self._steps.items()}
 
     def note(self, computation: str) -> None:
-        """Take a computation for a step of each composite that is being declared.
-
-        Raises:
-            InvalidError: a composite has its name.
-        """
+        """Add a computation to each composite that is being declared."""
         if computation in self._steps:
             raise InvalidError("a computation and a composite have one name", computation=computation)
         self._computations.add(computation)
@@ -279,14 +263,7 @@ class Composites:
 
     @contextmanager
     def declare(self, name: str) -> Iterator[None]:
-        """What is declared within the block belongs to the composite.
-
-        Args:
-            name: its whole name.
-
-        Raises:
-            InvalidError: a composite or a computation has this name.
-        """
+        """Open a composite: declarations within the block belong to it; ``name`` is its whole name."""
         if name in self._steps:
             raise InvalidError("two composites have one name", composite=name)
         if name in self._computations:
@@ -300,7 +277,7 @@ class Composites:
 
 
 class CompositeGraph:
-    """The part of a pipeline that names what is declared, and declares composites."""
+    """The part of a pipeline that names declarations and opens composites."""
 
     def __init__(self) -> None:
         self._composites = Composites()
@@ -313,12 +290,13 @@ class CompositeGraph:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Apply a function from streams to streams, whose steps belong together under one name: a composite.
+        """Apply a function from streams to streams as a composite, whose steps share a name prefix.
 
-        What the function declares (steps, streams, sinks, inputs) is named after the composite: its step
-        ``clean`` is the computation ``visits.clean``, in SQL, in `millpond status` and everywhere. So a
-        function may be applied several times, under different names, and composites may be nested. Code
-        within produces to its streams by their own names. Streams from outside are arguments.
+        Everything the function declares (steps, streams, sinks, inputs) is named after the composite: its
+        step ``clean`` is the computation ``visits.clean``, in SQL, in `millpond status` and everywhere else.
+        So a function may be applied several times under different names, and composites may be nested. Code
+        within the composite produces to its streams by their short names. Pass streams from outside as
+        arguments.
 
         Args:
             name: the composite's name; it is stored with every step, so keep it.
@@ -327,11 +305,11 @@ class CompositeGraph:
             kwargs: its keyword arguments.
 
         Returns:
-            What the function returns.
+            The function's result.
 
         Raises:
-            InvalidError: the name is malformed, or a composite or computation has it; ``function`` is none;
-                or a declaration within is invalid.
+            InvalidError: the name is malformed, or a composite or computation has it; ``function`` is not
+                callable; or a declaration within is invalid.
 
         Example:
             ``matched = pipeline.transform("matching", match, clicks, orders, within="1h")``
@@ -345,6 +323,6 @@ class CompositeGraph:
             return function(*args, **kwargs)
 
     def _named(self, kind: str, name: object, *, reserved: frozenset[str] = frozenset({DEAD_LETTERS})) -> str:
-        """The whole name of what is being declared, within its composite."""
+        """Return the whole name of a declaration within its composite."""
         own = check_name(kind, name, reserved=reserved)
         return own if own == DEAD_LETTERS else check_name(kind, f"{self._composites.prefix}{own}")

@@ -1,8 +1,8 @@
-"""What a superstep changes in a table that keeps one row per key.
+"""The changes of a superstep in a table that keeps one row per key.
 
-Productions come as panes and retractions, in the order in which each key produced them. Those
-that cancel each other within the superstep are left out, even if different keys of the pipeline
-produced them: a value that moves from one key to another takes its row with it.
+Productions are panes and retractions, in each key's order of production. Pairs that cancel each other within
+the superstep are left out, even across keys of the pipeline: a value that moves from one key to another keeps
+its row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RowKey: TypeAlias = tuple[tuple[bool, Any], ...]
 """The key columns of one row, comparable: nulls come first."""
 
 _NOT_CONTENT: Final = ("at", "pane", "is_retraction")
-"""Columns in which a retraction may differ from what it retracts."""
+"""Columns in which a retraction may differ from the retracted row."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class RowChange:
     """The change of one row.
 
     Attributes:
-        put: the index of its new content among the superstep's rows; ``None`` if there is none.
+        put: the index of its new content among the superstep's rows; ``None`` without one.
         taken_back: retracted contents: the row is deleted if it has one of them.
     """
 
@@ -37,11 +37,7 @@ class RowChange:
 
 
 def key_columns(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The key columns as plain numbers and text.
-
-    Raises:
-        InvalidError: a column has a type that cannot identify rows.
-    """
+    """Return the key columns as plain numbers and text."""
     return pa.table({f"k{index}": _plain(table.column(name), name) for index, name in enumerate(keys)})
 
 
@@ -59,7 +55,7 @@ def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def row_keys(columns: pa.Table) -> list[RowKey]:
-    """The key of each row, from `key_columns`."""
+    """Return the key of each row, from `key_columns`."""
     lists = [column.to_pylist() for column in columns.columns]
     return [
         tuple((value is not None, 0 if value is None else value) for value in row)
@@ -68,7 +64,7 @@ def row_keys(columns: pa.Table) -> list[RowKey]:
 
 
 def key_texts(columns: pa.Table) -> pa.Array:
-    """One text for the key of each row, different for different keys."""
+    """Return one text for the key of each row, different for different keys."""
     parts = []
     for column in columns.combine_chunks().columns:
         text = column.cast(pa.string())
@@ -79,7 +75,7 @@ def key_texts(columns: pa.Table) -> pa.Array:
 
 
 def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:
-    """The columns of each row outside its key, as comparable text."""
+    """Return the columns of each row outside its key, as comparable text."""
     names = [name for name in table.column_names if name not in (*keys, *_NOT_CONTENT)]
     if not names:
         return [""] * table.num_rows
@@ -87,13 +83,7 @@ def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:
 
 
 def net_changes(table: pa.Table, keys: Sequence[str], retracts: Sequence[bool]) -> dict[RowKey, RowChange]:
-    """The net changes of a superstep's rows, by key.
-
-    Args:
-        table: the rows in order of production.
-        keys: the columns that identify a row.
-        retracts: which of the rows are retractions.
-    """
+    """Return the net changes of a superstep's rows in order of production, by key."""
     changes: dict[RowKey, RowChange] = {}
     texts = contents(table, keys)
     pending: dict[RowKey, list[int]] = {}

@@ -11,16 +11,7 @@ from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
 
 class DeltaSinkWriter:
-    """Appends supersteps to one Delta table: one file and one commit each.
-
-    Args:
-        objects: the table's root.
-        clock: for timestamps and waiting.
-        rng: for file names and the table's identity.
-        name: the sink's name.
-        record: records the last superstep in the table.
-        schema: the columns; ``None`` means `SINK_SCHEMA`.
-    """
+    """Appends supersteps to one Delta table: one file and one commit each; `SINK_SCHEMA` without a schema."""
 
     def __init__(
         self,
@@ -44,17 +35,9 @@ class DeltaSinkWriter:
 
     @property
     def delivered(self) -> Superstep:
-        """The last superstep that the table has; 0 when it has none."""
         return self._record.delivered(self._writer.snapshot.txns)
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
-        """Append a superstep's productions, unless the table has them already.
-
-        Raises:
-            InvalidError: another copy of the store writes into the table; or a value does not fit its column.
-            OutcomeUnknownError: the commit may have landed; repeating the call decides.
-            UnavailableError: the table is unavailable; nothing was written.
-        """
         if superstep <= self.delivered or not productions.num_rows:
             return
         table = sink_table(productions, self._schema, self._name, self._watch)

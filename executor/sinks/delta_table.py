@@ -1,7 +1,4 @@
-"""Opens the Delta table of a sink, or creates it, and writes its files.
-
-Older versions of a sink's table: the one that a superstep left, and its rows.
-"""
+"""The Delta table of a sink: opened or created, its files, and the rows of its older versions."""
 
 from __future__ import annotations
 
@@ -27,32 +24,18 @@ from millpond.statestore.types import Clock, Objects, Rng, Superstep, TableVersi
 def open_table(
     objects: Objects, clock: Clock, rng: Rng, name: str, schema: pa.Schema, *, whole: bool = False
 ) -> LogWriter:
-    """The writer of a sink's table, which is created if it does not exist.
+    """Return the writer of a sink's table, which is created if it does not exist.
 
-    The columns of a table that a sink of this name has created can change: without restriction while it has no rows;
-    later it can get further nullable columns, except if its rows are rewritten, where a row and its retraction would
-    differ.
-
-    Args:
-        objects: the table's root.
-        clock: for timestamps and waiting.
-        rng: for the table's identity.
-        name: the sink's name.
-        schema: the columns that the table must have.
-        whole: whether it must have no other columns, because its rows are rewritten.
-
-    Raises:
-        InvalidError: the table has other columns, or is partitioned.
-        ConflictError: another process is changing the table.
-        UnavailableError: the folder or bucket does not respond.
+    A table that a sink of this name created can change its columns: freely while it has no rows, later by
+    further nullable columns. Not with ``whole``: an upsert rewrites rows, and a row would no longer equal its
+    retraction.
     """
     log = Log(objects)
     if log.latest_version() is None:
         try:
             return create_table(log, clock, rng, schema=schema, name=name)
         except ConflictError:
-            # Another process has created it since; whether it fits is checked below.
-            pass
+            pass  # Another process created the table first: check below that it fits.
     snapshot = load(log)
     writer = LogWriter(log, snapshot, clock, rng)
     columns = _new_columns(snapshot, schema, name, may_grow=not whole)
@@ -70,7 +53,7 @@ _WAY_OUT: Final = "give the sink another path, or change the columns of the tabl
 
 
 def _new_columns(snapshot: Snapshot, schema: pa.Schema, name: str, *, may_grow: bool) -> str | None:
-    """The columns with which a table would fit; ``None`` if it fits already, or cannot change."""
+    """Return the columns with which a table would fit; ``None`` if it fits already, or cannot change."""
     metadata = snapshot.metadata
     if metadata is None or metadata.partition_columns or metadata.configuration or metadata.name != name:
         # Not a table that a sink of this name has created.
@@ -135,22 +118,12 @@ def write_sink_file(
     *,
     tags: Mapping[str, str] | None = None,
 ) -> Add:
-    """Write rows to one Parquet file of a sink's table; it takes effect once a commit adds it.
-
-    Args:
-        objects: the table's folder.
-        clock: stamps the file.
-        rng: the source of its name.
-        sink: the sink's name, the first part of the file's.
-        superstep: the superstep that the rows belong to.
-        rows: at least one row.
-        tags: the file's tags in the commit.
-    """
+    """Write rows to one Parquet file of a sink's table; it takes effect once a commit adds it."""
     buffer = pa.BufferOutputStream()
     pq.write_table(rows, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
     data = buffer.getvalue().to_pybytes()
     path = f"{sink}-{superstep:010d}-{rng.token()}.parquet"
-    # The commit that adds it syncs it first.
+    # No sync yet: the commit that adds the file syncs it first.
     put_new(objects, path, data, synced=False)
     reach("sink.file_written")
     return Add(
@@ -164,17 +137,10 @@ def write_sink_file(
 
 
 def version_within(log: Log, limits: Mapping[str, int]) -> TableVersion | None:
-    """The newest version of a table in which no transaction is beyond its limit.
+    """Return a table's newest version in which no transaction is beyond its limit; ``None`` if it has none.
 
-    Args:
-        log: the table's log.
-        limits: by application id.
-
-    Returns:
-        ``None`` if that is before the table's first version.
-
-    Raises:
-        DataError: the log is damaged, or does not reach back that far.
+    ``limits`` is by application id. Raises `DataError` if the log is damaged or does not reach back far
+    enough.
     """
     histories = read_histories(log, None)
     if not histories:
@@ -197,11 +163,7 @@ def _is_within(at: Mapping[str, int], limits: Mapping[str, int]) -> bool:
 
 
 def read_rows(objects: Objects, version: TableVersion) -> pa.Table:
-    """The rows of a table at a version; no columns if it has no files.
-
-    Raises:
-        DataError: the log is damaged, or files of that version have been vacuumed.
-    """
+    """Return the rows of a table at a version; no columns if it has no files."""
     paths = replay_log(Log(objects), version).adds
     tables = [pq.read_table(pa.BufferReader(objects.get(path))) for path in paths]
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})

@@ -1,17 +1,9 @@
 """A sink table that keeps one row per key: panes replace rows, retractions delete them.
 
-The table's files are the leaves of a tree of one level: each holds the rows of one range of
-keys, sorted, and at most `LEAF_ROWS_MAX` of them. A superstep rewrites only the leaves that its
-keys fall into, in one commit that also records the superstep. So every version of the table has
-one row per key, for any Delta reader, and the cost of a superstep depends on the leaves that it
-touches and not on the size of the table. One leaf at a time is in memory.
-
-Takes a sink back: undoes the deliveries of supersteps that the store does not have.
-
-A store that was restored from an older copy runs these supersteps again, and their results may differ. One commit
-removes the files that they added, restores those that they replaced, and sets the sink's record to the store's
-superstep. Files of other sinks and other writers stay; if those changed the same files, nothing is done. The call
-can be repeated after a crash.
+The table's files are the leaves of a tree of one level: each holds the sorted rows of one range of keys, at
+most `LEAF_ROWS_MAX`. A superstep rewrites only the leaves of its keys, in one commit that also records the
+superstep. So every version of the table has one row per key for any Delta reader, and a superstep's cost
+depends on the touched leaves, not on the table's size. One leaf at a time is in memory.
 """
 
 from __future__ import annotations
@@ -59,7 +51,7 @@ LEAF_ROWS_MAX: Final = 20_000
 """A leaf with more rows is split."""
 
 _LEAF_BYTES: Final = 16 * 1024 * 1024
-"""The size of a leaf with wide rows: about this many bytes, uncompressed."""
+"""Uncompressed size of a leaf with wide rows, in bytes."""
 
 _TRIES: Final = 10
 _FIRST_TAG: Final = "millpond.first"
@@ -79,18 +71,7 @@ class _Leaf:
 
 
 class UpsertSinkWriter:
-    """Updates one Delta table with each superstep, in one commit.
-
-    Args:
-        objects: the table's root.
-        clock: for timestamps and waiting.
-        rng: for file names and the table's identity.
-        name: the sink's name.
-        record: records the last superstep in the table.
-        schema: the columns; ``None`` means `ROW_SCHEMA_BY_WINDOW`.
-        keys: the columns that identify a row, all of them in the schema.
-        leaf_rows_max: how many rows a file may hold.
-    """
+    """Updates one Delta table with each superstep, in one commit; `ROW_SCHEMA_BY_WINDOW` without a schema."""
 
     def __init__(
         self,
@@ -119,25 +100,19 @@ class UpsertSinkWriter:
 
     @property
     def delivered(self) -> Superstep:
-        """The last superstep that the table has; 0 when it has none."""
         return self._record.delivered(self._writer.snapshot.txns)
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         """Update the table with a superstep's productions, unless it has the superstep already.
 
-        Raises:
-            InvalidError: a value does not fit its column; the error names sink, column and key.
-            ConflictError: other writers of the table won every try; nothing was written.
-            DataError: a file of the table that must be rewritten is missing or damaged; nothing was written.
-            OutcomeUnknownError: the commit may have landed; repeating the call decides.
-            UnavailableError: the table is unavailable; nothing was written.
+        Raises `ConflictError` if other writers of the table won every try; nothing was written then.
         """
         if superstep <= self.delivered or not productions.num_rows:
             return
         rows = sink_table(productions, self._schema, self._name, self._watch)
         changes = net_changes(rows, self._keys, retractions(productions, self._name))
         for _ in range(_TRIES):
-            # Leaves are rewritten from their current rows; if another commit intervenes, they are read again.
+            # Read the leaves again after each conflict: they are rewritten from their current rows.
             snapshot = self._writer.refresh()
             if superstep <= self.delivered:
                 return
@@ -175,7 +150,7 @@ class UpsertSinkWriter:
     # -- leaves ----------------------------------------------------------------------------
 
     def _leaves(self, snapshot: Snapshot) -> list[_Leaf]:
-        """The table's files in key order; those of other engines come first."""
+        """Return the table's files in key order, after the files of other engines."""
         self._known = {file.path: self._known.get(file.path) or _leaf_of(file) for file in snapshot.files}
         return sorted(
             self._known.values(),
@@ -185,7 +160,7 @@ class UpsertSinkWriter:
     def _rewritten(
         self, leaves: Sequence[_Leaf], rows: pa.Table, changes: Mapping[RowKey, RowChange]
     ) -> Iterator[tuple[_Leaf | None, pa.Table, bool]]:
-        """Each leaf that changes, with its new rows, and whether it is the last one."""
+        """Yield each changed leaf, its new rows, and True for the last leaf of the table."""
         ordered = sorted(changes)
         texts = dict(zip(ordered, key_texts(_table_of(ordered, rows, self._keys)).to_pylist(), strict=True))
         if not leaves:
@@ -203,12 +178,12 @@ class UpsertSinkWriter:
                 continue
             before = self._read(leaf)
             kept = self._without(before, touched)
-            # Another engine's file is split into leaves as soon as it is read.
+            # Split another engine's file into leaves at once: until then every superstep must read it.
             if kept.num_rows < before.num_rows or new or leaf.first is None:
                 yield leaf, self._with(kept, rows, changes, new), index == len(leaves) - 1
 
     def _without(self, table: pa.Table, touched: Mapping[str, RowChange]) -> pa.Table:
-        """A leaf's rows except those that are replaced or retracted."""
+        """Return a leaf's rows except the replaced and retracted ones."""
         if not touched or not table.num_rows:
             return table
         texts = key_texts(key_columns(table, self._keys))
@@ -234,11 +209,11 @@ class UpsertSinkWriter:
         return table.take(_order(key_columns(table, self._keys)))
 
     def _parts(self, table: pa.Table, *, is_last: bool) -> Iterator[pa.Table]:
-        """The rows of a leaf, split if there are too many for one."""
+        """Yield the rows of a leaf, split if there are too many for one."""
         rows = table.num_rows
         rows_by_bytes = max(1, _LEAF_BYTES * rows // max(table.nbytes, 1))
         rows_max = min(self._leaf_rows_max, rows_by_bytes)
-        # Keys that follow time come at the end, so leaves there are filled before the next one begins.
+        # Fill the last leaves before beginning the next: keys that follow time are appended there.
         size = rows_max if is_last or rows <= rows_max else -(-rows // -(-rows // rows_max))
         for start in range(0, rows, size):
             yield table.slice(start, size)
@@ -266,7 +241,7 @@ class UpsertSinkWriter:
 
 
 def _order(columns: pa.Table) -> pa.Array:
-    """The indices of rows in the order of their `RowKey`, nulls first."""
+    """Return the indices of rows in the order of their `RowKey`, nulls first."""
     by: dict[str, pa.ChunkedArray] = {}
     for name in columns.column_names:
         by |= {f"{name} is there": pc.is_valid(columns.column(name)), name: columns.column(name)}
@@ -288,7 +263,7 @@ def _leaf_of(file: LiveFile) -> _Leaf:
 
 
 def _overlapping(leaves: Sequence[_Leaf]) -> set[int]:
-    """Leaves that share keys with others, or may: none, unless other engines wrote to the table."""
+    """Return leaves that may share keys with others: none, unless other engines wrote to the table."""
     overlapping: set[int] = set()
     widest: int | None = None
     for index, leaf in enumerate(leaves):
@@ -304,7 +279,7 @@ def _overlapping(leaves: Sequence[_Leaf]) -> set[int]:
 
 
 def _keys_by_leaf(leaves: Sequence[_Leaf], keys: Iterable[RowKey]) -> dict[int, list[RowKey]]:
-    """The keys that belong to each leaf: a key's leaf is the last that begins at or before it, or the first."""
+    """Assign each key to the last leaf that begins at or before it, or to the first leaf."""
     firsts = [leaf.first or () for leaf in leaves]
     by_leaf: dict[int, list[RowKey]] = {}
     for key in keys:
@@ -313,7 +288,7 @@ def _keys_by_leaf(leaves: Sequence[_Leaf], keys: Iterable[RowKey]) -> dict[int, 
 
 
 def _table_of(ordered: Sequence[RowKey], rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The columns of keys, in the form of `key_columns`."""
+    """Return the columns of keys, in the form of `key_columns`."""
     kinds = key_columns(rows.slice(0, 0), keys).schema
     arrays = [
         pa.array(
@@ -326,15 +301,7 @@ def _table_of(ordered: Sequence[RowKey], rows: pa.Table, keys: Sequence[str]) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenBack:
-    """How far one sink was taken back.
-
-    Attributes:
-        pipeline: the pipeline's name.
-        name: the sink's name.
-        delivered: the last superstep in the table before.
-        superstep: the last superstep in the table now.
-        files: how many files were removed.
-    """
+    """How far one sink was reverted: its last superstep before and now, and the number of removed files."""
 
     pipeline: str
     name: str
@@ -346,23 +313,12 @@ class TakenBack:
 def take_back_sink(
     objects: Objects, lineage: Lineage, supersteps: Mapping[str, Superstep], clock: Clock, rng: Rng
 ) -> tuple[TakenBack, ...]:
-    """Undo what a store's sinks have written to a table after the store's last superstep.
+    """Revert a store's deliveries to a table after the store's last superstep in ``supersteps``, by pipeline.
 
-    Args:
-        objects: the table's folder.
-        lineage: the store's lineage.
-        supersteps: by pipeline, the store's last superstep.
-        clock: for timestamps.
-        rng: the source of the writer's name.
-
-    Returns:
-        The sinks that were taken back; none if the table is not ahead of the store.
-
-    Raises:
-        ConflictError: another writer has changed the same files since, or has just committed.
-        DataError: the table's log does not reach back that far, or files to be restored are gone.
-        UnavailableError: the table is unavailable.
-        OutcomeUnknownError: it may or may not have been done; repeat the call.
+    A store that was restored from an older copy runs these supersteps again, possibly with other results. One
+    commit removes the files that they added, restores the files that they replaced, and sets the sink's
+    record to the store's superstep. Files of other writers stay; if those changed the same files, it raises
+    `ConflictError` and changes nothing. The call can be repeated after a crash.
     """
     log = Log(objects)
     snapshot = load(log)
@@ -425,7 +381,7 @@ def _plan(log: Log, snapshot: Snapshot, record: SinkRecord, superstep: Superstep
 
 
 def _undone(changes: Sequence[Change], ahead: Mapping[str, int], url: str) -> list[Change]:
-    """The deliveries of later supersteps, newest first."""
+    """Return the deliveries of later supersteps, newest first."""
     undone, left = [], set(ahead)
     for change in reversed(changes):
         moved = dict(change.txns_before)

@@ -1,12 +1,8 @@
 """Sinks: streams leave Millpond through them, each record exactly once (MillWheel §6.1, architecture §6).
 
-A runner passes each committed superstep's productions to the sink, in order, and repeats the last one
+A runner passes each committed superstep's productions to the sink, in order, and repeats the last superstep
 after a crash. The sink stores the superstep's number in the same commit as the data and skips a superstep
 that it already has. Uncommitted productions never reach a sink.
-
-`DeltaSink` writes a Delta table: it appends every production, retractions included, or keeps one row per
-key, which new panes replace and retractions delete. A sink of your own implements `Sink`; its writer must
-store the superstep as durably as the records.
 """
 
 from __future__ import annotations
@@ -38,13 +34,15 @@ class SinkWriter(Protocol):
     @property
     def delivered(self) -> Superstep:
         """The last superstep that the sink has stored; 0 before the first."""
-        ...
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         """Store a superstep's productions, unless the sink has stored that superstep already.
 
+        Store the superstep's number as durably as the records and together with them: it decides after a
+        crash.
+
         Args:
-            superstep: the number of the superstep that produced them, which is committed.
+            superstep: the number of the committed superstep that produced them.
             productions: the columns ``key`` (text), ``at`` (microseconds), ``value`` (JSON text) and
                 ``value_bytes``; one of the last two is null.
 
@@ -53,20 +51,18 @@ class SinkWriter(Protocol):
             UnavailableError: the sink does not respond; the runner repeats the call.
             OutcomeUnknownError: the records may have been stored; the runner repeats the call.
         """
-        ...
 
 
 @runtime_checkable
 class Sink(Protocol):
     """The destination of a stream: configuration without state.
 
-    Implement it to write to a system of your own; give an instance to `Stream.sink`.
+    Implement this protocol to write to another system; pass an instance to `Stream.sink`.
     """
 
     @property
     def identity(self) -> str:
-        """The destination, as text: two sinks of one pipeline must not share it."""
-        ...
+        """The destination as text; two sinks of one pipeline must not share it."""
 
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
@@ -74,22 +70,21 @@ class Sink(Protocol):
         """Create the writer of one sink of one pipeline of one store.
 
         Args:
-            store_id: the store whose supersteps are counted; a copy of a store has an id of its own here.
+            store_id: the store whose supersteps are counted; each copy of a store has a different id here.
             pipeline: the pipeline's name.
             name: the sink's name in the pipeline.
-            clock: used for timestamps and waiting; the system's unless given.
-            rng: used for file names; the system's unless given.
+            clock: used for timestamps and waiting; by default the system's.
+            rng: used for file names; by default the system's.
 
         Raises:
             InvalidError: the destination holds something else.
             UnavailableError: the destination does not respond.
         """
-        ...
 
 
 @runtime_checkable
 class RecordingSink(Protocol):
-    """A sink that keeps a `SinkRecord`, and so tells the incarnations of a store apart."""
+    """A sink that keeps a `SinkRecord`, and so distinguishes the incarnations of a store."""
 
     def open_for(
         self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
@@ -100,38 +95,36 @@ class RecordingSink(Protocol):
             InvalidError: the destination belongs to another copy of the store.
             DataError: the destination is ahead of the store.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
     """Writes a stream to a Delta table, which is created if it does not exist.
 
-    With ``mode="append"`` every production is appended, in order: for a windowed step, each pane and each
-    retraction (``pane.is_retraction``, or the column ``is_retraction``). With ``mode="upsert"`` the table
-    has one row per value of ``keys``: a new pane replaces the row, a retraction deletes it, and each
-    version of the table holds the current results. Replaced files stay until you vacuum the table, as in
-    any Delta table (docs/windows.md).
+    With ``mode="append"`` every production is appended, in order; from a windowed step, each pane and each
+    retraction (``pane.is_retraction``, or the column ``is_retraction``). With ``mode="upsert"`` the table has
+    one row per value of ``keys``: a new pane replaces the row, a retraction deletes it, and each version of
+    the table holds the current results. Replaced files stay until you vacuum the table, as in any Delta table
+    (docs/windows.md).
 
     Args:
         path: the table's folder or URL.
-        schema: the table's columns. ``key`` and ``at`` are the record's own, the others are fields of its
-            value; for a pane, ``window_start``, ``window_end`` and fields of the value inside it are
-            allowed too. Without a schema the columns are ``key``, ``at`` and ``value`` as JSON text,
-            and with ``"upsert"`` also ``window_start`` and ``window_end``. A value that does not fit
-            stops the run.
+        schema: the table's columns. ``key`` and ``at`` come from the record, the others from fields of its
+            value; for a pane, ``window_start``, ``window_end`` and fields of the inner value are allowed too.
+            Without a schema the columns are ``key``, ``at`` and ``value`` as JSON text, and with ``"upsert"``
+            also ``window_start`` and ``window_end``. A value that does not fit stops the run.
         storage_options: the options that ``obstore`` needs to open the URL.
-        durability: what rows in a local folder survive; see `Store.open`. ``None`` takes what the store has.
-            With less than the store has, the table lacks rows after a power cut, and they do not come again:
-            the store counts a superstep as delivered once the table has it.
         mode: ``"append"``, or ``"upsert"`` to replace rows.
         keys: with ``"upsert"``, the columns that identify a row: text, whole numbers or times. Rows are
-            sorted by them, so supersteps cost least if the first one follows time. By default
+            sorted by them, so supersteps cost least if the first key follows time. By default
             ``window_start``, ``window_end`` and ``key``, as far as the table has them.
+        durability: what rows in a local folder survive; see `Store.open`. ``None`` takes the store's. With a
+            weaker durability than the store's, a power cut can lose rows for good: the store counts a
+            superstep as delivered once the table has it.
 
     Raises:
-        InvalidError: the path is empty, a column's type has no Delta equivalent, or ``mode`` and
-            ``keys`` do not fit each other or the columns.
+        InvalidError: the path is empty, a column's type has no Delta equivalent, or ``mode`` and ``keys`` do
+            not fit each other or the columns.
 
     Example:
         >>> DeltaSink("out/spikes", pa.schema([("key", pa.string()), ("flights", pa.int64())])).path
@@ -146,7 +139,6 @@ class DeltaSink:
     durability: Durability | None = None
 
     def __post_init__(self) -> None:
-        """Refuse arguments that cannot describe a table."""
         if not isinstance(self.path, str) or not self.path:
             raise InvalidError("a Delta sink needs a path", path=self.path)
         if self.durability not in (None, *DURABILITIES):
@@ -182,7 +174,7 @@ class DeltaSink:
         return _absolute(self.path)
 
     def following(self, durability: Durability) -> DeltaSink:
-        """The same sink with a store's durability, unless it has one of its own or its URL leaves no choice."""
+        """Return this sink with a store's durability, unless it sets one itself or its URL leaves no choice."""
         if self.durability is not None or not is_local(self.path):
             return self
         return replace(self, durability=durability)
