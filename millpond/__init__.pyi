@@ -12,8 +12,8 @@ from .executor.computation.timers import Timer as Timer
 from .executor.inputs.avro_payload import AvroFraming as AvroFraming
 from .executor.inputs.avro_payload import AvroPayload as AvroPayload
 from .executor.inputs.injector import FieldExtractor as FieldExtractor
-from .executor.inputs.json_payload import JsonPayload as JsonPayload
 from .executor.inputs.keys import KeyExtractor as KeyExtractor
+from .executor.inputs.payload import JsonPayload as JsonPayload
 from .executor.inputs.payload import Payload as Payload
 from .executor.inputs.payload import SchemaLike as SchemaLike
 from .executor.inputs.payload import SchemasById as SchemasById
@@ -27,14 +27,14 @@ from .executor.local.run import LocalRun as LocalRun
 from .executor.local.runner import LocalRunner as LocalRunner
 from .executor.maintenance.policy import UpkeepPolicy as UpkeepPolicy
 from .executor.ownership.balancer import BalancePolicy as BalancePolicy
-from .executor.pipeline.backfill import Backfill as Backfill
 from .executor.pipeline.nodes import DEAD_LETTERS as DEAD_LETTERS
+from .executor.pipeline.nodes import Backfill as Backfill
+from .executor.pipeline.nodes import ComputationOptions as ComputationOptions
 from .executor.pipeline.nodes import OnError as OnError
 from .executor.pipeline.nodes import OnLate as OnLate
 from .executor.pipeline.nodes import ProductionMode as ProductionMode
+from .executor.pipeline.pipeline import Stream as Stream
 from .executor.pipeline.signals import SignalWindow as SignalWindow
-from .executor.pipeline.streams import ComputationOptions as ComputationOptions
-from .executor.pipeline.streams import Stream as Stream
 from .executor.pipeline.topology import Topology as Topology
 from .executor.replay.difference import PartDifference as PartDifference
 from .executor.replay.difference import StoreDifference as StoreDifference

@@ -353,20 +353,11 @@ class AvroPayload(Payload):
         if self._framing == "plain":
             written = self._schema if self._writer is None else self._writer
             read = reader_of(parsed_schema(written, "the writer's Avro schema"), reader, _name_of(written))
-            return partial(_plain, read)
+            return lambda payload: read(payload, 0)
         if self._framing == "confluent":
             lookup = SchemaLookup(self._schemas, ".avsc", partial(_reader_of_looked_up, reader))
-            return partial(_confluent, lookup)
+            return lambda payload: lookup.find(schema_id(payload))(payload, CONFLUENT_HEADER)
         return _SingleObjects(self._schema, self._schemas, reader).read
-
-
-def _plain(read: Callable[[bytes, int], dict[str, Any]], payload: bytes) -> dict[str, Any]:
-    return read(payload, 0)
-
-
-def _confluent(lookup: SchemaLookup, payload: bytes) -> dict[str, Any]:
-    value: dict[str, Any] = lookup.find(schema_id(payload))(payload, CONFLUENT_HEADER)
-    return value
 
 
 def _reader_of_looked_up(reader: dict[str, Any], schema: Any, what: str) -> Callable[[bytes, int], Any]:

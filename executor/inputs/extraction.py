@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from millpond.executor.computation.values import ArrowValues, ChangedValues, PythonValues, Values
 from millpond.executor.inputs.changes import change_errors, change_signs, images, signed_ids
 from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
-from millpond.executor.inputs.keys import KeyExtractor, extract_key_column, extract_keys, key_names
-from millpond.executor.inputs.payload import ROW_DICTS, UndecodedRow, value_of_row
+from millpond.executor.inputs.keys import KeyExtractor, RowValues, extract_key_column, extract_keys, key_names
+from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow, value_of_row
 from millpond.executor.time.instants import InstantColumn, TimeReading, instant_column_us, parse_instant_us
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.time.watermark_policies import IngressTime, MarkColumn
@@ -32,6 +32,7 @@ from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
 _Read = TypeVar("_Read")
 _FIRST_ROWS: Final = 1_000
+_ID_TYPES: Final = TEXT_TYPES | {pa.binary(), pa.large_binary()}
 
 Rows: TypeAlias = "pa.Table | Sequence[Mapping[str, Any]]"
 """Outside rows: an Arrow table, or one mapping of fields per row."""
@@ -59,18 +60,14 @@ class Injected:
 def read_injected(
     node: InjectorNode, key: KeyExtractor, rows: Rows, stamp_at: EventTimeMicros | None = None
 ) -> Injected:
-    """Read key, time and id of every row; ``key=None`` keeps the injector's key, ``stamp_at`` is the time of
-    arrival.
-    """
+    """Read key, time and id of every row; ``key=None`` keeps the injector's, ``stamp_at`` is the arrival time."""
     wanted = node.key if key is None else key
     if isinstance(rows, pa.Table):
         keys = extract_key_column(wanted, rows)
-        times = _arrival_or(node, rows, stamp_at, _time_column)
-        ids, id_errors = _id_column(node.id, rows)
     else:
-        keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), _Rows(rows))
-        times = _arrival_or(node, rows, stamp_at, _times)
-        ids, id_errors = _ids(node.id, rows)
+        keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), RowValues(rows))
+    times = _event_times(node, rows, stamp_at)
+    ids, id_errors = _ids(node.id, rows)
     errors = {**id_errors, **times.errors, **keys.errors}
     if node.change is not None:
         errors |= change_errors(rows)
@@ -150,9 +147,7 @@ def with_marks(
     """Add the source's greatest mark, overall and by member, if the injector's policy uses marks."""
     if not isinstance(node.watermark, MarkColumn):
         return seen
-    column = node.watermark.column
-    read = _time_column if isinstance(rows, pa.Table) else _times
-    times = read(column, rows, node.times)
+    times = _times(node.watermark.column, rows, node.times)
     is_marked = np.ones(len(times.at), np.bool_)
     is_marked[list(times.errors)] = False
     senders = np.array(members or [], dtype=object)
@@ -178,24 +173,21 @@ def oldest_time(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
 
 def readable_times(node: InjectorNode, rows: Rows) -> npt.NDArray[np.int64]:
     """Return the readable times of the rows, in their order."""
-    times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
+    times = _event_times(node, rows)
     return np.delete(times.at, list(times.errors)) if times.errors else times.at
 
 
 def sorted_by_time(node: InjectorNode, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """Return rows and times, stably sorted by time; rows without a readable time come first, at the beginning
-    of time.
-    """
-    times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
+    """Return rows and times, stably sorted by time; unreadable times count as the beginning of time."""
+    times = _event_times(node, rows)
     at = times.at.copy()
     at[list(times.errors)] = TIME_MIN_US
     if (at[1:] >= at[:-1]).all():
         return rows, at
     order = np.argsort(at, kind="stable")
-    ordered = (
-        rows.take(pa.array(order)) if isinstance(rows, pa.Table) else [rows[row] for row in order.tolist()]
-    )
-    return ordered, at[order]
+    if isinstance(rows, pa.Table):
+        return rows.take(pa.array(order)), at[order]
+    return [rows[row] for row in order.tolist()], at[order]
 
 
 def row_count(rows: Rows) -> int:
@@ -218,17 +210,6 @@ def row_values(rows: Rows) -> Values:
     if any(map(has_envelope_fields, rows)):
         return PythonValues([PlainObject(row) if has_envelope_fields(row) else row for row in rows])
     return PythonValues(rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    rows: Sequence[Mapping[str, Any]]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def value(self, index: int) -> Any:
-        return self.rows[index]
 
 
 def _cells(
@@ -261,26 +242,17 @@ def _cell(extractor: FieldExtractor, row: Any) -> Any:
         raise InvalidError(f"the injector's function raised {type(cause).__name__}: {cause}") from cause
 
 
-def _arrival_or(
-    node: InjectorNode,
-    rows: Rows,
-    stamp_at: EventTimeMicros | None,
-    read: Callable[[FieldExtractor, Any, TimeReading], InstantColumn],
-) -> InstantColumn:
-    if not isinstance(node.at, IngressTime):
-        return read(node.at, rows, node.times)
-    return InstantColumn(at=np.full(row_count(rows), stamp_at or 0, np.int64), errors={})
+def _event_times(node: InjectorNode, rows: Rows, stamp_at: EventTimeMicros | None = None) -> InstantColumn:
+    if isinstance(node.at, IngressTime):
+        return InstantColumn(at=np.full(row_count(rows), stamp_at or 0, np.int64))
+    return _times(node.at, rows, node.times)
 
 
-def _time_column(extractor: FieldExtractor, rows: pa.Table, reading: TimeReading) -> InstantColumn:
-    if not isinstance(extractor, str):
-        return _times(extractor, rows.to_pylist(), reading)
-    return instant_column_us(_existing(rows, extractor, "time"), extractor, reading)
-
-
-def _times(
-    extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]], reading: TimeReading
-) -> InstantColumn:
+def _times(extractor: FieldExtractor, rows: Rows, reading: TimeReading) -> InstantColumn:
+    if isinstance(rows, pa.Table):
+        if isinstance(extractor, str):
+            return instant_column_us(_existing(rows, extractor, "time"), extractor, reading)
+        rows = rows.to_pylist()
     numbers = _numbers(extractor, rows)
     if numbers is not None:
         times = instant_column_us(numbers, str(extractor), reading)
@@ -303,44 +275,29 @@ def _numbers(extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]]) -> pa
         return None
 
 
-def _id_column(
-    extractor: FieldExtractor | None, rows: pa.Table
-) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
-    if not isinstance(extractor, str):
-        return _ids(extractor, [] if extractor is None else rows.to_pylist())
-    column = _existing(rows, extractor, "id")
+def _ids(extractor: FieldExtractor | None, rows: Rows) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
+    if extractor is None:
+        return None, {}
+    if isinstance(rows, pa.Table):
+        if isinstance(extractor, str):
+            return _id_column(extractor, _existing(rows, extractor, "id")), {}
+        rows = rows.to_pylist()
+    ids, errors = _cells(extractor, rows, _id_bytes, None)
+    return pa.array(ids, pa.binary()), errors
+
+
+def _id_column(name: str, column: pa.ChunkedArray) -> pa.BinaryArray:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not _is_id(kind):
+    is_number = pa.types.is_integer(kind)
+    if not is_number and kind not in _ID_TYPES:
         raise InvalidError(
             "the id column is neither text nor binary nor a whole number: cast it to text",
-            column=extractor,
+            column=name,
             type=kind,
         )
     plain = column.cast(kind)
-    made = (plain.cast(pa.string()) if pa.types.is_integer(kind) else plain).cast(pa.binary())
-    return (made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made), {}
-
-
-def _is_id(kind: pa.DataType) -> bool:
-    tests = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_string_view,
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_integer,
-        pa.types.is_null,
-    )
-    return any(test(kind) for test in tests)
-
-
-def _ids(
-    extractor: FieldExtractor | None, rows: Sequence[Mapping[str, Any]]
-) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
-    if extractor is None:
-        return None, {}
-    ids, errors = _cells(extractor, rows, _id_bytes, None)
-    return pa.array(ids, pa.binary()), errors
+    made = (plain.cast(pa.string()) if is_number else plain).cast(pa.binary())
+    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
 
 
 def _id_bytes(value: Any) -> bytes | None:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.inputs.payload import ROW_DICTS, UndecodedRow
+from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.key_columns import check_key_type, encode_key_columns
 from millpond.statestore.rows.key_text import encode_key
@@ -181,10 +181,23 @@ _SIMPLE: Final[dict[type, pa.DataType]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class RowValues:
+    """Rows as a `ValueSequence`."""
+
+    rows: Sequence[Mapping[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def value(self, index: int) -> Any:
+        return self.rows[index]
+
+
 def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:
     """Return the keys of an Arrow table; a column's name costs no decoding."""
     if callable(extractor):
-        return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), _RowValues(rows.to_pylist()))
+        return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), RowValues(rows.to_pylist()))
     for name in key_names(extractor):
         if name not in rows.column_names:
             hint = did_you_mean(name, rows.column_names)
@@ -194,26 +207,10 @@ def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:
         check_key_type(rows.schema.field(name).type, name)
     if isinstance(extractor, str):
         column = rows.column(extractor)
-        return _text_column(_text_of(column)) if _is_text(column.type) else _without_nulls(column)
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        return _text_column(_text_of(column)) if kind in TEXT_TYPES else _without_nulls(column)
     keys = encode_key_columns([rows.column(name) for name in extractor])
     return ExtractedKeys(keys=keys.texts, errors=keys.errors)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowValues:
-    rows: list[dict[str, Any]]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def value(self, index: int) -> Any:
-        return self.rows[index]
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    return any(test(kind) for test in tests)
 
 
 def _text_of(column: pa.ChunkedArray) -> pa.Array:

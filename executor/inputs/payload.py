@@ -171,6 +171,85 @@ def read_schema_file(path: Path, what: str) -> bytes:
         raise InvalidError(f"{what} cannot be read", path=path, reason=cause.strerror or cause) from cause
 
 
+class JsonPayload(Payload):
+    """JSON text with a JSON Schema of any draft from 4 to 2020-12.
+
+    ``$schema`` names the draft; the default is the last one. A value has JSON's own types: a date stays text.
+    ``format`` is checked, for example ``date-time``. References must lead into the schema itself; none is
+    fetched. Needs ``millpond[json-schema]``.
+
+    Args:
+        schema: the path of the schema's file, its text, or a ``dict``.
+        column: the column with the text, as ``bytes`` or ``str``.
+
+    Raises:
+        InvalidError: the schema cannot be read or is invalid, or the package is not installed.
+
+    Example::
+
+        pipeline.inject("payments", key="card", at="paid_at", payload=mp.JsonPayload("payment.schema.json"))
+    """
+
+    def __init__(self, schema: SchemaLike, *, column: str = "value") -> None:
+        super().__init__(column)
+        self._schema = json_schema_text(schema, "the JSON Schema")
+        self._decoder = self.decoder()
+
+    def __repr__(self) -> str:
+        return f"JsonPayload({self._name!r}, column={self.column!r})"
+
+    @property
+    def _name(self) -> str:
+        schema = orjson.loads(self._schema)
+        members = schema if isinstance(schema, Mapping) else {}
+        return str(members.get("title") or members.get("$id") or "JSON Schema")
+
+    def fields(self) -> Collection[str] | None:
+        """Return the names of the properties, or ``None`` if the schema allows others."""
+        schema = orjson.loads(self._schema)
+        is_closed = isinstance(schema, dict) and schema.get("additionalProperties") is False
+        if not is_closed or not {"$ref", "patternProperties"}.isdisjoint(schema):
+            return None
+        return list(schema.get("properties", ()))
+
+    def decoder(self) -> Decoder:
+        """Return a function that parses a payload and checks it.
+
+        Raises:
+            InvalidError: the schema is invalid, or the package is not installed.
+        """
+        try:
+            import jsonschema_rs
+        except ImportError as cause:
+            raise missing_package(self, "jsonschema-rs", "json-schema") from cause
+        try:
+            validator = jsonschema_rs.validator_for(self._schema, validate_formats=True, offline=True)
+        except (ValueError, jsonschema_rs.ReferencingError) as cause:
+            raise InvalidError(
+                "the JSON Schema is none", schema=self._name, reason=str(cause).partition("\n")[0]
+            ) from cause
+        name, is_valid = self._name, validator.is_valid
+
+        def decode(payload: bytes) -> Mapping[str, Any]:
+            try:
+                value = orjson.loads(payload)
+            except orjson.JSONDecodeError as error:
+                raise misfit(name, f"it is no JSON: {error}") from error
+            if not is_valid(value):
+                raise _first_misfit(name, validator, value)
+            if not isinstance(value, dict):
+                raise misfit(name, f"it is no object with fields, but of type {type(value).__name__}")
+            return value
+
+        return decode
+
+
+def _first_misfit(name: str, validator: Any, value: Any) -> InvalidError:
+    error = next(validator.iter_errors(value))
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
+    return misfit(name, error.message, path.removeprefix("."))
+
+
 CONFLUENT_HEADER: Final = 5
 """Length in bytes of the header in Confluent's wire format: a zero byte, and four of the schema's number."""
 
@@ -262,6 +341,11 @@ class UndecodedRow:
     reason: str
 
 
+TEXT_TYPES: Final = frozenset({pa.string(), pa.large_string(), pa.string_view(), pa.null()})
+"""Arrow's types of text, and of a column of nulls alone."""
+
+_ENCODED_TYPES: Final = TEXT_TYPES | {pa.binary(), pa.large_binary(), pa.binary_view()}
+
 ROW_DICTS: Final[frozenset[Any]] = frozenset((dict, DecodedRow))
 """Types of rows whose fields are read column by column."""
 
@@ -330,7 +414,8 @@ def _check_rows(payload: Payload, rows: Sequence[Any], stream: str) -> None:
 def _of_table(payload: Payload, rows: pa.Table, stream: str) -> Iterator[DecodedRow | UndecodedRow]:
     check_payload_column(payload, rows.column_names, stream=stream)
     kind = rows.schema.field(payload.column).type
-    if not _is_encoded(kind):
+    stored = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if stored not in _ENCODED_TYPES and not pa.types.is_fixed_size_binary(stored):
         raise InvalidError(
             "the payload column is neither binary nor text", stream=stream, column=payload.column, type=kind
         )
@@ -339,22 +424,6 @@ def _of_table(payload: Payload, rows: pa.Table, stream: str) -> Iterator[Decoded
     for cells in zip(*(column.to_pylist() for column in rows.columns), strict=True):
         row = dict(zip(names, cells, strict=True))
         yield _decoded(payload, row, row[payload.column], others)
-
-
-def _is_encoded(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    types = pa.types
-    tests = (
-        types.is_binary,
-        types.is_large_binary,
-        types.is_binary_view,
-        types.is_string,
-        types.is_large_string,
-        types.is_string_view,
-        types.is_fixed_size_binary,
-        types.is_null,
-    )
-    return any(test(kind) for test in tests)
 
 
 def _of_mapping(payload: Payload, row: Any) -> DecodedRow | UndecodedRow:

@@ -15,6 +15,7 @@ from typing import Final
 
 import cloudpickle
 
+from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.injector import FieldExtractor
 from millpond.executor.inputs.keys import check_key_extractor
 from millpond.executor.inputs.payload import ROW_PREFIX, Payload
@@ -30,6 +31,7 @@ from millpond.executor.pipeline.topology import (
 from millpond.executor.time.instants import Duration, duration_us
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
 from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.rows.codec import Codec
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _RESERVED: Final = frozenset({DEAD_LETTERS, SIGNALS})
@@ -425,6 +427,57 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
                 stream=stream,
                 field=name,
                 fields=sorted(known),
+            )
+
+
+_HOOKS: Final = ("process_record", "process_records", "process_timer", "upgrade_state")
+
+
+def check_hooks(name: str, computation: Computation) -> None:
+    """Refuse hooks whose body would never run: calling one would only make a generator or a coroutine."""
+    for hook in _HOOKS:
+        function = getattr(computation, hook)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidError(
+                "a hook is a plain function: nothing awaits one that is async, so it would never run",
+                computation=name,
+                hook=hook,
+            )
+        if inspect.isgeneratorfunction(function):
+            raise InvalidError(
+                "a hook is a plain function: nothing reads what it yields, so it would never run; "
+                "call context.produce instead of yield",
+                computation=name,
+                hook=hook,
+            )
+
+
+STATE_VERSION_MAX: Final = 2**31 - 1
+"""The greatest number that the column has room for."""
+
+
+def check_state_version(name: str, computation: Computation) -> None:
+    """Refuse a version that is not a number, and codecs for versions that are not earlier ones."""
+    version, codecs = computation.state_version, computation.codecs
+    if type(version) is not int or not 0 <= version <= STATE_VERSION_MAX:
+        raise InvalidError(
+            "state_version is a whole number of at least 0", computation=name, state_version=version
+        )
+    if not isinstance(codecs, Mapping):
+        raise InvalidError(
+            "codecs maps earlier state versions to their codecs", computation=name, type=type(codecs).__name__
+        )
+    for of_version, codec in codecs.items():
+        if type(of_version) is not int or not 0 <= of_version < version:
+            raise InvalidError(
+                "codecs names a version that is not earlier than state_version",
+                computation=name,
+                version=of_version,
+                state_version=version,
+            )
+        if not isinstance(codec, Codec):
+            raise InvalidError(
+                "this is no codec", computation=name, version=of_version, type=type(codec).__name__
             )
 
 

@@ -9,15 +9,16 @@ superstep, and ``visits@`` waits for sinks only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import declared_counters
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.time.clocks import declared_percentiles, horizon_us
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 
 ProductionMode: TypeAlias = Literal["strong", "weak"]
@@ -162,3 +163,95 @@ def control_interval(pipeline: str) -> Interval:
     Every superstep's commit touches it, so that a commit without any other row is fenced too.
     """
     return Interval(DEAD_LETTERS, f"{pipeline}/", f"{pipeline}0")
+
+
+INPUT: Final = "input"
+"""The backfill from the rows of the runner's bounded input that are consumed already."""
+
+Backfill: TypeAlias = Any
+"""Rows as a runner takes them, the path of a Parquet file, ``"input"``, or a mapping from streams to these."""
+
+
+def backfill_by_stream(computation: str, given: Backfill, streams: Sequence[str]) -> Mapping[str, Backfill]:
+    """Return a computation's declared backfill by stream."""
+    if isinstance(given, Mapping):
+        if not given or (unknown := sorted(set(map(str, given)) - set(streams))):
+            raise InvalidError(
+                "a backfill is rows, or maps streams that the computation consumes to rows",
+                computation=computation,
+                streams=list(streams),
+                given=list(given) if not given else unknown,
+            )
+        return dict(given)
+    if len(streams) > 1:
+        raise InvalidError(
+            "the computation consumes several streams: map each to its backfill",
+            computation=computation,
+            streams=list(streams),
+        )
+    return {streams[0]: given}
+
+
+class ComputationOptions(TypedDict, total=False):
+    """The optional settings of a computation, for `Pipeline.add`, `Stream.apply` and every windowed step.
+
+    Example:
+        ``stream.apply(Counter(), name="counts", retries=0, on_error="stop")``
+    """
+
+    exactly_once: bool
+    """Deduplicate records that carry an id; ``True`` by default (MillWheel §6.1.1)."""
+
+    on_error: OnError
+    """The fate of a record whose code still raises after all ``retries``. ``"dead_letter"``, the default,
+    writes it to the stream of dead letters and continues, unless the runner's ``dead_letter_limit`` is
+    exceeded; ``"stop"`` ends the run.
+    """
+
+    retries: int
+    """The number of times that a failing record is retried before ``on_error`` applies; 2 by default."""
+
+    intervals: int | None
+    """The number of key intervals into which the keys are cut at the first input; by default the runner
+    chooses. A later change of the number is refused when the pipeline opens.
+    """
+
+    on_late: OnLate | Mapping[str, OnLate]
+    """The fate of a record behind the input low watermark: ``"process"``, the default, passes it to the code;
+    ``"drop"`` only counts it. A mapping sets it by stream; streams outside the mapping are processed.
+    """
+
+    productions: ProductionMode
+    """``"strong"``, the default, delivers a production once it is durable; ``"weak"`` delivers it within the
+    superstep that made it (MillWheel §6.1.3).
+    """
+
+    user_code_timeout_ms: float | None
+    """The time limit, in milliseconds, for the code's work on one key of a bundle. Code that exceeds the
+    limit is interrupted, which counts as an exception. ``None``, the default, sets no limit.
+    """
+
+    time_sorted: bool
+    """Keep a key's records in its row until the low watermark has passed them, then pass them in order of
+    event time with the key's event timers between them, so that the result does not depend on how the input
+    is cut. ``False`` unless given here or by the computation's class (docs/how-to/order.md).
+    """
+
+    feedback: Collection[str]
+    """The consumed streams on which the computation's own output returns, through any number of others,
+    without holding its watermark back. Without a feedback, a windowed step in a cycle, or a timer that holds
+    an earlier time than its own, would wait for itself. A returning record is late if the watermark passed
+    its time before it was produced.
+    """
+
+    backfill: Backfill | None
+    """The past records that the computation gets before anything else, if it has never run in this store:
+    rows, as the stream's injector reads them, or ``"input"``, the rows of the runner's bounded input that
+    were consumed before it joined. For a computation with several streams, a mapping from streams to these
+    (docs/how-to/backfill.md).
+    """
+
+    renamed_from: str | None
+    """The computation's former name. Its rows, timers, record ids and watermarks in the store move to the new
+    name when the pipeline opens. The option may stay in the code afterwards.
+    """

@@ -1,16 +1,18 @@
-"""The pipeline: the user's declarations, before they are checked and frozen (MillWheel §3).
+"""The pipeline and its streams: the user's declarations, before they are checked and frozen (MillWheel §3, §4.3).
 
 A mistake that one line shows is refused at that line. `Pipeline.check`, which every runner calls before it
-starts, refuses mistakes that need the whole picture.
+starts, refuses mistakes that need the whole picture. A dot joins the names of composites and steps because a
+computation's name is also a table in SQL, a folder and a ZooKeeper node.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
-from typing import Any, Final, Generic, Self, Unpack, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, Unpack, get_args
 
 from typing_extensions import TypeVar
 
@@ -19,34 +21,32 @@ from millpond.executor.computation.context import declared_counters
 from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, check_key_extractor, settled_key
 from millpond.executor.inputs.payload import Payload
-from millpond.executor.pipeline.backfill import Backfill, backfill_by_stream
 from millpond.executor.pipeline.checks import (
     check_field,
+    check_hooks,
     check_ingress,
     check_inputs,
     check_key_field,
     check_members,
     check_name,
     check_payload,
+    check_state_version,
     check_topology,
     positive_us,
 )
 from millpond.executor.pipeline.nodes import (
+    DEAD_LETTERS,
+    Backfill,
     ComputationNode,
+    ComputationOptions,
     OnError,
     OnLate,
     ProductionMode,
     SinkNode,
     Subscription,
+    backfill_by_stream,
 )
-from millpond.executor.pipeline.streams import CompositeGraph, ComputationOptions, Stream
-from millpond.executor.pipeline.topology import (
-    Topology,
-    check_hooks,
-    check_state_version,
-    cycle_of,
-    holding_edges,
-)
+from millpond.executor.pipeline.topology import Topology, cycle_of, holding_edges
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.time.clocks import declared_percentiles, horizon_us
 from millpond.executor.time.instants import Duration, TimeReading, TimeUnit
@@ -56,11 +56,170 @@ from millpond.statestore.errors import InvalidError, did_you_mean
 _NO_DISORDER: Final = BoundedDisorder("0s")
 _OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Stream:
+    """A named stream of one pipeline, as returned by `Pipeline.inject`, `Pipeline.stream` and `apply`.
+
+    A higher layer adds operations (windows, for example) in a subclass; a pipeline subclass returns that
+    class by setting ``stream_class``.
+
+    Attributes:
+        pipeline: the pipeline that the stream belongs to.
+        name: the stream's name, unique within the pipeline.
+    """
+
+    pipeline: EnginePipeline
+    name: str
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r} of {self.pipeline.name!r})"
+
+    def apply(
+        self,
+        computation: Computation,
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        produces: str | Sequence[str] | None = None,
+        **options: Unpack[ComputationOptions],
+    ) -> Self:
+        """Process this stream with a computation.
+
+        Args:
+            computation: an instance of the user's `Computation`.
+            name: the computation's name, which is also its table in SQL.
+            key: how to extract a record's key: a field of the value, a list of fields, a function of the
+                value that returns text or a tuple, or ``None`` for the record's own key.
+            produces: the stream or streams that the computation produces to; by default one stream with the
+                computation's name.
+            options: further settings; see `ComputationOptions`.
+
+        Returns:
+            The stream that the computation produces to; the first one if there are several.
+
+        Raises:
+            InvalidError: the declaration is invalid; the error names the wrong argument.
+
+        Example:
+            ``counts = words.apply(Counter(), name="counts", key="word")``
+        """
+        streams = _stream_names(name, produces)
+        produced = self.pipeline.add(
+            computation, name=name, subscribes={self.name: key}, produces=streams, **options
+        )
+        return replace(self, name=produced[streams[0]].name)
+
+    def transform(
+        self,
+        name: str,
+        function: Callable[Concatenate[Self, _Arguments], _Result],
+        /,
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        """Apply a function to this stream as a composite, whose steps share a name prefix; see
+        `Pipeline.transform`.
+
+        Args:
+            name: the composite's name, with which the names of its steps begin.
+            function: takes this stream and any further arguments, and returns a stream, several, or nothing.
+            args: further arguments of the function.
+            kwargs: its keyword arguments.
+
+        Returns:
+            The function's result.
+
+        Raises:
+            InvalidError: as for `Pipeline.transform`.
+
+        Example:
+            ``visits = views.transform("visits", sessionize, gap="30m")``
+        """
+        return self.pipeline.transform(name, function, self, *args, **kwargs)
+
+    def sink(self, name: str, sink: Sink) -> Self:
+        """Write this stream's records outside Millpond, each exactly once.
+
+        Args:
+            name: the sink's name, unique within the pipeline.
+            sink: the destination, for example a `DeltaSink`.
+
+        Returns:
+            This stream, so that calls can be chained.
+
+        Raises:
+            InvalidError: the name is malformed or taken, or ``sink`` is not a `Sink`.
+
+        Example:
+            ``counts.sink("counts", DeltaSink("out/counts"))``
+        """
+        self.pipeline.add_sink(name, self.name, sink)
+        return self
+
+
+def _stream_names(name: str, produces: str | Sequence[str] | None) -> tuple[str, ...]:
+    if produces is None:
+        return (name,)
+    if isinstance(produces, str):
+        return (produces,)
+    if not produces:
+        raise InvalidError(
+            "apply needs a stream to return: use Pipeline.add for a computation that produces nothing",
+            computation=name,
+        )
+    return tuple(produces)
+
+
+class Composites:
+    """The composites of a pipeline, and the one that is being declared."""
+
+    def __init__(self) -> None:
+        self._within: tuple[str, ...] = ()
+        self._steps: dict[str, list[str]] = {}
+        self._computations: set[str] = set()
+
+    @property
+    def prefix(self) -> str:
+        """The name prefix of the composite that is being declared; empty outside of composites."""
+        return f"{self._within[-1]}." if self._within else ""
+
+    @property
+    def steps(self) -> Mapping[str, tuple[str, ...]]:
+        """The computations of each composite, including nested composites, in order of declaration."""
+        return {name: tuple(steps) for name, steps in self._steps.items()}
+
+    def note(self, computation: str) -> None:
+        """Add a computation to each composite that is being declared."""
+        if computation in self._steps:
+            raise InvalidError("a computation and a composite have one name", computation=computation)
+        self._computations.add(computation)
+        for name in self._within:
+            self._steps[name].append(computation)
+
+    @contextmanager
+    def declare(self, name: str) -> Iterator[None]:
+        """Open a composite: declarations within the block belong to it; ``name`` is its whole name."""
+        if name in self._steps:
+            raise InvalidError("two composites have one name", composite=name)
+        if name in self._computations:
+            raise InvalidError("a computation and a composite have one name", composite=name)
+        self._steps[name] = []
+        self._within = (*self._within, name)
+        try:
+            yield
+        finally:
+            self._within = self._within[:-1]
+
+
 StreamT_co = TypeVar("StreamT_co", bound=Stream, default=Stream, covariant=True)
 """The class of a pipeline's streams: an `EnginePipeline` without a parameter has plain `Stream` objects."""
 
 
-class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
+class EnginePipeline(Generic[StreamT_co]):
     """A graph of injectors, computations and sinks, joined by named streams.
 
     Args:
@@ -103,7 +262,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         if renamed_from is not None and check_name("pipeline", renamed_from) == name:
             raise InvalidError("a pipeline is renamed from another name", pipeline=name)
         self._renamed_from = renamed_from
-        super().__init__()
+        self._composites = Composites()
         self._injectors: dict[str, InjectorNode] = {}
         self._computations: dict[str, ComputationNode] = {}
         self._sinks: dict[str, SinkNode] = {}
@@ -314,6 +473,51 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
             InvalidError: the name is empty or contains a character that is not allowed.
         """
         return self.stream_class(self, self._named("stream", name, reserved=frozenset()))
+
+    def transform(
+        self,
+        name: str,
+        function: Callable[_Arguments, _Result],
+        /,
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        """Apply a function from streams to streams as a composite, whose steps share a name prefix.
+
+        Everything the function declares (steps, streams, sinks, inputs) is named after the composite: its
+        step ``clean`` is the computation ``visits.clean``, in SQL, in `millpond status` and everywhere else.
+        So a function may be applied several times under different names, and composites may be nested. Code
+        within the composite produces to its streams by their short names. Pass streams from outside as
+        arguments.
+
+        Args:
+            name: the composite's name; it is stored with every step, so keep it.
+            function: takes streams and any further arguments, and returns a stream, several, or nothing.
+            args: the arguments of the function.
+            kwargs: its keyword arguments.
+
+        Returns:
+            The function's result.
+
+        Raises:
+            InvalidError: the name is malformed, or a composite or computation has it; ``function`` is not
+                callable; or a declaration within is invalid.
+
+        Example:
+            ``matched = pipeline.transform("matching", match, clicks, orders, within="1h")``
+        """
+        name = self._named("composite", name)
+        if not callable(function):
+            raise InvalidError(
+                "a composite is a function of streams", composite=name, type=type(function).__qualname__
+            )
+        with self._composites.declare(name):
+            return function(*args, **kwargs)
+
+    def _named(self, kind: str, name: object, *, reserved: frozenset[str] = frozenset({DEAD_LETTERS})) -> str:
+        """Return the whole name of a declaration within its composite."""
+        own = check_name(kind, name, reserved=reserved)
+        return own if own == DEAD_LETTERS else check_name(kind, f"{self._composites.prefix}{own}")
 
     def with_sinks(self, place: Callable[[str, Sink], Sink]) -> Self:
         """Return the same pipeline with other sinks.

@@ -12,20 +12,17 @@ come before anything is produced).
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import TopologicalSorter
-from typing import Final
 
-from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.injector import InjectorNode
 from millpond.executor.inputs.positions import stream_number
-from millpond.executor.pipeline.backfill import Backfill
 from millpond.executor.pipeline.nodes import (
     DEAD_LETTERS,
     SIGNALS,
+    Backfill,
     ComputationNode,
     SinkNode,
     Subscription,
@@ -36,62 +33,6 @@ from millpond.executor.pipeline.nodes import (
 from millpond.executor.time.clocks import EXACT
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.bloom import ID_SLACK_US
-from millpond.statestore.rows.codec import Codec
-
-
-def fused_streams(
-    computations: Mapping[str, ComputationNode], injected: Mapping[str, object]
-) -> dict[str, frozenset[str]]:
-    return {
-        name: frozenset(stream for stream in node.produces if _is_fused(node, stream, computations, injected))
-        for name, node in computations.items()
-        if node.productions == "weak"
-    }
-
-
-def _is_fused(
-    producer: ComputationNode,
-    stream: str,
-    computations: Mapping[str, ComputationNode],
-    injected: Mapping[str, object],
-) -> bool:
-    consumers = list(_consumers(stream, computations))
-    takes_outside = any(
-        subscription.stream in injected for node in consumers for subscription in node.subscriptions
-    )
-    return (
-        bool(consumers)
-        and not takes_outside
-        and producer.name not in _weakly_reached(consumers, computations)
-    )
-
-
-def _consumers(stream: str, computations: Mapping[str, ComputationNode]) -> Iterator[ComputationNode]:
-    return (node for node in computations.values() if node.subscription(stream) is not None)
-
-
-def _weakly_reached(start: list[ComputationNode], computations: Mapping[str, ComputationNode]) -> set[str]:
-    """Return the names of computations that weak productions may reach, including the start."""
-    visited: set[str] = set()
-    fresh = list(start)
-    while fresh:
-        node = fresh.pop()
-        if node.name not in visited:
-            visited.add(node.name)
-            if node.productions == "weak":
-                fresh += [other for stream in node.produces for other in _consumers(stream, computations)]
-    return visited
-
-
-def fused_order(
-    computations: Mapping[str, ComputationNode], fused: Mapping[str, frozenset[str]]
-) -> tuple[str, ...]:
-    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(sorted(computations), ()))
-    for producer in sorted(fused):
-        for stream in sorted(fused[producer]):
-            for consumer in _consumers(stream, computations):
-                sorter.add(consumer.name, producer)
-    return tuple(sorter.static_order())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,14 +87,9 @@ class Topology:
 
     def reached_from(self, streams: Iterable[str]) -> frozenset[str]:
         """Return the names of the computations that records of ``streams`` reach, directly or through others."""
-        reached: set[str] = set()
-        fresh = [*streams]
-        while fresh:
-            for consumer in self.consumers_of(fresh.pop()):
-                if consumer.computation.name not in reached:
-                    reached.add(consumer.computation.name)
-                    fresh.extend(consumer.computation.produces)
-        return frozenset(reached)
+        return frozenset(
+            _closure(self.readers_of(streams), lambda name: self.readers_of(self.computations[name].produces))
+        )
 
     def sampled_by(self, streams: Iterable[str]) -> frozenset[str]:
         """Return the names of the computations whose keys ``streams`` sample.
@@ -231,13 +167,32 @@ class Topology:
     @cached_property
     def fused(self) -> Mapping[str, frozenset[str]]:
         """The streams of each computation whose weak productions are delivered within their superstep."""
-        fused = fused_streams(self.computations, self.injectors)
+        fused = {
+            name: frozenset(stream for stream in node.produces if self._is_fused(name, stream))
+            for name, node in self.computations.items()
+            if node.productions == "weak"
+        }
         return {name: streams for name, streams in fused.items() if streams}
+
+    def _is_fused(self, producer: str, stream: str) -> bool:
+        readers = self.readers_of([stream])
+        inputs = {own.stream for name in readers for own in self.computations[name].subscriptions}
+        returns = producer in _closure(readers, self._weakly_fed)
+        return bool(readers) and not returns and inputs.isdisjoint(self.injectors)
+
+    def _weakly_fed(self, name: str) -> frozenset[str]:
+        node = self.computations[name]
+        return self.readers_of(node.produces) if node.productions == "weak" else frozenset()
 
     @cached_property
     def fused_order(self) -> tuple[str, ...]:
         """The computations, each after those whose fused streams it consumes."""
-        return fused_order(self.computations, self.fused)
+        sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(sorted(self.computations), ()))
+        for producer in sorted(self.fused):
+            for stream in sorted(self.fused[producer]):
+                for consumer in self.consumers_of(stream):
+                    sorter.add(consumer.computation.name, producer)
+        return tuple(sorter.static_order())
 
     def waves(self, planned: Collection[str]) -> tuple[tuple[str, ...], ...]:
         """Return the computations with work, or with weak productions to come, in groups that may run at the
@@ -386,13 +341,8 @@ def bounded_by_injectors(topology: Topology) -> set[str]:
     """Return the computations whose input watermark an injector bounds, directly or through other outputs."""
     edges = holding_edges(topology)
     # An unreadable outside record becomes a dead letter before any computation sees it.
-    bounded = set(topology.readers_of([*topology.injectors, DEAD_LETTERS]))
-    fresh = list(bounded)
-    while fresh:
-        more = {consumer for _, consumer in edges[fresh.pop()]} - bounded
-        bounded |= more
-        fresh += more
-    return bounded
+    start = topology.readers_of([*topology.injectors, DEAD_LETTERS])
+    return _closure(start, lambda name: (consumer for _, consumer in edges[name]))
 
 
 def comes_back(topology: Topology, node: ComputationNode, stream: str) -> bool:
@@ -427,68 +377,21 @@ def is_in_cycle(topology: Topology, node: ComputationNode) -> bool:
 
 def _reached(topology: Topology, node: ComputationNode) -> set[str]:
     """Return the computations that records may reach from ``node``, including ``node``."""
-    visited: set[str] = {node.name}
-    fresh = [node]
+    nodes = topology.computations
+    return _closure([node.name], lambda name: (consumer for _, consumer, _ in _edges(topology, nodes[name])))
+
+
+def _closure(start: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
+    reached = set(start)
+    fresh = list(reached)
     while fresh:
-        for _, consumer, _ in _edges(topology, fresh.pop()):
-            if consumer not in visited:
-                visited.add(consumer)
-                fresh.append(topology.computations[consumer])
-    return visited
+        more = {name for name in following(fresh.pop()) if name not in reached}
+        reached |= more
+        fresh += more
+    return reached
 
 
 def _edges(topology: Topology, node: ComputationNode) -> Iterator[tuple[str, str, bool]]:
     for stream in (*node.produces, DEAD_LETTERS):
         for consumer in topology.consumers_of(stream):
             yield stream, consumer.computation.name, consumer.subscription.feedback
-
-
-_HOOKS: Final = ("process_record", "process_records", "process_timer", "upgrade_state")
-
-
-def check_hooks(name: str, computation: Computation) -> None:
-    """Refuse hooks whose body would never run: calling one would only make a generator or a coroutine."""
-    for hook in _HOOKS:
-        function = getattr(computation, hook)
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidError(
-                "a hook is a plain function: nothing awaits one that is async, so it would never run",
-                computation=name,
-                hook=hook,
-            )
-        if inspect.isgeneratorfunction(function):
-            raise InvalidError(
-                "a hook is a plain function: nothing reads what it yields, so it would never run; "
-                "call context.produce instead of yield",
-                computation=name,
-                hook=hook,
-            )
-
-
-STATE_VERSION_MAX: Final = 2**31 - 1
-"""The greatest number that the column has room for."""
-
-
-def check_state_version(name: str, computation: Computation) -> None:
-    """Refuse a version that is not a number, and codecs for versions that are not earlier ones."""
-    version, codecs = computation.state_version, computation.codecs
-    if type(version) is not int or not 0 <= version <= STATE_VERSION_MAX:
-        raise InvalidError(
-            "state_version is a whole number of at least 0", computation=name, state_version=version
-        )
-    if not isinstance(codecs, Mapping):
-        raise InvalidError(
-            "codecs maps earlier state versions to their codecs", computation=name, type=type(codecs).__name__
-        )
-    for of_version, codec in codecs.items():
-        if type(of_version) is not int or not 0 <= of_version < version:
-            raise InvalidError(
-                "codecs names a version that is not earlier than state_version",
-                computation=name,
-                version=of_version,
-                state_version=version,
-            )
-        if not isinstance(codec, Codec):
-            raise InvalidError(
-                "this is no codec", computation=name, version=of_version, type=type(codec).__name__
-            )

@@ -1,22 +1,26 @@
-"""The Delta table of a sink: opened or created, its files, and the rows of its older versions."""
+"""The Delta table of a sink: opened or created, appended to, read at older versions, and reverted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millpond.executor.sinks.columns import SINK_SCHEMA, ColumnWatch, SinkRecord, sink_table
+from millpond.statestore.app_ids import SINK_PREFIX, app_id_parts
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.failpoint import reach
-from millpond.statestore.history.replayed_log import read_histories, replay_log
-from millpond.statestore.log.action import Add, delta_schema
+from millpond.statestore.history.lineage import Lineage
+from millpond.statestore.history.replayed_log import Change, read_histories, replay_log
+from millpond.statestore.log.action import Action, Add, Remove, Txn, delta_schema
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
-from millpond.statestore.log.table import change_schema, create_table
-from millpond.statestore.log.writer import LogWriter
+from millpond.statestore.log.table import append, change_schema, create_table
+from millpond.statestore.log.writer import CommitDraft, LogWriter
 from millpond.statestore.objects.obstore import put_new
 from millpond.statestore.types import Clock, Objects, Rng, Superstep, TableVersion
 
@@ -108,32 +112,84 @@ def _check_no_others(snapshot: Snapshot, schema: pa.Schema, name: str, url: str)
         )
 
 
-def write_sink_file(
-    objects: Objects,
-    clock: Clock,
-    rng: Rng,
-    sink: str,
-    superstep: Superstep,
-    rows: pa.Table,
-    *,
-    tags: Mapping[str, str] | None = None,
-) -> Add:
-    """Write rows to one Parquet file of a sink's table; it takes effect once a commit adds it."""
-    buffer = pa.BufferOutputStream()
-    pq.write_table(rows, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
-    data = buffer.getvalue().to_pybytes()
-    path = f"{sink}-{superstep:010d}-{rng.token()}.parquet"
-    # No sync yet: the commit that adds the file syncs it first.
-    put_new(objects, path, data, synced=False)
-    reach("sink.file_written")
-    return Add(
-        path=path,
-        size_bytes=len(data),
-        partition_values={},
-        modification_time_ms=clock.now_us() // 1_000,
-        stats=orjson.dumps({"numRecords": rows.num_rows}).decode(),
-        tags=dict(tags or {}),
-    )
+class TableWriter:
+    """The open Delta table of one sink, with the sink's record in it."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        clock: Clock,
+        rng: Rng,
+        *,
+        name: str,
+        record: SinkRecord,
+        schema: pa.Schema,
+        whole: bool = False,
+    ) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._rng = rng
+        self._name = name
+        self._record = record
+        self._watch = ColumnWatch(schema, name)
+        self._writer = open_table(objects, clock, rng, name, schema, whole=whole)
+        record.check_on_opening(self._writer.snapshot, objects.url)
+
+    @property
+    def delivered(self) -> Superstep:
+        return self._record.delivered(self._writer.snapshot.txns)
+
+    def _put(self, superstep: Superstep, rows: pa.Table, tags: Mapping[str, str] | None = None) -> Add:
+        """Write rows to a Parquet file, which takes effect once a commit adds it."""
+        buffer = pa.BufferOutputStream()
+        pq.write_table(rows, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
+        data = buffer.getvalue().to_pybytes()
+        path = f"{self._name}-{superstep:010d}-{self._rng.token()}.parquet"
+        # No sync yet: the commit that adds the file syncs it first.
+        put_new(self._objects, path, data, synced=False)
+        reach("sink.file_written")
+        return Add(
+            path=path,
+            size_bytes=len(data),
+            partition_values={},
+            modification_time_ms=self._clock.now_us() // 1_000,
+            stats=orjson.dumps({"numRecords": rows.num_rows}).decode(),
+            tags=dict(tags or {}),
+        )
+
+
+class DeltaSinkWriter(TableWriter):
+    """Appends supersteps to one Delta table: one file and one commit each; `SINK_SCHEMA` without a schema."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        clock: Clock,
+        rng: Rng,
+        *,
+        name: str,
+        record: SinkRecord,
+        schema: pa.Schema | None,
+    ) -> None:
+        columns = SINK_SCHEMA if schema is None else schema
+        super().__init__(objects, clock, rng, name=name, record=record, schema=columns)
+        self._schema = schema
+
+    def write(self, superstep: Superstep, productions: pa.Table) -> None:
+        # The table has it: a runner repeats the last superstep after a crash.
+        if superstep <= self.delivered or not productions.num_rows:
+            return
+        table = sink_table(productions, self._schema, self._name, self._watch)
+        # Data and superstep in one commit, guarded by the record: otherwise a crash between them would deliver
+        # the superstep twice, and another copy of the store could mix its rows with these.
+        append(
+            self._writer,
+            (self._put(superstep, table),),
+            txns={self._record.app_id: superstep},
+            metadata={"sink": self._name, "superstep": superstep},
+            rows=table.num_rows,
+            guard=self._record.check,
+        )
 
 
 def version_within(log: Log, limits: Mapping[str, int]) -> TableVersion | None:
@@ -167,3 +223,144 @@ def read_rows(objects: Objects, version: TableVersion) -> pa.Table:
     paths = replay_log(Log(objects), version).adds
     tables = [pq.read_table(pa.BufferReader(objects.get(path))) for path in paths]
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenBack:
+    """How far one sink was reverted: its last superstep before and now, and the number of removed files."""
+
+    pipeline: str
+    name: str
+    delivered: int
+    superstep: int
+    files: int
+
+
+def take_back_sink(
+    objects: Objects, lineage: Lineage, supersteps: Mapping[str, Superstep], clock: Clock, rng: Rng
+) -> tuple[TakenBack, ...]:
+    """Revert a store's deliveries to a table after the store's last superstep in ``supersteps``, by pipeline.
+
+    A store that was restored from an older copy runs these supersteps again, possibly with other results. One
+    commit removes the files that they added, restores the files that they replaced, and sets the sink's
+    record to the store's superstep. Files of other writers stay; if those changed the same files, it raises
+    `ConflictError` and changes nothing. The call can be repeated after a crash.
+    """
+    log = Log(objects)
+    snapshot = load(log)
+    done = []
+    for record in _records_of(lineage, snapshot.txns, supersteps):
+        plan = _plan(log, snapshot, record, supersteps[record.pipeline])
+        if plan is not None:
+            writer = LogWriter(log, snapshot, clock, rng)
+            _check_files(objects, plan.restored)
+            writer.write(plan)
+            snapshot = writer.snapshot
+            done.append(plan.result)
+    return tuple(done)
+
+
+def _records_of(
+    lineage: Lineage, txns: Mapping[str, int], supersteps: Mapping[str, Superstep]
+) -> Sequence[SinkRecord]:
+    parts = [app_id_parts(app_id, SINK_PREFIX) for app_id in txns if app_id.startswith(SINK_PREFIX)]
+    sinks = {(pipeline, name) for store_id, pipeline, name, *_ in parts if store_id == lineage.store_id}
+    return [SinkRecord(lineage, *sink) for sink in sorted(sinks) if sink[0] in supersteps]
+
+
+def _plan(log: Log, snapshot: Snapshot, record: SinkRecord, superstep: Superstep) -> _TakeBackPlan | None:
+    limits = record.limits(snapshot.txns, superstep)
+    ahead = {app_id: limit for app_id, limit in limits.items() if snapshot.txns[app_id] > limit}
+    if not ahead:
+        return None
+    histories = read_histories(log, None)
+    newest = histories[0] if histories else None
+    if newest is None or newest.newest != snapshot.version:
+        raise DataError("the log of the sink's table cannot be read", store=log.objects.url)
+    undone = _undone(newest.changes, ahead, log.objects.url)
+    added = {add.path: add for change in undone for add in change.added}
+    removed = {add.path: add for change in undone for add in change.removed}
+    obsolete = [add for path, add in added.items() if path not in removed]
+    restored = [add for path, add in removed.items() if path not in added]
+    touched = [add.path for add in obsolete if snapshot.file(add.path) is None]
+    touched += [add.path for add in restored if snapshot.file(add.path) is not None]
+    if touched:
+        raise ConflictError(
+            "another writer has changed the same files of the sink's table since: write to a new sink",
+            store=log.objects.url,
+            path=touched[0],
+        )
+    result = TakenBack(
+        pipeline=record.pipeline,
+        name=record.name,
+        delivered=max(snapshot.txns[app_id] for app_id in ahead),
+        superstep=min(ahead.values()),
+        files=len(obsolete),
+    )
+    return _TakeBackPlan(
+        result=result,
+        obsolete=tuple(obsolete),
+        restored=tuple(restored),
+        txns=dict(sorted(ahead.items())),
+        read_at=snapshot.version,
+    )
+
+
+def _undone(changes: Sequence[Change], ahead: Mapping[str, int], url: str) -> list[Change]:
+    """Return the deliveries of later supersteps, newest first."""
+    undone, left = [], set(ahead)
+    for change in reversed(changes):
+        moved = dict(change.txns_before)
+        if left & moved.keys():
+            undone.append(change)
+            left -= {app_id for app_id in left & moved.keys() if (moved[app_id] or 0) <= ahead[app_id]}
+        if not left:
+            return undone
+    raise DataError(
+        "the log of the sink's table does not reach back that far: write to a new sink", store=url
+    )
+
+
+def _check_files(objects: Objects, restored: Sequence[Add]) -> None:
+    gone = {add.path for add in restored} - set(objects.list("")) if restored else set()
+    if gone:
+        raise DataError(
+            "files that the sink replaced have been vacuumed: write to a new sink",
+            store=objects.url,
+            path=min(gone),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TakeBackPlan:
+    result: TakenBack
+    obsolete: tuple[Add, ...]
+    restored: tuple[Add, ...]
+    txns: Mapping[str, int] = field(default_factory=dict)
+    read_at: TableVersion
+
+    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
+        if all(snapshot.txns.get(app_id, -1) == at for app_id, at in self.txns.items()):
+            return None
+        if snapshot.version != self.read_at:
+            raise ConflictError(
+                "the table has changed since it was read; repeat the call", version=snapshot.version
+            )
+        removes = [
+            Remove(
+                path=add.path,
+                deletion_time_ms=now_ms,
+                partition_values=add.partition_values,
+                size_bytes=add.size_bytes,
+            )
+            for add in self.obsolete
+        ]
+        txns = [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
+        return CommitDraft(
+            operation="MILLPOND TAKE BACK",
+            actions=(*txns, *removes, *self.restored),
+            fields={"kind": "take_back", "sink": self.result.name, "superstep": self.result.superstep},
+        )
+
+    def admit(self, winner: tuple[Action, ...]) -> None:
+        """Accept every commit here: `build` refuses any version except the one that was read."""

@@ -4,6 +4,9 @@ The table's files are the leaves of a tree of one level: each holds the sorted r
 most `LEAF_ROWS_MAX`. A superstep rewrites only the leaves of its keys, in one commit that also records the
 superstep. So every version of the table has one row per key for any Delta reader, and a superstep's cost
 depends on the touched leaves, not on the table's size. One leaf at a time is in memory.
+
+Panes and retractions that cancel each other within a superstep are left out, even across keys of the pipeline:
+a value that moves from one key to another keeps its row.
 """
 
 from __future__ import annotations
@@ -11,41 +14,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millpond.executor.sinks.changes import (
-    RowChange,
-    RowKey,
-    contents,
-    key_columns,
-    key_texts,
-    net_changes,
-    row_keys,
-)
-from millpond.executor.sinks.columns import (
-    ROW_SCHEMA_BY_WINDOW,
-    ColumnWatch,
-    SinkRecord,
-    retractions,
-    sink_table,
-)
-from millpond.executor.sinks.delta_table import open_table, write_sink_file
-from millpond.statestore.app_ids import SINK_PREFIX, app_id_parts
-from millpond.statestore.errors import ConflictError, DataError
-from millpond.statestore.history.lineage import Lineage
-from millpond.statestore.history.replayed_log import Change, read_histories
-from millpond.statestore.log.action import Action, Add, Remove, Txn
+from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SinkRecord, retractions, sink_table
+from millpond.executor.sinks.delta_table import TableWriter
+from millpond.statestore.errors import ConflictError, DataError, InvalidError
+from millpond.statestore.log.action import Add
 from millpond.statestore.log.files import LiveFile
-from millpond.statestore.log.log import Log
-from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.table import replace_files
-from millpond.statestore.log.writer import CommitDraft, LogWriter
-from millpond.statestore.types import Clock, Objects, Rng, Superstep, TableVersion
+from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
 LEAF_ROWS_MAX: Final = 20_000
 """A leaf with more rows is split."""
@@ -56,6 +39,13 @@ _LEAF_BYTES: Final = 16 * 1024 * 1024
 _TRIES: Final = 10
 _FIRST_TAG: Final = "millpond.first"
 _LAST_TAG: Final = "millpond.last"
+
+
+RowKey: TypeAlias = tuple[tuple[bool, Any], ...]
+"""The key columns of one row, comparable: nulls come first."""
+
+_NOT_CONTENT: Final = ("at", "pane", "is_retraction")
+"""Columns in which a retraction may differ from the retracted row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +60,7 @@ class _Leaf:
         return self.first is None or self.last is None or self.first <= key <= self.last
 
 
-class UpsertSinkWriter:
+class UpsertSinkWriter(TableWriter):
     """Updates one Delta table with each superstep, in one commit; `ROW_SCHEMA_BY_WINDOW` without a schema."""
 
     def __init__(
@@ -85,22 +75,11 @@ class UpsertSinkWriter:
         keys: Sequence[str],
         leaf_rows_max: int = LEAF_ROWS_MAX,
     ) -> None:
-        self._objects = objects
-        self._clock = clock
-        self._rng = rng
-        self._name = name
-        self._record = record
         self._schema = ROW_SCHEMA_BY_WINDOW if schema is None else schema
-        self._watch = ColumnWatch(schema, name)
+        super().__init__(objects, clock, rng, name=name, record=record, schema=self._schema, whole=True)
         self._keys = tuple(keys)
         self._leaf_rows_max = leaf_rows_max
-        self._writer = open_table(objects, clock, rng, name, self._schema, whole=True)
-        record.check_on_opening(self._writer.snapshot, objects.url)
         self._known: dict[str, _Leaf] = {}
-
-    @property
-    def delivered(self) -> Superstep:
-        return self._record.delivered(self._writer.snapshot.txns)
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         """Update the table with a superstep's productions, unless it has the superstep already.
@@ -134,7 +113,7 @@ class UpsertSinkWriter:
             if leaf is not None:
                 removed.append(leaf.file)
             for part in self._parts(table, is_last=is_last):
-                added.append(self._put(superstep, part))
+                added.append(self._put_leaf(superstep, part))
                 written += part.num_rows
         replace_files(
             self._writer,
@@ -233,11 +212,10 @@ class UpsertSinkWriter:
                 reason=error,
             ) from error
 
-    def _put(self, superstep: Superstep, table: pa.Table) -> Add:
+    def _put_leaf(self, superstep: Superstep, table: pa.Table) -> Add:
         ends = key_columns(pa.concat_tables([table.slice(0, 1), table.slice(table.num_rows - 1)]), self._keys)
         first, last = row_keys(ends)
-        tags = {_FIRST_TAG: _tag(first), _LAST_TAG: _tag(last)}
-        return write_sink_file(self._objects, self._clock, self._rng, self._name, superstep, table, tags=tags)
+        return self._put(superstep, table, {_FIRST_TAG: _tag(first), _LAST_TAG: _tag(last)})
 
 
 def _order(columns: pa.Table) -> pa.Array:
@@ -299,142 +277,82 @@ def _table_of(ordered: Sequence[RowKey], rows: pa.Table, keys: Sequence[str]) ->
     return pa.Table.from_arrays(arrays, schema=kinds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakenBack:
-    """How far one sink was reverted: its last superstep before and now, and the number of removed files."""
+@dataclass(slots=True)
+class RowChange:
+    """The change of one row.
 
-    pipeline: str
-    name: str
-    delivered: int
-    superstep: int
-    files: int
-
-
-def take_back_sink(
-    objects: Objects, lineage: Lineage, supersteps: Mapping[str, Superstep], clock: Clock, rng: Rng
-) -> tuple[TakenBack, ...]:
-    """Revert a store's deliveries to a table after the store's last superstep in ``supersteps``, by pipeline.
-
-    A store that was restored from an older copy runs these supersteps again, possibly with other results. One
-    commit removes the files that they added, restores the files that they replaced, and sets the sink's
-    record to the store's superstep. Files of other writers stay; if those changed the same files, it raises
-    `ConflictError` and changes nothing. The call can be repeated after a crash.
+    Attributes:
+        put: the index of its new content among the superstep's rows; ``None`` without one.
+        taken_back: retracted contents: the row is deleted if it has one of them.
     """
-    log = Log(objects)
-    snapshot = load(log)
-    done = []
-    for record in _records_of(lineage, snapshot.txns, supersteps):
-        plan = _plan(log, snapshot, record, supersteps[record.pipeline])
-        if plan is not None:
-            writer = LogWriter(log, snapshot, clock, rng)
-            _check_files(objects, plan.restored)
-            writer.write(plan)
-            snapshot = writer.snapshot
-            done.append(plan.result)
-    return tuple(done)
+
+    put: int | None = None
+    taken_back: list[str] = field(default_factory=list)
 
 
-def _records_of(
-    lineage: Lineage, txns: Mapping[str, int], supersteps: Mapping[str, Superstep]
-) -> Sequence[SinkRecord]:
-    parts = [app_id_parts(app_id, SINK_PREFIX) for app_id in txns if app_id.startswith(SINK_PREFIX)]
-    sinks = {(pipeline, name) for store_id, pipeline, name, *_ in parts if store_id == lineage.store_id}
-    return [SinkRecord(lineage, *sink) for sink in sorted(sinks) if sink[0] in supersteps]
+def key_columns(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return the key columns as plain numbers and text."""
+    return pa.table({f"k{index}": _plain(table.column(name), name) for index, name in enumerate(keys)})
 
 
-def _plan(log: Log, snapshot: Snapshot, record: SinkRecord, superstep: Superstep) -> _TakeBackPlan | None:
-    limits = record.limits(snapshot.txns, superstep)
-    ahead = {app_id: limit for app_id, limit in limits.items() if snapshot.txns[app_id] > limit}
-    if not ahead:
-        return None
-    histories = read_histories(log, None)
-    newest = histories[0] if histories else None
-    if newest is None or newest.newest != snapshot.version:
-        raise DataError("the log of the sink's table cannot be read", store=log.objects.url)
-    undone = _undone(newest.changes, ahead, log.objects.url)
-    added = {add.path: add for change in undone for add in change.added}
-    removed = {add.path: add for change in undone for add in change.removed}
-    obsolete = [add for path, add in added.items() if path not in removed]
-    restored = [add for path, add in removed.items() if path not in added]
-    touched = [add.path for add in obsolete if snapshot.file(add.path) is None]
-    touched += [add.path for add in restored if snapshot.file(add.path) is not None]
-    if touched:
-        raise ConflictError(
-            "another writer has changed the same files of the sink's table since: write to a new sink",
-            store=log.objects.url,
-            path=touched[0],
-        )
-    result = TakenBack(
-        pipeline=record.pipeline,
-        name=record.name,
-        delivered=max(snapshot.txns[app_id] for app_id in ahead),
-        superstep=min(ahead.values()),
-        files=len(obsolete),
-    )
-    return _TakeBackPlan(
-        result=result,
-        obsolete=tuple(obsolete),
-        restored=tuple(restored),
-        txns=dict(sorted(ahead.items())),
-        read_at=snapshot.version,
-    )
+def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
+    if pa.types.is_date32(kind):
+        return column.cast(pa.int32()).cast(pa.int64())
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return column.cast(pa.int64())
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return column.cast(pa.string())
+    raise InvalidError("a row's keys are text, whole numbers or times", column=name, type=kind)
 
 
-def _undone(changes: Sequence[Change], ahead: Mapping[str, int], url: str) -> list[Change]:
-    """Return the deliveries of later supersteps, newest first."""
-    undone, left = [], set(ahead)
-    for change in reversed(changes):
-        moved = dict(change.txns_before)
-        if left & moved.keys():
-            undone.append(change)
-            left -= {app_id for app_id in left & moved.keys() if (moved[app_id] or 0) <= ahead[app_id]}
-        if not left:
-            return undone
-    raise DataError(
-        "the log of the sink's table does not reach back that far: write to a new sink", store=url
-    )
+def row_keys(columns: pa.Table) -> list[RowKey]:
+    """Return the key of each row, from `key_columns`."""
+    lists = [column.to_pylist() for column in columns.columns]
+    return [
+        tuple((value is not None, 0 if value is None else value) for value in row)
+        for row in zip(*lists, strict=True)
+    ]
 
 
-def _check_files(objects: Objects, restored: Sequence[Add]) -> None:
-    gone = {add.path for add in restored} - set(objects.list("")) if restored else set()
-    if gone:
-        raise DataError(
-            "files that the sink replaced have been vacuumed: write to a new sink",
-            store=objects.url,
-            path=min(gone),
-        )
+def key_texts(columns: pa.Table) -> pa.Array:
+    """Return one text for the key of each row, different for different keys."""
+    parts = []
+    for column in columns.combine_chunks().columns:
+        text = column.cast(pa.string())
+        length = pc.utf8_length(text).cast(pa.string())
+        parts.append(pc.fill_null(pc.binary_join_element_wise(length, text, ":"), "-"))
+    joined = pc.binary_join_element_wise(*parts, "|") if len(parts) > 1 else parts[0]
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TakeBackPlan:
-    result: TakenBack
-    obsolete: tuple[Add, ...]
-    restored: tuple[Add, ...]
-    txns: Mapping[str, int] = field(default_factory=dict)
-    read_at: TableVersion
+def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:
+    """Return the columns of each row outside its key, as comparable text."""
+    names = [name for name in table.column_names if name not in (*keys, *_NOT_CONTENT)]
+    if not names:
+        return [""] * table.num_rows
+    return [repr(tuple(row.values())) for row in table.select(names).to_pylist()]
 
-    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
-        if all(snapshot.txns.get(app_id, -1) == at for app_id, at in self.txns.items()):
-            return None
-        if snapshot.version != self.read_at:
-            raise ConflictError(
-                "the table has changed since it was read; repeat the call", version=snapshot.version
-            )
-        removes = [
-            Remove(
-                path=add.path,
-                deletion_time_ms=now_ms,
-                partition_values=add.partition_values,
-                size_bytes=add.size_bytes,
-            )
-            for add in self.obsolete
-        ]
-        txns = [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
-        return CommitDraft(
-            operation="MILLPOND TAKE BACK",
-            actions=(*txns, *removes, *self.restored),
-            fields={"kind": "take_back", "sink": self.result.name, "superstep": self.result.superstep},
-        )
 
-    def admit(self, winner: tuple[Action, ...]) -> None:
-        """Accept every commit here: `build` refuses any version except the one that was read."""
+def net_changes(table: pa.Table, keys: Sequence[str], retracts: Sequence[bool]) -> dict[RowKey, RowChange]:
+    """Return the net changes of a superstep's rows in order of production, by key."""
+    changes: dict[RowKey, RowChange] = {}
+    texts = contents(table, keys)
+    pending: dict[RowKey, list[int]] = {}
+    for index, (key, is_retraction) in enumerate(
+        zip(row_keys(key_columns(table, keys)), retracts, strict=True)
+    ):
+        change, puts = changes.setdefault(key, RowChange()), pending.setdefault(key, [])
+        if not is_retraction:
+            puts.append(index)
+            continue
+        cancelled = next((put for put in reversed(puts) if texts[put] == texts[index]), None)
+        if cancelled is None:
+            change.taken_back.append(texts[index])
+        else:
+            puts.remove(cancelled)
+    for key, change in changes.items():
+        change.put = pending[key][-1] if pending[key] else None
+    return {key: change for key, change in changes.items() if change.put is not None or change.taken_back}

@@ -15,10 +15,9 @@ from typing import Final, Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from millpond.executor.sinks.changes import key_columns
 from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SinkRecord
-from millpond.executor.sinks.delta_append import DeltaSinkWriter
-from millpond.executor.sinks.delta_upsert import UpsertSinkWriter
+from millpond.executor.sinks.delta_table import DeltaSinkWriter
+from millpond.executor.sinks.delta_upsert import UpsertSinkWriter, key_columns
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.log.action import delta_schema
 from millpond.statestore.objects.obstore import is_local, open_objects

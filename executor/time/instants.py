@@ -105,6 +105,7 @@ Duration: TypeAlias = int | str | timedelta
 Instant: TypeAlias = int | datetime
 """A point in time: microseconds since 1970 UTC, or a `datetime` with a time zone."""
 
+_PARSED_TYPES: Final = frozenset({pa.string(), pa.large_string(), pa.string_view(), pa.null(), pa.uint64()})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _INT64_MAX: Final = 2**63 - 1
@@ -299,17 +300,13 @@ def instant_column_us(
     if pa.types.is_integer(array.type) and not pa.types.is_uint64(array.type):
         numbers = _integer_values(array)
         return _checked_column(array, _scaled(array, *reading.factors), _in_other_unit(numbers, reading))
-    if _is_text(array.type) or pa.types.is_null(array.type) or pa.types.is_uint64(array.type):
+    if array.type in _PARSED_TYPES:
         return _parsed_column(array, reading)
     raise InvalidError(
         "the time column is no time: cast it to a timestamp, to whole microseconds or to ISO 8601 text",
         column=name,
         type=array.type,
     )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _scaled(array: pa.Array, multiplier: int, divisor: int) -> npt.NDArray[np.int64]:

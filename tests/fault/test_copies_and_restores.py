@@ -16,7 +16,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.sinks.delta_upsert import take_back_sink
+from millpond.executor.sinks.delta_table import take_back_sink
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.history.lineage import Adoption

@@ -86,7 +86,7 @@ def test_a_set_has_what_its_files_import() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the package the declaration says what to install."""
-    monkeypatch.delitem(sys.modules, "millpond.executor.inputs.protobuf_payload", raising=False)
+    monkeypatch.delitem(sys.modules, "millpond.executor.inputs.protobuf_messages", raising=False)
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
 
     with pytest.raises(mp.InvalidError, match=r"pip install 'millpond\[protobuf\]'"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from millpond.executor.inputs.protobuf_payload import first_failure, message_type
+from millpond.executor.inputs.protobuf_messages import first_failure, message_type
 from tests.payloads import message_bytes, payment_descriptors
 
 _SET = payment_descriptors()

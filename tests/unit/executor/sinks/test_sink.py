@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from millpond.executor.sinks.columns import SinkRecord, sink_table
-from millpond.executor.sinks.delta_append import DeltaSinkWriter
+from millpond.executor.sinks.delta_table import DeltaSinkWriter
 from millpond.executor.sinks.sink import DeltaSink, Sink
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.pipeline.nodes import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationOptions
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.streams import ComputationOptions
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.foreach_batch import INPUT, ForeachBatchOptions, foreach_batch
