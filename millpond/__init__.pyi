@@ -52,6 +52,7 @@ from .executor.sinks.sink import DeltaSink as DeltaSink
 from .executor.sinks.sink import RecordingSink as RecordingSink
 from .executor.sinks.sink import Sink as Sink
 from .executor.sinks.sink import SinkWriter as SinkWriter
+from .executor.sinks.sink import read_table as read_table
 from .executor.spark.foreach_batch import ForeachBatch as ForeachBatch
 from .executor.spark.foreach_batch import ForeachBatchOptions as ForeachBatchOptions
 from .executor.spark.foreach_batch import PipelineBatchOptions as PipelineBatchOptions

@@ -179,7 +179,7 @@ def upgrade(computation: Computation, name: str, key: str, former: FormerState) 
         was_none = state is None
         upgraded = computation.upgrade_state(state, former.version)
         if upgraded is None and not was_none:
-            raise InvalidError("it returned None: return the new state, also where it was changed in place")  # noqa: TRY301
+            raise InvalidError("it returned None: return the new state, even if it was changed in place")  # noqa: TRY301
         encoded = checked_encoding(computation.codec, computation.codec.encode(upgraded))
     except Exception as error:
         raise InvalidError(

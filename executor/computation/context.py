@@ -31,10 +31,10 @@ COUNTERS_MAX: Final = 32
 def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
     """Return the counters that a computation declares, or refuse malformed names and more than `COUNTERS_MAX`."""
     if not isinstance(declared, tuple | list | frozenset | set):
-        raise InvalidError("counters is a tuple of names", computation=computation, found=declared)
+        raise InvalidError("counters must be a tuple of names", computation=computation, found=declared)
     for name in declared:
         if not isinstance(name, str) or not name:
-            raise InvalidError("a counter's name is text", computation=computation, found=name)
+            raise InvalidError("a counter's name must be text", computation=computation, found=name)
     if len(declared) > COUNTERS_MAX:
         raise InvalidError("too many counters", computation=computation, counters_max=COUNTERS_MAX)
     return tuple(declared)
@@ -301,7 +301,7 @@ class Context:
         if holds is None:
             holds = known is _EVENT or output_at is not None
         elif type(holds) is not bool:
-            raise InvalidError("holds is true or false", computation=self._name, holds=holds)
+            raise InvalidError("holds must be true or false", computation=self._name, holds=holds)
         timers = self._timers
         # Windows set the same timer with every record: skip the checks that a pending timer has passed.
         if not timers.has(tag, known, moment, output, percentile, holds):
@@ -312,40 +312,20 @@ class Context:
     def timer_at(
         self, tag: str = "", domain: DomainName = "event"
     ) -> EventTimeMicros | WallTimeMicros | None:
-        """Return the time of a pending timer in microseconds; ``None`` if no timer of this name is pending.
+        """Return when a pending timer fires, in microseconds; ``None`` if it is not pending.
 
-        Args:
-            tag: the timer's name.
-            domain: the domain in which it was set.
-
-        Raises:
-            InvalidError: the domain is unknown.
+        ``tag`` and ``domain`` are as for `set_timer`.
         """
         at = self._timers.pending_at(tag, _DOMAINS.get(domain) or self._unknown(domain))
         return None if at is None else EventTimeMicros(at)
 
     def timers(self, domain: DomainName = "event") -> list[Timer]:
-        """Return the key's pending timers of a domain, in the order of their times.
-
-        Args:
-            domain: the domain in which they were set.
-
-        Raises:
-            InvalidError: the domain is unknown.
-        """
+        """Return the key's pending timers of a domain, ``"event"`` or ``"wall"``, in the order of their times."""
         known = _DOMAINS.get(domain) or self._unknown(domain)
         return sorted(self._timers.pending(known), key=lambda timer: (timer.at, timer.tag))
 
     def delete_timer(self, tag: str = "", domain: DomainName = "event") -> None:
-        """Delete a pending timer; does nothing if there is none.
-
-        Args:
-            tag: the timer's name.
-            domain: the domain in which it was set.
-
-        Raises:
-            InvalidError: the domain is unknown.
-        """
+        """Delete a pending timer, named as for `set_timer`; does nothing if there is none."""
         self._timers.delete(tag, _DOMAINS.get(domain) or self._unknown(domain))
 
     @property
@@ -406,7 +386,7 @@ class Context:
             self._refuse("counter", "counters", counter, self._declared_counters)
         if type(amount) is not int or not 0 <= amount <= AMOUNT_MAX:
             raise InvalidError(
-                "the amount of a counter is not a whole number from 0 to amount_max",
+                "the amount of a counter must be a whole number from 0 to amount_max",
                 computation=self._name,
                 counter=counter,
                 amount=amount,
@@ -420,9 +400,7 @@ class Context:
             computation=self._name,
             **{what: name, "declared": sorted(declared, key=str)},
         )
-        if self.mistake is None:
-            self.mistake = Mistake(name, error)
-        raise error
+        self._end_run(Mistake(name, error))
 
     def _refuse_in_cycle(self, tag: str, at: int, output_at: int) -> NoReturn:
         error = InvalidError(
@@ -434,9 +412,12 @@ class Context:
             at=at,
             output_at=output_at,
         )
-        if self.mistake is None:
-            self.mistake = Mistake(None, error)
-        raise error
+        self._end_run(Mistake(None, error))
+
+    def _end_run(self, mistake: Mistake) -> NoReturn:
+        # The first mistake counts: code may catch the exception and go wrong elsewhere because of it.
+        self.mistake = self.mistake or mistake
+        raise mistake.error
 
     def _declared_event(self, percentile: float, domain: TimeDomain) -> float:
         if domain is _EVENT:
@@ -444,13 +425,13 @@ class Context:
         raise InvalidError("only event time has percentiles", computation=self._name, percentile=percentile)
 
     def _unknown(self, domain: str) -> NoReturn:
-        raise InvalidError("a timer's domain is event or wall", computation=self._name, domain=domain)
+        raise InvalidError("a timer's domain must be event or wall", computation=self._name, domain=domain)
 
     def _not_below(self, floor: int, moment: int, name: str) -> int:
         if moment >= floor or moment >= self._holds.floor():
             return moment
         raise InvalidError(
-            "a time may not be before that of the input: take a later one, or declare a late_data_horizon",
+            "a time must not be before the input's: use a later one, or declare a late_data_horizon",
             computation=self._name,
             input_at=floor,
             **{name: moment},
@@ -459,7 +440,7 @@ class Context:
 
 def _text(text: str, role: str) -> str:
     if not isinstance(text, str):
-        raise InvalidError(f"a {role} is text", type=type(text).__name__)
+        raise InvalidError(f"a {role} must be text", type=type(text).__name__)
     if not text.isascii():
         try:
             text.encode()

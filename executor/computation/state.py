@@ -60,18 +60,20 @@ class Holds:
         """Hold a time; replaces a hold of the same tag."""
         moment = to_micros(at)
         if moment < self.floor():
-            raise InvalidError("a hold may not be before the input", input_at=self._input.floor_at, at=moment)
+            raise InvalidError(
+                "a hold must not be before the input", input_at=self._input.floor_at, at=moment
+            )
         self._timers.set(Timer(tag, TimeDomain.HOLD, moment, moment, EXACT))
 
     def release(self, tag: str) -> None:
         self._timers.delete(tag, TimeDomain.HOLD)
 
     def release_all(self) -> None:
-        for timer in self._timers.holds():
+        for timer in self._timers.pending(TimeDomain.HOLD):
             self._timers.delete(timer.tag, TimeDomain.HOLD)
 
     def oldest(self) -> int | None:
-        return min((timer.at for timer in self._timers.holds()), default=None)
+        return min((timer.at for timer in self._timers.pending(TimeDomain.HOLD)), default=None)
 
     def floor(self) -> int:
         """Return the earliest time to produce at: the input's less its slack, or an earlier held time.

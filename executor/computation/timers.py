@@ -319,9 +319,6 @@ class KeyTimers:
     def delete(self, tag: str, domain: TimeDomain) -> None:
         self._opened().pop((tag, domain), None)
 
-    def holds(self) -> list[Timer]:
-        return self.pending(TimeDomain.HOLD)
-
     def owed_at(self) -> int | None:
         """Return the earliest output time that the key's timers hold, including those at the start of its
         turn.

@@ -42,9 +42,11 @@ def parsed_schema(text: str, what: str) -> dict[str, Any]:
         parsed = cast(dict[str, Any], fastavro.parse_schema(_without_uuids(given)))
     except Exception as cause:
         # Of a malformed schema the library raises what its code meets: KeyError, TypeError and more.
-        raise InvalidError(f"{what} is no Avro schema", reason=f"{type(cause).__name__}: {cause}") from cause
+        raise InvalidError(
+            f"{what} is not an Avro schema", reason=f"{type(cause).__name__}: {cause}"
+        ) from cause
     if not isinstance(given, dict) or given.get("type") != "record" or "fields" not in given:
-        raise InvalidError(f"{what} is not that of a record, so its values have no fields", schema=text[:200])
+        raise InvalidError(f"{what} must describe a record, because values need fields", schema=text[:200])
     _make_defaults(parsed)
     return parsed
 
@@ -382,7 +384,7 @@ class _SingleObjects:
     def read(self, payload: bytes) -> dict[str, Any]:
         if payload[:2] != _SINGLE_OBJECT or len(payload) < _FINGERPRINT_END:
             raise InvalidError(
-                "the payload is no single object of Avro: it begins with c3 01 and eight bytes of a fingerprint",
+                "the payload is not a single object of Avro, which begins with c3 01 and eight bytes of a fingerprint",
                 begins=payload[:_FINGERPRINT_END].hex(" "),
             )
         fingerprint = payload[2:_FINGERPRINT_END]
@@ -391,7 +393,7 @@ class _SingleObjects:
         read = self._known.get(fingerprint)
         if read is None:
             raise InvalidError(
-                "the payload was written with a schema that is not known", fingerprint=fingerprint.hex()
+                "the payload was written with an unknown schema", fingerprint=fingerprint.hex()
             )
         return read(payload, _FINGERPRINT_END)
 
@@ -419,11 +421,9 @@ def _name_of(text: str) -> str:
 
 def _check_arguments(framing: object, writer: object, schemas: object) -> None:
     if framing not in get_args(AvroFraming):
-        raise InvalidError("no such framing of Avro", framing=framing, framings=list(get_args(AvroFraming)))
+        raise InvalidError("unknown framing of Avro", framing=framing, framings=list(get_args(AvroFraming)))
     if writer is not None and framing != "plain":
-        raise InvalidError(
-            "a writer's schema is given for plain payloads: others name theirs", framing=framing
-        )
+        raise InvalidError("writer= is for plain payloads only: others name their schema", framing=framing)
     if schemas is not None and framing == "plain":
         raise InvalidError("plain payloads name no schema: give the writer's as writer=", framing=framing)
     if schemas is None and framing == "confluent":
@@ -435,7 +435,7 @@ def _settled(framing: AvroFraming, schemas: Any) -> Any:
     if isinstance(schemas, str | Path):
         folder = Path(schemas).absolute()
         if not folder.is_dir():
-            raise InvalidError("there is no such folder of schemas", path=folder)
+            raise InvalidError("the folder of schemas does not exist", path=folder)
         return folder
     if schemas is None or framing == "confluent":
         return dict(schemas) if isinstance(schemas, dict) else schemas

@@ -55,21 +55,21 @@ def check_key_extractor(extractor: object, **subject: object) -> None:
         _check_names(extractor, subject)
     elif not isinstance(extractor, str):
         raise InvalidError(
-            "a key extractor is a column's name, a list of names, a function of the value or None",
+            "a key extractor must be a column's name, a list of names, a function of the value or None",
             **subject,
             type=type(extractor).__name__,
         )
     elif not extractor:
-        raise InvalidError("a key extractor names no column", **subject)
+        raise InvalidError("a key extractor must not be empty", **subject)
 
 
 def _check_names(names: Sequence[object], subject: Mapping[str, object]) -> None:
     if not names or not all(isinstance(name, str) and name for name in names):
         raise InvalidError(
-            "a list of key columns has at least one name, and only names", **subject, key=names
+            "a list of key columns must have at least one name, and only names", **subject, key=names
         )
     if len(set(names)) < len(names):
-        raise InvalidError("a list of key columns has one of them twice", **subject, key=names)
+        raise InvalidError("a list of key columns must name each column once", **subject, key=names)
 
 
 def settled_key(extractor: KeyExtractor) -> KeyExtractor:

@@ -52,7 +52,7 @@ class Payload(ABC):
     def __init__(self, column: str = "value") -> None:
         if not (isinstance(column, str) and column):
             raise InvalidError(
-                "the column of a payload is a name", payload=type(self).__name__, column=column
+                "the column of a payload must be a name", payload=type(self).__name__, column=column
             )
         self.column: str = column
         self._decoder: Decoder | None = None
@@ -90,7 +90,7 @@ class Payload(ABC):
         if type(value) is dict:
             return value
         if not isinstance(value, Mapping):
-            raise InvalidError("the payload is no object with fields", type=type(value).__name__)
+            raise InvalidError("the payload must be an object with fields", type=type(value).__name__)
         return dict(value)
 
     def __eq__(self, other: object) -> bool:
@@ -149,7 +149,7 @@ def json_schema_text(schema: SchemaLike, what: str) -> str:
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError as cause:
-        raise InvalidError(f"{what} is no JSON", schema=str(schema)[:200], reason=cause) from cause
+        raise InvalidError(f"{what} is not JSON", schema=str(schema)[:200], reason=cause) from cause
     return text.decode()
 
 
@@ -158,7 +158,7 @@ def _written(schema: Any, what: str) -> bytes:
         return orjson.dumps(schema)
     except TypeError as cause:
         raise InvalidError(
-            f"{what} is the path of a file, text, or what JSON makes of it",
+            f"{what} must be the path of a file, text, or parsed JSON",
             type=type(schema).__name__,
             reason=cause,
         ) from cause
@@ -226,7 +226,7 @@ class JsonPayload(Payload):
             validator = jsonschema_rs.validator_for(self._schema, validate_formats=True, offline=True)
         except (ValueError, jsonschema_rs.ReferencingError) as cause:
             raise InvalidError(
-                "the JSON Schema is none", schema=self._name, reason=str(cause).partition("\n")[0]
+                "the JSON Schema is invalid", schema=self._name, reason=str(cause).partition("\n")[0]
             ) from cause
         name, is_valid = self._name, validator.is_valid
 
@@ -234,11 +234,11 @@ class JsonPayload(Payload):
             try:
                 value = orjson.loads(payload)
             except orjson.JSONDecodeError as error:
-                raise misfit(name, f"it is no JSON: {error}") from error
+                raise misfit(name, f"it is not JSON: {error}") from error
             if not is_valid(value):
                 raise _first_misfit(name, validator, value)
             if not isinstance(value, dict):
-                raise misfit(name, f"it is no object with fields, but of type {type(value).__name__}")
+                raise misfit(name, f"it must be an object with fields, got {type(value).__name__}")
             return value
 
         return decode
@@ -261,7 +261,7 @@ def schema_id(payload: bytes) -> int:
     """Return the schema's number from a payload in Confluent's wire format."""
     if len(payload) < CONFLUENT_HEADER or payload[0]:
         raise InvalidError(
-            "the payload is not in Confluent's wire format: it begins with a zero byte and four bytes of a schema's number",
+            "the payload is not in Confluent's wire format, which begins with a zero byte and four bytes of a schema's number",
             begins=payload[:CONFLUENT_HEADER].hex(" "),
         )
     return int.from_bytes(payload[1:CONFLUENT_HEADER], "big")
@@ -311,7 +311,7 @@ class SchemaLookup:
 
 
 def _unknown(number: int, **details: object) -> InvalidError:
-    return InvalidError("the payload names a schema that is not known", schema_id=number, **details)
+    return InvalidError("the payload names an unknown schema", schema_id=number, **details)
 
 
 ROW_PREFIX: Final = "__row_"
@@ -364,8 +364,8 @@ def decoded_values(payload: Payload, rows: Any, *, stream: str) -> list[dict[str
     for row in decoded:
         if isinstance(row, UndecodedRow):
             raise InvalidError(
-                "a payload was decoded to find its key, and cannot be decoded to process it: a decoder gives the same "
-                "for the same bytes",
+                "a payload was decoded for its key but cannot be decoded again: a decoder must give the same fields for the "
+                "same bytes",
                 stream=stream,
                 reason=row.reason,
             )

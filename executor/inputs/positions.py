@@ -137,7 +137,7 @@ def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) ->
 def after_the_end(stream: str) -> InvalidError:
     """Return the error for records of a stream whose input an earlier run has ended."""
     return InvalidError(
-        "the input has ended: an earlier run was its last, so all that comes now would be late; a job that runs"
+        "the input has ended: an earlier run was its last, so further records would be late; a job that runs"
         " again and again passes finish=False to run, or trigger={'availableNow': True} to start, and begins"
         " with a new store; accept_ended=True of the runner takes the records as late ones",
         input=stream,
@@ -154,8 +154,8 @@ def consumed_before(stream: str, rows: int, known: int | None) -> str:
     if rows == known:
         return f"all {rows:,} rows were consumed before"
     raise InvalidError(
-        "a bounded DataFrame is consumed once, and this one is not what it was then: read what grows as a stream"
-        " (spark.readStream), which goes on where it was, or start with a new store",
+        "a bounded DataFrame is consumed only once, and this one has changed since: read growing data as a stream"
+        " (spark.readStream), which continues where it was, or start with a new store",
         input=stream,
         rows=rows,
         consumed=known,
@@ -173,9 +173,7 @@ def admit_batch(
     """
     belongs = "continue with the checkpoint that belongs to this store, start with a new store"
     way_out = f"{belongs}, or pass accept_checkpoint=True to take this one from where it stands"
-    if_repaired = (
-        "if the store was repaired, run `millpond repair` again: it takes the checkpoint back; else "
-    )
+    if_repaired = "if the store was repaired, run `millpond repair` again: it reverts the checkpoint; else "
     last = known.get(source)
     if last is None:
         if accept_checkpoint or (not known and batch == 0):

@@ -69,7 +69,7 @@ def message_type(descriptor_set: bytes, name: str) -> Any:
             for message in file.message_type
         ]
         raise InvalidError(
-            "the descriptor set has no such message: say its full name, with the package",
+            "the descriptor set has no such message: use its full name, with the package",
             type=name,
             types=known,
         ) from cause
@@ -80,7 +80,7 @@ def _files(descriptor_set: bytes) -> dict[str, Any]:
         files = descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file
     except DecodeError as cause:
         raise InvalidError(
-            "this is no descriptor set: make it with protoc --include_imports --descriptor_set_out=FILE",
+            "descriptor_set must be a descriptor set: make it with protoc --include_imports --descriptor_set_out=FILE",
             reason=cause,
         ) from cause
     return {file.name: file for file in files}
@@ -155,7 +155,7 @@ def _failure_of(part: bytes, field: Any, path: str, depth: int) -> tuple[str, st
         try:
             part.decode()
         except UnicodeDecodeError as error:
-            return path, f"it is no UTF-8: {error.reason}"
+            return path, f"it is not UTF-8: {error.reason}"
     return "", ""
 
 
@@ -316,7 +316,7 @@ def _time(message: Any) -> datetime:
     try:
         return _EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1_000)
     except OverflowError as error:
-        raise _UnfitError(f"no time of the calendar: {message.seconds} seconds since 1970") from error
+        raise _UnfitError(f"outside the calendar: {message.seconds} seconds since 1970") from error
 
 
 def _duration(message: Any) -> timedelta:

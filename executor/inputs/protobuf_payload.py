@@ -62,7 +62,7 @@ class ProtobufPayload(Payload):
         super().__init__(column)
         if framing not in get_args(ProtobufFraming):
             raise InvalidError(
-                "no such framing of Protobuf", framing=framing, framings=list(get_args(ProtobufFraming))
+                "unknown framing of Protobuf", framing=framing, framings=list(get_args(ProtobufFraming))
             )
         self._descriptors: bytes = (
             descriptor_set

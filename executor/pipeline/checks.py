@@ -44,9 +44,9 @@ _AT_WORK: Final = (
 def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED) -> str:
     """Return the name, or refuse one that could not be a table in SQL, a folder and a ZooKeeper node alike."""
     if not isinstance(name, str):
-        raise InvalidError(f"the {kind}'s name is not text", name=name, type=type(name).__name__)
+        raise InvalidError(f"the {kind}'s name must be text", name=name, type=type(name).__name__)
     if not name:
-        raise InvalidError(f"the {kind}'s name is empty")
+        raise InvalidError(f"the {kind}'s name must not be empty")
     if not _NAME.fullmatch(name):
         usable = re.sub(r"^(?![A-Za-z_])", "_", re.sub(r"[^A-Za-z0-9_.-]", "_", name))[:100]
         raise InvalidError(
@@ -70,7 +70,7 @@ def check_inputs(topology: Topology, inputs: Iterable[str]) -> None:
         isinstance(name, str) for name in inputs
     ):
         raise InvalidError(
-            f"the inputs of a run are given by stream, as in {{{next(iter(topology.injectors), 'stream')!r}: rows}}",
+            f"the inputs of a run must be given by stream, as in {{{next(iter(topology.injectors), 'stream')!r}: rows}}",
             pipeline=topology.name,
             type=type(inputs).__name__,
         )
@@ -119,7 +119,7 @@ def _gone_computations_are_gone(topology: Topology) -> None:
     for name in sorted(topology.retire & topology.computations.keys()):
         raise InvalidError("the pipeline still has the computation that it retires", computation=name)
     for name in sorted(topology.retire & topology.drop):
-        raise InvalidError("the rows of a former computation stay, or they are dropped", computation=name)
+        raise InvalidError("a former computation is in drop or in retire, not in both", computation=name)
     seen: dict[str, str] = {}
     for node in topology.computations.values():
         former = node.renamed_from
@@ -127,14 +127,14 @@ def _gone_computations_are_gone(topology: Topology) -> None:
             continue
         if former in topology.computations:
             raise InvalidError(
-                "a computation is renamed from one that the pipeline still has",
+                "a computation cannot be renamed from one that the pipeline still has",
                 computation=node.name,
                 renamed_from=former,
             )
         other = seen.setdefault(former, node.name)
         if former in topology.drop | topology.retire or other != node.name:
             raise InvalidError(
-                "the rows of a former computation can go to one other, or be dropped",
+                "the rows of a former computation can only go to one other, or be dropped",
                 computation=node.name,
                 renamed_from=former,
             )
@@ -143,7 +143,9 @@ def _gone_computations_are_gone(topology: Topology) -> None:
 def _injected_streams_are_not_produced(topology: Topology) -> None:
     for stream in topology.injectors:
         for node in topology.producers_of(stream):
-            raise InvalidError("an injected stream is also produced", stream=stream, computation=node.name)
+            raise InvalidError(
+                "an injected stream cannot be produced as well", stream=stream, computation=node.name
+            )
 
 
 def _sources(topology: Topology) -> set[str]:
@@ -181,7 +183,7 @@ def _feedbacks_come_back(topology: Topology) -> None:
         for subscription in node.subscriptions:
             if subscription.feedback and not comes_back(topology, node, subscription.stream):
                 raise InvalidError(
-                    "what the computation produces can never come back on this stream: it is no feedback",
+                    "this stream cannot be a feedback: no output of the computation ever returns on it",
                     computation=node.name,
                     stream=subscription.stream,
                 )
@@ -192,7 +194,7 @@ def _watermarks_have_an_injector(topology: Topology) -> None:
     for node in topology.computations.values():
         if node.name not in bounded:
             raise InvalidError(
-                "all records come to this computation on feedbacks, which hold no watermark, so all of them would be "
+                "this computation gets records only on feedbacks, which hold no watermark, so all of them would be "
                 "late: declare as a feedback the stream on which they come back to where others come in",
                 computation=node.name,
                 feedback=[own.stream for own in node.subscriptions if own.feedback],
@@ -203,8 +205,8 @@ def _horizons_are_in_no_cycle(topology: Topology) -> None:
     for node in topology.computations.values():
         if node.horizon_us and node.cycle:
             raise InvalidError(
-                "a computation in a cycle would hold its own watermark back for ever: "
-                "its late_data_horizon is 0 or unbounded, or the way back is a feedback of it",
+                "a computation in a cycle would hold its own watermark back indefinitely: "
+                "set its late_data_horizon to 0 or unbounded, or declare the way back as its feedback",
                 computation=node.name,
             )
 
@@ -256,7 +258,7 @@ def _sinks_take_productions(topology: Topology) -> None:
     for sink in topology.sinks.values():
         if sink.stream in topology.injectors:
             raise InvalidError(
-                "a sink takes what a computation produces, and this stream is injected: put a computation between",
+                "a sink cannot write an injected stream: put a computation between",
                 sink=sink.name,
                 stream=sink.stream,
             )
@@ -350,7 +352,7 @@ CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
 def check_field(argument: str, field: object, stream: str) -> None:
     if not (callable(field) or (isinstance(field, str) and field)):
         raise InvalidError(
-            "an injector's argument is a column's name or a function of the row",
+            "an injector's argument must be a column's name or a function of the row",
             stream=stream,
             argument=argument,
             type=field.__qualname__ if inspect.isclass(field) else type(field).__qualname__,
@@ -392,11 +394,11 @@ def check_ingress(
 def check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:
     """Refuse members without a way to find a row's sender, or the reverse."""
     if isinstance(members, str) or not all(isinstance(name, str) and name for name in members):
-        raise InvalidError("members is a list of names", stream=stream, members=members)
+        raise InvalidError("members must be a list of names", stream=stream, members=members)
     if len(set(members)) < len(members):
-        raise InvalidError("a member is named twice", stream=stream, members=list(members))
+        raise InvalidError("members must name each sender once", stream=stream, members=list(members))
     if bool(members) != (member is not None):
-        raise InvalidError("members and member belong together", stream=stream)
+        raise InvalidError("members and member must be given together", stream=stream)
     if member is not None:
         check_field("member", member, stream)
 
@@ -407,7 +409,7 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
         return
     if not isinstance(payload, Payload):
         raise InvalidError(
-            "a payload is an AvroPayload, a ProtobufPayload or a JsonPayload",
+            "payload must be an AvroPayload, a ProtobufPayload or a JsonPayload",
             stream=stream,
             type=payload.__qualname__ if inspect.isclass(payload) else type(payload).__qualname__,
         )
@@ -439,13 +441,13 @@ def check_hooks(name: str, computation: Computation) -> None:
         function = getattr(computation, hook)
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidError(
-                "a hook is a plain function: nothing awaits one that is async, so it would never run",
+                "a hook must be a plain function: nothing awaits an async one, so it would never run",
                 computation=name,
                 hook=hook,
             )
         if inspect.isgeneratorfunction(function):
             raise InvalidError(
-                "a hook is a plain function: nothing reads what it yields, so it would never run; "
+                "a hook must be a plain function: nothing reads yielded values, so it would never run; "
                 "call context.produce instead of yield",
                 computation=name,
                 hook=hook,
@@ -465,12 +467,14 @@ def check_state_version(name: str, computation: Computation) -> None:
         )
     if not isinstance(codecs, Mapping):
         raise InvalidError(
-            "codecs maps earlier state versions to their codecs", computation=name, type=type(codecs).__name__
+            "codecs must map earlier state versions to their codecs",
+            computation=name,
+            type=type(codecs).__name__,
         )
     for of_version, codec in codecs.items():
         if type(of_version) is not int or not 0 <= of_version < version:
             raise InvalidError(
-                "codecs names a version that is not earlier than state_version",
+                "codecs must name versions earlier than state_version",
                 computation=name,
                 version=of_version,
                 state_version=version,

@@ -177,7 +177,7 @@ def backfill_by_stream(computation: str, given: Backfill, streams: Sequence[str]
     if isinstance(given, Mapping):
         if not given or (unknown := sorted(set(map(str, given)) - set(streams))):
             raise InvalidError(
-                "a backfill is rows, or maps streams that the computation consumes to rows",
+                "a backfill must be rows, or map streams that the computation consumes to rows",
                 computation=computation,
                 streams=list(streams),
                 given=list(given) if not given else unknown,

@@ -8,8 +8,7 @@ computation's name is also a table in SQL, a folder and a ZooKeeper node.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, Unpack, get_args
@@ -121,20 +120,7 @@ class Stream:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Apply a function to this stream as a composite, whose steps share a name prefix; see
-        `Pipeline.transform`.
-
-        Args:
-            name: the composite's name, with which the names of its steps begin.
-            function: takes this stream and any further arguments, and returns a stream, several, or nothing.
-            args: further arguments of the function.
-            kwargs: its keyword arguments.
-
-        Returns:
-            The function's result.
-
-        Raises:
-            InvalidError: as for `Pipeline.transform`.
+        """Apply a function to this stream as a composite, and return its result; see `Pipeline.transform`.
 
         Example:
             ``visits = views.transform("visits", sessionize, gap="30m")``
@@ -172,47 +158,6 @@ def _stream_names(name: str, produces: str | Sequence[str] | None) -> tuple[str,
             computation=name,
         )
     return tuple(produces)
-
-
-class Composites:
-    """The composites of a pipeline, and the one that is being declared."""
-
-    def __init__(self) -> None:
-        self._within: tuple[str, ...] = ()
-        self._steps: dict[str, list[str]] = {}
-        self._computations: set[str] = set()
-
-    @property
-    def prefix(self) -> str:
-        """The name prefix of the composite that is being declared; empty outside of composites."""
-        return f"{self._within[-1]}." if self._within else ""
-
-    @property
-    def steps(self) -> Mapping[str, tuple[str, ...]]:
-        """The computations of each composite, including nested composites, in order of declaration."""
-        return {name: tuple(steps) for name, steps in self._steps.items()}
-
-    def note(self, computation: str) -> None:
-        """Add a computation to each composite that is being declared."""
-        if computation in self._steps:
-            raise InvalidError("a computation and a composite have one name", computation=computation)
-        self._computations.add(computation)
-        for name in self._within:
-            self._steps[name].append(computation)
-
-    @contextmanager
-    def declare(self, name: str) -> Iterator[None]:
-        """Open a composite: declarations within the block belong to it; ``name`` is its whole name."""
-        if name in self._steps:
-            raise InvalidError("two composites have one name", composite=name)
-        if name in self._computations:
-            raise InvalidError("a computation and a composite have one name", composite=name)
-        self._steps[name] = []
-        self._within = (*self._within, name)
-        try:
-            yield
-        finally:
-            self._within = self._within[:-1]
 
 
 StreamT_co = TypeVar("StreamT_co", bound=Stream, default=Stream, covariant=True)
@@ -260,9 +205,10 @@ class EnginePipeline(Generic[StreamT_co]):
         self._drop = _gone("drop", drop, name)
         self._retire = _gone("retire", retire, name)
         if renamed_from is not None and check_name("pipeline", renamed_from) == name:
-            raise InvalidError("a pipeline is renamed from another name", pipeline=name)
+            raise InvalidError("renamed_from must be another name", pipeline=name)
         self._renamed_from = renamed_from
-        self._composites = Composites()
+        self._composites: dict[str, list[str]] = {}
+        self._within: tuple[str, ...] = ()
         self._injectors: dict[str, InjectorNode] = {}
         self._computations: dict[str, ComputationNode] = {}
         self._sinks: dict[str, SinkNode] = {}
@@ -358,12 +304,14 @@ class EnginePipeline(Generic[StreamT_co]):
         if id is not None:
             check_field("id", id, name)
         if change is not None and not (isinstance(change, str) and change):
-            raise InvalidError("change is a column's name", stream=name, type=_type_name(change))
+            raise InvalidError("change must be a column's name", stream=name, type=_type_name(change))
         check_payload(name, payload, change, (key, at, id, member))
         if watermark is None:
             watermark = _NO_DISORDER
         if inspect.isclass(watermark) or not isinstance(watermark, WatermarkPolicy):
-            raise InvalidError("the watermark is no watermark policy", stream=name, watermark=watermark)
+            raise InvalidError(
+                "watermark must be a WatermarkPolicy instance", stream=name, watermark=watermark
+            )
         check_members(name, members, member)
         self._injectors[name] = InjectorNode(
             stream=name,
@@ -428,36 +376,28 @@ class EnginePipeline(Generic[StreamT_co]):
         node = ComputationNode(
             name=name,
             computation=computation,
-            subscriptions=_subscriptions(
-                name, subscribes, options.get("feedback", ()), self._composites.prefix
-            ),
+            subscriptions=_subscriptions(name, subscribes, options.get("feedback", ()), self._prefix),
             produces=tuple(streams.values()),
-            prefix=self._composites.prefix,
+            prefix=self._prefix,
             **_checked_options(name, options),
         )
-        self._composites.note(name)
+        if name in self._composites:
+            raise InvalidError("a computation and a composite cannot share a name", computation=name)
+        for composite in self._within:
+            self._composites[composite].append(name)
         self._computations[name] = node
         if (backfill := options.get("backfill")) is not None:
             self._backfills[name] = backfill_by_stream(name, backfill, tuple(subscribes))
         return {stream: self.stream_class(self, whole) for stream, whole in streams.items()}
 
     def add_sink(self, name: str, stream: str, sink: Sink) -> None:
-        """Write a stream to a sink, each record exactly once; `Stream.sink` is the shorter form.
-
-        Args:
-            name: the sink's name, unique within the pipeline.
-            stream: the name of the stream; it may be declared later.
-            sink: the destination, for example a `DeltaSink`.
-
-        Raises:
-            InvalidError: the name is malformed or taken, or ``sink`` is not a `Sink`.
-        """
+        """Write a stream, which may be declared later, to a sink; `Stream.sink` is the shorter form."""
         name = self._named("sink", name, reserved=frozenset())
         if name in self._sinks:
-            raise InvalidError("two sinks have one name", sink=name)
+            raise InvalidError("two sinks cannot share a name", sink=name)
         if inspect.isclass(sink) or not isinstance(sink, Sink):
             raise InvalidError(
-                "the sink is no sink: give one, such as DeltaSink('out')", sink=name, type=_type_name(sink)
+                "sink must be a Sink instance, such as DeltaSink('out')", sink=name, type=_type_name(sink)
             )
         self._sinks[name] = SinkNode(name=name, stream=stream, sink=sink)
 
@@ -465,12 +405,6 @@ class EnginePipeline(Generic[StreamT_co]):
         """Return the stream called ``name``, which may be declared later: this allows cycles.
 
         Within a composite it is the composite's stream of that name.
-
-        Args:
-            name: the stream's name.
-
-        Raises:
-            InvalidError: the name is empty or contains a character that is not allowed.
         """
         return self.stream_class(self, self._named("stream", name, reserved=frozenset()))
 
@@ -509,22 +443,30 @@ class EnginePipeline(Generic[StreamT_co]):
         name = self._named("composite", name)
         if not callable(function):
             raise InvalidError(
-                "a composite is a function of streams", composite=name, type=type(function).__qualname__
+                "a composite must be a function of streams", composite=name, type=type(function).__qualname__
             )
-        with self._composites.declare(name):
+        if name in self._composites:
+            raise InvalidError("two composites cannot share a name", composite=name)
+        if name in self._computations:
+            raise InvalidError("a computation and a composite cannot share a name", composite=name)
+        self._composites[name] = []
+        outside, self._within = self._within, (*self._within, name)
+        try:
             return function(*args, **kwargs)
+        finally:
+            self._within = outside
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._within[-1]}." if self._within else ""
 
     def _named(self, kind: str, name: object, *, reserved: frozenset[str] = frozenset({DEAD_LETTERS})) -> str:
         """Return the whole name of a declaration within its composite."""
         own = check_name(kind, name, reserved=reserved)
-        return own if own == DEAD_LETTERS else check_name(kind, f"{self._composites.prefix}{own}")
+        return own if own == DEAD_LETTERS else check_name(kind, f"{self._prefix}{own}")
 
     def with_sinks(self, place: Callable[[str, Sink], Sink]) -> Self:
-        """Return the same pipeline with other sinks.
-
-        Args:
-            place: takes a sink's name and the sink, and returns its replacement.
-        """
+        """Return the same pipeline with the sinks that ``place`` returns for each name and sink."""
         other = copy(self)
         other._sinks = {  # noqa: SLF001 - its own
             name: replace(node, sink=place(name, node.sink)) for name, node in self._sinks.items()
@@ -553,7 +495,7 @@ class EnginePipeline(Generic[StreamT_co]):
                 sinks=dict(self._sinks),
                 drop=self._drop,
                 retire=self._retire,
-                composites=self._composites.steps,
+                composites={name: tuple(steps) for name, steps in self._composites.items()},
                 backfills=dict(self._backfills),
                 renamed_from=self._renamed_from,
             )
@@ -566,7 +508,7 @@ class EnginePipeline(Generic[StreamT_co]):
 
 def _gone(argument: str, names: Sequence[str], pipeline: str) -> frozenset[str]:
     if isinstance(names, str):
-        raise InvalidError(f"{argument} is a list of computations", pipeline=pipeline, given=names)
+        raise InvalidError(f"{argument} must be a list of computations", pipeline=pipeline, given=names)
     return frozenset(check_name("computation", name) for name in names)
 
 
@@ -586,7 +528,9 @@ def _check_computation(name: str, computation: object) -> None:
             "the computation is a class: give an instance", computation=name, type=computation.__qualname__
         )
     if not isinstance(computation, Computation):
-        raise InvalidError("this is no Computation", computation=name, type=_type_name(computation))
+        raise InvalidError(
+            "computation must be a Computation instance", computation=name, type=_type_name(computation)
+        )
     check_hooks(name, computation)
     check_state_version(name, computation)
 
@@ -596,20 +540,20 @@ def _subscriptions(
 ) -> tuple[Subscription, ...]:
     if not isinstance(subscribes, Mapping):
         raise InvalidError(
-            "subscribes maps streams to key extractors", computation=name, type=_type_name(subscribes)
+            "subscribes must map streams to key extractors", computation=name, type=_type_name(subscribes)
         )
     if not subscribes:
-        raise InvalidError("the computation subscribes to nothing", computation=name)
+        raise InvalidError("the computation must subscribe to a stream", computation=name)
     for stream, key in subscribes.items():
         check_name("stream", stream, reserved=frozenset())
         check_key_extractor(key, computation=name, stream=stream)
     if isinstance(feedback, str) or not isinstance(feedback, Collection):
-        raise InvalidError("feedback is a list of streams", computation=name, feedback=feedback)
+        raise InvalidError("feedback must be a list of streams", computation=name, feedback=feedback)
     # Within a composite, its own streams may be named as they are declared.
     returning = {f"{prefix}{stream}" if f"{prefix}{stream}" in subscribes else stream for stream in feedback}
     if unknown := sorted(returning - subscribes.keys()):
         raise InvalidError(
-            "feedback names streams that the computation does not consume", computation=name, streams=unknown
+            "feedback must name streams that the computation consumes", computation=name, streams=unknown
         )
     return tuple(
         Subscription(stream=stream, key=settled_key(key), feedback=stream in returning)
@@ -619,31 +563,31 @@ def _subscriptions(
 
 def _productions(name: str, produces: Sequence[str]) -> tuple[str, ...]:
     if isinstance(produces, str):
-        raise InvalidError("produces is a list of stream names", computation=name, produces=produces)
+        raise InvalidError("produces must be a list of stream names", computation=name, produces=produces)
     for stream in produces:
         check_name("stream", stream)
     if len(set(produces)) < len(produces):
-        raise InvalidError("the computation names a stream twice", computation=name, produces=list(produces))
+        raise InvalidError("produces must name each stream once", computation=name, produces=list(produces))
     return tuple(produces)
 
 
 def _check_on_late(name: str, wanted: OnLate | Mapping[str, OnLate], streams: Iterable[str]) -> None:
     words = wanted.values() if isinstance(wanted, Mapping) else (wanted,)
     if not all(isinstance(word, str) and word in get_args(OnLate) for word in words):
-        raise InvalidError("no such way to treat late records", computation=name, on_late=wanted)
+        raise InvalidError("on_late must be process or drop", computation=name, on_late=wanted)
     if isinstance(wanted, Mapping) and (unknown := sorted(wanted.keys() - set(streams))):
         raise InvalidError(
-            "on_late names streams that the computation does not consume", computation=name, streams=unknown
+            "on_late must name streams that the computation consumes", computation=name, streams=unknown
         )
 
 
 def _check_order(name: str, computation: Computation) -> None:
     if type(computation.time_sorted) is not bool:
-        raise InvalidError("time_sorted is true or false", computation=name, value=computation.time_sorted)
-    if computation.time_sorted and computation.in_order_of_arrival:
         raise InvalidError(
-            "records are given in the order of arrival or of their times, not both", computation=name
+            "time_sorted must be true or false", computation=name, value=computation.time_sorted
         )
+    if computation.time_sorted and computation.in_order_of_arrival:
+        raise InvalidError("in_order_of_arrival and time_sorted cannot be combined", computation=name)
     _check_count(name, "waiting_max", computation.waiting_max, least=1)
 
 
@@ -657,14 +601,18 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
                 options=sorted(_OPTIONS),
             )
     if not isinstance(options.get("exactly_once", True), bool):
-        raise InvalidError("exactly_once is true or false", computation=name)
+        raise InvalidError("exactly_once must be true or false", computation=name)
     if not isinstance(options.get("time_sorted", False), bool):
-        raise InvalidError("time_sorted is true or false", computation=name, value=options["time_sorted"])
+        raise InvalidError(
+            "time_sorted must be true or false", computation=name, value=options["time_sorted"]
+        )
     if options.get("on_error", "dead_letter") not in get_args(OnError):
-        raise InvalidError("no such way to treat errors", computation=name, on_error=options["on_error"])
+        raise InvalidError(
+            "on_error must be dead_letter or stop", computation=name, on_error=options["on_error"]
+        )
     if options.get("productions", "strong") not in get_args(ProductionMode):
         raise InvalidError(
-            "productions are strong or weak", computation=name, productions=options["productions"]
+            "productions must be strong or weak", computation=name, productions=options["productions"]
         )
     timeout_ms = options.get("user_code_timeout_ms")
     if timeout_ms is not None and not (isinstance(timeout_ms, int | float) and timeout_ms > 0):
@@ -680,7 +628,9 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
 
 def _check_count(name: str, option: str, value: object, *, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidError(f"{option} is a whole number of at least {least}", computation=name, value=value)
+        raise InvalidError(
+            f"{option} must be a whole number of at least {least}", computation=name, value=value
+        )
 
 
 def _type_name(value: Any) -> str:

@@ -102,7 +102,7 @@ def signal_rows(
     """
     for name, value in (("key", key), ("id", id_)):
         if not isinstance(value, str) and (name == "key" or value is not None):
-            raise InvalidError(f"a signal's {name} is text", signal=signal, value=value)
+            raise InvalidError(f"a signal's {name} must be text", signal=signal, value=value)
     bounds = None if window is None else _bounds(signal, window)
     passed = [INSTANT_MIN_US, *watermarks, *([] if bounds is None else [bounds[1] - 1])]
     row = {
@@ -120,7 +120,7 @@ def _bounds(signal: str, window: Sequence[int]) -> tuple[int, int]:
     bounds = tuple(window)
     is_valid = len(bounds) == 2 and all(type(bound) is int for bound in bounds)
     if not is_valid or bounds[0] >= bounds[1]:
-        raise InvalidError("a window is its start and end in microseconds", signal=signal, window=window)
+        raise InvalidError("a window must be its start and end in microseconds", signal=signal, window=window)
     return bounds[0], bounds[1]
 
 

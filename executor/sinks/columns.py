@@ -323,7 +323,7 @@ class SinkRecord:
         for incarnation, superstep in self.records(snapshot.txns):
             if self.lineage.is_of_another_copy(incarnation):
                 raise InvalidError(
-                    "another copy of this store writes into the sink's table: give this one a sink of its own",
+                    "another copy of this store writes into the sink's table: give this one a separate sink",
                     sink=self.name,
                     table=(snapshot.metadata.name if snapshot.metadata else None) or self.name,
                     incarnation=self.lineage.current.id,
@@ -366,9 +366,9 @@ def refuse_sink_ahead(sink: str, delivered: int, reached: int) -> None:
     """Refuse a sink that is ahead of the store."""
     if delivered > reached:
         raise DataError(
-            "the sink is ahead of the store, which was restored from an older copy: what it would deliver "
-            "again may differ from what the sink has. Put the newer store back; or continue with this one and "
-            "write to a new sink, or take the sink back (`millpond adopt STORE --as restored --take-back SINK`)",
+            "the sink is ahead of the store, which was restored from an older copy: its next deliveries "
+            "may differ from the rows of the sink. Put the newer store back; or continue with this one and "
+            "write to a new sink, or revert the sink (`millpond adopt STORE --as restored --take-back SINK`)",
             sink=sink,
             delivered=delivered,
             store=reached,

@@ -100,7 +100,7 @@ class UpsertSinkWriter(TableWriter):
             except ConflictError:
                 continue
             return
-        raise ConflictError("other writers of the sink's table came first in every try", sink=self._name)
+        raise ConflictError("cannot commit to the sink's table: other writers won every try", sink=self._name)
 
     def _update(
         self, snapshot: Snapshot, superstep: Superstep, rows: pa.Table, changes: Mapping[RowKey, RowChange]
@@ -305,7 +305,7 @@ def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         return column.cast(pa.int64())
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return column.cast(pa.string())
-    raise InvalidError("a row's keys are text, whole numbers or times", column=name, type=kind)
+    raise InvalidError("a row's keys must be text, whole numbers or times", column=name, type=kind)
 
 
 def row_keys(columns: pa.Table) -> list[RowKey]:

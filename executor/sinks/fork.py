@@ -73,7 +73,7 @@ class SinkFolder:
                 return table
             if not Log(open_objects(f"{parent}/{ROWS_FOLDER}", self.storage_options)).latest_version():
                 raise DataError(
-                    "the fork that this one was made of is gone, and its sinks with it: give this one a sink of its own",
+                    "the parent of this fork is gone, and its sinks with it: give this one a separate sink",
                     sink=record.name,
                     parent=parent,
                 )
@@ -109,7 +109,7 @@ def fork_sink_table(source: Objects, target: Objects, record: SinkRecord, clock:
             share_object(source, target, path)
         except ObjectMissingError as error:
             raise DataError(
-                "files of the sink's table have been vacuumed since: give the fork a sink of its own",
+                "files of the sink's table have been vacuumed since: give the fork a separate sink",
                 store=source.url,
                 path=path,
             ) from error

@@ -18,7 +18,7 @@ import pyarrow as pa
 from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SinkRecord
 from millpond.executor.sinks.delta_table import DeltaSinkWriter
 from millpond.executor.sinks.delta_upsert import UpsertSinkWriter, key_columns
-from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.errors import InvalidError, UnavailableError, did_you_mean
 from millpond.statestore.log.action import delta_schema
 from millpond.statestore.objects.obstore import is_local, open_objects
 from millpond.statestore.system import SystemClock, SystemRng
@@ -145,9 +145,11 @@ class DeltaSink:
         if self.schema is not None:
             delta_schema(self.schema)
         if self.mode not in ("append", "upsert"):
-            raise InvalidError("a Delta sink's mode is append or upsert", mode=self.mode)
+            raise InvalidError("a Delta sink's mode must be append or upsert", mode=self.mode)
         if self.mode == "append" and self.keys is not None:
-            raise InvalidError('only an upsert has keys: say mode="upsert"', path=self.path, keys=self.keys)
+            raise InvalidError(
+                'keys are for an upsert only: set mode="upsert"', path=self.path, keys=self.keys
+            )
         if self.mode == "upsert":
             self._row_keys()
 
@@ -159,7 +161,7 @@ class DeltaSink:
             unknown = [name for name in keys if name not in schema.names]
             hint = did_you_mean(unknown[0], schema.names) if unknown else ""
             raise InvalidError(
-                f"keys are some of the table's columns, each once{hint}",
+                f"keys must be columns of the table, each once{hint}",
                 path=self.path,
                 keys=keys,
                 columns=schema.names,
@@ -177,6 +179,21 @@ class DeltaSink:
         if self.durability is not None or not is_local(self.path):
             return self
         return replace(self, durability=durability)
+
+    def read(self) -> pa.Table:
+        """Return the current rows of the table, in no particular order; see `read_table`.
+
+        With ``mode="append"`` these are all productions, including retractions; with ``mode="upsert"`` the
+        current row of each key.
+
+        Raises:
+            InvalidError: the table does not exist yet.
+            UnavailableError: the table cannot be read now.
+
+        Example:
+            ``balances.read().sort_by("key").to_pylist()``
+        """
+        return read_table(self.path, self.storage_options)
 
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
@@ -211,6 +228,40 @@ class DeltaSink:
             record=record,
             schema=self.schema,
         )
+
+
+def read_table(path: str | Path, storage_options: Mapping[str, str] | None = None) -> pa.Table:
+    """Return the current rows of a Delta table, such as the table of a `DeltaSink`, as a `pyarrow.Table`.
+
+    All rows are of one version of the table, so a superstep is in it as a whole or not at all. They come in no
+    particular order and with the columns of the table's schema; times are UTC, in microseconds. The whole table
+    is read into memory: for a part of a large table use SQL, for example DuckDB or Spark.
+
+    Args:
+        path: the table's folder or URL.
+        storage_options: the credentials and endpoints of an object store, as for `DeltaSink`.
+
+    Raises:
+        InvalidError: there is no Delta table at the path.
+        UnavailableError: the table cannot be read now: its storage does not respond, or a file is gone.
+
+    Example:
+        ``read_table("counts").sort_by("window_start").to_pylist()``
+    """
+    from deltalake import DeltaTable, QueryBuilder
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    try:
+        table = DeltaTable(path, storage_options=None if storage_options is None else dict(storage_options))
+        # Not to_pyarrow_table: its threads may outlive the program's last line, which then exits with 134
+        # (delta-rs issue 2184).
+        rows = pa.table(QueryBuilder().register("rows", table).execute("SELECT * FROM rows"))
+        # The query gives views of text, which fewer of Arrow's functions take than plain text.
+        return rows.cast(pa.schema(table.schema().to_arrow()))
+    except TableNotFoundError as cause:
+        raise InvalidError("there is no Delta table at this path", path=path) from cause
+    except (DeltaError, pa.ArrowException, OSError) as cause:
+        raise UnavailableError("the Delta table cannot be read", path=path, reason=cause) from cause
 
 
 def _absolute(path: str) -> str:

@@ -72,7 +72,7 @@ def parse_timer_clock(name: str) -> tuple[TimeDomain, float, bool]:
 def declared_percentiles(declared: object, computation: str) -> tuple[float, ...]:
     """Return the percentiles below 100 that a computation declares, without duplicates, greatest first."""
     if not isinstance(declared, tuple | list | frozenset | set):
-        raise InvalidError("percentiles is a tuple of numbers", computation=computation, found=declared)
+        raise InvalidError("percentiles must be a tuple of numbers", computation=computation, found=declared)
     return tuple(sorted({check_percentile(percentile) for percentile in declared} - {EXACT}, reverse=True))
 
 
@@ -104,7 +104,7 @@ def horizon_us(horizon: LateDataHorizon) -> int:
     """Return the lag of the output watermark in microseconds; 0 if unbounded, because no finite lag would do."""
     lag = 0 if horizon == _UNBOUNDED else duration_us(horizon)
     if lag < 0:
-        raise InvalidError("a late data horizon is not negative", late_data_horizon=horizon)
+        raise InvalidError("late_data_horizon must not be negative", late_data_horizon=horizon)
     return lag
 
 

@@ -53,13 +53,13 @@ class TimeReading:
     def of(cls, unit: TimeUnit | None, zone: str | None, *, stream: str) -> TimeReading:
         """Return the reading that an injector declares with ``at_unit`` and ``at_zone``."""
         if unit is not None and unit not in get_args(TimeUnit):
-            raise InvalidError("at_unit is s, ms, us or ns", stream=stream, at_unit=unit)
+            raise InvalidError("at_unit must be s, ms, us or ns", stream=stream, at_unit=unit)
         if zone in {"UTC", "Z"}:
             zone = "Z"
         elif zone is not None and (not isinstance(zone, str) or _OFFSET.fullmatch(zone) is None):
             raise InvalidError(
-                "at_zone is UTC or an offset such as +02:00: a place has an hour twice when summer ends, "
-                "so give the times a zone before",
+                "at_zone must be UTC or an offset such as +02:00: a place has one hour twice when summer ends, "
+                "so add a zone to the times first",
                 stream=stream,
                 at_zone=zone,
             )
@@ -165,7 +165,7 @@ def duration_us(value: Duration) -> int:
         case str():
             return _bounded_duration(_parse_duration_us(value), value)
     return _bounded_duration(
-        _integer(value, "a duration is microseconds, text such as '30s' or a timedelta"), value
+        _integer(value, "a duration must be microseconds, text such as '30s' or a timedelta"), value
     )
 
 
@@ -206,7 +206,7 @@ def _term_us(term: re.Match[str], text: str) -> int:
     numerator = unit * int(term[1] + fraction)
     scale: int = 10 ** len(fraction)
     if numerator % scale:
-        raise InvalidError("a duration is a whole number of microseconds", value=text)
+        raise InvalidError("a duration must be a whole number of microseconds", value=text)
     return numerator // scale
 
 
@@ -225,7 +225,7 @@ def instant_us(value: Instant) -> EventTimeMicros:
         raise InvalidError("a time cannot be a bool", value=value)
     if isinstance(value, datetime):
         return _bounded_instant(datetime_us(value), value)
-    return _bounded_instant(_integer(value, "a time is microseconds or a datetime with a zone"), value)
+    return _bounded_instant(_integer(value, "a time must be microseconds or a datetime with a zone"), value)
 
 
 def datetime_us(value: datetime) -> int:
@@ -251,7 +251,7 @@ def parse_instant_us(value: Any, reading: TimeReading = PLAIN) -> EventTimeMicro
         return instant_us(_with_zone(value, reading))
     if isinstance(value, bool):
         return instant_us(value)
-    number = _integer(value, "a time is a whole number, a datetime with a zone or ISO 8601 text")
+    number = _integer(value, "a time must be a whole number, a datetime with a zone or ISO 8601 text")
     return _bounded_instant(reading.number_us(number), value)
 
 
@@ -364,7 +364,7 @@ def to_micros(moment: Moment | SupportsIndex) -> int:
         micros = datetime_us(moment)
     elif isinstance(moment, bool) or not isinstance(moment, SupportsIndex):
         raise InvalidError(
-            "a time is an int of microseconds or a datetime", at=moment, type=type(moment).__name__
+            "a time must be an int of microseconds or a datetime", at=moment, type=type(moment).__name__
         )
     else:
         micros = moment.__index__()

@@ -26,7 +26,7 @@ _GENERATION: Final = 100_000
 def check_percentile(percentile: float) -> float:
     """Return the percentile as a ``float``, or refuse one that is not above 0 and at most 100."""
     if isinstance(percentile, bool) or not isinstance(percentile, int | float) or not 0 < percentile <= 100:
-        raise InvalidError("a percentile lies above 0 and not above 100", percentile=percentile)
+        raise InvalidError("a percentile must be above 0 and at most 100", percentile=percentile)
     return float(percentile)
 
 

@@ -84,7 +84,7 @@ class BoundedDisorder:
 
     def __post_init__(self) -> None:
         if self.bound_us < 0:
-            raise InvalidError("the bound on disorder is negative", bound=self.bound)
+            raise InvalidError("the bound on disorder must not be negative", bound=self.bound)
 
     @property
     def bound_us(self) -> int:
@@ -213,7 +213,9 @@ class MarkColumn:
 
     def __post_init__(self) -> None:
         if not self.column or not (isinstance(self.column, str) or callable(self.column)):
-            raise InvalidError("marks come from a column or a function of the row", column=self.column)
+            raise InvalidError(
+                "marks must come from a column's name or a function of the row", column=self.column
+            )
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """Create the running logic, which continues from the watermark ``saved`` if there is one."""
@@ -241,7 +243,7 @@ class UserWatermark:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise InvalidError("the watermark's function is not callable", type=type(self.function).__name__)
+            raise InvalidError("the watermark's function must be callable", type=type(self.function).__name__)
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """Create the running logic, which continues from the watermark ``saved`` if there is one."""

@@ -26,7 +26,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Superstep
 
-AHEAD: Final = "the sink is ahead of the store.*new sink.*take the sink back"
+AHEAD: Final = "the sink is ahead of the store.*new sink.*revert the sink"
 ELSEWHERE: Final = "lies elsewhere than it did.*moved.*copy.*restored"
 OTHER_COPY: Final = "another copy of this store writes into the sink's table"
 

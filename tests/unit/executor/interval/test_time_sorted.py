@@ -439,5 +439,5 @@ class TestDeclaration:
     @pytest.mark.parametrize("value", [None, 1, "yes"])
     def test_it_is_true_or_false(self, value: Any) -> None:
         """Another value is refused."""
-        with pytest.raises(InvalidError, match="time_sorted is true or false"):
+        with pytest.raises(InvalidError, match="time_sorted must be true or false"):
             one(time_sorted=value)()

@@ -75,7 +75,7 @@ def test_each_stream_may_have_a_sink(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"on_eror": "stop"}, "no such option; did you mean 'on_error'\\? option=`on_eror`"),
-        ({"on_error": "ignore"}, "no such way to treat errors"),
+        ({"on_error": "ignore"}, "on_error must be dead_letter or stop"),
         ({"sink": {"elsewhere": DeltaSink("x")}}, "unknown stream.*`elsewhere`"),
         ({"dead_letter_limit": 0.5}, "dead_letter_limit is a DeadLetterLimit or None"),
     ],
