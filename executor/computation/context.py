@@ -96,6 +96,7 @@ class Productions:
         """Add a production; ``bytes`` stay bytes, any other value becomes JSON."""
         is_bytes = isinstance(value, bytes)
         text = None if is_bytes else _encode(value)
+        # Within a store only: an object with the fields of a pane must not be taken for one.
         if type(value) is PlainObject:
             text = f"{PLAIN_MARK}{text}"
         self.streams.append(stream)
@@ -312,10 +313,7 @@ class Context:
     def timer_at(
         self, tag: str = "", domain: DomainName = "event"
     ) -> EventTimeMicros | WallTimeMicros | None:
-        """Return when a pending timer fires, in microseconds; ``None`` if it is not pending.
-
-        ``tag`` and ``domain`` are as for `set_timer`.
-        """
+        """Return when a pending timer fires, in microseconds, or ``None``; name it as for `set_timer`."""
         at = self._timers.pending_at(tag, _DOMAINS.get(domain) or self._unknown(domain))
         return None if at is None else EventTimeMicros(at)
 

@@ -6,7 +6,7 @@ value on first access, so a computation that only counts pays for neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, overload
 
 import numpy as np
@@ -222,7 +222,7 @@ class Records(Sequence[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         input_time = self._input
-        for record in self._made():
+        for record in self._made(range(self._start, self._stop)):
             input_time.at = record.at
             yield record
         input_time.at = self._columns.span(self._start, self._stop)[1]
@@ -248,10 +248,10 @@ class Records(Sequence[Record]):
                 read_value(record, columns, index)
             yield record
 
-    def _made(self) -> Iterator[Record]:
+    def _made(self, indices: Iterable[int]) -> Iterator[Record]:
         new, columns, key = Record.__new__, self._columns, self._key
         at, streams, watermark = columns.at, columns.streams, columns.watermark
-        for index in range(self._start, self._stop):
+        for index in indices:
             record = new(Record)
             record.key = key
             record.at = moment = at[index]  # type: ignore[assignment]
@@ -268,18 +268,5 @@ class Records(Sequence[Record]):
     @overload
     def __getitem__(self, index: slice) -> list[Record]: ...
     def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        if isinstance(index, slice):
-            return list(self._made())[index]
-        count = self._stop - self._start
-        position = index + count if index < 0 else index
-        if not 0 <= position < count:
-            raise IndexError(index)
-        return self._record(self._start + position)
-
-    def _record(self, index: int) -> Record:
-        columns = self._columns
-        at = columns.at[index]
-        record = Record.__new__(Record)
-        record.key, record.at, record.late = self._key, EventTimeMicros(at), at < columns.watermark
-        record.stream, record._columns, record._index = columns.streams[index], columns, index  # noqa: SLF001
-        return record
+        chosen = range(self._start, self._stop)[index]
+        return next(self._made((chosen,))) if isinstance(chosen, int) else list(self._made(chosen))

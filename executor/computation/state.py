@@ -113,7 +113,10 @@ class State:
     def __init__(self, codec: Codec, holds: Holds) -> None:
         self._codec = codec
         self._holds = holds
-        self._encoded: Encoded | None = None
+        self._reset(None)
+
+    def _reset(self, encoded: Encoded | None) -> None:
+        self._encoded = encoded
         self._value: Any = _UNREAD
         self._is_live = False
         self._opened: OpenState | None = None
@@ -164,10 +167,7 @@ class State:
     def delete(self) -> None:
         """Delete the state and all its holds; from now on `get` returns its default."""
         self._holds.release_all()
-        self._encoded = None
-        self._value = _UNREAD
-        self._is_live = False
-        self._opened = None
+        self._reset(None)
 
     def open(self, make: Callable[[Any], OpenStateT]) -> OpenStateT:
         """Return the state as an object that hooks change in place: made once and stored once per turn of the
@@ -236,6 +236,7 @@ class KeyState(State):
 
     def bind(self, stored: StoredState | None) -> None:
         """Switch to the state of another key, or back to an earlier state of the same key."""
+        # Not `_reset`: this runs for each key, and a call costs as much as the assignments.
         self._encoded = stored  # type: ignore[assignment]  # only `UpgradingState` is given former ones
         self._value = _UNREAD
         self._is_live = False

@@ -64,13 +64,7 @@ def hold_of(timers: Iterable[Timer]) -> int | None:
 
 
 def oldest_but(at: npt.NDArray[np.int64], percentiles: Iterable[float]) -> dict[float, EventTimeMicros]:
-    """Return, by percentile *p*, the earliest time after skipping the earliest 100 - *p* percent of the
-    times.
-
-    Example:
-        >>> oldest_but(np.array([50, 10, 20, 40]), [100, 75, 50])
-        {100: 10, 75: 20, 50: 40}
-    """
+    """Return the earliest time by percentile *p*, skipping the earliest 100 - *p* percent of the times."""
     ordered = np.sort(at)
     count = len(ordered)
     skipped = {share: min(int(count * (EXACT - share) / EXACT), count - 1) for share in percentiles}
@@ -158,11 +152,11 @@ class EarliestByKey:
 class TimerQueue:
     """The firing and held output times of an interval's keys: one time per key, domain and purpose."""
 
-    __slots__ = ("_event", "_hold", "_percentiles", "_wall")
+    __slots__ = ("_event", "_hold", "_wall")
 
     def __init__(self) -> None:
-        self._event = EarliestByKey()
-        self._percentiles: dict[float, EarliestByKey] = {}
+        # By percentile; the low watermark's queue is always there.
+        self._event: dict[float, EarliestByKey] = {EXACT: EarliestByKey()}
         self._wall = EarliestByKey()
         self._hold = EarliestByKey()
 
@@ -171,28 +165,20 @@ class TimerQueue:
 
     def put(self, timers_by_key: Mapping[str, Timers]) -> None:
         """Replace the timers of some keys; each key's timers are in firing order."""
-        event: dict[str, int] = {}
+        event: dict[float, dict[str, int]] = {percentile: {} for percentile in self._event}
         wall: dict[str, int] = {}
         hold: dict[str, int] = {}
-        percentiles: dict[float, dict[str, int]] = {}
         for key, timers in timers_by_key.items():
             if (held := hold_of(timers)) is not None:
                 hold[key] = held
             for timer in timers:
                 if timer.domain is TimeDomain.WALL:
                     wall.setdefault(key, timer.at)
-                elif timer.domain is TimeDomain.EVENT:
-                    if timer.percentile == EXACT:
-                        event.setdefault(key, timer.at)
-                    else:
-                        percentiles.setdefault(timer.percentile, {}).setdefault(key, timer.at)
-                elif timer.domain is TimeDomain.RECORD:
-                    event.setdefault(key, timer.at)
+                elif timer.domain is not TimeDomain.HOLD:
+                    event.setdefault(timer.percentile, {}).setdefault(key, timer.at)
         touched = timers_by_key.keys()
-        for percentile in percentiles.keys() | self._percentiles.keys():
-            times = percentiles.get(percentile, {})
-            self._percentiles.setdefault(percentile, EarliestByKey()).put(times, touched - times.keys())
-        for queue, times in ((self._event, event), (self._wall, wall), (self._hold, hold)):
+        queues = [(self._event.setdefault(each, EarliestByKey()), times) for each, times in event.items()]
+        for queue, times in (*queues, (self._wall, wall), (self._hold, hold)):
             queue.put(times, touched - times.keys() if len(queue) else ())
 
     def fill(
@@ -203,10 +189,10 @@ class TimerQueue:
         percentiles: Mapping[float, KeyTimes] | None = None,
     ) -> None:
         """Replace everything with the earliest times of all keys."""
-        self._percentiles = {percentile: EarliestByKey() for percentile in percentiles or {}}
-        for percentile, times in (percentiles or {}).items():
-            self._percentiles[percentile].fill(times.keys.to_pylist(), times.at)
-        self._event.fill(event.keys.to_pylist(), event.at)
+        self._event = {}
+        for percentile, times in {EXACT: event, **(percentiles or {})}.items():
+            self._event[percentile] = EarliestByKey()
+            self._event[percentile].fill(times.keys.to_pylist(), times.at)
         self._wall.fill(wall.keys.to_pylist(), wall.at)
         self._hold.fill(hold.keys.to_pylist(), hold.at)
 
@@ -217,18 +203,18 @@ class TimerQueue:
         percentile_watermarks: PercentileTimes | None = None,
     ) -> set[str]:
         """Return the keys with a timer that fires at this low watermark, wall time or percentile watermark."""
-        due = self._event.until(event_us) | self._wall.until(wall_us)
-        for percentile, queue in self._percentiles.items():
+        due = self._wall.until(wall_us)
+        for percentile, queue in self._event.items():
             due |= queue.until((percentile_watermarks or {}).get(percentile, event_us))
         return due
 
     def next_percentile_timers(self) -> dict[float, EventTimeMicros]:
         """Return the earliest timer that waits for each percentile watermark."""
-        earliest = {percentile: queue.earliest() for percentile, queue in self._percentiles.items()}
-        return {percentile: EventTimeMicros(at) for percentile, at in earliest.items() if at is not None}
+        earliest = {each: queue.earliest() for each, queue in self._event.items() if each != EXACT}
+        return {each: EventTimeMicros(at) for each, at in earliest.items() if at is not None}
 
     def next_at(self, domain: TimeDomain) -> int | None:
-        return (self._event if domain is TimeDomain.EVENT else self._wall).earliest()
+        return (self._event[EXACT] if domain is TimeDomain.EVENT else self._wall).earliest()
 
     def hold(self) -> int | None:
         """Return the earliest output time of any timer or hold; ``None`` without one."""
@@ -246,19 +232,16 @@ class TimerQueue:
 
     def wait_of(self, key: str, event_us: int, wall_us: int) -> float:
         """Return how long a key waits for its next timer in microseconds, as in `waits`; infinity without one."""
-        queues = [(self._event, event_us), (self._wall, wall_us)]
-        queues += [(queue, event_us) for queue in self._percentiles.values()]
+        queues = [(self._wall, wall_us), *((queue, event_us) for queue in self._event.values())]
         waits = [at - now for queue, now in queues if (at := queue.at_of(key)) is not None]
         return float(min(waits, default=_NEVER))
 
     def waits(self, event_us: int = 0, wall_us: int = 0) -> dict[str, float]:
         """Return how long each key waits for its next timer in microseconds, on whichever clock is nearer."""
-        waits = {key: float(at - event_us) for key, at in self._event.items()}
-        for queue in self._percentiles.values():
+        waits: dict[str, float] = {}
+        for queue, now in ((self._wall, wall_us), *((queue, event_us) for queue in self._event.values())):
             for key, at in queue.items():
-                waits[key] = min(waits.get(key, _NEVER), float(at - event_us))
-        for key, at in self._wall.items():
-            waits[key] = min(waits.get(key, _NEVER), float(at - wall_us))
+                waits[key] = min(waits.get(key, _NEVER), float(at - now))
         return waits
 
 
@@ -351,9 +334,7 @@ class KeyTimers:
         return True
 
     def take_due(self) -> list[Timer]:
-        """Return all due timers in the order of `pop_due`; they stay pending, but `pop_due` no longer returns
-        them.
-        """
+        """Return all due timers in the order of `pop_due`; they stay pending, but `pop_due` skips them."""
         pending, due = self._opened(), sorted(self.due)
         self.due = []
         return [entry[4] for entry in due if pending.get((entry[4].tag, entry[4].domain)) is entry[4]]
@@ -380,6 +361,7 @@ class KeyTimers:
 
     def restore(self, savepoint: TimersSavepoint) -> None:
         self._pending = dict(savepoint.pending)
+        # Keep the floor of productions exact: a failed hook's timers must not lower it.
         self._new = [(timer.output_at, timer) for timer in savepoint.pending.values() if timer.holds]
         heapify(self._new)
         self.due = list(savepoint.due)

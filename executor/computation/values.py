@@ -43,9 +43,7 @@ class Values(Protocol):
 
 
 class ArrowValues:
-    """Values that are rows of a struct, each a ``dict`` of its columns; columns are decoded whole, at the
-    first value.
-    """
+    """Values that are rows of a struct, each a ``dict``; columns are decoded whole, at the first value."""
 
     __slots__ = ("_columns", "_kind", "_names", "_nested", "_rows")
 

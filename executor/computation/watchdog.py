@@ -19,7 +19,7 @@ from typing import Final
 from millpond.statestore.check import check
 from millpond.statestore.errors import InvalidError
 
-_LOOKS: Final = 4
+_CHECKS_IN_LIMIT: Final = 4
 _INTERRUPTIONS_MAX: Final = 2
 """Code that survives this many interruptions is stuck."""
 
@@ -54,7 +54,7 @@ class UserCodeWatchdog:
         self._is_stuck = False
         self._was_raised = False
         self._seen = -1
-        self._looks = 0
+        self._checks = 0
         self._interruptions = 0
 
     def error(self) -> InvalidError:
@@ -104,7 +104,7 @@ class UserCodeWatchdog:
     @contextmanager
     def _by_signal(self) -> Iterator[None]:
         before = signal.signal(signal.SIGALRM, self._on_signal)
-        every_s = self._timeout_ms / _LOOKS / 1_000
+        every_s = self._timeout_ms / _CHECKS_IN_LIMIT / 1_000
         signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
         try:
             yield
@@ -121,7 +121,7 @@ class UserCodeWatchdog:
         done = threading.Event()
         watched = threading.get_ident()
         watcher = threading.Thread(
-            target=self._look_until, args=(done, watched), name="millpond-code-limit", daemon=True
+            target=self._check_until, args=(done, watched), name="millpond-code-limit", daemon=True
         )
         watcher.start()
         try:
@@ -130,8 +130,8 @@ class UserCodeWatchdog:
             done.set()
             watcher.join()
 
-    def _look_until(self, done: threading.Event, watched: int) -> None:
-        while not done.wait(self._timeout_ms / _LOOKS / 1_000):
+    def _check_until(self, done: threading.Event, watched: int) -> None:
+        while not done.wait(self._timeout_ms / _CHECKS_IN_LIMIT / 1_000):
             with self._lock:
                 if not self._count_check():
                     continue
@@ -147,12 +147,12 @@ class UserCodeWatchdog:
         """Count a check; return True when the same turn has been seen for the whole limit."""
         if not self._is_running or self._turn != self._seen:
             self._seen = self._turn
-            self._looks = self._interruptions = 0
+            self._checks = self._interruptions = 0
             return False
-        self._looks += 1
-        if self._looks < _LOOKS:
+        self._checks += 1
+        if self._checks < _CHECKS_IN_LIMIT:
             return False
-        self._looks = 0
+        self._checks = 0
         self._interruptions += 1
         return True
 

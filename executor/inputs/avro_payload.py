@@ -211,9 +211,7 @@ def _reason(error: Exception) -> str:
 def _first_failure(
     source: BytesIO, schema: Any, whole: dict[str, Any], path: str
 ) -> tuple[str, Exception] | None:
-    """Return the path of the innermost unreadable part, and the reason; ``None`` leaves the source behind the
-    value.
-    """
+    """Return path and reason of the innermost unreadable part; ``None`` leaves the source after the value."""
     from fastavro import schemaless_reader
 
     begin = source.tell()
@@ -331,7 +329,7 @@ class AvroPayload(Payload):
         self._schema = json_schema_text(schema, _WHAT)
         self._framing = framing
         self._writer = None if writer is None else json_schema_text(writer, "the writer's Avro schema")
-        self._schemas = _settled(framing, schemas)
+        self._schemas = _frozen(framing, schemas)
         self._decoder = self.decoder()
 
     def __repr__(self) -> str:
@@ -430,7 +428,7 @@ def _check_arguments(framing: object, writer: object, schemas: object) -> None:
         raise InvalidError("payloads of this framing have a schema's number: give schemas=", framing=framing)
 
 
-def _settled(framing: AvroFraming, schemas: Any) -> Any:
+def _frozen(framing: AvroFraming, schemas: Any) -> Any:
     """Return the schemas in a form that cannot change: a folder as an absolute path, a list as texts."""
     if isinstance(schemas, str | Path):
         folder = Path(schemas).absolute()

@@ -45,7 +45,7 @@ ENVELOPE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Images that a change in an envelope needs, in the order in which they apply."""
 
-UNKNOWN_CHANGE: Final = "no such change, or it does not have the row that it takes back or brings"  # on disk
+UNKNOWN_CHANGE: Final = "no such change, or it does not have the row that it takes back or brings"
 """The error of an unusable change, for its dead letter."""
 
 

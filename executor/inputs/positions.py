@@ -73,15 +73,7 @@ def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computatio
 
 
 def id_slack_position(stored: int | None, slack_us: int) -> int:
-    """Return an id slack as a number that rises with each change: in milliseconds, rounded up, at most 139
-    years.
-
-    Example:
-        >>> first = id_slack_position(None, 2_000_000)
-        >>> second = id_slack_position(first, 1_000_000)
-        >>> second > first, id_slack_of({id_slack_app_id("c"): second}, "c")
-        (True, 1000000)
-    """
+    """Return an id slack as a number that rises with each change: in milliseconds, rounded up, at most 139 years."""
     slack_ms = min(-(-slack_us // 1_000), (1 << _SLACK_BITS) - 1)
     changes, stored_ms = divmod(0 if stored is None else stored, 1 << _SLACK_BITS)
     return (changes << _SLACK_BITS if slack_ms == stored_ms else (changes + 1) << _SLACK_BITS) + slack_ms
@@ -187,6 +179,7 @@ def admit_batch(
             f"the checkpoint has handed out batches that this store never saw; {if_repaired}{way_out}",
             input=stream, checkpoint=source, batch=batch,
         )  # fmt: skip
+    # After a crash between the store's commit and Spark's own, Spark repeats its last batch: skip it.
     if batch in (last, last + 1):
         return batch == last + 1
     fault = "was rewound; " if batch < last else f"is ahead of the store; {if_repaired}"

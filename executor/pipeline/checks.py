@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import cloudpickle
 
@@ -56,6 +56,11 @@ def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED)
     if name in reserved:
         raise InvalidError(f"the {kind}'s name is reserved", name=name)
     return name
+
+
+def type_name(value: Any) -> str:
+    """Return the name of a value's class, or of the class that the value is by mistake."""
+    return value.__qualname__ if inspect.isclass(value) else type(value).__qualname__
 
 
 def check_topology(topology: Topology) -> None:
@@ -355,7 +360,7 @@ def check_field(argument: str, field: object, stream: str) -> None:
             "an injector's argument must be a column's name or a function of the row",
             stream=stream,
             argument=argument,
-            type=field.__qualname__ if inspect.isclass(field) else type(field).__qualname__,
+            type=type_name(field),
         )
 
 
@@ -411,7 +416,7 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
         raise InvalidError(
             "payload must be an AvroPayload, a ProtobufPayload or a JsonPayload",
             stream=stream,
-            type=payload.__qualname__ if inspect.isclass(payload) else type(payload).__qualname__,
+            type=type_name(payload),
         )
     if change is not None:
         raise InvalidError(

@@ -21,7 +21,7 @@ from types import CodeType, FunctionType, MemberDescriptorType, MethodType, Modu
 from typing import Any, Final
 
 _PLAIN: Final = (str, bytes, int, float, complex, bool, type(None), type(...))
-_UNTOLD: Final = frozenset(
+_NOT_CODE: Final = frozenset(
     [
         "__abstractmethods__",
         "__annotate__",
@@ -142,7 +142,7 @@ class _Description:
             return "class", name
         own = vars(value)
         attributes = [
-            (attribute, self.of(own[attribute])) for attribute in sorted(own) if attribute not in _UNTOLD
+            (attribute, self.of(own[attribute])) for attribute in sorted(own) if attribute not in _NOT_CODE
         ]
         return "class", name, [self.of(base) for base in value.__bases__], attributes
 

@@ -32,6 +32,7 @@ from millpond.executor.pipeline.checks import (
     check_state_version,
     check_topology,
     positive_us,
+    type_name,
 )
 from millpond.executor.pipeline.nodes import (
     DEAD_LETTERS,
@@ -304,7 +305,7 @@ class EnginePipeline(Generic[StreamT_co]):
         if id is not None:
             check_field("id", id, name)
         if change is not None and not (isinstance(change, str) and change):
-            raise InvalidError("change must be a column's name", stream=name, type=_type_name(change))
+            raise InvalidError("change must be a column's name", stream=name, type=type_name(change))
         check_payload(name, payload, change, (key, at, id, member))
         if watermark is None:
             watermark = _NO_DISORDER
@@ -397,7 +398,7 @@ class EnginePipeline(Generic[StreamT_co]):
             raise InvalidError("two sinks cannot share a name", sink=name)
         if inspect.isclass(sink) or not isinstance(sink, Sink):
             raise InvalidError(
-                "sink must be a Sink instance, such as DeltaSink('out')", sink=name, type=_type_name(sink)
+                "sink must be a Sink instance, such as DeltaSink('out')", sink=name, type=type_name(sink)
             )
         self._sinks[name] = SinkNode(name=name, stream=stream, sink=sink)
 
@@ -529,7 +530,7 @@ def _check_computation(name: str, computation: object) -> None:
         )
     if not isinstance(computation, Computation):
         raise InvalidError(
-            "computation must be a Computation instance", computation=name, type=_type_name(computation)
+            "computation must be a Computation instance", computation=name, type=type_name(computation)
         )
     check_hooks(name, computation)
     check_state_version(name, computation)
@@ -540,7 +541,7 @@ def _subscriptions(
 ) -> tuple[Subscription, ...]:
     if not isinstance(subscribes, Mapping):
         raise InvalidError(
-            "subscribes must map streams to key extractors", computation=name, type=_type_name(subscribes)
+            "subscribes must map streams to key extractors", computation=name, type=type_name(subscribes)
         )
     if not subscribes:
         raise InvalidError("the computation must subscribe to a stream", computation=name)
@@ -600,20 +601,15 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
                 option=option,
                 options=sorted(_OPTIONS),
             )
-    if not isinstance(options.get("exactly_once", True), bool):
-        raise InvalidError("exactly_once must be true or false", computation=name)
-    if not isinstance(options.get("time_sorted", False), bool):
-        raise InvalidError(
-            "time_sorted must be true or false", computation=name, value=options["time_sorted"]
-        )
-    if options.get("on_error", "dead_letter") not in get_args(OnError):
-        raise InvalidError(
-            "on_error must be dead_letter or stop", computation=name, on_error=options["on_error"]
-        )
-    if options.get("productions", "strong") not in get_args(ProductionMode):
-        raise InvalidError(
-            "productions must be strong or weak", computation=name, productions=options["productions"]
-        )
+    given: Mapping[str, Any] = {**options}
+    for option in ("exactly_once", "time_sorted"):
+        if not isinstance(given.get(option, False), bool):
+            raise InvalidError(f"{option} must be true or false", computation=name, value=given[option])
+    for option, words in (("on_error", get_args(OnError)), ("productions", get_args(ProductionMode))):
+        if option in given and given[option] not in words:
+            raise InvalidError(
+                f"{option} must be {' or '.join(words)}", computation=name, **{option: given[option]}
+            )
     timeout_ms = options.get("user_code_timeout_ms")
     if timeout_ms is not None and not (isinstance(timeout_ms, int | float) and timeout_ms > 0):
         raise InvalidError("user_code_timeout_ms must be positive", computation=name, value=timeout_ms)
@@ -631,7 +627,3 @@ def _check_count(name: str, option: str, value: object, *, least: int) -> None:
         raise InvalidError(
             f"{option} must be a whole number of at least {least}", computation=name, value=value
         )
-
-
-def _type_name(value: Any) -> str:
-    return value.__qualname__ if inspect.isclass(value) else type(value).__qualname__

@@ -110,6 +110,7 @@ class Topology:
             bare: the recorded `stream_number` of the first stream, which never changes; ``None`` before it is
                 recorded.
         """
+        # The recorded stream wins: stored ids stay valid when the code subscribes to the streams in another order.
         first = self.bare_stream(computation)
         chosen = bare if bare is not None or first is None else stream_number(first)
         return b"" if chosen in (None, stream_number(stream)) else f"{stream}\0".encode()

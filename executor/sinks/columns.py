@@ -320,6 +320,7 @@ class SinkRecord:
             InvalidError: the original of this copy, or another copy of this store, writes into the table.
             DataError: the table is ahead of the point where an earlier incarnation was left.
         """
+        # Runs again with each commit, because another copy may begin to write after the sink was opened.
         for incarnation, superstep in self.records(snapshot.txns):
             if self.lineage.is_of_another_copy(incarnation):
                 raise InvalidError(

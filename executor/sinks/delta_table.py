@@ -203,6 +203,7 @@ def version_within(log: Log, limits: Mapping[str, int]) -> TableVersion | None:
         raise DataError("the log of the sink's table cannot be read", store=log.objects.url)
     history = histories[0]
     version, at = history.newest, dict(history.state.txns)
+    # Undo the transactions commit by commit, newest first, until each is within its limit.
     for change in reversed(history.changes):
         if _is_within(at, limits):
             return version
@@ -253,6 +254,7 @@ def take_back_sink(
         plan = _plan(log, snapshot, record, supersteps[record.pipeline])
         if plan is not None:
             writer = LogWriter(log, snapshot, clock, rng)
+            # Check before the commit: no reader could open a table that names vacuumed files.
             _check_files(objects, plan.restored)
             writer.write(plan)
             snapshot = writer.snapshot
@@ -282,6 +284,8 @@ def _plan(log: Log, snapshot: Snapshot, record: SinkRecord, superstep: Superstep
     removed = {add.path: add for change in undone for add in change.removed}
     obsolete = [add for path, add in added.items() if path not in removed]
     restored = [add for path, add in removed.items() if path not in added]
+    # A compaction by another engine, for example, merges rows of several supersteps into one file: removing the
+    # sink's own files would then revert nothing, and restoring them would repeat rows.
     touched = [add.path for add in obsolete if snapshot.file(add.path) is None]
     touched += [add.path for add in restored if snapshot.file(add.path) is not None]
     if touched:
@@ -340,6 +344,7 @@ class _TakeBackPlan:
     read_at: TableVersion
 
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
+        # An earlier try has landed, so a repeated call after a crash changes nothing.
         if all(snapshot.txns.get(app_id, -1) == at for app_id, at in self.txns.items()):
             return None
         if snapshot.version != self.read_at:

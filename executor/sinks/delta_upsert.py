@@ -105,7 +105,6 @@ class UpsertSinkWriter(TableWriter):
     def _update(
         self, snapshot: Snapshot, superstep: Superstep, rows: pa.Table, changes: Mapping[RowKey, RowChange]
     ) -> None:
-        version = snapshot.version
         removed: list[LiveFile] = []
         added: list[Add] = []
         written = 0
@@ -115,11 +114,13 @@ class UpsertSinkWriter(TableWriter):
             for part in self._parts(table, is_last=is_last):
                 added.append(self._put_leaf(superstep, part))
                 written += part.num_rows
+        # A commit since `read_at` is a conflict: the leaves were rewritten from their rows at that version, so
+        # rows of another commit would be lost.
         replace_files(
             self._writer,
             removed,
             added,
-            read_at=version,
+            read_at=snapshot.version,
             txns={self._record.app_id: superstep},
             metadata={"sink": self._name, "superstep": superstep},
             rows=written,

@@ -62,9 +62,7 @@ class SinkFolder:
         return replace(sink, path=place, storage_options=options)
 
     def _source_of(self, sink: DeltaSink, record: SinkRecord) -> Objects:
-        """Return the parent's table: in its fork's folder if the parent is a fork itself, else where the code
-        puts it.
-        """
+        """Return the parent's table: in the parent's folder if that is a fork itself, else where the code puts it."""
         for parent in record.lineage.parents:
             table = open_objects(
                 replace(self, store=parent).place_of(record.name), dict(self.storage_options) or None
@@ -104,6 +102,7 @@ def fork_sink_table(source: Objects, target: Objects, record: SinkRecord, clock:
         return False
     replayed = replay_log(log, version)
     delivered = max((replayed.snapshot.txns.get(app_id, 0) for app_id in limits), default=0)
+    # Files first, the commit last: until it lands there is no table, so a crash in between is simply retried.
     for path in replayed.adds:
         try:
             share_object(source, target, path)
@@ -113,6 +112,7 @@ def fork_sink_table(source: Objects, target: Objects, record: SinkRecord, clock:
                 store=source.url,
                 path=path,
             ) from error
+    # Otherwise a power cut could keep the commit and lose the files that it names.
     target.sync()
     data = encode(_actions(replayed, record, delivered, clock.now_us() // 1_000, rng.token()))
     target.put_if_absent(commit_path(TableVersion(0)), data)

@@ -35,12 +35,7 @@ _PERCENTILE: Final = "event@"
 
 @lru_cache(maxsize=1_024)
 def clock_name(domain: TimeDomain, percentile: float) -> str:
-    """Return the name of a clock in a row's ``domain``.
-
-    Example:
-        >>> clock_name(TimeDomain.EVENT, 99.5), clock_name(TimeDomain.WALL, 100.0)
-        ('event@99.5', 'wall')
-    """
+    """Return the name of a clock in a row's ``domain``, for example ``wall`` or ``event@99.5``."""
     # 90 and 90.0 are the same clock, so they share a name, whichever comes first.
     return domain.value if percentile == EXACT else f"{_PERCENTILE}{float(percentile)!r}"
 

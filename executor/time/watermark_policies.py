@@ -98,9 +98,7 @@ class BoundedDisorder:
 
 @dataclass(frozen=True, slots=True)
 class ManualWatermark:
-    """A watermark that moves only on request, with ``run.advance_watermark``, for sources that know their own
-    progress.
-    """
+    """A watermark that moves only with ``run.advance_watermark``, for sources that know their own progress."""
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """Create the running logic, which continues from the watermark ``saved`` if there is one."""
@@ -108,9 +106,7 @@ class ManualWatermark:
 
 
 class FollowingLogic:
-    """Logic that stays ``bound_us`` behind the newest record, and also obeys `advance`; ``None`` ignores
-    records.
-    """
+    """Logic that stays ``bound_us`` behind the newest record and obeys `advance`; ``None`` ignores records."""
 
     __slots__ = ("_bound_us", "_watermark")
 

@@ -52,7 +52,7 @@ def test_single_objects_are_told_by_fingerprints(tmp_path: Path) -> None:
         folder.decode(old)
     (tmp_path / "old.avsc").write_bytes(orjson.dumps(_OLD))
     assert folder.decode(old) == {"n": 5, "note": "-"}
-    with pytest.raises(mp.InvalidError, match=r"no single object of Avro: .* begins=`c3 01 00`"):
+    with pytest.raises(mp.InvalidError, match=r"not a single object of Avro, .* begins=`c3 01 00`"):
         folder.decode(b"\xc3\x01\x00")
 
 

@@ -418,7 +418,7 @@ class TestDeclaration:
             time_sorted = True
             in_order_of_arrival = True
 
-        with pytest.raises(InvalidError, match="not both"):
+        with pytest.raises(InvalidError, match="in_order_of_arrival and time_sorted cannot be combined"):
             one(Both())()
 
     def test_the_class_may_say_it(self) -> None:
