@@ -486,7 +486,10 @@ def check_state_version(name: str, computation: Computation) -> None:
             )
         if not isinstance(codec, Codec):
             raise InvalidError(
-                "this is no codec", computation=name, version=of_version, type=type(codec).__name__
+                "each codec must be a Codec instance",
+                computation=name,
+                version=of_version,
+                type=type(codec).__name__,
             )
 
 
