@@ -38,8 +38,8 @@ from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.gc.compaction import CompactionRules
 from millpond.statestore.interval import Interval
-from millpond.statestore.objects.metered import MeteredObjects
-from millpond.statestore.rows.bloom import IdRetention
+from millpond.statestore.objects.ranges import MeteredObjects
+from millpond.statestore.rows.record_ids import IdRetention
 from millpond.statestore.types import TIME_MIN_US, Superstep, WallTimeMicros
 from millpond.testing.fixtures.interval_run import IntervalRun
 

@@ -25,8 +25,7 @@ from millpond.statestore.objects.disk_folder import DiskFolder
 from millpond.statestore.objects.disk_tier import DiskTier
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.metered import MeteredObjects
-from millpond.statestore.objects.ranges import ByteRange, Tail
+from millpond.statestore.objects.ranges import ByteRange, MeteredObjects, Tail
 from millpond.statestore.rows import files
 from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.page_index import PageIndexes

@@ -167,9 +167,9 @@ def _on_millpond(spark: SparkSession, store: Path, rows_as: str, load: Load, inp
         "progress": False,
     }
     if rows_as == "pandas groups":
-        run = mp.apply_in_pandas_with_state(frame, function=count_frames, state_schema=_STATE, **place)
+        run = mp.spark.apply_in_pandas_with_state(frame, function=count_frames, state_schema=_STATE, **place)
     elif rows_as == "arrow groups":
-        run = mp.apply_in_arrow_with_state(frame, function=count_batches, state_schema=_STATE, **place)
+        run = mp.spark.apply_in_arrow_with_state(frame, function=count_batches, state_schema=_STATE, **place)
     elif rows_as == "pandas":
         run = mp.transform_with_state(frame, processor=PandasCounter(), rows_as="pandas", **place)
     else:

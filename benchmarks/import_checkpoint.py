@@ -95,7 +95,7 @@ def _moved(spark: SparkSession, folder: Path, keys: int, console: Console) -> di
     console.print(f"Spark: {keys:,} keys, {_FILES // 2} rows each …")
     spark_s = _timed(lambda: _in_spark(spark, folder))
     console.print("import …")
-    found: list[mp.ImportedCheckpoint] = []
+    found: list[mp.spark.ImportedCheckpoint] = []
     import_s = _timed(
         lambda: found.append(
             mp.import_checkpoint(

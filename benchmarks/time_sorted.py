@@ -58,7 +58,7 @@ def run_once(form: str, records: int, keys: int, pieces: int) -> dict[str, Any]:
     arrival = np.argsort(at + random.integers(0, int(disorder_s * 1_000_000) + 1, records), kind="stable")
     of_key = random.integers(0, keys, records)
     rows = pa.table({"key": pa.array([f"key-{key}" for key in of_key.tolist()]), "at": at}).take(arrival)
-    policy: mp.WatermarkPolicy = mp.BoundedDisorder(f"{disorder_s}s")
+    policy: mp.types.WatermarkPolicy = mp.BoundedDisorder(f"{disorder_s}s")
     pipeline = mp.Pipeline("sorted")
     stream = pipeline.inject(
         "s", key="key", at="at", watermark=policy if is_foreseen else mp.ManualWatermark()

@@ -31,11 +31,11 @@ from benchmarks.pictures import STYLE
 _MINUTE_US: Final = 60_000_000
 _COUNTS: Final = (1_000, 10_000, 100_000)
 
-SHAPES: Final[Mapping[str, tuple[Callable[[], mp.WindowFn], Callable[[], mp.WatermarkPolicy]]]] = {
+SHAPES: Final[Mapping[str, tuple[Callable[[], mp.WindowFn], Callable[[], mp.types.WatermarkPolicy]]]] = {
     "fixed": (lambda: mp.FixedWindows("1m"), mp.Monotone),
     "sliding": (lambda: mp.SlidingWindows("2m", "1m"), mp.Monotone),
     "sessions": (lambda: mp.Sessions("30s"), mp.Monotone),
-    "unaligned": (lambda: mp.UnalignedFixedWindows("1m"), mp.Monotone),
+    "unaligned": (lambda: mp.windows.UnalignedFixedWindows("1m"), mp.Monotone),
     "fixed, all open to the end": (lambda: mp.FixedWindows("1m"), mp.Perfect),
 }
 """Window functions by name, and the watermark of their input."""

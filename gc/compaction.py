@@ -7,7 +7,7 @@ other updates of their keys. It drops:
 
 - updates that a newer update in the compaction overrides;
 - productions that have been delivered: those of all supersteps before the last one (MillWheel §6.1.2);
-- record ids that no sender may repeat any more (`millpond.statestore.rows.bloom`);
+- record ids that no sender may repeat any more (`millpond.statestore.rows.record_ids`);
 - tombstones and empty rows, if the compaction is complete: no older file of the interval is left.
 
 Supersteps never wait for a compaction. It is prepared in parallel with them and becomes part of the table
@@ -49,12 +49,11 @@ from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import IntervalWrite
-from millpond.statestore.rows.bloom import IdRetention
 from millpond.statestore.rows.files import PARQUET, RowFile, read_row_files, write_row_file
 from millpond.statestore.rows.merge import combine_updates, nulls
-from millpond.statestore.rows.row import ROW_SCHEMA, Fence
+from millpond.statestore.rows.record_ids import IdRetention
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence, lengths_of, lists_of
 from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN, ParquetRowFormat, RowFormat
-from millpond.statestore.rows.row_shape import lengths_of, lists_of
 from millpond.statestore.rows.stream import RowFileWriter, Run, open_runs
 from millpond.statestore.types import Objects, Superstep
 

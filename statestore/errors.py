@@ -1,23 +1,19 @@
-"""The one tree of errors, grouped by what the handler should do.
+"""The tree of errors, grouped by what the handler should do.
 
 ::
 
     MillpondError
-    ├── ConflictError          read again, then try again
-    │   └── ObjectExistsError  put-if-absent found that the object exists
+    ├── ConflictError          read again, then retry
+    │   └── ObjectExistsError  put-if-absent found an existing object
     ├── FencedError            stop: another owner has taken the interval
-    ├── UnavailableError       try again later: a service is unavailable
+    ├── UnavailableError       retry later: a service is unavailable
     │   └── QueryStoppedError  a streaming query was stopped in the middle of a batch
     ├── OutcomeUnknownError    read back, then decide: a commit may or may not have landed
-    ├── DataError              stop: bytes are missing, wrong or older than they must be
-    │   └── ObjectMissingError an object that must be there is not
+    ├── DataError              stop: bytes are missing, wrong or older than acknowledged
+    │   └── ObjectMissingError a required object does not exist
     ├── InvalidError           fix the call, the pipeline, the input or the configuration
-    │   └── UnpicklableError   what works only in its process was to be sent to another one
+    │   └── UnpicklableError   an object that works only in its process cannot be sent to another
     └── InternalError          a bug in Millpond
-
-Every class carries a ``kind``, a stable code; codes are added, never changed.
-``str(error)`` is one lower-case line that ends in ``key=`value` `` pairs;
-longer diagnostics are attached as notes (PEP 678).
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from pickle import PickleError
 
 
 class ErrorKind(StrEnum):
-    """Stable codes of the error classes; append-only."""
+    """Stable codes of the error classes; codes are added, never changed."""
 
     CONFLICT = "conflict"
     FENCED = "fenced"
@@ -43,9 +39,11 @@ class ErrorKind(StrEnum):
 class MillpondError(Exception):
     """Base of every error that Millpond raises on purpose.
 
+    Longer diagnostics are attached as notes (PEP 678).
+
     Args:
-        message: one lower-case line that says what is wrong and what to do.
-        details: values that a reader needs, printed as ``key=`value` `` pairs.
+        message: one lower-case line: the cause and the way out.
+        details: values for the reader, printed as ``key=`value` `` pairs.
 
     Example:
         >>> str(InvalidError("no such stream", stream="querys"))
@@ -61,7 +59,7 @@ class MillpondError(Exception):
         super().__init__(f"{message} {pairs}" if pairs else message)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...], dict[str, object]]:
-        """Pickle with message, details and notes intact."""
+        # The default would pass the formatted text as the message; the dictionary has the notes.
         return (_rebuild, (type(self), self.message, self.details), self.__dict__)
 
 
@@ -70,33 +68,32 @@ def _rebuild(kind: type[MillpondError], message: str, details: dict[str, object]
 
 
 class ConflictError(MillpondError):
-    """Another writer's change came first: read again, then try again."""
+    """Another writer's change came first: read again, then retry."""
 
     kind = ErrorKind.CONFLICT
 
 
 class ObjectExistsError(ConflictError):
-    """A put-if-absent found that the object exists; nothing was written."""
+    """A put-if-absent found an existing object and wrote nothing."""
 
 
 class FencedError(MillpondError):
-    """Another owner holds the interval: stop; nothing of this commit was written.
+    """Another owner holds the interval: stop; this commit wrote nothing.
 
-    It is raised by commits, which never run inside user code, so an
-    ``except Exception`` in a computation cannot swallow it.
+    Only commits raise it, never inside user code, so an ``except Exception`` in a computation cannot swallow it.
     """
 
     kind = ErrorKind.FENCED
 
 
 class UnavailableError(MillpondError):
-    """A service (ZooKeeper, the object store) is unavailable: try again later."""
+    """A service (ZooKeeper, the object store) is unavailable: retry later."""
 
     kind = ErrorKind.UNAVAILABLE
 
 
 class QueryStoppedError(UnavailableError):
-    """A streaming query was stopped in the middle of a batch, which it brings again once it is started again."""
+    """A streaming query was stopped in the middle of a batch, which is redelivered when the query restarts."""
 
 
 class OutcomeUnknownError(MillpondError):
@@ -106,7 +103,7 @@ class OutcomeUnknownError(MillpondError):
 
 
 class DataError(MillpondError):
-    """Bytes are missing, wrong, or older than what was acknowledged: stop."""
+    """Bytes are missing, wrong, or older than acknowledged: stop."""
 
     kind = ErrorKind.DATA
 
@@ -122,7 +119,7 @@ class InvalidError(MillpondError):
 
 
 class UnpicklableError(InvalidError, PickleError):
-    """An object that works only in its process was to be sent to another one."""
+    """An object that works only in its process was about to be sent to another one."""
 
 
 class InternalError(MillpondError):
@@ -131,12 +128,14 @@ class InternalError(MillpondError):
     kind = ErrorKind.INTERNAL
 
 
-def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """The end of a message about an unknown name: the nearest of those that are known; empty if none is near.
+def check(condition: bool, message: str, **details: object) -> None:
+    """Raise `InternalError` unless the condition holds; unlike ``assert``, also under ``python -O``."""
+    if not condition:
+        raise InternalError(message, **details)
 
-    Args:
-        name: what was given.
-        known: the names that could have been.
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """Return the end of a message about an unknown name: the nearest known name, or nothing if none is near.
 
     Example:
         >>> did_you_mean("querys", ["queries", "flights"]), did_you_mean("x", ["queries"])

@@ -1,9 +1,9 @@
 """Failpoints: named places in the code where tests make a process die.
 
-Each sits right before or right after a write becomes durable, a lease is taken or a promise is made:
-where a crash leaves half of the work done. In production there is no listener, and a failpoint costs
-one read of a module variable. The simulator (`millpond.testing.simulation`) listens, counts how
-often each failpoint is reached, and kills simulated processes there; a test may do the same::
+A failpoint stands right before or after a write becomes durable, a lease is taken or a promise is made, where a
+crash leaves half of the work done. Production has no listener, so a failpoint costs one read of a module variable.
+The simulator (`millpond.testing.simulation`) listens, counts how often each failpoint is reached, and kills simulated
+processes there; a test may do the same::
 
     with listening(lambda name: os._exit(9) if name == "commit.after_put" else None):
         ...
@@ -66,7 +66,6 @@ _listener: Listener | None = None
 
 
 def reach(name: str) -> None:
-    """Call the listener, if there is one, with the failpoint's ``name``."""
     if _listener is not None:
         _listener(name)
 

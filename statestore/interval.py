@@ -1,8 +1,7 @@
 """Key intervals: the unit of ownership (MillWheel §7.1).
 
-The intervals of a computation cover all keys; each is leased, fenced and
-processed on its own. Keys are ordered by their UTF-8 bytes, which is the order of
-code points, so plain comparison of Python strings gives the right order.
+The intervals of a computation cover all keys. Each one is leased, fenced and processed on its own. Keys are ordered
+by their UTF-8 bytes, which is the order of code points, so plain comparison of Python strings is right.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from itertools import pairwise
 from typing import Final
 from urllib.parse import unquote
 
-from millpond.statestore.app_ids import INTERVAL_PREFIX, quoted
+from millpond.statestore.app_ids import AppId, quoted
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.quick_pickle import quickly_pickled
-from millpond.statestore.types import Sequencer
+from millpond.statestore.types import Sequencer, quickly_pickled
+
+_PREFIX: Final = AppId.INTERVAL.value
 
 CUT_CHARACTERS_MAX: Final = 256
-"""Cuts are part of application ids and of ZooKeeper's paths, so they are short prefixes of keys."""
+"""Cuts are short prefixes of keys, because application ids and ZooKeeper's paths contain them."""
 
 
 @quickly_pickled
@@ -40,11 +40,10 @@ class Interval:
     high: str | None = None
 
     def contains(self, key: str) -> bool:
-        """Whether ``key`` lies in the interval."""
         return self.low <= key and (self.high is None or key < self.high)
 
     def overlaps(self, other: Interval) -> bool:
-        """Whether a key may lie in both.
+        """Return True if a key may lie in both.
 
         Example:
             >>> Interval("c", "", "m").overlaps(Interval("c", "l")), Interval("c", "", "m").overlaps(Interval("c", "m"))
@@ -59,27 +58,25 @@ class Interval:
     @property
     def app_id(self) -> str:
         """The Delta application id under which the interval's commits are fenced."""
+        # The mark tells a high key from an unbounded interval, even if the key were empty.
         high = "" if self.high is None else "=" + quoted(self.high)
-        return f"{INTERVAL_PREFIX}{quoted(self.computation, self.low)}/{high}"
+        return f"{_PREFIX}{quoted(self.computation, self.low)}/{high}"
 
     @staticmethod
     def from_app_id(app_id: str) -> Interval | None:
-        """The interval that an application id names; ``None`` for other ids."""
-        if not app_id.startswith(INTERVAL_PREFIX):
+        """Return the interval of an application id, or None for an id of another kind."""
+        if not app_id.startswith(_PREFIX):
             return None
-        computation, low, high = app_id.removeprefix(INTERVAL_PREFIX).split("/")
+        computation, low, high = app_id.removeprefix(_PREFIX).split("/")
         return Interval(unquote(computation), unquote(low), unquote(high[1:]) if high else None)
 
 
 def intervals_from_boundaries(computation: str, boundaries: Iterable[str]) -> tuple[Interval, ...]:
-    """Intervals that cover all keys, cut at ``boundaries`` (sorted, distinct, non-empty strings).
+    """Cut all keys at ``boundaries``, which are sorted, distinct and not empty.
 
     Example:
         >>> [i.low for i in intervals_from_boundaries("c", ["g", "p"])]
         ['', 'g', 'p']
-
-    Raises:
-        InvalidError: the boundaries are not sorted and distinct.
     """
     cuts = ["", *boundaries]
     if any(left >= right for left, right in pairwise(cuts)):
@@ -89,20 +86,16 @@ def intervals_from_boundaries(computation: str, boundaries: Iterable[str]) -> tu
 
 
 def locate(lows: Sequence[str], key: str) -> int:
-    """Index of the interval that holds ``key``, given the sorted low bounds (first is ``""``)."""
+    """Return the index of the interval that holds ``key``, given the sorted low bounds (first is ``""``)."""
     return bisect_right(lows, key) - 1
 
 
 def superseded(sequencers: Mapping[Interval, Sequencer]) -> dict[Interval, Interval]:
-    """The intervals that a split or a merge has replaced, each with an interval that replaced it.
+    """Map each interval that a split or a merge has replaced to an interval that replaced it.
 
-    A split's children and a merge's result are leased later than the intervals that they replace, and a
-    later lease of the same keys has a higher sequencer (MillWheel §7.1). So of two intervals
-    that share keys, the interval with the higher sequencer is live, and no other record of
-    splits and merges is needed.
-
-    One sweep over the low bounds; the live intervals of a computation together must cover
-    all keys of the intervals that they replaced, as those of splits and merges do.
+    A split's children and a merge's result are leased later than the intervals they replace, and a later lease of
+    the same keys has a higher sequencer (MillWheel §7.1). So of two intervals that share keys, the one with the
+    higher sequencer is live, and splits and merges need no other record.
 
     Example:
         >>> old, low, high = Interval("c"), Interval("c", "", "m"), Interval("c", "m")
@@ -111,6 +104,8 @@ def superseded(sequencers: Mapping[Interval, Sequencer]) -> dict[Interval, Inter
     """
     replaced: dict[Interval, Interval] = {}
     active: list[Interval] = []
+    # One sweep over the low bounds suffices, because the live intervals of a computation cover all keys of the
+    # intervals that they replaced.
     for interval in sorted(sequencers, key=lambda key: (key.computation, key.low)):
         active = [other for other in active if other.overlaps(interval)]
         for other in active:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from millpond.statestore.catalog.catalog import Catalog, pinned_snapshot
 from millpond.statestore.catalog.engine import default_catalog_url
-from millpond.statestore.check import Closeable
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.history.lineage import (
     ROWS_FOLDER,
@@ -77,7 +76,7 @@ from millpond.statestore.rows.codec import Codec, JsonCodec
 from millpond.statestore.rows.files import PARQUET
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Durability, Objects, Rng, TableVersion
+from millpond.statestore.types import Clock, Closeable, Durability, Objects, Rng, TableVersion
 from millpond.statestore.view import RowsView, connect
 
 if TYPE_CHECKING:

@@ -1,12 +1,6 @@
-"""The real clock and the real randomness; no other module may touch either.
+"""The machine's clock, randomness and cycle collector, and retries, which wait on the clock.
 
-They sit in the lowest layer because the store needs them as well as the
-runners; `tests/test_tidy.py` bans ``time``, ``random`` and ``uuid`` elsewhere.
-
-Pauses Python's cycle collector while the engine makes many values: rows that it loads, a plan, a commit.
-
-That is up to hundreds of thousands of small objects, none of them in a cycle. Scanning them, and all that the
-process has, again and again took half of the time.
+No other module may use ``time``, ``random`` or ``uuid``; `tests/test_tidy.py` bans them elsewhere.
 """
 
 from __future__ import annotations
@@ -15,30 +9,32 @@ import gc
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
 
-from millpond.statestore.types import WallTimeMicros
+from millpond.statestore.errors import UnavailableError
+from millpond.statestore.types import Clock, Rng, WallTimeMicros
+
+_Result = TypeVar("_Result")
 
 
 class SystemClock:
     """The machine's `Clock`."""
 
     def now_us(self) -> WallTimeMicros:
-        """Wall time in microseconds since 1970 UTC."""
         return WallTimeMicros(time.time_ns() // 1_000)
 
     def monotonic_us(self) -> int:
-        """Microseconds on the machine's monotonic clock."""
         return time.monotonic_ns() // 1_000
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Block the calling thread for ``duration_ms`` milliseconds."""
         time.sleep(duration_ms / 1_000)
 
 
 def thread_time_us() -> int:
-    """Microseconds for which a processor has run this thread."""
+    """Return the processor time of this thread in microseconds."""
     return time.thread_time_ns() // 1_000
 
 
@@ -46,18 +42,16 @@ class SystemRng:
     """The machine's `Rng`; tokens come from the operating system, so forked workers never draw the same one."""
 
     def random(self) -> float:
-        """A uniformly distributed number in [0, 1)."""
         return random.random()
 
     def token(self) -> str:
-        """32 hexadecimal digits from the operating system's random source."""
         return os.urandom(16).hex()
 
 
 def seed_forks() -> None:
-    """Have each process that this one forks draw numbers of its own from NumPy's generator, which is made at import.
+    """Reseed NumPy's global generator in forked processes, which would otherwise all draw the same numbers.
 
-    Python's own generator sees to that by itself.
+    Python reseeds its own generator.
     """
     import numpy as np
 
@@ -68,7 +62,9 @@ def seed_forks() -> None:
 def collector_paused() -> Iterator[None]:
     """Run engine code, never the user's, without collecting cycles.
 
-    Reference counts release memory as usual. The pause affects all threads, so it must be short.
+    A load, a plan or a commit makes hundreds of thousands of small objects without a cycle, and scanning them
+    repeatedly took half of the time. Reference counts still release memory. The pause affects all threads, so it
+    must be short.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -77,3 +73,32 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Bounds of retries: attempts at one operation of the object store, and waits that double between them.
+
+    ``versions_max`` bounds how many versions a commit may lose to other writers.
+    """
+
+    tries: int = 5
+    delay_ms: float = 10.0
+    delay_ms_max: float = 1_000.0
+    versions_max: int = 100
+
+
+def retrying(action: Callable[[], _Result], policy: RetryPolicy, clock: Clock, rng: Rng) -> _Result:
+    """Run an idempotent action, retrying while the store is unavailable.
+
+    Reads are idempotent, and so is put-if-absent of the same bytes.
+    """
+    delay_ms = policy.delay_ms
+    for _ in range(policy.tries - 1):
+        try:
+            return action()
+        except UnavailableError:
+            # Jitter the wait, so that writers that failed together do not come back together.
+            clock.sleep_ms(delay_ms * (0.5 + rng.random() / 2))
+            delay_ms = min(delay_ms * 2, policy.delay_ms_max)
+    return action()

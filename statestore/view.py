@@ -33,8 +33,13 @@ from millpond.statestore.log.snapshot import Snapshot, load
 from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
 from millpond.statestore.rows.key_columns import key_columns_in, key_lookup
 from millpond.statestore.rows.key_text import KeyValue, encode_key
-from millpond.statestore.rows.merge import MERGE_COLUMNS, split_rows
-from millpond.statestore.rows.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
+from millpond.statestore.rows.merge import (
+    MERGE_COLUMNS,
+    ROWS_VIEW_COLUMNS,
+    SqlDialect,
+    rows_query,
+    split_rows,
+)
 from millpond.statestore.rows.row import (
     ID_COLUMNS,
     PARTITION_COLUMN,

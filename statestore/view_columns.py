@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import orjson
 import pyarrow as pa
 
-from millpond.statestore.app_ids import STATE_COLUMNS_PREFIX, recorded_word
+from millpond.statestore.app_ids import AppId, recorded_word
 from millpond.statestore.errors import DataError
 from millpond.statestore.rows.key_columns import fitting_cells, typed_columns
 from millpond.statestore.rows.key_text import kind_of_name, name_of_kind
-from millpond.statestore.rows.reader_sql import ROWS_VIEW_COLUMNS
+from millpond.statestore.rows.merge import ROWS_VIEW_COLUMNS
 
 if TYPE_CHECKING:
     import duckdb
@@ -223,7 +223,7 @@ def state_columns_in(positions: Mapping[str, int], computation: str) -> tuple[St
     Raises:
         DataError: a later version has recorded a form or a type that this one does not know.
     """
-    word = recorded_word(positions, STATE_COLUMNS_PREFIX, computation)
+    word = recorded_word(positions, AppId.STATE_COLUMNS, computation)
     return () if word is None else parse_state_word(word)
 
 

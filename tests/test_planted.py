@@ -48,9 +48,10 @@ def test_a_patch_that_breaks_nothing_is_not_found(tmp_path: Path, monkeypatch: p
     """A patch without a bug is reported as not found, so the search itself can fail."""
     harmless = (
         "Breaks: I0: nothing\nFound-by: simulate --seeds 1 --steps 5\n\n"
-        "diff --git a/testing/simulation/__init__.py b/testing/simulation/__init__.py\n"
-        "--- a/testing/simulation/__init__.py\n+++ b/testing/simulation/__init__.py\n"
-        '@@ -3,1 +3,2 @@\n """\n+HARMLESS = True\n'
+        "diff --git a/millpond/testing/simulation/__init__.py b/millpond/testing/simulation/__init__.py\n"
+        "--- a/millpond/testing/simulation/__init__.py\n+++ b/millpond/testing/simulation/__init__.py\n"
+        "@@ -1,1 +1,2 @@\n"
+        ' """The simulator: the whole engine in one thread, from one seed, with faults (harness H3)."""\n+HARMLESS = True\n'
     )
     (tmp_path / "harmless.patch").write_text(harmless)
     monkeypatch.setattr(planted, "FOLDER", tmp_path)

@@ -23,7 +23,7 @@ Streams: TypeAlias = Mapping[str, mp.DataflowStream]
 
 TEN_SECONDS: Final = 10_000_000
 
-LIVE: Final = mp.WindowingStrategy(
+LIVE: Final = mp.windows.WindowingStrategy(
     window_fn=mp.GlobalWindows(),
     trigger=mp.Repeatedly(mp.AfterCount(1)),
     accumulation="retracting",

@@ -25,7 +25,7 @@ class BidStatistics(mp.CombineFn):
     """Numbers of bids, distinct bidders and distinct auctions, in total and by rank of the price; and the last time.
 
     Distinct counts are exact: the accumulator has every id once, with the ranks it occurred in as bits, so it
-    grows with the ids of a day. `mp.ApproximateCountDistinct` is bounded, and a few percent off.
+    grows with the ids of a day. `mp.windows.ApproximateCountDistinct` is bounded, and a few percent off.
     """
 
     can_uncombine = False

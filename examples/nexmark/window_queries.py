@@ -107,7 +107,7 @@ def _highest_bid(streams: Streams, name: str) -> mp.DataflowStream:
 def _new_users(streams: Streams, name: str) -> mp.DataflowStream:
     both = mp.co_group(
         {"persons": streams["persons"], "auctions": streams["auctions"]},
-        mp.WindowingStrategy(window_fn=mp.FixedWindows("10s")),
+        mp.windows.WindowingStrategy(window_fn=mp.FixedWindows("10s")),
         name=f"{name}_both",
         keys={"persons": "person_key", "auctions": "seller_key"},
         of={"persons": fields("id", "name", "date_time"), "auctions": "id"},

@@ -62,11 +62,11 @@ def _by(
 class _Asking(mp.Repeatedly):
     """Fires with each element, and asks for the contribution of each pane to be kept or cleared."""
 
-    def __init__(self, contents: mp.Contents) -> None:
+    def __init__(self, contents: mp.windows.Contents) -> None:
         mp.Repeatedly.__init__(self, mp.AfterCount(1))
         object.__setattr__(self, "contents", contents)
 
-    def on_fire(self, context: mp.TriggerContext) -> bool:
+    def on_fire(self, context: mp.windows.TriggerContext) -> bool:
         context.ask(self.contents)  # type: ignore[attr-defined]
         return mp.Repeatedly.on_fire(self, context)
 
@@ -88,26 +88,26 @@ TRIGGERS: Final[Mapping[str, Drawn]] = {
     "default": _by(mp.Default()),
     "after_watermark": _by(_THREE),
     "watermark_percentile": _by(
-        mp.AfterEach(mp.WatermarkPercentile(90), mp.WatermarkPercentile(100)),
+        mp.AfterEach(mp.windows.WatermarkPercentile(90), mp.windows.WatermarkPercentile(100)),
         story="two_percentiles",
         emit_empty_on_time=True,
     ),
     "after_count": _by(mp.AfterCount(2)),
-    "after_bytes": _by(mp.AfterBytes(100)),
-    "should_emit": _by(mp.ShouldEmit(_ten_points)),
-    "result_is": _by(mp.Repeatedly(mp.ResultIs(_is_odd))),
+    "after_bytes": _by(mp.windows.AfterBytes(100)),
+    "should_emit": _by(mp.windows.ShouldEmit(_ten_points)),
+    "result_is": _by(mp.Repeatedly(mp.windows.ResultIs(_is_odd))),
     "after_signal": _by(mp.Repeatedly(mp.AfterSignal("show")), story="two_signals"),
     "after_processing_time": _by(mp.AfterProcessingTime("1m")),
-    "after_delay": _by(mp.AfterDelay("30s", "event")),
+    "after_delay": _by(mp.windows.AfterDelay("30s", "event")),
     "at_period": _by(mp.AtPeriod(0, "1m")),
     "after_all": _by(mp.AfterAll(mp.AfterCount(2), mp.AfterWatermark())),
     "after_any": _by(mp.AfterAny(mp.AfterCount(3), mp.AfterWatermark())),
     "after_each": _by(mp.AfterEach(_EACH, mp.AfterCount(2), _EACH)),
     "repeatedly": _by(mp.Repeatedly(_EVERY_MINUTE)),
-    "repeat_count": _by(mp.RepeatCount(_EACH, 2)),
-    "repeat_until": _by(mp.RepeatUntil(_EACH, mp.AfterWatermark())),
-    "or_finally": _by(mp.OrFinally(mp.Repeatedly(_EVERY_MINUTE), mp.AfterCount(3))),
-    "never": _by(mp.Never(), allowed_lateness=0),
+    "repeat_count": _by(mp.windows.RepeatCount(_EACH, 2)),
+    "repeat_until": _by(mp.windows.RepeatUntil(_EACH, mp.AfterWatermark())),
+    "or_finally": _by(mp.windows.OrFinally(mp.Repeatedly(_EVERY_MINUTE), mp.AfterCount(3))),
+    "never": _by(mp.windows.Never(), allowed_lateness=0),
 }
 """A picture of each trigger, on windows of two minutes."""
 
@@ -115,9 +115,11 @@ MODES: Final[Mapping[str, Drawn]] = {
     "discarding": _by(_THREE, accumulation="discarding"),
     "accumulating": _by(_THREE),
     "retracting": _by(_THREE, accumulation="retracting"),
-    "clear_by_default": _by(mp.AfterEach(_EACH, _Asking(mp.Contents.KEEP)), accumulation="clear_by_default"),
+    "clear_by_default": _by(
+        mp.AfterEach(_EACH, _Asking(mp.windows.Contents.KEEP)), accumulation="clear_by_default"
+    ),
     "accumulate_by_default": _by(
-        mp.AfterEach(_EACH, _Asking(mp.Contents.CLEAR)), accumulation="accumulate_by_default"
+        mp.AfterEach(_EACH, _Asking(mp.windows.Contents.CLEAR)), accumulation="accumulate_by_default"
     ),
     "incremental": _by(_THREE, accumulation="discarding", incremental=True),
     "sessions_retracting": _by(_THREE, mp.Sessions("1m"), accumulation="retracting", story="for_sessions"),
@@ -129,14 +131,14 @@ MODES: Final[Mapping[str, Drawn]] = {
 class _AsLongAsGreat(mp.WindowFn):
     """A window function of a user: as many times ten seconds as the score has points."""
 
-    def assign(self, element: mp.Element) -> list[mp.Window]:
+    def assign(self, element: mp.windows.Element) -> list[mp.Window]:
         return [mp.Window(element.at, element.at + element.value["points"] * 10 * SECOND_US)]
 
 
 WINDOWS: Final[Mapping[str, Drawn]] = {
     "global_windows": _by(mp.Default(), mp.GlobalWindows(), story="batch"),
     "fixed_windows": _by(mp.Default(), mp.FixedWindows("2m"), story="batch"),
-    "unaligned_fixed_windows": _by(mp.Default(), mp.UnalignedFixedWindows("2m"), story="two_teams"),
+    "unaligned_fixed_windows": _by(mp.Default(), mp.windows.UnalignedFixedWindows("2m"), story="two_teams"),
     "sliding_windows": _by(mp.Default(), mp.SlidingWindows("2m", "1m"), story="batch"),
     "sessions": _by(mp.Default(), mp.Sessions("50s"), story="batch"),
     "calendar_windows": _by(mp.Default(), mp.CalendarWindows.days(1, _ZONE), story="spring"),

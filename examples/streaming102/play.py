@@ -227,7 +227,7 @@ def _panes(place: Path) -> list[Shown]:
 
 
 def _shown(key: str, envelope: dict[str, Any]) -> Shown:
-    shown = mp.WindowedValue.from_json(envelope)
+    shown = mp.windows.WindowedValue.from_json(envelope)
     return Shown(
         value=shown.value,
         window=None if shown.window.is_global else (shown.window.start, shown.window.end),

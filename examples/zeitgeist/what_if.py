@@ -49,8 +49,8 @@ class WhatIf:
 
     version: int
     day: str
-    computations: Sequence[mp.PartDifference]
-    tables: Sequence[mp.PartDifference]
+    computations: Sequence[mp.types.PartDifference]
+    tables: Sequence[mp.types.PartDifference]
 
     @classmethod
     def read(cls, path: Path) -> WhatIf:
@@ -59,8 +59,8 @@ class WhatIf:
         return cls(
             version=told["version"],
             day=told["day"],
-            computations=[mp.PartDifference(**part) for part in told["computations"]],
-            tables=[mp.PartDifference(**part) for part in told["tables"]],
+            computations=[mp.types.PartDifference(**part) for part in told["computations"]],
+            tables=[mp.types.PartDifference(**part) for part in told["tables"]],
         )
 
     def write(self, path: Path) -> None:
@@ -93,7 +93,7 @@ def replay_what_if(
     version = _savepoint(store, day)
     pipeline = zeitgeist(tables, Detector(_SENSITIVITY))
     with mp.Store.open(store, read_only=True) as original:
-        mp.replay_on_spark(
+        mp.spark.replay_on_spark(
             original, folder, pipeline, {"flights": flights}, version=version, spark=spark, progress=True
         )
         with mp.Store.open(folder, read_only=True) as replayed:

@@ -1,5 +1,4 @@
-"""Computations: user code, run in the context of one key (MillWheel §5.1), and upgrades of states from
-earlier code.
+"""Computations: user code, run in the context of one key (MillWheel §5.1), and upgrades of its states.
 
 A row keeps the state of earlier code until the row is written next, so a change of code rewrites nothing at
 once.
@@ -134,8 +133,7 @@ class Computation:
         )
 
     def upgrade_state(self, state: Any, version: int) -> Any:  # noqa: ARG002 - a hook
-        """Return a key's state in today's form, given a state that code of an earlier ``state_version``
-        wrote.
+        """Return a key's state in today's form, from the state that an earlier ``state_version`` wrote.
 
         It is called before a hook gets such a state, and by ``millpond upgrade`` for the remaining keys. A
         key without state is not upgraded. The row keeps the old state until it is written, so the method may

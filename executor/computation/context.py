@@ -227,8 +227,7 @@ class Context:
         return tuple(self._produces)
 
     def watermark_at(self, percentile: float) -> EventTimeMicros:
-        """Return a percentile watermark of the input: about ``percentile`` percent of the records before it
-        are in.
+        """Return a watermark before which about ``percentile`` percent of the input's records have come.
 
         Args:
             percentile: one of the computation's ``percentiles``, or 100 for the low watermark.

@@ -170,8 +170,7 @@ class State:
         self._reset(None)
 
     def open(self, make: Callable[[Any], OpenStateT]) -> OpenStateT:
-        """Return the state as an object that hooks change in place: made once and stored once per turn of the
-        key.
+        """Return the state as an object that hooks change in place, made and stored once per turn of the key.
 
         All hooks of the key's turn in the bundle get the same object, and changes in it are kept without
         `set`. Calling `get`, `set` or `delete` ends its use.

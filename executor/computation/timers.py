@@ -78,8 +78,7 @@ class KeyTimes:
 
 
 class EarliestByKey:
-    """One time per key with quick access to the earliest: a heap of at most two entries per key plus
-    `_STALE_MIN`.
+    """One time per key, with the earliest at hand: a heap of at most two entries per key plus `_STALE_MIN`.
 
     Outdated entries stay in the heap and are skipped.
     """
@@ -303,8 +302,7 @@ class KeyTimers:
         self._opened().pop((tag, domain), None)
 
     def owed_at(self) -> int | None:
-        """Return the earliest output time that the key's timers hold, including those at the start of its
-        turn.
+        """Return the earliest output time that the key's timers hold or held at the start of its turn.
 
         The latter hold the watermark until the bundle commits, so no consumer's watermark has passed them.
         """

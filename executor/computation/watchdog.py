@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from millpond.statestore.check import check
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, check
 
 _CHECKS_IN_LIMIT: Final = 4
 _INTERRUPTIONS_MAX: Final = 2

@@ -11,7 +11,7 @@ from millpond.executor.inputs.payload import Payload
 from millpond.executor.time.instants import DEFAULT_READING, TimeReading
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.bloom import ID_SLACK_US
+from millpond.statestore.rows.record_ids import ID_SLACK_US
 
 FieldExtractor: TypeAlias = str | Callable[[Any], Any]
 """Where an injector finds a time, id or member: a column's name, or a function of the row as a ``dict``."""

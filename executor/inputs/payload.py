@@ -27,8 +27,7 @@ _REASON_MAX: Final = 300
 
 
 class Payload(ABC):
-    """The base class of payloads: encoded values in a column of a stream's rows, decoded by
-    `Pipeline.inject`.
+    """The base class of payloads: encoded values in a column of a stream's rows.
 
     `AvroPayload`, `ProtobufPayload` and `JsonPayload` are ready to use. For another encoding write a subclass
     with a `decoder`.
@@ -41,7 +40,7 @@ class Payload(ABC):
 
     Example::
 
-        class MessagePack(mp.Payload):
+        class MessagePack(mp.types.Payload):
             def decoder(self):
                 import msgpack
                 return msgpack.unpackb

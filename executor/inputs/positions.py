@@ -6,22 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import unquote
 
 from millpond.executor.time.clocks import EXACT, clock_name
-from millpond.statestore.app_ids import (
-    CLAIM_PREFIX,
-    COUNT_PREFIX,
-    INPUT_PREFIX,
-    PIPELINE_NAME_PREFIX,
-    STATE_VERSION_PREFIX,
-    app_id_parts,
-    claim_app_id,
-    id_slack_app_id,
-    input_app_id,
-    pipeline_number,
-    recorded_word,
-    superstep_app_id,
-    supersteps_of,
-    watermark_app_id,
-)
+from millpond.statestore.app_ids import AppId, pipeline_number, recorded_word, supersteps_of
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import Superstep
@@ -35,15 +20,15 @@ def percentile_watermark_app_id(pipeline: str, kind: str, name: str, percentile:
     """Return the app id of a journaled percentile watermark; ``kind`` is ``injector`` or ``computation``."""
     # The clock's own name, so that 90 and 90.0 are one watermark here as in the rows.
     clock = clock_name(TimeDomain.EVENT, percentile)
-    return watermark_app_id(pipeline, kind, name) + clock.removeprefix(TimeDomain.EVENT.value)
+    return AppId.WATERMARK.of(pipeline, kind, name) + clock.removeprefix(TimeDomain.EVENT.value)
 
 
 def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[str, dict[str, int]]:
     """Return every counter of a pipeline's computations, by computation and name."""
     counts: dict[str, dict[str, int]] = {}
     for app_id, value in positions.items():
-        if app_id.startswith(COUNT_PREFIX):
-            of, computation, counter = app_id_parts(app_id, COUNT_PREFIX)
+        if app_id.startswith(AppId.COUNT):
+            of, computation, counter = AppId.COUNT.parts(app_id)
             if of == pipeline:
                 counts.setdefault(computation, {})[counter] = value
     return counts
@@ -58,15 +43,15 @@ def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
     """Return every computation that a pipeline has ever run, including former ones."""
     number = pipeline_number(pipeline)
     return frozenset(
-        unquote(app_id.removeprefix(CLAIM_PREFIX))
+        unquote(app_id.removeprefix(AppId.CLAIM))
         for app_id, version in positions.items()
-        if version == number and app_id.startswith(CLAIM_PREFIX)
+        if version == number and app_id.startswith(AppId.CLAIM)
     )
 
 
 def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computation: str) -> str | None:
     """Return the other pipeline that owns a computation; ``None`` when it is free or already owned by this one."""
-    number = positions.get(claim_app_id(computation))
+    number = positions.get(AppId.CLAIM.of(computation))
     if number in (None, pipeline_number(pipeline)):
         return None
     return next((name for name in supersteps_of(positions) if pipeline_number(name) == number), "another one")
@@ -81,18 +66,18 @@ def id_slack_position(stored: int | None, slack_us: int) -> int:
 
 def id_slack_of(positions: Mapping[str, int], computation: str) -> int | None:
     """Return how long a computation's senders may repeat a record, in microseconds; ``None`` if not recorded."""
-    position = positions.get(id_slack_app_id(computation))
+    position = positions.get(AppId.ID_SLACK.of(computation))
     return None if position is None else position % (1 << _SLACK_BITS) * 1_000
 
 
 def current_name(positions: Mapping[str, int], stored: str) -> str:
     """Return the present name of a pipeline that the store knows as ``stored``."""
-    return recorded_word(positions, PIPELINE_NAME_PREFIX, stored) or stored
+    return recorded_word(positions, AppId.PIPELINE_NAME, stored) or stored
 
 
 def stored_state_version(positions: Mapping[str, int], computation: str) -> int:
     """Return the ``state_version`` of the code that ran a computation last; 0 if the table records none."""
-    return int(recorded_word(positions, STATE_VERSION_PREFIX, computation) or 0)
+    return int(recorded_word(positions, AppId.STATE_VERSION, computation) or 0)
 
 
 def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str) -> str | None:
@@ -103,21 +88,21 @@ def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str)
     if source in (BOUNDED_SOURCE, LOCAL_SOURCE):
         return None
     consumers = (
-        app_id_parts(app_id, INPUT_PREFIX)
+        AppId.INPUT.parts(app_id)
         for app_id, version in positions.items()
-        if app_id.startswith(INPUT_PREFIX) and version >= 0
+        if app_id.startswith(AppId.INPUT) and version >= 0
     )
     return next((parts[0] for parts in consumers if parts[2:] == (source,) and parts[0] != pipeline), None)
 
 
 def superstep_of(positions: Mapping[str, int], pipeline: str) -> Superstep:
     """Return the last committed superstep; 0 before the first."""
-    return Superstep(positions.get(superstep_app_id(pipeline), 0))
+    return Superstep(positions.get(AppId.SUPERSTEP.of(pipeline), 0))
 
 
 def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) -> dict[str, int]:
     """Return source id → last consumed batch of one input."""
-    prefix = input_app_id(pipeline, stream, "")
+    prefix = AppId.INPUT.of(pipeline, stream, "")
     return {
         unquote(app_id.removeprefix(prefix)): version
         for app_id, version in positions.items()

@@ -22,11 +22,10 @@ from millpond.executor.computation.values import ConcatenatedValues, PythonValue
 from millpond.executor.interval.letters import RetriedLetter, describe_value
 from millpond.executor.pipeline.nodes import STRONG, WeakStreams
 from millpond.executor.time.clocks import Clocks, PercentileTimes
-from millpond.statestore.check import check
+from millpond.statestore.errors import check
 from millpond.statestore.interval import Interval
-from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.row import Fence
-from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros
+from millpond.statestore.types import EventTimeMicros, Superstep, WallTimeMicros, quickly_pickled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

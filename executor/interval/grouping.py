@@ -26,7 +26,7 @@ from millpond.executor.computation.values import PythonValues
 from millpond.executor.interval.bundle import Arrivals, Deliveries
 from millpond.executor.interval.letters import RetriedLetter
 from millpond.executor.interval.soft_state import SoftState
-from millpond.statestore.rows.fingerprint import fingerprints
+from millpond.statestore.rows.record_ids import fingerprints
 
 _PACKED_BITS: Final = 63
 

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from millpond.executor.interval.row_reader import FileKeys, RowReader, large_among
 from millpond.statestore.interval import Interval
-from millpond.statestore.rows.bloom import RecordIdFilter
-from millpond.statestore.rows.row_shape import with_values
+from millpond.statestore.rows.record_ids import RecordIdFilter
+from millpond.statestore.rows.row import with_values
 
 ID_COLUMNS: Final = ("key", "record_ids")
 

@@ -31,9 +31,9 @@ from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import PythonValues, has_utf8
 from millpond.executor.time.clocks import EXACT
 from millpond.statestore.errors import InvalidError, MillpondError
-from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.codec import JsonCodec, PlainObject
 from millpond.statestore.rows.row import TimeDomain
+from millpond.statestore.types import quickly_pickled
 
 VALUE_MAX: Final = 1 << 20
 """How many characters of a value a letter keeps; a longer value is cut, and marked as such."""

@@ -45,7 +45,7 @@ from millpond.executor.interval.row_update import (
     with_upgrades,
 )
 from millpond.executor.interval.time_sorted import TimeSortedExecutor
-from millpond.statestore.check import check
+from millpond.statestore.errors import check
 from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 

@@ -42,9 +42,8 @@ from millpond.executor.interval.eviction import (
 from millpond.executor.interval.row_reader import ColdRows, LoadedRows
 from millpond.executor.time.clocks import EXACT, FREE, parse_timer_clock
 from millpond.statestore.interval import Interval
-from millpond.statestore.rows.bloom import RecordIdFilter
-from millpond.statestore.rows.row import TimeDomain
-from millpond.statestore.rows.row_shape import lengths_of
+from millpond.statestore.rows.record_ids import RecordIdFilter
+from millpond.statestore.rows.row import TimeDomain, lengths_of
 
 ROW_BYTES: Final = 240
 """What a cached row costs in CPython without its characters: two strings and its share of a dict."""

@@ -38,9 +38,8 @@ from millpond.executor.interval.grouping import Grouping
 from millpond.executor.pipeline.nodes import WeakStreams, addressed
 from millpond.executor.time.clocks import PercentileTimes, timer_clock_name
 from millpond.statestore.interval import Interval
-from millpond.statestore.quick_pickle import quickly_pickled
-from millpond.statestore.rows.bloom import arrival_us
 from millpond.statestore.rows.files import RowFile
+from millpond.statestore.rows.record_ids import arrival_us
 from millpond.statestore.rows.row import (
     PRODUCTION_TYPE,
     RECORD_ID_TYPE,
@@ -49,9 +48,9 @@ from millpond.statestore.rows.row import (
     TIMER_TYPE,
     TIMESTAMP,
     Fence,
+    lists_of,
 )
-from millpond.statestore.rows.row_shape import lists_of
-from millpond.statestore.types import EventTimeMicros, WallTimeMicros
+from millpond.statestore.types import EventTimeMicros, WallTimeMicros, quickly_pickled
 
 if TYPE_CHECKING:
     from millpond.statestore.types import Superstep

@@ -44,12 +44,12 @@ from millpond.executor.interval.row_reader import (
     load_changes,
     load_rows,
 )
-from millpond.statestore.check import check
+from millpond.statestore.errors import check
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.files import RowFile
-from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints
 from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
+from millpond.statestore.rows.record_ids import Fingerprints, fingerprints
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.system import collector_paused
 

@@ -24,15 +24,14 @@ from millpond.executor.interval.row_update import BundleResult, Manifest
 from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import STRONG, ComputationNode, WeakStreams
 from millpond.executor.time.clocks import PercentileTimes
-from millpond.statestore.check import check
+from millpond.statestore.errors import check
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
-from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.files import PARQUET, RowFile, write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.rows.row_format import RowFormat
-from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros
+from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallTimeMicros, quickly_pickled
 
 
 @quickly_pickled

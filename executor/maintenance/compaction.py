@@ -32,7 +32,7 @@ from millpond.statestore.errors import DataError, MillpondError, UnavailableErro
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import CommitRequest
-from millpond.statestore.rows.bloom import ID_SLACK_US, IdRetention
+from millpond.statestore.rows.record_ids import ID_SLACK_US, IdRetention
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MIN_US, Clock, EventTimeMicros, Rng, Superstep
 

@@ -33,7 +33,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, exclusive
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.rows.bloom import ID_SLACK_US, IdRetention
+from millpond.statestore.rows.record_ids import ID_SLACK_US, IdRetention
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import (

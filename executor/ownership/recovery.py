@@ -23,7 +23,7 @@ from millpond.executor.ownership.evolution import Evolution, check_codecs, codec
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.clocks import EXACT, PercentileTimes
-from millpond.statestore.app_ids import state_columns_app_id, state_version_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
@@ -175,10 +175,10 @@ def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str])
     for name in sorted(names & topology.computations.keys()):
         version = topology.computations[name].computation.state_version
         if stored_state_version(snapshot.txns, name) != version:
-            records[state_version_app_id(name, version)] = snapshot.version + 1
+            records[AppId.STATE_VERSION.of(name, version)] = snapshot.version + 1
         columns = topology.computations[name].computation.state_columns
         if state_columns_in(snapshot.txns, name) != columns:
-            records[state_columns_app_id(name, state_word(columns))] = snapshot.version + 1
+            records[AppId.STATE_COLUMNS.of(name, state_word(columns))] = snapshot.version + 1
     return records
 
 

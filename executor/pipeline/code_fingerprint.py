@@ -1,5 +1,4 @@
-"""A fingerprint of a computation's code: equal in two processes that run the same code, different once it
-changes.
+"""A fingerprint of a computation's code, equal in two processes that run the same code.
 
 It covers the computation's class and those bases that are neither Millpond's nor installed, with bytecode and
 attributes; the values in the instance; and functions and classes of the same module that this code names,

@@ -32,7 +32,7 @@ from millpond.executor.pipeline.nodes import (
 )
 from millpond.executor.time.clocks import EXACT
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.rows.bloom import ID_SLACK_US
+from millpond.statestore.rows.record_ids import ID_SLACK_US
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +196,7 @@ class Topology:
         return tuple(sorter.static_order())
 
     def waves(self, planned: Collection[str]) -> tuple[tuple[str, ...], ...]:
-        """Return the computations with work, or with weak productions to come, in groups that may run at the
-        same time.
+        """Return the computations with work, or with weak productions to come, in groups that may run at once.
 
         Each group comes after the groups that feed it.
 

@@ -16,7 +16,7 @@ from millpond.executor.replay.replay import ReplayNote, read_note
 from millpond.executor.sinks.columns import SinkRecord
 from millpond.executor.sinks.delta_table import read_rows, version_within
 from millpond.executor.sinks.fork import SinkFolder
-from millpond.statestore.app_ids import superstep_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.history.lineage import Lineage
 from millpond.statestore.log.log import Log
@@ -172,7 +172,7 @@ def _note_of(store: Store, other: Store) -> ReplayNote | None:
 
 
 def _check_complete(note: ReplayNote, snapshot: Snapshot) -> None:
-    reached = snapshot.txns.get(superstep_app_id(note.pipeline), 0)
+    reached = snapshot.txns.get(AppId.SUPERSTEP.of(note.pipeline), 0)
     if note.recorded and reached < note.superstep:
         raise InvalidError(
             "the replay has not come to its end: call it again with the same arguments",

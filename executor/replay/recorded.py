@@ -19,15 +19,7 @@ from millpond.executor.inputs.extraction import Rows
 from millpond.executor.inputs.positions import LOCAL_SOURCE, superstep_of
 from millpond.executor.local.rows import RowSource
 from millpond.executor.watermark.authority import Conditions
-from millpond.statestore.app_ids import (
-    INPUT_PREFIX,
-    LETTERS_PREFIX,
-    WATERMARK_PREFIX,
-    app_id_parts,
-    injected_app_id,
-    input_app_id,
-    input_rows_app_id,
-)
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.catalog.entries import CommitFacts
 from millpond.statestore.catalog.rebuild import facts_of
 from millpond.statestore.errors import InvalidError
@@ -73,8 +65,8 @@ class RecordedSuperstep:
 
 def consumed_rows(snapshot: Snapshot, pipeline: str, stream: str) -> int:
     """How many rows of an input a version has consumed: of a bounded one, and by calls."""
-    bounded = snapshot.txns.get(input_app_id(pipeline, stream, LOCAL_SOURCE), 0)
-    return max(bounded, 0) + snapshot.txns.get(injected_app_id(pipeline, stream), 0)
+    bounded = snapshot.txns.get(AppId.INPUT.of(pipeline, stream, LOCAL_SOURCE), 0)
+    return max(bounded, 0) + snapshot.txns.get(AppId.INJECTED.of(pipeline, stream), 0)
 
 
 def recorded_supersteps(
@@ -97,7 +89,7 @@ def recorded_supersteps(
     reached = {
         app_id: at
         for app_id, at in snapshot.txns.items()
-        if app_id.startswith(INPUT_PREFIX) and app_id_parts(app_id, INPUT_PREFIX)[0] == pipeline
+        if app_id.startswith(AppId.INPUT) and AppId.INPUT.parts(app_id)[0] == pipeline
     }
     for number in range(snapshot.version + 1, until + 1):
         version = TableVersion(number)
@@ -114,7 +106,7 @@ def recorded_supersteps(
             journaled = journaled | {
                 app_id: at for app_id, at in facts.txns.items() if _is_of_input(app_id, pipeline)
             }
-            reached |= {app_id: at for app_id, at in facts.txns.items() if app_id.startswith(INPUT_PREFIX)}
+            reached |= {app_id: at for app_id, at in facts.txns.items() if app_id.startswith(AppId.INPUT)}
             yield _recorded(facts, pipeline, journaled, reached)
 
 
@@ -126,7 +118,7 @@ def _refuse_changes(facts: CommitFacts) -> None:
     """
     what = _NOT_REPEATED.get(str(facts.metadata.get("kind")))
     if what is None and any(
-        app_id.startswith(LETTERS_PREFIX) and at % 2 == 0 for app_id, at in facts.txns.items()
+        app_id.startswith(AppId.LETTERS) and at % 2 == 0 for app_id, at in facts.txns.items()
     ):
         what = "dead letters were asked for once more, or dropped"
     if what is not None:
@@ -154,8 +146,8 @@ def _recorded(
     stream = metadata.get("input")
     consumed = 0
     if isinstance(stream, str):
-        local = input_app_id(pipeline, stream, LOCAL_SOURCE)
-        moved = [app_id for app_id in facts.txns if app_id.startswith(input_app_id(pipeline, stream, ""))]
+        local = AppId.INPUT.of(pipeline, stream, LOCAL_SOURCE)
+        moved = [app_id for app_id in facts.txns if app_id.startswith(AppId.INPUT.of(pipeline, stream, ""))]
         if any(app_id != local for app_id in moved) or local not in reached:
             raise InvalidError(
                 "that superstep consumed a batch of Spark, and how many rows it had is not known: replay it on Spark, "
@@ -172,15 +164,15 @@ def _recorded(
         taken=tuple((str(name), int(count)) for name, count in taken) if isinstance(taken, list) else (),
         stream=stream if isinstance(stream, str) else None,
         consumed=consumed,
-        observed=None if stream is None else facts.txns.get(input_rows_app_id(pipeline, str(stream))),
+        observed=None if stream is None else facts.txns.get(AppId.INPUT_ROWS.of(pipeline, str(stream))),
         journaled=journaled,
     )
 
 
 def _is_of_input(app_id: str, pipeline: str) -> bool:
-    if not app_id.startswith(WATERMARK_PREFIX):
+    if not app_id.startswith(AppId.WATERMARK):
         return False
-    of, kind, *_ = app_id.removeprefix(WATERMARK_PREFIX).split("/")
+    of, kind, *_ = app_id.removeprefix(AppId.WATERMARK).split("/")
     return (unquote(of), kind) == (pipeline, "injector")
 
 

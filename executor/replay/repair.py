@@ -29,26 +29,7 @@ from millpond.executor.inputs.positions import claimed_by
 from millpond.executor.ownership.ownership import OwnedNames
 from millpond.executor.pipeline.nodes import control_interval
 from millpond.executor.replay.repair_plan import RepairPlan
-from millpond.statestore.app_ids import (
-    BACKFILL_PREFIX,
-    CODEC_PREFIX,
-    COUNT_PREFIX,
-    INJECTED_PREFIX,
-    INPUT_PREFIX,
-    INPUT_ROWS_PREFIX,
-    KEY_COLUMNS_PREFIX,
-    PIPELINE_NAME_PREFIX,
-    RESTORED_APP_ID,
-    SAVEPOINT_PREFIX,
-    SAVEPOINT_RELEASED,
-    STATE_COLUMNS_PREFIX,
-    STATE_VERSION_PREFIX,
-    SUPERSTEP_PREFIX,
-    TOTAL_PREFIX,
-    WATERMARK_PREFIX,
-    superstep_app_id,
-    supersteps_of,
-)
+from millpond.statestore.app_ids import RESTORED_APP_ID, SAVEPOINT_RELEASED, AppId, supersteps_of
 from millpond.statestore.errors import ConflictError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Lease, Leases, exclusive
@@ -78,18 +59,18 @@ SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
 
 _LOST_NAMED_MAX: Final = 100
 _RESTARTED: Final = {
-    TOTAL_PREFIX: 0,
-    COUNT_PREFIX: 0,
-    INPUT_ROWS_PREFIX: 0,
-    INJECTED_PREFIX: 0,
-    WATERMARK_PREFIX: int(TIME_MIN_US),
-    BACKFILL_PREFIX: -1,
+    AppId.TOTAL: 0,
+    AppId.COUNT: 0,
+    AppId.INPUT_ROWS: 0,
+    AppId.INJECTED: 0,
+    AppId.WATERMARK: int(TIME_MIN_US),
+    AppId.BACKFILL: -1,
     # Of these the newest counts, and what was recorded later is not true of the version.
-    CODEC_PREFIX: -1,
-    KEY_COLUMNS_PREFIX: -1,
-    PIPELINE_NAME_PREFIX: -1,
-    STATE_COLUMNS_PREFIX: -1,
-    STATE_VERSION_PREFIX: -1,
+    AppId.CODEC: -1,
+    AppId.KEY_COLUMNS: -1,
+    AppId.PIPELINE_NAME: -1,
+    AppId.STATE_COLUMNS: -1,
+    AppId.STATE_VERSION: -1,
 }
 
 
@@ -267,11 +248,11 @@ def _transactions(
     positions: dict[str, int] = {}
     for app_id, was in plan.txns.items():
         restored = plan.state.txns.get(app_id)
-        if app_id.startswith(SUPERSTEP_PREFIX):
-            positions[app_id] = supersteps[unquote(app_id.removeprefix(SUPERSTEP_PREFIX))]
-        elif app_id.startswith(INPUT_PREFIX):
+        if app_id.startswith(AppId.SUPERSTEP):
+            positions[app_id] = supersteps[unquote(app_id.removeprefix(AppId.SUPERSTEP))]
+        elif app_id.startswith(AppId.INPUT):
             positions[app_id] = -1 if restored is None else restored
-        elif app_id.startswith(SAVEPOINT_PREFIX):
+        elif app_id.startswith(AppId.SAVEPOINT):
             is_kept = plan.is_readable and was <= plan.newest
             positions[app_id] = was if is_kept else SAVEPOINT_RELEASED
         elif Interval.from_app_id(app_id) is not None:
@@ -294,7 +275,7 @@ def _rewritten_rows(
 ) -> Iterator[tuple[str, Add]]:
     """Rewrite the rows of each pipeline's last superstep, whose productions are undelivered, under its new number."""
     for pipeline, superstep in sorted(supersteps.items()):
-        last = plan.state.txns.get(superstep_app_id(pipeline))
+        last = plan.state.txns.get(AppId.SUPERSTEP.of(pipeline))
         if last is None:
             continue
         control = control_interval(pipeline)

@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 import orjson
 
-from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.history.replayed_log import TableHistory, TableState, read_histories
 from millpond.statestore.history.verification import repair_bit_flip
@@ -95,17 +95,17 @@ class RepairPlan:
 
     def supersteps(self) -> dict[str, tuple[int, int]]:
         """By application id of a pipeline's superstep: the last one after the repair, and before it."""
-        return self._moved(SUPERSTEP_PREFIX)
+        return self._moved(AppId.SUPERSTEP)
 
     def inputs(self) -> dict[str, tuple[int, int]]:
         """By application id of an input: the consumed position after the repair, and before it; -1 for none."""
-        return self._moved(INPUT_PREFIX)
+        return self._moved(AppId.INPUT)
 
     def consumed(self) -> dict[str, int]:
         """By source of an input: the consumed position after the repair; -1 for none."""
         newest: dict[str, int] = {}
         for app_id in self.txns:
-            if app_id.startswith(INPUT_PREFIX):
+            if app_id.startswith(AppId.INPUT):
                 source = unquote(app_id.rpartition("/")[2])
                 newest[source] = max(self.state.txns.get(app_id, -1), newest.get(source, -1))
         return newest

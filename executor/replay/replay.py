@@ -45,7 +45,7 @@ from millpond.executor.sinks.columns import SinkRecord
 from millpond.executor.sinks.fork import SinkFolder
 from millpond.executor.sinks.sink import DeltaSink, Sink
 from millpond.executor.superstep.plan import InputPosition
-from millpond.statestore.app_ids import injected_app_id, supersteps_of
+from millpond.statestore.app_ids import AppId, supersteps_of
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.history.lineage import ROWS_FOLDER, local_folder, place_of
 from millpond.statestore.log.log import Log
@@ -148,7 +148,9 @@ class ReplayPlan:
             source = given[stream]
             missing = begins if since_version else 0
             # A run counts the rows of bounded inputs alone.
-            by_calls = 0 if self.recorded else self.first.txns.get(injected_app_id(topology.name, stream), 0)
+            by_calls = (
+                0 if self.recorded else self.first.txns.get(AppId.INJECTED.of(topology.name, stream), 0)
+            )
             if source.count < ends - missing:
                 raise InvalidError(
                     "the input has fewer rows than the original had consumed by then: give all that it was given",

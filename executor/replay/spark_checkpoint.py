@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import orjson
 
-from millpond.statestore.app_ids import INPUT_PREFIX, app_id_parts
+from millpond.statestore.app_ids import AppId
 
 _Told = TypeVar("_Told")
 
@@ -118,9 +118,7 @@ def by_query(told: Mapping[str, _Told]) -> dict[str, _Told]:
         {'51d0': 7}
     """
     return {
-        app_id_parts(app_id, INPUT_PREFIX)[-1]: one
-        for app_id, one in told.items()
-        if app_id.startswith(INPUT_PREFIX)
+        AppId.INPUT.parts(app_id)[-1]: one for app_id, one in told.items() if app_id.startswith(AppId.INPUT)
     }
 
 

@@ -61,7 +61,7 @@ def replay_on_spark(
     Example::
 
         with mp.Store.open("pond", read_only=True) as store:
-            mp.replay_on_spark(store, "what_if", pipeline, {"payments": stream}, version=120)
+            mp.spark.replay_on_spark(store, "what_if", pipeline, {"payments": stream}, version=120)
     """
     refuse_connect(spark)
     for stream, frame in inputs.items():

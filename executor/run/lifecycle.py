@@ -9,8 +9,7 @@ import threading
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from millpond.statestore.check import check
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, check
 from millpond.statestore.types import Clock
 
 

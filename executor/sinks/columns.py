@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
-from millpond.statestore.app_ids import SINK_PREFIX, app_id_parts, sink_app_id
+from millpond.statestore.app_ids import AppId, sink_app_id
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.history.lineage import Lineage
 from millpond.statestore.log.snapshot import Snapshot
@@ -256,8 +256,7 @@ def _fits(cell: Any, field: pa.Field) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SinkRecord:
-    """A sink's record of a store in the sink's table: the last superstep of each incarnation, as
-    transactions.
+    """A sink's record of a store in the sink's table: the last superstep of each incarnation.
 
     A superstep's number is unique only within one incarnation of a store, so the record's name has the
     incarnation. A sink refuses a store that was restored from an older copy if the table has later
@@ -294,8 +293,7 @@ class SinkRecord:
         return ((incarnation, txns[app_id]) for app_id, incarnation in self.app_ids(txns))
 
     def limits(self, txns: Mapping[str, int], reached: Superstep) -> dict[str, int]:
-        """Return the highest superstep of each transaction that fits a store whose incarnation is at
-        ``reached``.
+        """Return the highest superstep of each transaction that fits a store at superstep ``reached``.
 
         Transactions of other copies of the store are left out.
         """
@@ -335,8 +333,7 @@ class SinkRecord:
                 refuse_sink_ahead(self.name, superstep, left)
 
     def check_on_opening(self, snapshot: Snapshot, path: str = "") -> None:
-        """Refuse a table that does not fit the store's present state; warn if another store has written to
-        the table.
+        """Refuse a table that does not fit the store's present state; warn of rows from another store.
 
         Raises:
             InvalidError: another copy of this store writes into the table.
@@ -349,9 +346,7 @@ class SinkRecord:
 
     def _warn_of_others(self, snapshot: Snapshot, path: str) -> None:
         """Warn of rows from another store: if that store is gone, its rows will be delivered a second time."""
-        writers = (
-            app_id_parts(name, SINK_PREFIX)[0] for name in snapshot.txns if name.startswith(SINK_PREFIX)
-        )
+        writers = (AppId.SINK.parts(name)[0] for name in snapshot.txns if name.startswith(AppId.SINK))
         others = sorted(set(writers) - {self.lineage.store_id})
         if others and not self.delivered(snapshot.txns):
             _LOG.warning(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millpond.executor.sinks.columns import SINK_SCHEMA, ColumnWatch, SinkRecord, sink_table
-from millpond.statestore.app_ids import SINK_PREFIX, app_id_parts
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.history.lineage import Lineage
@@ -265,7 +265,7 @@ def take_back_sink(
 def _records_of(
     lineage: Lineage, txns: Mapping[str, int], supersteps: Mapping[str, Superstep]
 ) -> Sequence[SinkRecord]:
-    parts = [app_id_parts(app_id, SINK_PREFIX) for app_id in txns if app_id.startswith(SINK_PREFIX)]
+    parts = [AppId.SINK.parts(app_id) for app_id in txns if app_id.startswith(AppId.SINK)]
     sinks = {(pipeline, name) for store_id, pipeline, name, *_ in parts if store_id == lineage.store_id}
     return [SinkRecord(lineage, *sink) for sink in sorted(sinks) if sink[0] in supersteps]
 

@@ -57,7 +57,7 @@ from millpond.executor.superstep.delivery import (
 from millpond.executor.superstep.key_columns import ROWS_READ
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.time.watermark_policies import MarkColumn
-from millpond.statestore.check import check
+from millpond.statestore.errors import check
 from millpond.statestore.objects.disk_tier import DiskOptions
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, Rng, TableVersion

@@ -36,8 +36,7 @@ from millpond.executor.spark.task_plan import (
 )
 from millpond.executor.spark.worker_process import WorkerProcess
 from millpond.executor.superstep.delivery import ProductionSource, deliveries_in, keyed_productions
-from millpond.statestore.check import check
-from millpond.statestore.errors import DataError
+from millpond.statestore.errors import DataError, check
 
 ROUTED_SCHEMA: Final = f"{TARGET} int, {PRODUCTIONS} binary"
 """Schema of the frame that routing tasks yield."""

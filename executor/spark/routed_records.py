@@ -30,8 +30,7 @@ from millpond.executor.spark.task_plan import (
 )
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.executor.time.observations import InputObservation, observe_times
-from millpond.statestore.check import check
-from millpond.statestore.errors import InvalidError
+from millpond.statestore.errors import InvalidError, check
 
 _DEAD_LETTERS_MAX: Final = 100_000
 

@@ -20,8 +20,7 @@ from millpond.executor.spark.routed_productions import take_productions
 from millpond.executor.spark.routed_records import RoutedRecords
 from millpond.executor.spark.task_plan import SlotReport, TaskPlan
 from millpond.executor.spark.worker_process import WorkerProcess
-from millpond.statestore.check import check
-from millpond.statestore.errors import DataError, InvalidError
+from millpond.statestore.errors import DataError, InvalidError, check
 
 
 def make_task(plan: TaskPlan) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

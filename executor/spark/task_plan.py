@@ -29,9 +29,8 @@ from millpond.executor.time.observations import InputObservation, Watch
 from millpond.statestore.app_ids import RESTORED_APP_ID
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.objects.disk_tier import DiskOptions
-from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.system import collector_paused
-from millpond.statestore.types import Durability, Superstep, WallTimeMicros
+from millpond.statestore.types import Durability, Superstep, WallTimeMicros, quickly_pickled
 
 if TYPE_CHECKING:
     from millpond.executor.pipeline.nodes import ComputationNode

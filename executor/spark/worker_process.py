@@ -50,8 +50,8 @@ from millpond.executor.spark.task_plan import TaskPlan, WorkerSetting
 from millpond.executor.superstep.delivery import ProductionSource, UndeliveredProductions, read_productions
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.objects.metered import MeteredObjects
 from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.objects.ranges import MeteredObjects
 from millpond.statestore.rows.page_index import PAGE_INDEXES
 from millpond.statestore.system import SystemClock, SystemRng, thread_time_us
 

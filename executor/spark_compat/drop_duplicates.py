@@ -46,7 +46,7 @@ class DropDuplicates(ComputationOfRows):
 
     Example::
 
-        firsts = payments.apply(mp.DropDuplicates("id string, cents long", kept="1h"), name="firsts", key="id")
+        firsts = payments.apply(mp.spark.DropDuplicates("id string, cents long", kept="1h"), name="firsts", key="id")
     """
 
     def __init__(self, schema: StructType | str, kept: Duration | None = None) -> None:
@@ -110,7 +110,7 @@ def drop_duplicates(
 
     Example::
 
-        run = mp.drop_duplicates(payments.withWatermark("time", "1 hour"), ["id", "time"], store="pond", sink="firsts")
+        run = mp.spark.drop_duplicates(payments.withWatermark("time", "1 hour"), ["id", "time"], store="pond", sink="firsts")
     """
     query = GroupedQuery(
         frame=frame,

@@ -31,7 +31,7 @@ from millpond.executor.spark.frames import checkpoint_path
 from millpond.executor.spark.key_sql import arrow_key_columns
 from millpond.executor.spark.session import refuse_connect, spark_session
 from millpond.executor.spark_compat.state_rows import Convert, batches_of, find_operator, state_rows
-from millpond.statestore.app_ids import input_app_id, key_columns_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.history.lineage import local_folder
 from millpond.statestore.loading.load import LoadBeginning, LoadProgress
@@ -295,7 +295,7 @@ def import_checkpoint(
             )
             if not plain_key:
                 key = key_word(key_columns_of(arrow_key_columns(rows.key)))
-                beginning = replace(beginning, words=(key_columns_app_id(computation, key),))
+                beginning = replace(beginning, words=(AppId.KEY_COLUMNS.of(computation, key),))
             version = store.load(
                 computation, counted.reader(), intervals=intervals, told=told, beginning=beginning
             ).version
@@ -340,7 +340,7 @@ def _beginning(
         )
     query_id = _query_id(rng)
     put_checkpoint(query, target, query_id)
-    position = input_app_id(pipeline, stream, query_id)
+    position = AppId.INPUT.of(pipeline, stream, query_id)
     watermarks = {
         percentile_watermark_app_id(pipeline, "injector", stream): query.next_watermark_ms * _MILLIS,
         percentile_watermark_app_id(pipeline, "computation", computation): query.watermark_ms * _MILLIS,

@@ -436,7 +436,7 @@ class TransformWithState(ComputationOfRows):
     Example::
 
         counts = payments.apply(
-            mp.TransformWithState(RunningCount(), "id string, count long"), name="counts", key="id"
+            mp.spark.TransformWithState(RunningCount(), "id string, count long"), name="counts", key="id"
         )
     """
 

@@ -27,7 +27,7 @@ from millpond.executor.time.instants import duration_text
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.time.watermark_policies import IngressTime
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
-from millpond.statestore.app_ids import input_app_id, input_rows_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 
@@ -84,7 +84,7 @@ class InputAdmission:
 
     def offsets(self, stream: str, source: str) -> str | None:
         """Where the consumed position of a source lies, as the source said it; ``None`` if it did not."""
-        app_id = input_app_id(self._topology.name, stream, source)
+        app_id = AppId.INPUT.of(self._topology.name, stream, source)
         return self._store.committer.snapshot.source_offsets.get(app_id)
 
     @property
@@ -95,7 +95,7 @@ class InputAdmission:
     def input_rows(self, stream: str) -> int | None:
         """How many rows of a bounded input count towards its watermark; ``None`` if unknown."""
         positions = self._store.committer.snapshot.txns
-        return positions.get(input_rows_app_id(self._topology.name, stream))
+        return positions.get(AppId.INPUT_ROWS.of(self._topology.name, stream))
 
 
 _LOG: Final = logging.getLogger("millpond")

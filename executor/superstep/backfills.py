@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
-from millpond.statestore.app_ids import backfill_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
@@ -142,4 +142,4 @@ class Backfills:
         }
 
     def _app_id(self, computation: str, stream: str) -> str:
-        return backfill_app_id(self._topology.name, computation, stream)
+        return AppId.BACKFILL.of(self._topology.name, computation, stream)

@@ -20,15 +20,7 @@ from millpond.executor.pipeline.nodes import DEAD_LETTERS, is_addressed
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
-from millpond.statestore.app_ids import (
-    backfill_app_id,
-    count_app_id,
-    injected_app_id,
-    input_app_id,
-    input_rows_app_id,
-    superstep_app_id,
-    total_app_id,
-)
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.rows.files import RowFile
@@ -72,16 +64,16 @@ class Totals:
 
     def positions(self, pipeline: str) -> dict[str, int]:
         """The totals as the store keeps them, by application id."""
-        kept = {total_app_id(pipeline, name): value for name, value in self.items()}
+        kept = {AppId.TOTAL.of(pipeline, name): value for name, value in self.items()}
         for computation, counts in self.by_computation.items():
             for name, value in counts.items():
-                kept[count_app_id(pipeline, computation, name)] = value
+                kept[AppId.COUNT.of(pipeline, computation, name)] = value
         return kept
 
     @classmethod
     def restored(cls, positions: Mapping[str, int], pipeline: str) -> Totals:
         """The totals that `positions` described."""
-        whole = {name: positions.get(total_app_id(pipeline, name), 0) for name in _NAMES}
+        whole = {name: positions.get(AppId.TOTAL.of(pipeline, name), 0) for name in _NAMES}
         return cls(**whole, by_computation=counts_by_computation(positions, pipeline))
 
     def plus(self, other: Totals) -> Totals:
@@ -184,7 +176,7 @@ def superstep_request(
         stored: the positions in the table; unchanged ones are not written again.
         loads: the load of intervals, where it is told with this commit.
     """
-    wanted: dict[str, int] = {superstep_app_id(pipeline): plan.superstep}
+    wanted: dict[str, int] = {AppId.SUPERSTEP.of(pipeline): plan.superstep}
     offsets: dict[str, str] = {}
     metadata: dict[str, JsonValue] = {
         "pipeline": pipeline,
@@ -192,20 +184,20 @@ def superstep_request(
         "conditions": plan.conditions.to_json(),
     }
     if position is not None and position.backfill is not None:
-        wanted[backfill_app_id(pipeline, position.backfill, position.stream)] = position.batch
+        wanted[AppId.BACKFILL.of(pipeline, position.backfill, position.stream)] = position.batch
         metadata["backfill"] = position.backfill
     elif position is not None:
-        source = input_app_id(pipeline, position.stream, position.source)
+        source = AppId.INPUT.of(pipeline, position.stream, position.source)
         wanted[source] = position.batch
         if position.offsets is not None:
             offsets[source] = position.offsets
         if position.rows is not None:
-            wanted[input_rows_app_id(pipeline, position.stream)] = position.rows
+            wanted[AppId.INPUT_ROWS.of(pipeline, position.stream)] = position.rows
         metadata |= {"input": position.stream, "batch": position.batch}
     if plan.taken:
         metadata["taken"] = [[stream, count] for stream, count in plan.taken]
         for stream, taken in plan.taken:
-            injected = injected_app_id(pipeline, stream)
+            injected = AppId.INJECTED.of(pipeline, stream)
             wanted[injected] = wanted.get(injected, stored.get(injected, 0)) + taken
     if loads:
         metadata["loads"] = dict(loads)

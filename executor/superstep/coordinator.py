@@ -51,7 +51,7 @@ from millpond.executor.superstep.plan import InputPosition, SuperstepPlan, inter
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
-from millpond.statestore.app_ids import bare_ids_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import OnHeld
@@ -157,7 +157,7 @@ class TopologyParts:
 
     def id_scope(self, computation: str, stream: str) -> bytes:
         """The prefix of the record ids of ``stream`` in a computation's rows; see `Topology.id_scope`."""
-        bare = self.store.committer.snapshot.txns.get(bare_ids_app_id(computation))
+        bare = self.store.committer.snapshot.txns.get(AppId.BARE_IDS.of(computation))
         return self.topology.id_scope(computation, stream, bare)
 
     def restore(self, store: Store, ownership: Ownership, former: TopologyParts | None = None) -> None:

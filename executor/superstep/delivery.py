@@ -28,10 +28,9 @@ from millpond.executor.interval.bundle import DeadLetter, Deliveries, Production
 from millpond.executor.pipeline.nodes import ComputationNode, addressed
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.statestore.interval import Interval
-from millpond.statestore.quick_pickle import quickly_pickled
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.row import PRODUCTION_TYPE
-from millpond.statestore.types import EventTimeMicros, Objects, Superstep
+from millpond.statestore.types import EventTimeMicros, Objects, Superstep, quickly_pickled
 
 PRODUCTION_SCHEMA = pa.schema(list(PRODUCTION_TYPE))
 """One production per row: stream, key, value, value_bytes, at."""

@@ -17,7 +17,7 @@ from millpond.executor.inputs.extraction import Rows
 from millpond.executor.inputs.keys import KeyExtractor, key_names
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.app_ids import key_columns_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.key_columns import (
@@ -98,7 +98,7 @@ class KeyColumns:
                 is_plain = isinstance(key, str) and pa.types.is_string(given[0].type)
                 word = self._checked(snapshot, computation, stream, given, is_plain=is_plain)
                 if word is not None:
-                    records[key_columns_app_id(computation, word)] = snapshot.version + 1
+                    records[AppId.KEY_COLUMNS.of(computation, word)] = snapshot.version + 1
         if records:
             self._ownership.record(records)
         self._seen[stream, only] = tuple(columns)

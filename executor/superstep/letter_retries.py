@@ -49,7 +49,7 @@ from millpond.executor.interval.row_update import Manifest
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationNode, Subscription
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.instants import Moment, to_micros
-from millpond.statestore.app_ids import LETTERS_PREFIX, app_id_parts, letters_app_id, superstep_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest
@@ -217,7 +217,7 @@ class LetterRequest:
     @property
     def app_id(self) -> str:
         """The name of its position."""
-        return letters_app_id(self.pipeline, self.action, self.selection.text)
+        return AppId.LETTERS.of(self.pipeline, self.action, self.selection.text)
 
     @property
     def until(self) -> int:
@@ -234,8 +234,8 @@ class LetterRequest:
         cls, txns: Mapping[str, int], pipeline: str, action: LetterAction, selection: LetterSelection
     ) -> LetterRequest:
         """The request to write now, given the table's transactions; one that waits already for all letters is the same."""
-        known = txns.get(letters_app_id(pipeline, action, selection.text), 0)
-        wanted = txns.get(superstep_app_id(pipeline), 0) << _REPEATS_BITS
+        known = txns.get(AppId.LETTERS.of(pipeline, action, selection.text), 0)
+        wanted = txns.get(AppId.SUPERSTEP.of(pipeline), 0) << _REPEATS_BITS
         number = max(wanted, known + known % 2)
         return cls(pipeline=pipeline, action=action, selection=selection, number=number)
 
@@ -256,8 +256,8 @@ def waiting_letter_requests(
     """
     found = []
     for app_id, number in txns.items():
-        if number % 2 == 0 and app_id.startswith(LETTERS_PREFIX):
-            name, action, text = app_id_parts(app_id, LETTERS_PREFIX)
+        if number % 2 == 0 and app_id.startswith(AppId.LETTERS):
+            name, action, text = AppId.LETTERS.parts(app_id)
             if pipeline in (None, name):
                 request = LetterRequest(
                     pipeline=name,

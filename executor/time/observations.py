@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.quick_pickle import quickly_pickled
-from millpond.statestore.types import EventTimeMicros
+from millpond.statestore.types import EventTimeMicros, quickly_pickled
 
 _ACCURACY: Final = 200
 _GENERATION: Final = 100_000

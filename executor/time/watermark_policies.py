@@ -155,8 +155,7 @@ class Perfect:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPercentile:
-    """A watermark behind the newest record by a percentile of the observed delays, for sources of unknown
-    disorder.
+    """A watermark behind the newest record by a percentile of the delays, for sources of unknown disorder.
 
     Delays are measured over the last 100,000 to 200,000 records, so the distance adapts to a changing source.
     About ``100 - percentile`` percent of the records are late.
@@ -312,8 +311,7 @@ class IngressTime:
 
 
 def stamp_of(now: WallTimeMicros, watermark: EventTimeMicros) -> EventTimeMicros:
-    """Return the event time of records that arrive now: never before the watermark, unless the input has
-    ended.
+    """Return the event time of records that arrive now, never before the watermark of an open input.
 
     The superstep commits the stamp, so a retried task uses the same one.
     """

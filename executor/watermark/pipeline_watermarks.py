@@ -17,7 +17,7 @@ from millpond.executor.time.observations import DEFAULT_MEMBER, InputObservation
 from millpond.executor.time.watermark_policies import BoundedDisorder, Monotone, WatermarkPolicy
 from millpond.executor.watermark.authority import Conditions, WatermarkAuthority
 from millpond.executor.watermark.stream_time import InjectorTime, MemberStatus
-from millpond.statestore.app_ids import member_status_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, Sequencer
 
@@ -58,7 +58,7 @@ class PipelineWatermarks:
                 for percentile in self._percentiles
             }
             app_ids = {
-                member: member_status_app_id(pipeline, name, member)
+                member: AppId.MEMBER_STATUS.of(pipeline, name, member)
                 for member in injector.members or (DEFAULT_MEMBER,)
             }
             standings = {
@@ -117,7 +117,7 @@ class PipelineWatermarks:
         """What `restore` needs, by application id."""
         pipeline = self._topology.name
         positions: dict[str, int] = {
-            member_status_app_id(pipeline, name, member): version
+            AppId.MEMBER_STATUS.of(pipeline, name, member): version
             for name, injector in self._injectors.items()
             for member, version in injector.standings().items()
         }

@@ -64,13 +64,12 @@ from millpond.statestore.catalog.entries import (
     WatermarkEntry,
 )
 from millpond.statestore.catalog.rebuild import LogState, rewrite_commits
-from millpond.statestore.check import Closeable
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.system import SystemClock
-from millpond.statestore.types import Clock, Superstep, TableVersion, WallTimeMicros
+from millpond.statestore.types import Clock, Closeable, Superstep, TableVersion, WallTimeMicros
 
 
 def read_intervals(

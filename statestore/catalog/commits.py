@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy import Connection, Table, bindparam, func, select
 from sqlalchemy.sql.elements import ColumnElement
 
-from millpond.statestore.app_ids import SAVEPOINT_RELEASED, input_app_id, savepoints_of
+from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId, savepoints_of
 from millpond.statestore.catalog.engine import (
     INPUT_POSITIONS,
     INTERVALS,
@@ -206,7 +206,7 @@ def _close_replaced(connection: Connection, computation: str) -> None:
 
 def _write_positions(connection: Connection, ordered: Iterable[CommitFacts]) -> None:
     last = {
-        input_app_id(position.pipeline, position.input, position.source_id): position
+        AppId.INPUT.of(position.pipeline, position.input, position.source_id): position
         for facts in ordered
         for position in input_positions_of(facts)
     }

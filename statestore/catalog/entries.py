@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import unquote
 
-from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX, WATERMARK_PREFIX
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import Fence, unpack_fence
@@ -278,8 +278,8 @@ def input_positions_of(facts: CommitFacts) -> Iterator[InputPositionEntry]:
         DataError: the log names a malformed input.
     """
     for app_id, position in facts.txns.items():
-        if app_id.startswith(INPUT_PREFIX):
-            parts = app_id.removeprefix(INPUT_PREFIX).split("/")
+        if app_id.startswith(AppId.INPUT):
+            parts = app_id.removeprefix(AppId.INPUT).split("/")
             if len(parts) != 3:
                 raise DataError("the log names a malformed input", app_id=app_id)
             pipeline, name, source_id = map(unquote, parts)
@@ -321,8 +321,8 @@ def watermarks_of(facts: CommitFacts) -> Iterator[WatermarkEntry]:
     pipeline, superstep = key
     inputs, outputs = _times(facts, "watermarks"), _times(facts, "output_watermarks")
     for app_id, at in facts.txns.items():
-        if app_id.startswith(WATERMARK_PREFIX):
-            kind = app_id.removeprefix(WATERMARK_PREFIX).split("/")[1:2]
+        if app_id.startswith(AppId.WATERMARK):
+            kind = app_id.removeprefix(AppId.WATERMARK).split("/")[1:2]
             (outputs if kind == ["injector"] else inputs)[app_id] = EventTimeMicros(at)
     for subject in inputs | outputs:
         yield WatermarkEntry(
@@ -368,8 +368,8 @@ def _superstep_key(facts: CommitFacts) -> tuple[str, Superstep] | None:
     if facts.metadata.get("kind") == KNOWN_BEFORE_LOG:
         return None
     for app_id, version in facts.txns.items():
-        if app_id.startswith(SUPERSTEP_PREFIX):
-            return unquote(app_id.removeprefix(SUPERSTEP_PREFIX)), Superstep(version)
+        if app_id.startswith(AppId.SUPERSTEP):
+            return unquote(app_id.removeprefix(AppId.SUPERSTEP)), Superstep(version)
     return None
 
 

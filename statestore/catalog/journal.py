@@ -15,8 +15,8 @@ from typing import Final
 
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.entries import CommitFacts
-from millpond.statestore.check import Closeable
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.types import Closeable
 
 _FACTS_MAX: Final = 1_024
 _LINGER_MS: Final = 100

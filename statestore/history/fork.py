@@ -14,15 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from millpond.statestore.app_ids import (
-    RESTORED_APP_ID,
-    SAVEPOINT_PREFIX,
-    SAVEPOINT_RELEASED,
-    fork_app_id,
-    incarnation_app_id,
-    location_app_id,
-    supersteps_of,
-)
+from millpond.statestore.app_ids import RESTORED_APP_ID, SAVEPOINT_RELEASED, AppId, supersteps_of
 from millpond.statestore.errors import ConflictError, DataError, ObjectMissingError
 from millpond.statestore.history.lineage import Origin
 from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
@@ -139,12 +131,12 @@ def _actions(
         yield replace(replayed.metadata, table_id=table_id_of(table), created_ms=now_ms)
     txns = dict(replayed.snapshot.txns)
     # The versions that these name are the parent's.
-    txns |= {app_id: SAVEPOINT_RELEASED for app_id in txns if app_id.startswith(SAVEPOINT_PREFIX)}
+    txns |= {app_id: SAVEPOINT_RELEASED for app_id in txns if app_id.startswith(AppId.SAVEPOINT)}
     txns |= {
-        fork_app_id(incarnation, pipeline): superstep for pipeline, superstep in supersteps_of(txns).items()
+        AppId.FORK.of(incarnation, pipeline): superstep for pipeline, superstep in supersteps_of(txns).items()
     }
-    txns[location_app_id(place)] = int(began)
-    txns[incarnation_app_id(incarnation, Origin.FORK)] = int(began)
+    txns[AppId.LOCATION.of(place)] = int(began)
+    txns[AppId.INCARNATION.of(incarnation, Origin.FORK)] = int(began)
     txns[RESTORED_APP_ID] = int(began)
     for app_id, at in sorted(txns.items()):
         yield Txn(app_id=app_id, version=at, updated_ms=now_ms)

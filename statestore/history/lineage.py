@@ -31,16 +31,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from millpond.statestore.app_ids import (
-    FORK_PREFIX,
-    INCARNATION_PREFIX,
-    LOCATION_PREFIX,
-    app_id_parts,
-    fork_app_id,
-    incarnation_app_id,
-    location_app_id,
-    supersteps_of,
-)
+from millpond.statestore.app_ids import AppId, supersteps_of
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.leases.lease import exclusive
 from millpond.statestore.log.committer import Committer
@@ -109,19 +100,19 @@ class Lineage:
         later = [
             Incarnation(name, Origin(origin), began)
             for app_id, began in txns.items()
-            if app_id.startswith(INCARNATION_PREFIX)
-            for name, origin in (app_id_parts(app_id, INCARNATION_PREFIX),)
+            if app_id.startswith(AppId.INCARNATION)
+            for name, origin in (AppId.INCARNATION.parts(app_id),)
         ]
         locations = [
-            (at, app_id_parts(app_id, LOCATION_PREFIX)[0])
+            (at, AppId.LOCATION.parts(app_id)[0])
             for app_id, at in txns.items()
-            if app_id.startswith(LOCATION_PREFIX)
+            if app_id.startswith(AppId.LOCATION)
         ]
         forks = {
             (incarnation, pipeline): superstep
             for app_id, superstep in txns.items()
-            if app_id.startswith(FORK_PREFIX)
-            for incarnation, pipeline in (app_id_parts(app_id, FORK_PREFIX),)
+            if app_id.startswith(AppId.FORK)
+            for incarnation, pipeline in (AppId.FORK.parts(app_id),)
         }
         first = Incarnation(store_id, Origin.CREATED, 0)
         later.sort(key=lambda incarnation: incarnation.began)
@@ -158,7 +149,7 @@ class Lineage:
 
     def unrecorded_location(self, place: str) -> dict[str, int]:
         """The transaction that records the store's location; empty if it is recorded, or for a store in memory."""
-        return {} if self.location or place.startswith("memory:") else {location_app_id(place): 0}
+        return {} if self.location or place.startswith("memory:") else {AppId.LOCATION.of(place): 0}
 
     def check_location(self, place: str) -> None:
         """Refuse to write to a store that is not at its recorded location.
@@ -259,12 +250,12 @@ def _record(
     committer = Committer(log, clock, rng, high_water)
     txns = committer.snapshot.txns
     began = committer.snapshot.version + 1
-    positions: dict[str, int] = {location_app_id(place): began}
+    positions: dict[str, int] = {AppId.LOCATION.of(place): began}
     if adoption != "moved":
         name = incarnation or rng.token()
-        positions[incarnation_app_id(name, Origin(adoption))] = began
+        positions[AppId.INCARNATION.of(name, Origin(adoption))] = began
         for pipeline, superstep in supersteps_of(txns).items():
-            positions[fork_app_id(name, pipeline)] = superstep
+            positions[AppId.FORK.of(name, pipeline)] = superstep
     committer.commit(CommitRequest(kind="adoption", positions=positions))
     return Lineage.of(lineage.store_id, committer.snapshot.txns)
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from millpond.statestore.check import check
-from millpond.statestore.errors import DataError
+from millpond.statestore.errors import DataError, check
 from millpond.statestore.history.verification import repair_bit_flip, repair_bit_flip_by_digest
 from millpond.statestore.log.action import (
     Action,

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from millpond.statestore.app_ids import SAVEPOINT_RELEASED, savepoint_app_id, savepoints_of
+from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId, savepoints_of
 from millpond.statestore.errors import (
     ConflictError,
     DataError,
@@ -155,7 +155,7 @@ def _make(committer: Committer, log: Log, name: str, version: TableVersion | Non
         return None
     if not _write_checkpoint(log, kept):
         return None
-    committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): int(kept)}))
+    committer.commit(CommitRequest(kind="savepoint", positions={AppId.SAVEPOINT.of(name): int(kept)}))
     # Another one of that version counts if it was there when this one was committed.
     others = open_savepoints(committer.snapshot.txns)
     if kept < collected_horizon(log.objects) and not _is_kept(others, kept, name):
@@ -179,7 +179,9 @@ def drop_savepoint(committer: Committer, name: str) -> None:
             savepoint=name,
             known=sorted(known),
         )
-    committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): SAVEPOINT_RELEASED}))
+    committer.commit(
+        CommitRequest(kind="savepoint", positions={AppId.SAVEPOINT.of(name): SAVEPOINT_RELEASED})
+    )
 
 
 def write_checkpoint_of(objects: Objects, replayed: ReplayedLog, *, names_newest: bool) -> bool:

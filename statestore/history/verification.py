@@ -22,7 +22,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import DataError, MillpondError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Action, CommitInfo, Txn
@@ -39,7 +39,7 @@ from millpond.statestore.rows.row import unpack_fence
 from millpond.statestore.types import Objects, TableVersion
 
 _COLUMNS: Final = ("key", "sequencer", "commit_number", "superstep")
-_RISING_PREFIXES: Final = (INPUT_PREFIX, SUPERSTEP_PREFIX)
+_RISING_PREFIXES: Final = (AppId.INPUT, AppId.SUPERSTEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from millpond.statestore.check import check
-from millpond.statestore.errors import UnavailableError
+from millpond.statestore.errors import UnavailableError, check
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import (
     TIMEOUT_MS,

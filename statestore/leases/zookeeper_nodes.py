@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
 
-from millpond.statestore.check import check
+from millpond.statestore.errors import check
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import Holder, next_sequencer
 from millpond.statestore.leases.zookeeper_session import Create, Delete, Expect, Node, Operation, Set

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.app_ids import codec_app_id, declared_intervals_app_id, state_version_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, InvalidError, UnavailableError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
@@ -184,7 +184,7 @@ def _fence(
     )
     positions = target.lineage.unrecorded_location(target.path)
     if not known:
-        positions |= {declared_intervals_app_id(computation, wanted or 0): snapshot.version + 1}
+        positions |= {AppId.DECLARED_INTERVALS.of(computation, wanted or 0): snapshot.version + 1}
     writes = (
         IntervalWrite(interval=lease.interval, fence=Fence(lease.sequencer, CommitNumber(0)))
         for lease in taken
@@ -212,11 +212,11 @@ def _commit(
     for lease in owned:
         lease.check()
     written_at = target.committer.refresh().version + 1
-    words = (codec_app_id(computation, str(form.codec.name)), *beginning.words)
+    words = (AppId.CODEC.of(computation, str(form.codec.name)), *beginning.words)
     positions = {**beginning.positions, **dict.fromkeys(words, written_at)}
     state_version = max(form.state_version, staging.state_version())
     if state_version:
-        positions[state_version_app_id(computation, state_version)] = written_at
+        positions[AppId.STATE_VERSION.of(computation, state_version)] = written_at
     committed = target.committer.commit(
         CommitRequest(
             kind="load",

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.loading.source import Column
-from millpond.statestore.rows.row import TimeDomain
-from millpond.statestore.rows.row_shape import lengths_of, lists_of
+from millpond.statestore.rows.row import TimeDomain, lengths_of, lists_of
 
 _FIELDS: Final = ("tag", "domain", "at", "output_at")
 _FREE: Final = "/free"

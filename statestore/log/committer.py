@@ -19,13 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from millpond.statestore.app_ids import (
-    STATE_VERSION_PREFIX,
-    SUPERSTEP_PREFIX,
-    claim_app_id,
-    pipeline_number,
-    supersteps_of,
-)
+from millpond.statestore.app_ids import AppId, pipeline_number, supersteps_of
 from millpond.statestore.errors import ConflictError, FencedError, InternalError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import (
@@ -52,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from millpond.statestore.log.log import Log
-    from millpond.statestore.retry import RetryPolicy
     from millpond.statestore.rows.files import RowFile
+    from millpond.statestore.system import RetryPolicy
 
 
 class Committer:
@@ -189,7 +183,7 @@ class _RequestPlan:
 
     def _columns(self, snapshot: Snapshot) -> list[Action]:
         """The table with a column for versions of states, if the commit records the first one and it lacks that."""
-        is_needed = any(app_id.startswith(STATE_VERSION_PREFIX) for app_id in self.request.positions)
+        is_needed = any(app_id.startswith(AppId.STATE_VERSION) for app_id in self.request.positions)
         if snapshot.metadata is None or not is_needed:
             return []
         complete = with_row_columns(snapshot.metadata)
@@ -246,7 +240,7 @@ def _remove(snapshot: Snapshot, path: str, now_ms: int, *, rewrite: bool) -> Rem
 
 def _superstep(request: CommitRequest) -> int | None:
     supersteps = [
-        version for app_id, version in request.positions.items() if app_id.startswith(SUPERSTEP_PREFIX)
+        version for app_id, version in request.positions.items() if app_id.startswith(AppId.SUPERSTEP)
     ]
     return max(supersteps, default=None)
 
@@ -322,7 +316,7 @@ def _owners(snapshot: Snapshot, computation: str) -> Iterator[tuple[Interval | N
     Dead letters belong to no pipeline: each has an interval of them, named after it.
     """
     supersteps = supersteps_of(snapshot.txns)
-    claim = snapshot.txns.get(claim_app_id(computation))
+    claim = snapshot.txns.get(AppId.CLAIM.of(computation))
     if claim is not None:
         for pipeline, superstep in supersteps.items():
             if pipeline_number(pipeline) == claim:

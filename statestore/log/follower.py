@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot, load
-from millpond.statestore.retry import RetryPolicy, retrying
+from millpond.statestore.system import RetryPolicy, retrying
 from millpond.statestore.types import Clock, Rng, TableVersion
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from millpond.statestore.check import check
-from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
+from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError, check
 from millpond.statestore.interval import Interval, superseded
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
 from millpond.statestore.log.checkpoint import checkpoint_path

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 import pyarrow as pa
 
-from millpond.statestore.app_ids import location_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, InvalidError, ObjectExistsError
 from millpond.statestore.log.action import (
     Action,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from millpond.statestore.log.files import LiveFile
     from millpond.statestore.log.log import Log
-    from millpond.statestore.retry import RetryPolicy
+    from millpond.statestore.system import RetryPolicy
     from millpond.statestore.types import Clock, Rng, TableVersion
 
 
@@ -146,7 +146,7 @@ def create_rows_table(
             FORMAT_VERSION_KEY: str(FORMAT_VERSION),
             STORE_ID_KEY: store_id or rng.token(),
         },
-        txns={location_app_id(location): 0} if location else {},
+        txns={AppId.LOCATION.of(location): 0} if location else {},
         retry=retry,
     )
 

@@ -46,8 +46,7 @@ from millpond.statestore.log.follower import LogFollower
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.objects.ranges import publish_version, published_version
-from millpond.statestore.retry import RetryPolicy
-from millpond.statestore.system import collector_paused
+from millpond.statestore.system import RetryPolicy, collector_paused
 from millpond.statestore.types import Clock, Rng, TableVersion
 
 if TYPE_CHECKING:

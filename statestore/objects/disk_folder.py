@@ -1,21 +1,20 @@
-"""The folder of the disk tier: one budget for all processes of a machine, without anything that they share but files.
+"""The folder of the disk tier: verified copies of parts of objects, within one budget for all processes of a machine.
 
-Each process counts what it has written since it last swept. Before that exceeds a 64th of the budget, and at its first
-write, it sweeps: it sums what is there and removes what was not used for longest, until that is below 90 % of the
-budget. One process sweeps at a time; another whose turn it is writes nothing until it gets to sweep. So the folder never
-holds more than 90 % of the budget and a 64th of it for each process: up to six processes stay within the budget.
+Processes share only files. Each process counts its writes since its last sweep. At its first write, and before the count
+exceeds a 64th of the budget, the process sweeps: it sums the sizes of all files and removes the least recently used ones
+until less than 90 % of the budget is left. One process sweeps at a time, and another whose turn it is writes nothing
+meanwhile. So the folder never holds more than 90 % of the budget and a 64th of it per process, and up to six processes
+stay within the budget.
 
-A copy of parts of an object on the local disk, of which every byte is verified when it is read.
+A copy is one sparse file::
 
-It is one sparse file::
+    0    magic, size of the object, and the CRC-32 of both
+    32   the CRC-32 of each chunk, or 0 for a chunk that is not kept
+    …    the chunks, from the next multiple of 4 KiB
 
-    0    magic, how long the object is, and the CRC-32 of both
-    32   of each chunk its CRC-32, or 0 as long as the chunk is not here
-    …    the chunks, from the next multiple of 4 KiB on
-
-The CRC-32 of a chunk covers the object's name and the chunk's number too, so that nothing is taken for what it is not.
-It is written after the chunk, without locks and syncs: several processes write the same bytes, and what a crash has
-left of a chunk fails its CRC-32, as a flipped bit does. It counts as not here then.
+The CRC-32 of a chunk also covers the object's name and the chunk's number, so no chunk is mistaken for another. It is
+written after the chunk, without locks and syncs: several processes write the same bytes, and a chunk torn by a crash
+fails its CRC-32, as a flipped bit does, and counts as not kept.
 """
 
 from __future__ import annotations
@@ -34,35 +33,23 @@ from typing import Final
 
 import numpy as np
 
-from millpond.statestore.check import Closeable
 from millpond.statestore.objects.ranges import ByteRange
-from millpond.statestore.types import Clock
+from millpond.statestore.types import Clock, Closeable
 
 CHUNK_BYTES: Final = 1 << 14
-"""What is kept and verified at once, less than a page of rows; the last chunk of an object may be shorter."""
+"""The unit of keeping and verifying, less than a page of rows; the last chunk of an object may be shorter."""
 
 _MAGIC: Final = b"MPDISK01"
 _HEADER: Final = struct.Struct("<8sQI")
 _TABLE_AT: Final = 32
 _ENTRY_BYTES: Final = 4
 _ALIGNED_BYTES: Final = 1 << 12
+# The longest run of adjacent chunks: 16 MiB.
 _RUN_CHUNKS_MAX: Final = 1_024
-"""How many adjacent chunks are one run: 16 MiB."""
 
 
 class DiskCopy(Closeable):
-    """An open copy of an object; made by `open` and `create`.
-
-    Attributes:
-        name: the object's name, which the checksums cover.
-        size_bytes: how long the object is.
-        damaged: how many chunks were here and failed their checksums.
-
-    Args:
-        file: its open file, which is closed with it.
-        name: the object's name.
-        size_bytes: how long the object is.
-    """
+    """An open copy of an object, made by `open` or `create`; ``damaged`` counts the chunks that failed their CRC-32."""
 
     def __init__(self, file: int, name: bytes, size_bytes: int) -> None:
         self.name: bytes = name
@@ -76,11 +63,7 @@ class DiskCopy(Closeable):
 
     @classmethod
     def open(cls, path: str, name: bytes) -> DiskCopy | None:
-        """The copy in a file; ``None`` if there is none, or its header is damaged.
-
-        Raises:
-            OSError: the disk failed.
-        """
+        """Open the copy in a file, or return None if it is missing or its header is damaged."""
         try:
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -93,11 +76,7 @@ class DiskCopy(Closeable):
 
     @classmethod
     def create(cls, path: str, name: bytes, size_bytes: int) -> DiskCopy:
-        """The copy in a file, which is made if there is none, and emptied if it is of an object of another length.
-
-        Raises:
-            OSError: the disk failed or is full.
-        """
+        """Open the copy in a file, which is created if missing and emptied if the object's size differs."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         known_bytes = _size_in_header(file, name)
         copy = cls(file, name, size_bytes)
@@ -112,25 +91,17 @@ class DiskCopy(Closeable):
         return copy
 
     def close(self) -> None:
-        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def read(self, chunks: Sequence[int]) -> dict[int, bytes]:
-        """Those of some chunks that are here and whole.
-
-        Args:
-            chunks: their numbers, rising.
-
-        Raises:
-            OSError: the disk failed.
-        """
+        """Return the kept and intact ones among some chunks, whose numbers rise."""
         if not chunks:
             return {}
         first, count = chunks[0], chunks[-1] - chunks[0] + 1
         packed = os.pread(self._file, _ENTRY_BYTES * count, _TABLE_AT + _ENTRY_BYTES * first)
-        # A file that was cut off has a shorter table.
+        # A truncated file has a shorter table.
         entries = np.frombuffer(packed[: len(packed) // _ENTRY_BYTES * _ENTRY_BYTES], "<u4").tolist()
         here = [chunk for chunk in chunks if chunk - first < len(entries) and entries[chunk - first]]
         found: dict[int, bytes] = {}
@@ -145,35 +116,24 @@ class DiskCopy(Closeable):
         return found
 
     def write(self, first: int, data: bytes | memoryview) -> None:
-        """Keep adjacent chunks.
-
-        Args:
-            first: the number of the first.
-            data: their bytes, up to the end of a chunk.
-
-        Raises:
-            OSError: the disk failed or is full.
-        """
+        """Write adjacent whole chunks, from the one with number ``first``."""
         view = memoryview(data)
         starts = range(0, len(view), CHUNK_BYTES)
         checksums = [
             self._checksum(first + number, view[start : start + CHUNK_BYTES])
             for number, start in enumerate(starts)
         ]
+        # Chunks before their checksums: otherwise a reader could find a checksum without its chunk.
         _write_all(self._file, view, self._data_at + first * CHUNK_BYTES)
         table = memoryview(np.array(checksums, "<u4").tobytes())
         _write_all(self._file, table, _TABLE_AT + _ENTRY_BYTES * first)
 
     def mark_used(self, now_us: int) -> None:
-        """Note that it was used at this time, for the sweep, which removes what was not used for longest.
-
-        Raises:
-            OSError: the disk failed.
-        """
+        """Record the time of use, by which the sweep chooses."""
         os.utime(self._file, ns=(now_us * 1_000, now_us * 1_000))
 
     def part_of(self, chunks: range) -> ByteRange:
-        """Where adjacent chunks are in the object."""
+        """Return the place of adjacent chunks in the object."""
         return ByteRange(chunks.start * CHUNK_BYTES, min(chunks.stop * CHUNK_BYTES, self.size_bytes))
 
     def _header(self) -> bytes:
@@ -181,12 +141,12 @@ class DiskCopy(Closeable):
         return start + zlib.crc32(start, self._seed).to_bytes(_ENTRY_BYTES, "little")
 
     def _checksum(self, chunk: int, piece: bytes | memoryview) -> int:
-        # 0 stands for a chunk that is not here.
+        # 0 marks a chunk that is not kept, so no checksum may be 0.
         return zlib.crc32(piece, zlib.crc32(chunk.to_bytes(8, "little"), self._seed)) or 1
 
 
 def chunks_of(part: ByteRange) -> range:
-    """The chunks that have a part of an object, which is not empty.
+    """Return the chunks that hold a part of an object, which is not empty.
 
     Example:
         >>> chunks_of(ByteRange(16_000, 17_000))
@@ -196,7 +156,7 @@ def chunks_of(part: ByteRange) -> range:
 
 
 def runs_of(chunks: Iterable[int]) -> list[range]:
-    """Rising numbers of chunks as runs of adjacent ones, of 16 MiB at most.
+    """Group rising numbers of chunks into runs of adjacent ones, of at most 16 MiB.
 
     Example:
         >>> runs_of([1, 2, 3, 7])
@@ -212,7 +172,7 @@ def runs_of(chunks: Iterable[int]) -> list[range]:
 
 
 def _size_in_header(file: int, name: bytes) -> int | None:
-    """How long the object is by the file's header; ``None`` if that is damaged. The file is closed after an error."""
+    """Return the object's size by the file's header, or None if the header is damaged; an error closes the file."""
     try:
         header = os.pread(file, _HEADER.size, 0)
     except BaseException:
@@ -227,16 +187,16 @@ def _size_in_header(file: int, name: bytes) -> int | None:
 
 def _write_all(file: int, data: memoryview, at: int) -> None:
     while data:
-        # A disk that is nearly full takes a part, and raises at the next call.
+        # A nearly full disk writes a part, and raises at the next call.
         written = os.pwrite(file, data, at)
         data, at = data[written:], at + written
 
 
 ADMITTED_BYTES_MAX: Final = 1 << 20
-"""How much may be written at once."""
+"""The largest single write."""
 
 COUNTED_BYTES_MIN: Final = 1 << 16
-"""What a file counts at least, so that there are not too many to sweep: 131,072 in 8 GiB."""
+"""The least that a file counts, which bounds the files to sweep: 131,072 in 8 GiB."""
 
 _SHARE: Final = 64
 _SHARE_BYTES_MIN: Final = ADMITTED_BYTES_MAX
@@ -244,8 +204,8 @@ _KEPT_OF_TEN: Final = 9
 _LARGE_SHARE: Final = 8
 
 _MARK_EVERY_US: Final = 60_000_000
+# The number of files whose last mark a process remembers.
 _MARKED_MAX: Final = 65_536
-"""Of how many files a process remembers when it marked them."""
 
 _SWEEP: Final = ".sweep"
 _SUB_FOLDER: Final = re.compile(r"[0-9a-f]{2}")
@@ -254,15 +214,10 @@ _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class DiskFolder:
-    """A folder of `DiskCopy` within a budget; threads and processes may share it.
+    """A folder of `DiskCopy` within a budget, shared by threads and processes.
 
-    It is made when it is first written to, readable by this user alone, and used only while no other user may write
-    to it.
-
-    Args:
-        path: the folder.
-        budget_bytes: how much of the disk it may take.
-        clock: the source of time.
+    The first write creates it, readable by this user alone. It is used only while no other user may write to it. Its
+    methods raise `OSError` when the disk fails or is full.
     """
 
     def __init__(self, path: str | Path, budget_bytes: int, clock: Clock) -> None:
@@ -276,20 +231,14 @@ class DiskFolder:
 
     @property
     def path(self) -> str:
-        """The folder."""
         return self._path
 
     @property
     def large_bytes(self) -> int:
-        """What is longer is not kept whole: it would take the place of too much else."""
+        """The size above which an object is not kept whole, because it would evict too much else."""
         return self._budget_bytes // _LARGE_SHARE
 
     def open(self, name: bytes) -> DiskCopy | None:
-        """The copy of an object; ``None`` if there is none.
-
-        Raises:
-            OSError: the disk failed, or other users may write to the folder.
-        """
         try:
             self._check()
         except FileNotFoundError:
@@ -297,11 +246,7 @@ class DiskFolder:
         return DiskCopy.open(self._file_of(name), name)
 
     def create(self, name: bytes, size_bytes: int) -> DiskCopy | None:
-        """The copy of an object, begun if there is none; ``None`` while another process makes room.
-
-        Raises:
-            OSError: the disk failed or is full, or other users may write to the folder.
-        """
+        """Open or begin the copy of an object; return None while another process makes room."""
         file = Path(self._file_of(name))
         if not file.exists():
             self._make(file.parent)
@@ -311,14 +256,7 @@ class DiskFolder:
         return DiskCopy.create(str(file), name, size_bytes)
 
     def remove(self, name: bytes) -> bool:
-        """Remove the copy of an object.
-
-        Returns:
-            Whether there was one.
-
-        Raises:
-            OSError: the disk failed.
-        """
+        """Remove the copy of an object; return True if there was one."""
         try:
             Path(self._file_of(name)).unlink()
         except FileNotFoundError:
@@ -326,14 +264,7 @@ class DiskFolder:
         return True
 
     def admits(self, size_bytes: int) -> bool:
-        """Whether as much may be written now, for which room is made if it is time.
-
-        Args:
-            size_bytes: at most `ADMITTED_BYTES_MAX`, which is the least share of a process.
-
-        Raises:
-            OSError: the disk failed.
-        """
+        """Return True if up to `ADMITTED_BYTES_MAX` bytes may be written now, after a sweep if it is due."""
         with self._lock:
             if self._written_bytes + size_bytes <= self._share_bytes:
                 self._written_bytes += size_bytes
@@ -344,12 +275,8 @@ class DiskFolder:
             self._written_bytes = size_bytes
         return True
 
-    def note_use(self, copy: DiskCopy, *, is_written: bool) -> None:
-        """Note that a copy is in use: once a minute at most, unless it has been written to.
-
-        Raises:
-            OSError: the disk failed.
-        """
+    def record_use(self, copy: DiskCopy, *, is_written: bool) -> None:
+        """Mark a copy as used, at most once a minute unless it was written to."""
         now_us = self._clock.monotonic_us()
         with self._lock:
             marked_us = self._marked.get(copy.name)
@@ -370,14 +297,14 @@ class DiskFolder:
         sub_folder.mkdir(mode=0o700, exist_ok=True)
 
     def _check(self) -> None:
-        """See that no other user has put files here: in a folder that all users share, one could make it first."""
+        """Refuse a folder into which another user could put files: in a shared place, one could have made it first."""
         status = os.lstat(self._path)
         is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
         if not is_ours or status.st_mode & _OTHERS_MAY_WRITE:
             raise PermissionError(errno.EPERM, "not a folder that only this user may write to", self._path)
 
     def _sweep(self) -> bool:
-        """Remove what was not used for longest; ``False`` if another process or thread does."""
+        """Remove the least recently used files; return False if another process or thread is sweeping."""
         lock = os.open(f"{self._path}/{_SWEEP}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -399,7 +326,7 @@ class DiskFolder:
             held_bytes -= counted
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
-        """When each file was used last, what it counts, and its path."""
+        """Yield each file's time of last use, counted size, and path."""
         for folder in _entries(self._path):
             for entry in _entries(folder.path) if _SUB_FOLDER.fullmatch(folder.name) else ():
                 status = _status(entry) if _FILE.fullmatch(entry.name) else None
@@ -417,5 +344,5 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
     try:
         return entry.stat(follow_symlinks=False)
     except FileNotFoundError:
-        # Another process has removed it.
+        # Another process has removed the file.
         return None

@@ -1,17 +1,7 @@
-"""The disk tier: an object store whose row files are kept on the machine's disk, part by part, as they are read.
+"""The disk tier: an object store that keeps parts of row files on the machine's disk as they are read.
 
-It promises what the store below it promises: what it gives is what that store gave once, of objects that never change.
-A part that is not on the disk, or is not what it was, is read from the store. The disk never fails a call: while it is
-full or broken, all is read from the store.
-
-Whether a machine's processes keep row files on its disk, where, and how many.
-
-Copies of objects that a store keeps nearer to the reader, and how a reader that was given wrong bytes is rid of one.
-
-Sharing of objects between stores: on one disk both have the same bytes, elsewhere the second gets a copy.
-
-An object is never changed in place, so two names for the same bytes on a disk (hard links) are as good as two copies:
-each store deletes its own name, and the bytes go with the last one.
+Row files never change, so a kept part equals the store's. A part that is missing or damaged on the disk is read from
+the store. The disk never fails a call: while it is full or broken, every read goes to the store.
 """
 
 from __future__ import annotations
@@ -38,24 +28,19 @@ from millpond.statestore.objects.disk_folder import (
 )
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.obstore import ObstoreObjects, download, upload
-from millpond.statestore.objects.ranges import ByteRange, Tail, is_written_once, read_ranges, read_tail
+from millpond.statestore.objects.ranges import ByteRange, Tail, WrappedObjects, is_written_once
 from millpond.statestore.types import Clock, Objects
 
 _LOG = logging.getLogger("millpond")
 _Result = TypeVar("_Result")
 _Parts: TypeAlias = list[bytes]
 
+# How long the disk is not used after a failure.
 _REST_US: Final = 60_000_000
-"""How long the disk is left alone after it failed."""
 
 
-class DiskTier:
-    """`Objects` that keeps what is read and written of row files in a folder of the local disk.
-
-    Args:
-        objects: the store below.
-        folder: where copies are kept, within a budget.
-        clock: the source of time.
+class DiskTier(WrappedObjects):
+    """`Objects` that keeps row files, as they are read and written, in a folder of the local disk.
 
     Example:
         >>> from millpond.statestore.objects.memory import MemoryObjects
@@ -67,7 +52,7 @@ class DiskTier:
     """
 
     def __init__(self, objects: Objects, folder: DiskFolder, clock: Clock) -> None:
-        self._objects = objects
+        super().__init__(objects)
         self._folder = folder
         self._clock = clock
         self._resumes_us: int | None = None
@@ -75,63 +60,39 @@ class DiskTier:
         self._damaged = 0
 
     @property
-    def url(self) -> str:
-        """The root's URL."""
-        return self._objects.url
-
-    @property
     def damaged(self) -> int:
-        """How many parts on the disk were not what they were, and were read from the store again."""
+        """The number of parts that were damaged on the disk and read from the store again."""
         return self._damaged
 
     def get(self, path: str) -> bytes:
-        """The object's bytes.
-
-        Raises:
-            ObjectMissingError: there is no such object, here or in the store.
-        """
-        if not self._is_kept(path):
-            return self._objects.get(path)
-        with self._opened(path) as copy:
-            parts = None if copy is None else self._parts(path, copy, [ByteRange(0, copy.size_bytes)])
-        if parts is not None:
-            return parts[0]
-        data = self._objects.get(path)
+        kept = self._kept(path, lambda copy: [ByteRange(0, copy.size_bytes)])
+        if kept is not None:
+            return kept[0][0]
+        data = super().get(path)
         self._keep_whole(path, data)
         return data
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> _Parts:
-        """Parts of the object.
-
-        Raises:
-            ObjectMissingError: there is no such object, here or in the store.
-        """
-        if not self._is_kept(path):
-            return read_ranges(self._objects, path, ranges)
-        with self._opened(path) as copy:
-            parts = None if copy is None else self._parts(path, copy, ranges)
-        if parts is not None:
-            return parts
-        with self._begun(path, read_tail(self._objects, path, 1).size_bytes) as copy:
-            parts = None if copy is None else self._parts(path, copy, ranges)
-        return read_ranges(self._objects, path, ranges) if parts is None else parts
+        kept = self._kept(path, lambda _: ranges)
+        if kept is not None:
+            return kept[0]
+        if self._is_kept(path):
+            with self._begun(path, super().read_tail(path, 1).size_bytes) as copy:
+                parts = None if copy is None else self._parts(path, copy, ranges)
+            if parts is not None:
+                return parts
+        return super().read_ranges(path, ranges)
 
     def read_tail(self, path: str, size_bytes: int) -> Tail:
-        """The last bytes of the object.
-
-        Raises:
-            ObjectMissingError: there is no such object, here or in the store.
-        """
+        kept = self._kept(
+            path, lambda copy: [ByteRange(max(0, copy.size_bytes - size_bytes), copy.size_bytes)]
+        )
+        if kept is not None:
+            return Tail(kept[0][0], kept[1])
         if not self._is_kept(path):
-            return read_tail(self._objects, path, size_bytes)
-        with self._opened(path) as copy:
-            if copy is not None:
-                end = copy.size_bytes
-                parts = self._parts(path, copy, [ByteRange(max(0, end - size_bytes), end)])
-                if parts is not None:
-                    return Tail(parts[0], end)
-        # So much more that the chunk in which it begins is whole.
-        tail = read_tail(self._objects, path, size_bytes + CHUNK_BYTES - 1)
+            return super().read_tail(path, size_bytes)
+        # Read enough more that the chunk in which the tail begins is whole, because only whole chunks are kept.
+        tail = super().read_tail(path, size_bytes + CHUNK_BYTES - 1)
         begin = tail.size_bytes - len(tail.data)
         first = -(-begin // CHUNK_BYTES)
         with self._begun(path, tail.size_bytes) as copy:
@@ -140,44 +101,28 @@ class DiskTier:
         return Tail(tail.data[max(0, len(tail.data) - size_bytes) :], tail.size_bytes)
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Create the object, whole or not at all, and keep it."""
-        self._objects.put_if_absent(path, data)
+        super().put_if_absent(path, data)
         self._keep_whole(path, data)
 
     def put_unsynced(self, path: str, data: bytes) -> None:
-        """Create the object, which a power cut may take back until the next `sync`, and keep it."""
-        self._objects.put_unsynced(path, data)
+        super().put_unsynced(path, data)
         self._keep_whole(path, data)
 
     def put(self, path: str, data: bytes) -> None:
-        """Create or replace the object."""
-        self._objects.put(path, data)
+        super().put(path, data)
         self.forget(path)
 
-    def sync(self, paths: Iterable[str] = ()) -> None:
-        """Let what was put survive a power cut, in the store."""
-        self._objects.sync(paths)
-
-    def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
-        """All paths of the store under a prefix, sorted."""
-        return self._objects.list(prefix, start_after)
-
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects and their copies; missing ones are ignored."""
         wanted = [*paths]
-        self._objects.delete(wanted)
+        super().delete(wanted)
         for path in wanted:
             self.forget(path)
 
     def forget(self, path: str) -> bool:
-        """Remove the copy of an object, so that it is next read from the store.
-
-        Returns:
-            Whether there was one.
-        """
+        """Remove the copy of an object, so that the next read goes to the store; return True if there was one."""
         return is_written_once(path) and bool(self._try(lambda: self._folder.remove(self._name(path))))
 
-    # -- what is on the disk ---------------------------------------------------------------
+    # -- the disk --------------------------------------------------------------------------
 
     def _is_kept(self, path: str) -> bool:
         resumes_us = self._resumes_us
@@ -187,31 +132,44 @@ class DiskTier:
     def _name(self, path: str) -> bytes:
         return hashlib.sha256(f"{self._objects.url}\0{path}".encode()).digest()
 
-    def _opened(self, path: str) -> AbstractContextManager[DiskCopy | None, None]:
-        return self._try(lambda: self._folder.open(self._name(path))) or nullcontext()
+    def _kept(
+        self, path: str, ranges_of: Callable[[DiskCopy], Sequence[ByteRange]]
+    ) -> tuple[_Parts, int] | None:
+        """Return parts of an object that has a copy on the disk, and the object's size."""
+        if not self._is_kept(path):
+            return None
+        with self._try(lambda: self._folder.open(self._name(path))) or nullcontext() as copy:
+            parts = None if copy is None else self._parts(path, copy, ranges_of(copy))
+            return None if copy is None or parts is None else (parts, copy.size_bytes)
 
     def _begun(self, path: str, size_bytes: int) -> AbstractContextManager[DiskCopy | None, None]:
         return self._try(lambda: self._folder.create(self._name(path), size_bytes)) or nullcontext()
 
     def _parts(self, path: str, copy: DiskCopy, ranges: Sequence[ByteRange]) -> _Parts | None:
-        """Parts of an object, read from the disk as far as they are there; ``None`` if the store's object is another one."""
+        """Read parts of an object from the disk and the rest from the store; None if the store's object differs."""
         cut = [ByteRange(part.start, min(part.end, copy.size_bytes)) for part in ranges]
         wanted = sorted({chunk for part in cut if part.start < part.end for chunk in chunks_of(part)})
         found = self._try(lambda: copy.read(wanted)) or {}
-        self._note_damage(copy)
+        if copy.damaged:
+            self._damaged += copy.damaged
+            _LOG.info(
+                "parts of a file in the disk tier are damaged and read from the store again: %s", copy.damaged
+            )
         runs = runs_of(chunk for chunk in wanted if chunk not in found)
         if runs:
             asked = [copy.part_of(run) for run in runs]
-            fetched = read_ranges(self._objects, path, asked)
+            fetched = super().read_ranges(path, asked)
             if [len(data) for data in fetched] != [part.end - part.start for part in asked]:
                 self.forget(path)
                 return None
             for run, data in zip(runs, fetched, strict=True):
-                found |= {chunk: _piece(data, chunk - run.start) for chunk in run}
+                starts = range(0, len(data), CHUNK_BYTES)
+                pieces = (data[start : start + CHUNK_BYTES] for start in starts)
+                found |= dict(zip(run, pieces, strict=True))
             if sum(map(len, fetched)) <= self._folder.large_bytes:
                 for run, data in zip(runs, fetched, strict=True):
                     self._keep(copy, run.start, data)
-        self._try(lambda: self._folder.note_use(copy, is_written=bool(runs)))
+        self._try(lambda: self._folder.record_use(copy, is_written=bool(runs)))
         return [_joined(found, part) for part in cut]
 
     def _keep_whole(self, path: str, data: bytes) -> None:
@@ -221,7 +179,7 @@ class DiskTier:
                     self._keep(copy, 0, data)
 
     def _keep(self, copy: DiskCopy, first: int, data: bytes) -> None:
-        """Write adjacent chunks to the disk, as far as the budget admits it."""
+        """Write adjacent chunks to the disk, as far as the budget admits them."""
 
         def write() -> None:
             view = memoryview(data)
@@ -230,19 +188,12 @@ class DiskTier:
                 if not self._folder.admits(len(piece)):
                     return
                 copy.write(first + start // CHUNK_BYTES, piece)
-            self._folder.note_use(copy, is_written=True)
+            self._folder.record_use(copy, is_written=True)
 
         self._try(write)
 
-    def _note_damage(self, copy: DiskCopy) -> None:
-        if copy.damaged:
-            self._damaged += copy.damaged
-            _LOG.info(
-                "parts of a file in the disk tier are damaged and read from the store again: %s", copy.damaged
-            )
-
     def _try(self, action: Callable[[], _Result]) -> _Result | None:
-        """Do something with the disk; after a failure, tell of the first one and leave the disk alone for a while."""
+        """Use the disk; after a failure, log the first one and leave the disk alone for a while."""
         try:
             return action()
         except OSError as error:
@@ -258,10 +209,6 @@ class DiskTier:
             return None
 
 
-def _piece(data: bytes, number: int) -> bytes:
-    return data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
-
-
 def _joined(found: dict[int, bytes], part: ByteRange) -> bytes:
     if part.start >= part.end:
         return b""
@@ -272,32 +219,28 @@ def _joined(found: dict[int, bytes], part: ByteRange) -> bytes:
 
 
 DEFAULT_DISK_BYTES: Final = 8 << 30
-"""The budget of a machine, where the disk has room for ten times as much."""
+"""The budget of a machine whose disk has ten times as much free."""
 
 _FREE_SHARE: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskOptions:
-    """What was asked for; each machine makes of it what its disk has room for.
+    """The requested disk tier, which each machine adapts to the free space of its disk.
 
     Attributes:
-        budget_bytes: the budget of a machine; 0 for no tier, ``None`` for the default.
-        folder: where; ``None`` for a folder of this user in the system's temporary folder.
+        budget_bytes: the budget of a machine; 0 for no tier, None for the default.
+        folder: None for a folder of this user in the system's temporary folder.
     """
 
     budget_bytes: int | None = None
     folder: str | None = None
 
     def tier_of(self, objects: Objects, clock: Clock, *, below: Objects | None = None) -> Objects:
-        """A store with the disk tier before it, or the store as it is.
+        """Put the disk tier before a store, or return the store unchanged.
 
-        By default only a store on an object store gets one: that of a local folder would copy the disk to itself.
-
-        Args:
-            objects: the store.
-            clock: the source of time.
-            below: what the tier reads, if not the store itself: the store in a wrapper.
+        By default only a cloud store gets a tier, because that of a local folder would copy the disk to itself. The tier
+        reads ``below``, a wrapper of the store, if given.
         """
         lower = objects if below is None else below
         is_asked_for = self.folder is not None or self.budget_bytes is not None
@@ -329,19 +272,12 @@ class CopyingObjects(Protocol):
     """An object store that keeps copies of objects of the store below it."""
 
     def forget(self, path: str) -> bool:
-        """Remove the copy of an object, so that it is next read from the store below.
-
-        Returns:
-            Whether there was one.
-        """
+        """Remove the copy of an object; return True if there was one."""
         ...
 
 
 def forget_copy(objects: Objects, path: str) -> bool:
-    """Remove the copy of an object whose bytes are wrong.
-
-    Returns:
-        Whether there was one: to read the object again may then give other bytes.
+    """Remove the copy of a damaged object; return True if there was one, so that another read may succeed.
 
     Example:
         >>> from millpond.statestore.objects.memory import MemoryObjects
@@ -352,18 +288,12 @@ def forget_copy(objects: Objects, path: str) -> bool:
 
 
 def share_object(source: Objects, target: Objects, path: str) -> bool:
-    """Give an object of one store to another one, under the same path.
+    """Give an object to another store under the same path; return True if both share its bytes on a disk.
 
-    Args:
-        source: the store that has it.
-        target: the store that gets it.
-        path: the object's.
-
-    Returns:
-        Whether both have the same bytes on a disk now; if not, it was copied.
+    An object is never changed in place, so on one disk a hard link is as good as a copy: each store deletes its own
+    name, and the bytes go with the last one. Elsewhere the object is copied.
 
     Raises:
-        ObjectMissingError: there is no such object.
         ObjectExistsError: the target has another object of that path.
         UnavailableError: a store, or this machine's disk, failed.
     """
@@ -373,7 +303,7 @@ def share_object(source: Objects, target: Objects, path: str) -> bool:
         except FileNotFoundError as error:
             raise ObjectMissingError("object is missing", path=path, store=source.url) from error
         except OSError:
-            # Another disk, or one without hard links.
+            # Another disk, or one without hard links: copy instead.
             pass
         else:
             return True

@@ -13,7 +13,7 @@ _memory_numbers: Final = itertools.count()
 
 
 class MemoryObjects:
-    """`Objects` in a dictionary, for tests and the simulator."""
+    """`Objects` in a dictionary, reachable through this instance only."""
 
     def __init__(self, name: str | None = None) -> None:
         self._url = f"memory://{next(_memory_numbers) if name is None else name}"
@@ -22,52 +22,37 @@ class MemoryObjects:
 
     @property
     def url(self) -> str:
-        """``memory://`` and a name; the data is reachable through this instance only."""
         return self._url
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Create the object, whole or not at all.
-
-        Raises:
-            ObjectExistsError: it exists; nothing was written.
-        """
         with self._lock:
             if path in self._objects:
                 raise ObjectExistsError("the object exists", path=path, store=self._url)
             self._objects[path] = bytes(data)
 
     def put_unsynced(self, path: str, data: bytes) -> None:
-        """The same as `put_if_absent`: no object survives the process."""
         self.put_if_absent(path, data)
 
     def sync(self, paths: Iterable[str] = ()) -> None:
         """Do nothing: no object survives the process."""
 
     def put(self, path: str, data: bytes) -> None:
-        """Create or replace the object, whole or not at all."""
         with self._lock:
             self._objects[path] = bytes(data)
 
     def get(self, path: str) -> bytes:
-        """The object's bytes.
-
-        Raises:
-            ObjectMissingError: there is no such object.
-        """
         try:
             return self._objects[path]
         except KeyError as error:
             raise ObjectMissingError("the object is missing", path=path, store=self._url) from error
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
-        """All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``."""
         folder = prefix.rstrip("/") + "/" if prefix else ""
         with self._lock:
             paths = [path for path in self._objects if path.startswith(folder)]
         return sorted(path for path in paths if start_after is None or path > start_after)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; missing objects are ignored."""
         with self._lock:
             for path in paths:
                 self._objects.pop(path, None)

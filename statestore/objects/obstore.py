@@ -1,18 +1,18 @@
-"""Object stores: the one seam through which log and row files reach storage.
+"""Object stores in the cloud, and the choice of the store for a path or URL.
 
-`ObstoreObjects` serves S3, GCS and Azure, whose conditional put makes commits atomic; `LocalObjects` does
-the same in a folder with a hard link. `MemoryObjects` follows the same rules in a dictionary. Tests inject
-faults, and the simulator plugs in its store, at the same seam (`types.Objects`).
+`ObstoreObjects` serves S3, GCS and Azure, whose conditional put makes commits atomic; `LocalObjects` does the same in a
+folder with a hard link.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -22,19 +22,16 @@ from obstore.store import from_url
 from millpond.statestore.errors import InvalidError, ObjectExistsError, ObjectMissingError, UnavailableError
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.ranges import ByteRange, Tail
-
-if TYPE_CHECKING:
-    from millpond.statestore.types import Durability, Objects
+from millpond.statestore.types import Durability, Objects
 
 _Result = TypeVar("_Result")
 
+# Of local folders. A sync costs more than 2 ms in the median (`python -m benchmarks.local_latency
+# --durability both`), so the caller has to ask for it.
 DEFAULT_DURABILITY: Final[Durability] = "os_cache"
-"""
-Of local folders, where the caller does not say: syncs cost more than 2 ms in the median of
-``python -m benchmarks.local_latency --durability both``, so they are the caller's choice.
-"""
 
 
+# Options of the connection, which `obstore` takes separately from those of the bucket.
 _CLIENT_OPTIONS: Final = frozenset(
     (
         "allow_http",
@@ -50,10 +47,10 @@ _CLIENT_OPTIONS: Final = frozenset(
         "user_agent",
     )
 )
-"""Options of the connection, which ``obstore`` takes separately from those of the bucket."""
 
 _SCHEMES_SHOWN: Final = ("s3", "gs", "abfss", "az")
 _SCHEMES: Final = frozenset({*_SCHEMES_SHOWN, "s3a", "abfs", "adl", "azure"})
+# Ends of the names of hosts that serve buckets with put-if-absent.
 _BUCKET_HOSTS: Final = (
     ".amazonaws.com",
     ".blob.core.windows.net",
@@ -62,38 +59,28 @@ _BUCKET_HOSTS: Final = (
     ".dfs.fabric.microsoft.com",
     ".r2.cloudflarestorage.com",
 )
-"""The ends of the names of hosts that serve buckets with put-if-absent."""
 
+# One piece of a streamed object; a few pieces are in memory at a time.
 _PIECE_BYTES: Final = 8 << 20
-"""Size of one piece of a streamed object; a few pieces are in memory at a time."""
 
 _CLOUD_PREFIXES: Final = ("aws_", "azure_", "google_")
+# Few, because callers retry as well and know which operations are idempotent. On top of `obstore`'s default of
+# ten retries, an outage would take a quarter of an hour to surface.
 _CLIENT_RETRIES: Final = {
     "max_retries": 4,
     "retry_timeout": timedelta(seconds=30),
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1), "base": 2},
 }
-"""
-Few, because callers of the store retry as well, and know what may be repeated. With ``obstore``'s
-default of ten retries below ours, an outage would take a quarter of an hour to surface.
-"""
 
 
 class ObstoreObjects:
-    """`Objects` in a cloud bucket, through ``obstore``.
-
-    It pickles as its URL and options, so a Spark task opens its own.
+    """`Objects` in a cloud bucket, through ``obstore``; it pickles as its URL and options, so a Spark task opens its own.
 
     Args:
-        url: any URL of an object store that ``obstore`` knows (``s3://``, ``gs://``, ``az://``).
-        storage_options: keys of the bucket (``aws_endpoint_url``,
-            ``aws_access_key_id``, …) and of the connection (``allow_http``, ``timeout``, …), with or
-            without the prefix ``aws_``; the same that ``deltalake`` takes. Missing values come
-            from the environment (``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, …).
-
-    Raises:
-        InvalidError: the URL is of a kind of store that has no put-if-absent.
-        UnavailableError: the options or the URL are refused.
+        url: any URL that ``obstore`` knows (``s3://``, ``gs://``, ``az://``).
+        storage_options: options of the bucket (``aws_endpoint_url``, ``aws_access_key_id``, …) and of the connection
+            (``allow_http``, ``timeout``, …), with or without the prefix ``aws_``; the same that ``deltalake`` takes.
+            Missing values come from the environment (``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, …).
 
     Example:
         >>> ObstoreObjects("s3://bucket/pond", {"aws_region": "eu-central-1", "timeout": "10s"}).url
@@ -122,7 +109,6 @@ class ObstoreObjects:
 
     @property
     def url(self) -> str:
-        """The root."""
         return self._url
 
     @property
@@ -134,48 +120,30 @@ class ObstoreObjects:
         """Create the object, whole or not at all.
 
         Raises:
-            ObjectExistsError: it exists; nothing was written by this attempt, though an
-                earlier attempt whose reply was lost may have.
+            ObjectExistsError: the object exists; an earlier attempt whose reply was lost may have written it.
             UnavailableError: it may or may not have been written.
         """
         self._attempt(path, lambda: obstore.put(self._store, path, data, mode="create", use_multipart=False))
 
     def put_unsynced(self, path: str, data: bytes) -> None:
-        """The same as `put_if_absent`: the service acknowledges what is durable."""
+        """Create the object like `put_if_absent`: the service acknowledges only durable writes."""
         self.put_if_absent(path, data)
 
     def sync(self, paths: Iterable[str] = ()) -> None:
-        """Do nothing: the service acknowledges what is durable."""
+        """Do nothing: the service acknowledges only durable writes."""
 
     def put(self, path: str, data: bytes) -> None:
-        """Create or replace the object, whole or not at all."""
         self._attempt(path, lambda: obstore.put(self._store, path, data, mode="overwrite"))
 
     def get(self, path: str) -> bytes:
-        """The object's bytes.
-
-        Raises:
-            ObjectMissingError: there is no such object.
-        """
         return self._attempt(path, lambda: bytes(obstore.get(self._store, path).bytes()))
 
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Parts of the object, several requests at once.
-
-        Raises:
-            ObjectMissingError: there is no such object.
-        """
         starts, ends = [part.start for part in ranges], [part.end for part in ranges]
         read = lambda: obstore.get_ranges(self._store, path, starts=starts, ends=ends, coalesce=0)  # noqa: E731
         return [bytes(part) for part in self._attempt(path, read)]
 
     def read_tail(self, path: str, size_bytes: int) -> Tail:
-        """The last bytes of the object.
-
-        Raises:
-            ObjectMissingError: there is no such object.
-        """
-
         def read() -> Tail:
             answer = obstore.get(self._store, path, options={"range": {"suffix": size_bytes}})
             return Tail(bytes(answer.bytes()), answer.meta["size"])
@@ -183,27 +151,15 @@ class ObstoreObjects:
         return self._attempt(path, read)
 
     def download(self, path: str, target: Path) -> None:
-        """Copy the object into a local file, piece by piece.
-
-        Raises:
-            ObjectMissingError: there is no such object.
-        """
-        with _open_for_writing(target) as file:
-            self._attempt(path, lambda: self._stream(path, file))
-
-    def _stream(self, path: str, file: IO[bytes]) -> None:
-        for piece in obstore.get(self._store, path).stream(_PIECE_BYTES):
-            file.write(piece)
+        """Copy the object into a local file, piece by piece."""
+        with disk_errors(file=target), target.open("wb") as file:
+            self._attempt(path, lambda: file.writelines(obstore.get(self._store, path).stream(_PIECE_BYTES)))
 
     def upload(self, path: str, source: Path) -> None:
         """Create the object from a local file, piece by piece, whole or not at all.
 
-        A multipart upload takes no put-if-absent condition, so the caller must pass a name that no other
-        writer draws; an existing object is detected by a look-up before the upload, not atomically.
-
-        Raises:
-            ObjectExistsError: it exists; nothing was written.
-            UnavailableError: it may or may not have been written.
+        A multipart upload takes no put-if-absent condition. The caller must pass a name that no other writer draws, because
+        an existing object is found by a look-up before the upload, not atomically.
         """
         if self._exists(path):
             raise ObjectExistsError("the object exists", path=path, store=self._url)
@@ -219,28 +175,21 @@ class ObstoreObjects:
         return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
-        """All paths under ``prefix`` (whole path parts), sorted, greater than ``start_after``."""
-        return self._attempt(prefix, lambda: sorted(self._walk(prefix, start_after)))
+        def walk() -> list[str]:
+            pages = obstore.list(self._store, prefix, offset=start_after, chunk_size=1_000)
+            return sorted(entry["path"] for page in pages for entry in page)
 
-    def _walk(self, prefix: str, start_after: str | None) -> Iterable[str]:
-        pages = obstore.list(self._store, prefix, offset=start_after, chunk_size=1_000)
-        return (entry["path"] for page in pages for entry in page)
+        return self._attempt(prefix, walk)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; missing objects are ignored."""
         wanted = list(paths)
         try:
             self._attempt("delete", lambda: obstore.delete(self._store, wanted))
         except ObjectMissingError:
-            # The local store stops at the first missing object, so delete them one at a time.
+            # A store may stop at the first missing object, so delete them one at a time.
             for path in wanted:
-                self._delete_one(path)
-
-    def _delete_one(self, path: str) -> None:
-        try:
-            self._attempt(path, lambda: obstore.delete(self._store, path))
-        except ObjectMissingError:
-            return
+                with suppress(ObjectMissingError):
+                    self._attempt(path, partial(obstore.delete, self._store, path))
 
     def _attempt(self, path: str, action: Callable[[], _Result]) -> _Result:
         try:
@@ -250,8 +199,8 @@ class ObstoreObjects:
         except FileNotFoundError as error:
             raise ObjectMissingError("the object is missing", path=path, store=self._url) from error
         except Exception as error:
-            # obstore raises its own errors, OSError and ValueError; to the caller they all mean that
-            # the store did not do the operation, or did it and could not confirm it.
+            # obstore raises its own errors, OSError and ValueError. They all mean that the operation may or may not
+            # have had its effect.
             raise UnavailableError(
                 "the object store failed", path=path, store=self._url, cause=_first_line(error)
             ) from error
@@ -260,17 +209,8 @@ class ObstoreObjects:
 def put_new(objects: Objects, path: str, data: bytes, *, synced: bool = True) -> None:
     """Create an object under a unique name; an existing object with exactly these bytes counts as success.
 
-    ``obstore`` repeats a put whose reply was lost, and the repetition then finds its own object.
-
-    Args:
-        objects: the store.
-        path: the object's.
-        data: its bytes.
-        synced: whether it is to survive a power cut at once; see `Objects.put_unsynced`.
-
-    Raises:
-        ObjectExistsError: another object has the name.
-        UnavailableError: it may or may not have been written.
+    ``obstore`` repeats a put whose reply was lost, and the repetition then finds its own object. An object that is not
+    ``synced`` may not survive a power cut; see `Objects.put_unsynced`.
     """
     try:
         (objects.put_if_absent if synced else objects.put_unsynced)(path, data)
@@ -278,7 +218,7 @@ def put_new(objects: Objects, path: str, data: bytes, *, synced: bool = True) ->
         try:
             existing = objects.get(path)
         except ObjectMissingError as error:
-            # S3 answers like this while another call on the same name is in progress.
+            # S3 answers like this while another put of the same name is in progress.
             raise UnavailableError(
                 "a name is taken and has no object", path=path, store=objects.url
             ) from error
@@ -287,26 +227,16 @@ def put_new(objects: Objects, path: str, data: bytes, *, synced: bool = True) ->
 
 
 def download(objects: Objects, path: str, target: Path) -> None:
-    """Copy an object into a local file: in pieces from a store on disk or in the cloud, whole from any other store.
-
-    Raises:
-        ObjectMissingError: there is no such object.
-        UnavailableError: the store is unavailable, or this machine's disk failed or is full.
-    """
+    """Copy an object into a local file, in pieces from a store on disk or in the cloud."""
     if isinstance(objects, LocalObjects | ObstoreObjects):
         objects.download(path, target)
     else:
-        with _open_for_writing(target) as file:
+        with disk_errors(file=target), target.open("wb") as file:
             file.write(objects.get(path))
 
 
 def upload(objects: Objects, path: str, source: Path) -> None:
-    """Create an object under a unique name from a local file; see `download` and `put_new`.
-
-    Raises:
-        ObjectExistsError: another object has the name.
-        UnavailableError: it may or may not have been written.
-    """
+    """Create an object under a unique name from a local file; see `download` and `put_new`."""
     if isinstance(objects, LocalObjects | ObstoreObjects):
         objects.upload(path, source)
     else:
@@ -314,27 +244,20 @@ def upload(objects: Objects, path: str, source: Path) -> None:
 
 
 @contextmanager
-def _open_for_writing(target: Path) -> Iterator[IO[bytes]]:
+def disk_errors(**details: object) -> Iterator[None]:
+    """Raise errors of this machine's disk as `UnavailableError` with these details."""
     try:
-        with target.open("wb") as file:
-            yield file
+        yield
     except OSError as error:
-        raise UnavailableError("this machine's disk failed", file=target, cause=error) from error
+        raise UnavailableError("this machine's disk failed", **details, cause=error) from error
 
 
 def open_objects(
     url: str, storage_options: Mapping[str, str] | None = None, *, durability: Durability | None = None
 ) -> Objects:
-    """The object store at a path or URL; a missing local folder is created.
+    """Open the object store at a path, ``file://…`` or the URL of a cloud store; a missing local folder is created.
 
-    Args:
-        url: a path, ``file://…`` or the URL of an object store.
-        storage_options: see `ObstoreObjects`; a local folder needs none.
-        durability: of a local folder, by default `DEFAULT_DURABILITY`; an object store has ``"disk"`` always.
-
-    Raises:
-        InvalidError: there is no such durability, or an object store has no such.
-        UnavailableError: the store does not answer, or a local path is a file.
+    ``durability`` is for local folders, by default `DEFAULT_DURABILITY`; a cloud store always has ``"disk"``.
     """
     local = _local_path(url)
     if local is not None:
@@ -349,7 +272,7 @@ def open_objects(
 
 
 def is_local(url: str) -> bool:
-    """Whether a path or URL names a local folder.
+    """Return True for the path or URL of a local folder.
 
     Example:
         >>> is_local("out/spikes"), is_local("s3://bucket/spikes")
@@ -367,11 +290,8 @@ def _local_path(url: str) -> Path | None:
 
 def _check_scheme(url: str) -> None:
     parts = urlsplit(url)
-    is_cloud = parts.scheme in _SCHEMES
-    # Buckets have addresses of this kind as well.
-    if parts.scheme == "https" and (parts.hostname or "").endswith(_BUCKET_HOSTS):
-        is_cloud = True
-    if not is_cloud:
+    is_bucket = parts.scheme == "https" and (parts.hostname or "").endswith(_BUCKET_HOSTS)
+    if parts.scheme not in _SCHEMES and not is_bucket:
         raise InvalidError(
             "this kind of path has no put-if-absent, on which commits rest: take a folder of a disk, or an object store "
             f"({', '.join(f'{scheme}://' for scheme in _SCHEMES_SHOWN)})",
@@ -380,7 +300,7 @@ def _check_scheme(url: str) -> None:
 
 
 def _split_options(options: Mapping[str, str]) -> tuple[Any, Any]:
-    """The options of the connection under ``obstore``'s names, and those of the bucket unchanged."""
+    """Split options into those of the connection, under ``obstore``'s names, and the unchanged rest."""
     client: dict[str, str] = {}
     bucket: dict[str, str] = {}
     for name, value in options.items():

@@ -1,19 +1,17 @@
-"""Parts of objects: read from a store that can, and cut out of the whole object of one that cannot.
+"""Helpers over any object store: reads of parts, wrappers, and published versions.
 
-The names of objects that are written once: no two writers draw the same, so what has such a name never changes.
-
-Published versions: a number that only rises, which several processes announce through the object store.
-
-A published version is an object whose name is the number. Lower ones are deleted only after a higher one exists, so of
-two processes that publish at the same time the higher number stays. The one before the newest stays as well: a listing of
-a local folder reads the names first and each file's metadata afterwards, so a listing during a replacement might see
-neither. The folders' names begin with an underscore, so Delta readers and their vacuum ignore them.
+A published version is a number that only rises, announced by several processes through the object store: an object
+whose name is the number. Lower numbers are deleted only after a higher one exists, so of two concurrent publishers the
+higher number stays. The number before the newest stays too, because a listing of a local folder reads the names first
+and each file's metadata later, so during a replacement it might see neither. The names of the folders begin with an
+underscore, so Delta readers and their vacuum ignore them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -23,7 +21,7 @@ from millpond.statestore.types import Objects, TableVersion
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """A part of an object: from ``start`` up to but without ``end``."""
+    """The bytes of an object from ``start`` up to but excluding ``end``."""
 
     start: int
     end: int
@@ -31,12 +29,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of an object, or all of one that is not longer.
-
-    Attributes:
-        data: its last bytes.
-        size_bytes: how long the object is.
-    """
+    """The last bytes of an object, or all of a shorter one, and the size of the whole object."""
 
     data: bytes
     size_bytes: int
@@ -46,30 +39,12 @@ class Tail:
 class RangedObjects(Protocol):
     """An object store that reads parts of objects."""
 
-    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Parts of an object, each shorter than asked where the object ends before it.
-
-        Raises:
-            ObjectMissingError: there is no such object.
-        """
-        ...
-
-    def read_tail(self, path: str, size_bytes: int) -> Tail:
-        """The last bytes of an object.
-
-        Raises:
-            ObjectMissingError: there is no such object.
-        """
-        ...
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]: ...
+    def read_tail(self, path: str, size_bytes: int) -> Tail: ...
 
 
 def read_ranges(objects: Objects, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-    """Parts of an object, each shorter than asked where the object ends before it.
-
-    Raises:
-        ObjectMissingError: there is no such object.
-        UnavailableError: the store is unavailable.
-    """
+    """Read parts of an object, each shorter where the object ends before it."""
     if isinstance(objects, RangedObjects):
         return objects.read_ranges(path, ranges)
     data = objects.get(path)
@@ -77,11 +52,7 @@ def read_ranges(objects: Objects, path: str, ranges: Sequence[ByteRange]) -> lis
 
 
 def read_tail(objects: Objects, path: str, size_bytes: int) -> Tail:
-    """The last bytes of an object, as many as these if it has so many.
-
-    Raises:
-        ObjectMissingError: there is no such object.
-        UnavailableError: the store is unavailable.
+    """Read the last ``size_bytes`` bytes of an object.
 
     Example:
         >>> from millpond.statestore.objects.memory import MemoryObjects
@@ -96,11 +67,90 @@ def read_tail(objects: Objects, path: str, size_bytes: int) -> Tail:
     return Tail(data[-size_bytes:], len(data))
 
 
+class WrappedObjects:
+    """Base of stores that add to a store below them; each call passes through unless overridden."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    @property
+    def url(self) -> str:
+        return self._objects.url
+
+    def get(self, path: str) -> bytes:
+        return self._objects.get(path)
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        return read_ranges(self._objects, path, ranges)
+
+    def read_tail(self, path: str, size_bytes: int) -> Tail:
+        return read_tail(self._objects, path, size_bytes)
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        self._objects.put_if_absent(path, data)
+
+    def put_unsynced(self, path: str, data: bytes) -> None:
+        self._objects.put_unsynced(path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        self._objects.put(path, data)
+
+    def sync(self, paths: Iterable[str] = ()) -> None:
+        self._objects.sync(paths)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
+        return self._objects.list(prefix, start_after)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self._objects.delete(paths)
+
+
+class MeteredObjects(WrappedObjects):
+    """An object store that counts the bytes read by each thread.
+
+    Example:
+        >>> from millpond.statestore.objects.memory import MemoryObjects
+        >>> objects = MeteredObjects(MemoryObjects())
+        >>> objects.put("a", b"four")
+        >>> (objects.get("a"), objects.read_bytes)
+        (b'four', 4)
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        super().__init__(objects)
+        self._read = _Read()
+
+    @property
+    def read_bytes(self) -> int:
+        """The bytes that this thread has read."""
+        return self._read.bytes
+
+    def get(self, path: str) -> bytes:
+        data = super().get(path)
+        self._read.bytes += len(data)
+        return data
+
+    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+        parts = super().read_ranges(path, ranges)
+        self._read.bytes += sum(map(len, parts))
+        return parts
+
+    def read_tail(self, path: str, size_bytes: int) -> Tail:
+        tail = super().read_tail(path, size_bytes)
+        self._read.bytes += len(tail.data)
+        return tail
+
+
+class _Read(threading.local):
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
 _NAME: Final = re.compile(r"(?:^|/)\d{10,}-[0-9a-f]{32}\.parquet$")
 
 
 def is_written_once(path: str) -> bool:
-    """Whether a path is that of a row file that Millpond wrote; other writers' files have other names.
+    """Return True for the path of a row file of ours, which never changes: no two writers draw the same name.
 
     Example:
         >>> is_written_once(f"computation=c/0000000007-{'ab' * 16}.parquet"), is_written_once("_delta_log/0.json")
@@ -110,26 +160,15 @@ def is_written_once(path: str) -> bool:
 
 
 def published_version(objects: Objects, folder: str) -> TableVersion:
-    """The highest version that is published in a folder; 0 if there is none.
-
-    Raises:
-        UnavailableError: the store is unavailable.
-    """
+    """Return the highest version published in a folder, or 0."""
     names = (path.rpartition("/")[2] for path in objects.list(folder))
     return TableVersion(max((int(name) for name in names if name.isdecimal()), default=0))
 
 
 def publish_version(objects: Objects, folder: str, version: TableVersion, text: bytes) -> None:
-    """Publish a version in a folder; one that is not above the published one changes nothing.
+    """Publish a version in a folder; ``text`` explains it to people who find the object.
 
-    Args:
-        objects: the table's root.
-        folder: where versions of this meaning are published.
-        version: the version.
-        text: what it says to people who find it.
-
-    Raises:
-        UnavailableError: the store is unavailable; the version may or may not be published.
+    A version that is not above the published one changes nothing.
     """
     last = published_version(objects, folder)
     if version <= last:

@@ -1,11 +1,8 @@
 """Codecs: the conversion between a user's state and the bytes of a row.
 
-A codec promises a round trip: ``decode(encode(value))`` equals ``value``, or
-``encode`` refuses it. Text codecs fill the row's ``state`` column, which SQL
-can query; the others fill ``state_bytes`` (MillWheel §4.4: state is an opaque
+A codec promises a round trip: ``decode(encode(value))`` equals ``value``, or ``encode`` refuses the value. Text codecs
+fill the row's ``state`` column, which SQL can query; the others fill ``state_bytes`` (MillWheel §4.4: state is an opaque
 byte string to the system).
-
-States that are objects of a declared class: dataclasses, msgspec's and attrs' classes, Pydantic's models.
 """
 
 from __future__ import annotations
@@ -24,17 +21,14 @@ from millpond.statestore.errors import DataError, InvalidError
 
 
 class PlainObject(dict[str, Any]):
-    """An object of plain fields: codecs encode it as a ``dict``, and never read it as anything else."""
+    """An object of plain fields: codecs encode it as a ``dict``, and never decode it into another type."""
 
     __slots__ = ()
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """Converts values into text or bytes and back.
-
-    Implementations are picklable and hold no state.
-    """
+    """Conversion of values into text or bytes and back; implementations are picklable and hold no state."""
 
     @property
     def name(self) -> str:
@@ -43,11 +37,11 @@ class Codec(Protocol):
 
     @property
     def is_text(self) -> bool:
-        """Whether `encode` returns ``str`` (column ``state``) rather than ``bytes`` (``state_bytes``)."""
+        """True if `encode` returns ``str`` (column ``state``), false for ``bytes`` (``state_bytes``)."""
         ...
 
     def encode(self, value: Any) -> str | bytes:
-        """The value's encoded form.
+        """Return the value's encoded form.
 
         Raises:
             InvalidError: the codec cannot represent this value.
@@ -55,7 +49,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, encoded: str | bytes) -> Any:
-        """The value that was encoded.
+        """Return the value that was encoded.
 
         Raises:
             DataError: ``encoded`` is not the codec's output.
@@ -79,10 +73,9 @@ def _damage(codec: Codec, reason: str) -> DataError:
 class JsonCodec:
     """JSON text, the default: SQL can read it (``state ->> 'count'``).
 
-    It represents JSON's types: ``None``, booleans, 64-bit integers, finite floats,
-    strings, lists, and dicts with string keys, in their order. Tuples come back
-    as lists. Dates, dataclasses, NaN and infinities are refused, since they
-    would come back as other values.
+    It represents JSON's types: ``None``, booleans, 64-bit integers, finite floats, strings, lists, and dicts with string
+    keys, in their order. Tuples are decoded as lists. Dates, dataclasses, NaN and infinities are refused, because they would
+    be decoded as other values.
 
     Example:
         >>> JsonCodec().encode({"count": 3})
@@ -92,7 +85,7 @@ class JsonCodec:
     name: Final = "json"
     is_text: Final = True
 
-    # By default orjson silently converts these into strings, dicts and bare base types.
+    # Otherwise orjson silently converts these into strings, dicts and bare base types.
     _OPTIONS: Final = (
         orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
     )
@@ -107,7 +100,7 @@ class JsonCodec:
             encoded = orjson.dumps(value, _as_dict, self._OPTIONS)
         except TypeError as error:
             raise _refusal(self, value, str(error)) from error
-        # orjson writes NaN and infinities as null, so the value is searched only if there is a null.
+        # orjson writes NaN and infinities as null, so search the value only if there is a null.
         if b"null" in encoded and has_non_finite(value):
             raise _refusal(self, value, "not a finite number")
         return encoded.decode()
@@ -131,7 +124,7 @@ def _as_dict(value: object) -> dict[str, Any]:
 
 
 def has_non_finite(value: object) -> bool:
-    """Whether a float in the value is NaN or an infinity, which JSON cannot say."""
+    """Return True if a float in the value is NaN or an infinity, which JSON cannot represent."""
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, dict):
@@ -140,10 +133,7 @@ def has_non_finite(value: object) -> bool:
 
 
 class MsgpackCodec:
-    """MessagePack: smaller and faster than JSON, with bytes and any plain dict key.
-
-    Tuples come back as lists.
-    """
+    """MessagePack: smaller and faster than JSON, with bytes and any plain dict key; tuples are decoded as lists."""
 
     name: Final = "msgpack"
     is_text: Final = False
@@ -179,32 +169,32 @@ class BytesCodec:
     is_text: Final = False
 
     def encode(self, value: Any) -> bytes:
-        """The bytes themselves."""
+        """Return the bytes; any other type raises `InvalidError`."""
         if not isinstance(value, bytes | bytearray | memoryview):
             raise _refusal(self, value, "not bytes")
         return bytes(value)
 
     def decode(self, encoded: str | bytes) -> Any:
-        """The bytes themselves."""
+        """Return the bytes; text raises `DataError`."""
         if not isinstance(encoded, bytes):
             raise _damage(self, "text was stored where bytes belong")
         return encoded
 
 
+# The end of msgspec's messages about a part of the value.
 _AT: Final = re.compile(r"^(?P<reason>.*) - at `(?P<field>[^`]*)`$", re.DOTALL)
-"""How msgspec ends a message that is about a part of the value."""
 
 
 class ModelCodec:
-    """JSON text of objects of one class, checked against its fields when they are written and when they are read.
+    """JSON text of objects of one class, checked against the class's fields on each write and each read.
 
-    The class is a dataclass, a ``msgspec.Struct``, an attrs class (these need ``millpond[models]``), or one with
-    ``model_validate_json`` and ``model_dump_json``, as Pydantic's models have them. SQL reads the text as it
-    reads that of `JsonCodec` (``state ->> 'count'``).
+    The class is a dataclass, a ``msgspec.Struct``, an attrs class (these need ``millpond[models]``), or a class with
+    ``model_validate_json`` and ``model_dump_json``, such as Pydantic's models. SQL reads the text like that of `JsonCodec`
+    (``state ->> 'count'``).
 
-    An object whose fields do not have the declared types is refused, and so is one that would come back as another
-    one: NaN, or an object of a subclass with more fields. A field that is new in the class needs a default, or a
-    higher ``state_version``, because old rows lack it. What the class no longer has is ignored in old rows.
+    An object whose fields lack the declared types is refused. So is an object that would be decoded as a different one:
+    NaN, or an object of a subclass with more fields. A new field needs a default, or a higher ``state_version``, because
+    old rows lack it. A field that the class no longer has is ignored in old rows.
 
     Args:
         model: the class.
@@ -236,27 +226,25 @@ class ModelCodec:
         self._dump: Callable[[Any], str | bytes]
         self._load: Callable[[str | bytes], Any]
         if not inspect.isclass(model):
-            raise InvalidError("a model is a class, not an object of it", type=type(model).__qualname__)
+            raise InvalidError(f"ModelCodec needs a class, got an instance of `{type(model).__qualname__}`")
         if hasattr(model, "model_validate_json") and hasattr(model, "model_dump_json"):
             self._dump, self._load = model.model_dump_json, model.model_validate_json
         else:
             self._dump, self._load = _with_msgspec(model)
-        # Without one, equal objects cannot be told from others.
+        # Without `__eq__` equal objects compare as different, so encode cannot check the round trip.
         self._has_equality = model.__eq__ is not object.__eq__
 
     def __repr__(self) -> str:
         return f"ModelCodec({self._model.__qualname__})"
 
     def __reduce__(self) -> tuple[type[ModelCodec], tuple[type]]:
-        """Pickle as the class alone; what encodes and decodes is made where it is used."""
         return ModelCodec, (self._model,)
 
     def encode(self, value: Any) -> str:
         """Encode as JSON.
 
         Raises:
-            InvalidError: the value is no object of the class, or one of its fields does not have the declared type;
-                the error names the field.
+            InvalidError: the value is not an object of the class, or a field, which the error names, lacks the declared type.
         """
         if not isinstance(value, self._model):
             self._refuse(value, "", "not an object of the model")
@@ -271,17 +259,17 @@ class ModelCodec:
         return text
 
     def decode(self, encoded: str | bytes) -> Any:
-        """The object that was encoded.
+        """Return the object that was encoded.
 
         Raises:
-            DataError: the text is no JSON, or a field lacks or does not have the declared type; the error names it.
+            DataError: the text is not JSON, or a field, which the error names, is missing or lacks the declared type.
         """
         try:
             return self._load(encoded)
         except Exception as error:
             field, reason = _field_and_reason(error)
             raise DataError(
-                "the stored state does not fit its model: give what is new a default, or raise state_version",
+                "the stored state does not fit its model: give new fields a default, or raise state_version",
                 model=self._model.__qualname__,
                 **({"field": field} if field else {}),
                 reason=reason,
@@ -298,7 +286,6 @@ class ModelCodec:
 
 
 def _with_msgspec(model: type) -> tuple[Callable[[Any], bytes], Callable[[str | bytes], Any]]:
-    """What encodes objects of a class, and what decodes them."""
     try:
         import msgspec
     except ImportError as error:
@@ -308,7 +295,7 @@ def _with_msgspec(model: type) -> tuple[Callable[[Any], bytes], Callable[[str | 
     is_known = dataclasses.is_dataclass(model) or hasattr(model, "__attrs_attrs__")
     if not (is_known or issubclass(model, msgspec.Struct)):
         raise InvalidError(
-            "a model is a dataclass, a msgspec.Struct, an attrs class, or has model_validate_json and model_dump_json",
+            "a model must be a dataclass, a msgspec.Struct, an attrs class, or have model_validate_json and model_dump_json",
             model=model.__qualname__,
         )
     try:
@@ -320,18 +307,18 @@ def _with_msgspec(model: type) -> tuple[Callable[[Any], bytes], Callable[[str | 
 
 
 def _field_and_reason(error: Exception) -> tuple[str, str]:
-    """Which field an error is about, as in ``trips[0].port``, if it says so, and what it says."""
+    """Return the path of the field that an error is about, as in ``trips[0].port``, or nothing, and the reason."""
     errors = getattr(error, "errors", None)
     if callable(errors) and (first := next(iter(errors()), None)):
         return _path(first.get("loc", ())), str(first.get("msg", error))
-    said = _AT.match(str(error))
-    if said is None:
+    found = _AT.match(str(error))
+    if found is None:
         return "", str(error) or type(error).__name__
-    return said["field"].removeprefix("$").removeprefix("."), said["reason"]
+    return found["field"].removeprefix("$").removeprefix("."), found["reason"]
 
 
 def _path(parts: tuple[str | int, ...]) -> str:
-    """A field's path.
+    """Return a field's path.
 
     Example:
         >>> _path(("trips", 0, "port"))
@@ -342,6 +329,6 @@ def _path(parts: tuple[str | int, ...]) -> str:
 
 
 def _first_difference(value: object, decoded: object) -> str:
-    """The first field in which two objects of a model differ; empty if it cannot be told."""
+    """Return the first field in which two objects of a model differ, or nothing if it is unknown."""
     names = getattr(type(value), "__annotations__", {})
     return next((name for name in names if getattr(value, name, None) != getattr(decoded, name, None)), "")

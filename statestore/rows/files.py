@@ -1,16 +1,15 @@
 """Row files: the Parquet files that hold row updates (MillWheel §7.1).
 
-A file is sorted by key, contains each key once, and is written whole or not at all.
-The engine verifies everything that it reads: a damaged or missing file raises a
-`DataError` that names it, and never yields wrong rows. Files into which other Delta
-writers (Spark's OPTIMIZE, delta-rs) have rewritten ours are read as well, verified by the
-checksums that they have.
+A file is sorted by key, contains each key once, and is written whole or not at all. Every read is verified: a damaged or
+missing file raises a `DataError` that names it, and never yields wrong rows. Files into which other Delta writers (Spark's
+OPTIMIZE, delta-rs) have rewritten ours are read as well, verified by their own checksums.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -18,45 +17,42 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.check import check
-from millpond.statestore.errors import DataError, ObjectMissingError
+from millpond.statestore.errors import DataError, MillpondError, ObjectMissingError, UnavailableError, check
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.disk_tier import forget_copy
 from millpond.statestore.objects.obstore import put_new
 from millpond.statestore.objects.ranges import is_written_once, read_ranges
-from millpond.statestore.quick_pickle import quickly_pickled
-from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints
 from millpond.statestore.rows.page_index import PAGE_INDEXES
 from millpond.statestore.rows.pages import decode_blocks, join_ranges
-from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence
+from millpond.statestore.rows.record_ids import Fingerprints, fingerprints
+from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence, conform
 from millpond.statestore.rows.row_format import (
     ParquetRowFormat,
     RowFormat,
     decode_rows,
     file_name_of,
 )
-from millpond.statestore.rows.row_shape import conform
-from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep
+from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep, quickly_pickled
 
 PARQUET: Final[RowFormat] = ParquetRowFormat()
 """The format of every store on disk."""
 
 _SMALL_BYTES: Final = 1 << 16
 LARGE_BYTES: Final = 1 << 18
-"""Files that are shorter are read whole: to look for a page index costs as much."""
+"""The size from which a file is read in parts; looking for a page index costs as much as reading a smaller one."""
 
+# A file of which more than half is wanted is read whole.
 _SHARE_MAX: Final = 2
-"""A file of which more than this part is wanted is read whole."""
 
+# A larger file with a page index is never read whole, so that memory does not grow with files.
 _WHOLE_BYTES_MAX: Final = 1 << 22
-"""A file that is longer is never read whole where it has a page index: memory does not grow with files."""
 
 _BLOCKS_AT_ONCE: Final = 256
+# Bounds of the encoded blocks in memory.
 _BYTES_AT_ONCE: Final = 1 << 21
-"""How many blocks, and how many of their bytes, are in memory as they are in the file."""
 
+# Parts of a file with a smaller gap are read at once.
 _GAP_BYTES: Final = 1 << 14
-"""Parts of a file that are nearer to each other are read at once."""
 
 
 @quickly_pickled
@@ -64,16 +60,7 @@ _GAP_BYTES: Final = 1 << 14
 class RowFile:
     """A row file that is written but not yet named in a commit.
 
-    Args:
-        path: path relative to the table's root, not URL-encoded.
-        size_bytes: its length.
-        rows: how many row updates it holds.
-        min_key: its smallest key.
-        max_key: its greatest key.
-        superstep: the superstep that wrote it.
-        sequencer: the lease under which it was written.
-        commit_number: the commit of that lease that it belongs to.
-        productions: how many productions it carries.
+    ``path`` is relative to the table's root and not URL-encoded. The fence fields name the commit that will name the file.
     """
 
     path: str
@@ -88,7 +75,7 @@ class RowFile:
 
 
 def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
-    """The path of a row file, relative to the table's root.
+    """Return the path of a row file, relative to the table's root.
 
     Example:
         >>> row_file_path("window counter", Superstep(7), "ab" * 16)
@@ -98,18 +85,14 @@ def row_file_path(computation: str, superstep: Superstep, token: str) -> str:
 
 
 def encode_row_file(table: pa.Table, path: str, row_format: RowFormat = PARQUET) -> bytes:
-    """The bytes of a row file, valid at this path only; see `write_row_file` for conditions on the table."""
+    """Return the bytes of a row file, valid at this path only; see `write_row_file` for conditions on the table."""
     check(table.num_rows > 0, "a row file holds at least one row update")
     check_keys_rise(table)
     return row_format.encode(table, file_name_of(path))
 
 
 def check_keys_rise(table: pa.Table) -> None:
-    """Check that row updates are in `ROW_SCHEMA` and sorted by key, with each key once.
-
-    Raises:
-        InternalError: they are not.
-    """
+    """Check that row updates are in `ROW_SCHEMA` and sorted by key, with each key once."""
     check(table.schema.equals(ROW_SCHEMA), "row updates have the row's schema", schema=table.schema.names)
     keys = table.column("key")
     rises = pc.all(pc.less(keys.slice(0, table.num_rows - 1), keys.slice(1)))
@@ -117,14 +100,7 @@ def check_keys_rise(table: pa.Table) -> None:
 
 
 def check_may_commit(table: pa.Table, interval: Interval, fence: Fence) -> tuple[str, str]:
-    """Check that sorted row updates lie in the interval and that none is newer than the fence.
-
-    Returns:
-        Their smallest and their greatest key.
-
-    Raises:
-        InternalError: a key lies outside the interval, or a row is newer than the fence.
-    """
+    """Check that sorted row updates lie in the interval and are not newer than the fence; return their end keys."""
     keys = table.column("key")
     low, high = keys[0].as_py(), keys[table.num_rows - 1].as_py()
     check(interval.contains(low) and interval.contains(high), "keys lie in the interval", low=low, high=high)
@@ -133,7 +109,6 @@ def check_may_commit(table: pa.Table, interval: Interval, fence: Fence) -> tuple
 
 
 def productions_in(table: pa.Table) -> int:
-    """How many productions row updates carry."""
     productions = table.column("productions")
     if productions.null_count == table.num_rows:
         return 0
@@ -160,14 +135,11 @@ def write_row_file(
         fence: the commit that will name the file; no row may be newer.
         token: 32 unique hexadecimal digits, so that no two attempts share a file.
         row_format: the encoding; Parquet except in simulations.
-
-    Raises:
-        ObjectExistsError: the token is not unique.
-        UnavailableError: the file may or may not have been written.
     """
     path = row_file_path(interval.computation, superstep, token)
     data = encode_row_file(table, path, row_format)
     low, high = check_may_commit(table, interval, fence)
+    # Unsynced: the commit that names the file syncs it, so many files cost one sync.
     put_new(objects, path, data, synced=False)
     return RowFile(
         path=path,
@@ -198,19 +170,16 @@ def read_row_files(
     large: Collection[str] = (),
     keep: Callable[[pa.Table], pa.Table] | None = None,
 ) -> pa.Table:
-    """The row updates of the files, in the order of ``paths``, verified.
+    """Return the verified row updates of live files, in the order of ``paths``.
 
     Args:
         objects: the table's root.
-        paths: live files; missing ones are an error.
+        paths: live files; a missing or damaged one raises a `DataError` that names it.
         columns: row columns to decode, all by default.
         keys: only the updates of these keys.
         interval: only the updates whose key lies in it; files of other writers may span several intervals.
-        large: those of the paths of which only the pages that may hold ``keys`` are read, if they have an index.
-        keep: gets the updates as they are read, a large file's part by part, and returns those to keep.
-
-    Raises:
-        DataError: a file is missing, damaged or not a row file; the error names it.
+        large: the paths of files of which only the pages that may hold ``keys`` are read, if they have a page index.
+        keep: filters the updates as they are read, a large file's part by part.
     """
     names = list(ROW_SCHEMA.names if columns is None else columns)
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
@@ -224,14 +193,14 @@ def read_row_files(
 
 
 def sealed_name(path: str) -> str | None:
-    """The name under which one of our row files must be sealed; ``None`` for another writer's file."""
+    """Return the name under which one of our row files is sealed; None for another writer's file."""
     return file_name_of(path) if is_written_once(path) else None
 
 
 def _read_nearest(
     objects: Objects, path: str, needed: list[str], selection: _Selection, *, in_parts: bool
 ) -> pa.Table:
-    """As `_read_row_file`; where a copy of the file is wrong, once more from the store, which may have been repaired."""
+    """Read a file; if a kept copy of it is damaged, drop the copy and read once more from the store."""
     try:
         return _read_row_file(objects, path, needed, selection, in_parts=in_parts)
     except DataError:
@@ -243,9 +212,9 @@ def _read_nearest(
 def _read_row_file(
     objects: Objects, path: str, needed: list[str], selection: _Selection, *, in_parts: bool
 ) -> pa.Table:
-    """The selected rows of a large file, and all of a small one: small ones are selected from together."""
+    """Return the selected rows of a large file, or all of a small one: small ones are selected from together."""
     name = sealed_name(path)
-    try:
+    with reading(path):
         chosen = selection.read_blocks(objects, path, name, needed) if in_parts and name else None
         if chosen is not None:
             return chosen
@@ -253,16 +222,27 @@ def _read_row_file(
         may_hold = None if selection.is_all else selection.may_hold
         table = conform(decode_rows(data, needed, may_hold, name=name), needed)
         return table if len(data) <= _SMALL_BYTES and selection.keep is None else selection.reduce(table)
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Add the row file's path to errors, and tell a failed local disk from a damaged file."""
+    try:
+        yield
     except ObjectMissingError:
         raise
     except DataError as error:
         raise DataError(error.message, path=path, **error.details) from error
+    except MillpondError:
+        raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise UnavailableError("this machine's disk failed", path=path, cause=error) from error
         raise DataError("row file is damaged or not a row file", path=path, reason=error) from error
 
 
 class _Selection:
-    """The rows that a read selects: by keys, by interval, by both, or all; and what it keeps of them."""
+    """The rows that a read selects, by keys, by interval, by both, or all, and the filter ``keep``."""
 
     def __init__(
         self,
@@ -277,12 +257,14 @@ class _Selection:
 
     @property
     def is_all(self) -> bool:
-        """Whether every row is wanted."""
         return self._keys is None and self._interval is None
 
     def may_hold(self, low: str, high: str) -> bool:
-        """Whether a range of keys ``low..high`` may contain a selected key."""
-        if self._interval is not None and not _overlaps(self._interval, low, high):
+        """Return True if a range of keys ``low..high`` may contain a selected key."""
+        interval = self._interval
+        if interval is not None and (
+            high < interval.low or (interval.high is not None and interval.high <= low)
+        ):
             return False
         if self._keys is None:
             return True
@@ -290,17 +272,7 @@ class _Selection:
         return index < len(self._keys) and self._keys[index] <= high
 
     def read_blocks(self, objects: Objects, path: str, name: str, columns: list[str]) -> pa.Table | None:
-        """The selected rows of a large file of ours, without reading all of it; ``None`` if that is no gain.
-
-        Args:
-            objects: the table's root.
-            path: the file.
-            name: the name that it was sealed under.
-            columns: the row columns to decode.
-
-        Raises:
-            DataError: a page that was read has changed since it was written.
-        """
+        """Return the selected rows of a large file of ours without reading it whole; None where that is no gain."""
         index = PAGE_INDEXES.of(objects, path, name)
         if index is None:
             return None
@@ -325,12 +297,11 @@ class _Selection:
         return self._prints
 
     def reduce(self, table: pa.Table, *, is_sorted: bool = False) -> pa.Table:
-        """What is kept of the selected rows of the table."""
         selected = self.apply(table, is_sorted=is_sorted)
         return selected if self.keep is None else self.keep(selected)
 
     def apply(self, table: pa.Table, *, is_sorted: bool = False) -> pa.Table:
-        """The selected rows of the table; in one that is sorted by key only the keys of its range are looked for."""
+        """Return the selected rows; in a sorted table only the keys within its range are looked up."""
         if self._interval is not None and not (is_sorted and _lies_in(table, self._interval)):
             table = rows_within(table, self._interval)
         if self._keys is not None:
@@ -342,13 +313,13 @@ class _Selection:
 
 
 def _between(keys: Sequence[str], table: pa.Table) -> Sequence[str]:
-    """Those of the sorted keys that lie between the first and the last key of a table that is sorted by key."""
+    """Return the sorted keys between the first and the last key of a table that is sorted by key."""
     first, last = _ends(table)
     return keys[bisect_left(keys, first) : bisect_right(keys, last)]
 
 
 def _lies_in(table: pa.Table, interval: Interval) -> bool:
-    """Whether all keys of a table that is sorted by key lie in the interval."""
+    """Return True if all keys of a table that is sorted by key lie in the interval."""
     return not table.num_rows or all(map(interval.contains, _ends(table)))
 
 
@@ -357,12 +328,7 @@ def _ends(table: pa.Table) -> tuple[str, str]:
     return keys[0].as_py(), keys[table.num_rows - 1].as_py()
 
 
-def _overlaps(interval: Interval, low: str, high: str) -> bool:
-    return interval.low <= high and (interval.high is None or low < interval.high)
-
-
 def rows_within(table: pa.Table, interval: Interval) -> pa.Table:
-    """The rows of the table whose keys lie in the interval."""
     if not interval.low and interval.high is None:
         return table
     bounds = pc.min_max(table.column("key")).as_py()

@@ -1,12 +1,12 @@
-"""The columns that typed keys are made of: their names and types, as a store records them and as its views show them.
+"""The columns of typed keys: whole Arrow columns encoded as the texts of `encode_key`, and decoded again for views.
 
-Typed keys of whole Arrow columns: the texts that `encode_key` gives, without a call for each row.
+A store records the names and types of the columns; see `key_word`.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
@@ -17,15 +17,17 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.app_ids import KEY_COLUMNS_PREFIX, recorded_word
+from millpond.statestore.app_ids import AppId, recorded_word
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.key_text import (
     CONTROLS,
     DIGITS_MAX,
     ESCAPE,
+    FALLING,
     NAMED_KINDS,
     NULL,
     PART,
+    RISING,
     KeyValue,
     decode_key,
     is_typed,
@@ -36,7 +38,6 @@ from millpond.statestore.rows.key_text import (
 
 _Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
-_LENGTHS_MAX: Final = 25  # as many digits before the point have one letter
 _EPOCH_DAYS: Final = (-719_162, 2_932_896)  # the years 1 to 9999
 _EPOCH_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _NS: Final = 1_000
@@ -48,27 +49,14 @@ _TOO_FINE: Final = "a time in the key has a part of a microsecond"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyTexts:
-    """The keys of rows.
-
-    Attributes:
-        texts: a string array, null exactly where ``errors`` has an entry.
-        errors: why a row has no key, by its index.
-    """
+    """The keys of rows: ``texts`` is null exactly for the rows whose index has a reason in ``errors``."""
 
     texts: pa.StringArray
     errors: Mapping[int, str] = field(default_factory=dict)
 
 
 def check_key_type(kind: pa.DataType, column: str) -> None:
-    """Refuse a column that no key can be made of.
-
-    Args:
-        kind: its type.
-        column: its name, for the error.
-
-    Raises:
-        InvalidError: it is a list, a map, or of another type without an order that both runners share.
-    """
+    """Refuse a column of a type without an order that both runners share, such as a list or a map."""
     kind = _plain(kind)
     if pa.types.is_struct(kind):
         struct_mark([each.name for each in kind])
@@ -93,10 +81,7 @@ def check_key_type(kind: pa.DataType, column: str) -> None:
 
 
 def encode_key_columns(columns: Sequence[pa.Array]) -> KeyTexts:
-    r"""The texts of the keys that some columns make together.
-
-    Args:
-        columns: arrays of one length, of types that `check_key_type` accepts; chunked ones, too.
+    r"""Return the texts of the keys that columns of one length make together, of types accepted by `check_key_type`.
 
     Example:
         >>> encode_key_columns([pa.array(["no", None]), pa.array([4711, 7])]).texts.to_pylist()
@@ -125,14 +110,14 @@ def _single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of the values, whatever the layout of the column."""
+    """Return the type of the values, without the layout of the column."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _part(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
-    """The texts of one column, without the tab; nowhere null."""
+    """Return the texts of one column without the tab; never null."""
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array([NULL] * len(array), pa.string())
@@ -166,28 +151,23 @@ def _of_text(array: pa.Array) -> pa.Array:
 
 
 def _controls_in(texts: pa.Array) -> list[str]:
-    """Which control characters there are, that of the escape first."""
+    """Return the control characters in the texts, the escape first."""
     data = texts.buffers()[2]
     if data is None:
         return []
-    # UTF-8 has these bytes for nothing else. Of a slice, all of the buffer is looked at.
+    # In UTF-8 these bytes occur for nothing else. A slice's whole buffer is searched, which finds at worst too many.
     found = np.frombuffer(data, np.uint8)
     present = {chr(code) for code in np.unique(found[found < len(CONTROLS)])}
     return sorted(present, reverse=True)
 
 
-def _of_bool(array: pa.Array) -> pa.Array:
-    return pc.if_else(array, _scalar("?1"), _scalar("?0"))
-
-
 def _of_int(array: pa.Array) -> pa.Array:
-    digits = array.cast(pa.int64()).cast(pa.string())
-    return _signed(digits, "", "")
+    return _signed(array.cast(pa.int64()).cast(pa.string()), "", "")
 
 
 def _of_decimal(array: pa.Array) -> pa.Array:
     kind = pa.decimal128(DIGITS_MAX, array.type.scale)
-    # Text of a decimal is with an exponent where it is small; a wide one of the same scale has all its digits.
+    # Widen first, so that every decimal has the scale's digits; Arrow writes small ones with an exponent.
     digits = _plain_decimals(array.cast(kind))
     if kind.scale:
         digits = pc.replace_substring_regex(digits, r"\.?0+$", "")
@@ -196,7 +176,7 @@ def _of_decimal(array: pa.Array) -> pa.Array:
 
 
 def _plain_decimals(array: pa.Array) -> pa.Array:
-    """Decimals as text with all the digits of their scale, and without an exponent."""
+    """Write decimals with all the digits of their scale and without an exponent."""
     scale = array.type.scale
     texts = array.cast(pa.string())
     if not scale or not pc.any(pc.match_substring(texts, "E")).as_py():
@@ -216,26 +196,24 @@ def _plain_decimals(array: pa.Array) -> pa.Array:
 
 
 def _signed(digits: pa.Array, mark: str, end: str) -> pa.Array:
-    """Numbers as text, behind a letter for their length; of those below 0 the digits are turned."""
+    """Put a letter for the length before each number; turn the digits of negative ones."""
     is_negative = pc.starts_with(digits, "-")
     if not pc.any(is_negative).as_py():
-        return _joined(_lengths(digits, [mark + letters for letters in _RISING]), digits)
+        return _joined(_lengths(digits, mark, RISING), digits)
     magnitudes = pc.utf8_ltrim(digits, "-")
-    rising = _joined(_lengths(magnitudes, [mark + letters for letters in _RISING]), magnitudes)
-    falling = _joined(
-        _lengths(magnitudes, [mark + letters for letters in _FALLING]), _turned(magnitudes), _scalar(end)
-    )
+    rising = _joined(_lengths(magnitudes, mark, RISING), magnitudes)
+    falling = _joined(_lengths(magnitudes, mark, FALLING), _turned(magnitudes), _scalar(end))
     return pc.if_else(is_negative, falling, rising)
 
 
-def _lengths(digits: pa.Array, letters: Sequence[str]) -> pa.Array:
+def _lengths(digits: pa.Array, mark: str, letters: Sequence[str]) -> pa.Array:
     point = pc.find_substring(digits, ".")
     counts = pc.if_else(pc.less(point, 0), pc.binary_length(digits), point)
-    return pa.array(letters, pa.string()).take(counts)
+    return pa.array([mark + each for each in letters], pa.string()).take(counts)
 
 
 def _turned(digits: pa.Array) -> pa.Array:
-    """The same texts with each digit subtracted from 9."""
+    """Subtract each digit from 9."""
     validity, offsets, data = digits.buffers()
     turned = _NINES[np.frombuffer(data, np.uint8)] if data is not None else np.empty(0, np.uint8)
     return pa.StringArray.from_buffers(
@@ -248,33 +226,19 @@ def _of_float(array: pa.Array) -> pa.Array:
     numbers[np.isnan(numbers)] = np.nan
     bits = numbers.view(np.uint64)
     turned = np.where(bits & _SIGN_BIT, ~bits, bits ^ _SIGN_BIT).astype(">u8")
-    return _with_nulls_of(array, _joined(_scalar("~"), _hexadecimal(turned.view(np.uint8))))
+    octets = pa.Array.from_buffers(pa.binary(_WIDTH), len(array), [None, pa.py_buffer(turned.tobytes())])
+    return _hexadecimal("~", octets, array)
 
 
-def _of_binary(array: pa.Array) -> pa.Array:
-    plain = array.cast(pa.binary())
+def _hexadecimal(mark: str, octets: pa.Array, array: pa.Array) -> pa.Array:
+    """Write bytes in hexadecimal digits behind a mark; null where the array is."""
+    plain = octets.cast(pa.binary())
     starts = np.frombuffer(plain.buffers()[1], np.int32)[plain.offset : plain.offset + len(plain) + 1]
     data = plain.buffers()[2]
-    octets = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    digits = _UPPER[octets].tobytes()
+    digits = b"" if data is None else _UPPER[np.frombuffer(data, np.uint8)].tobytes()
     offsets = pa.py_buffer((starts * 2).astype(np.int32))
-    texts = pa.StringArray.from_buffers(len(plain), offsets, pa.py_buffer(digits))
-    return _with_nulls_of(array, _joined(_scalar("x"), texts))
-
-
-def _hexadecimal(octets: npt.NDArray[np.uint8]) -> pa.Array:
-    count = len(octets) // _WIDTH
-    offsets = np.arange(count + 1, dtype=np.int32) * (2 * _WIDTH)
-    data = _UPPER[octets].tobytes()
-    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
-
-
-def _with_nulls_of(array: pa.Array, texts: pa.Array) -> pa.Array:
+    texts = _joined(_scalar(mark), pa.StringArray.from_buffers(len(plain), offsets, pa.py_buffer(digits)))
     return pc.if_else(array.is_valid(), texts, pa.scalar(None, pa.string())) if array.null_count else texts
-
-
-def _of_date(array: pa.Array) -> pa.Array:
-    return _joined(_scalar("@"), array.cast(pa.date32()).cast(pa.string()))
 
 
 def _of_time(array: pa.Array) -> pa.Array:
@@ -284,7 +248,7 @@ def _of_time(array: pa.Array) -> pa.Array:
 
 
 def _in_range(array: pa.Array, problems: list[tuple[_Bools, str]]) -> pa.Array:
-    """The same array with nulls for dates and times that a key cannot have."""
+    """Replace dates and times that a key cannot have by nulls, and add them to the problems."""
     kind = array.type
     if pa.types.is_date(kind):
         return _without(
@@ -316,23 +280,13 @@ def _without(array: pa.Array, wrong: pa.Array, why: str, problems: list[tuple[_B
     return pc.if_else(mask, pa.scalar(None, array.type), array)
 
 
-_RISING: Final = (
-    "",
-    *(chr(96 + count) for count in range(1, _LENGTHS_MAX + 1)),
-    *("z" + chr(97 + more) for more in range(DIGITS_MAX - _LENGTHS_MAX)),
-)
-_FALLING: Final = (
-    "",
-    *(chr(91 - count) for count in range(1, _LENGTHS_MAX + 1)),
-    *("A" + chr(122 - more) for more in range(DIGITS_MAX - _LENGTHS_MAX)),
-)
 _NINES: Final = np.arange(256, dtype=np.uint8)
 _NINES[ord("0") : ord("9") + 1] = np.frombuffer(b"9876543210", np.uint8)
 _UPPER: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
 
 
-def _is_small_unsigned(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_unsigned_integer(kind) and not pa.types.is_uint64(kind))
+def _of_binary(array: pa.Array) -> pa.Array:
+    return _hexadecimal("x", array, array)
 
 
 _ENCODERS: Final[dict[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]]] = {
@@ -340,11 +294,11 @@ _ENCODERS: Final[dict[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Arr
     pa.types.is_large_string: _of_text,
     pa.types.is_string_view: _of_text,
     pa.types.is_signed_integer: _of_int,
-    _is_small_unsigned: _of_int,
-    pa.types.is_boolean: _of_bool,
+    lambda kind: pa.types.is_unsigned_integer(kind) and not pa.types.is_uint64(kind): _of_int,
+    pa.types.is_boolean: lambda array: pc.if_else(array, _scalar("?1"), _scalar("?0")),
     pa.types.is_decimal: _of_decimal,
     pa.types.is_floating: _of_float,
-    pa.types.is_date: _of_date,
+    pa.types.is_date: lambda array: _joined(_scalar("@"), array.cast(pa.date32()).cast(pa.string())),
     pa.types.is_timestamp: _of_time,
     pa.types.is_binary: _of_binary,
     pa.types.is_large_binary: _of_binary,
@@ -373,7 +327,7 @@ _OF_PYTHON: Final[dict[type, pa.DataType]] = {
 
 
 def key_word(columns: Iterable[pa.Field]) -> str:
-    """Names and types as the text that a store records.
+    """Return the names and types of key columns as the text that a store records.
 
     Example:
         >>> key_word([pa.field("country", pa.string()), pa.field("cents", pa.decimal128(10, 2))])
@@ -383,31 +337,24 @@ def key_word(columns: Iterable[pa.Field]) -> str:
 
 
 def parse_key_word(word: str) -> tuple[pa.Field, ...]:
-    """The columns that a store has recorded.
-
-    Raises:
-        DataError: a later version has recorded a type that this one does not know.
-    """
+    """Return the columns of a recorded text; a type of a later release raises `DataError`."""
     try:
         return tuple(pa.field(name, kind_of_name(kind)) for name, kind in orjson.loads(word))
     except (KeyError, ValueError, TypeError) as cause:
         raise DataError(
-            "the store has a key of a type that this version does not know", columns=word
+            "the store has a key of a type that this release does not know: use the release that wrote it, or a later one",
+            columns=word,
         ) from cause
 
 
 def key_columns_in(positions: Mapping[str, int], computation: str) -> tuple[pa.Field, ...]:
-    """The columns that a computation's typed keys are made of, as the positions of a table record them; none for plain keys.
-
-    Raises:
-        DataError: a later version has recorded a type that this one does not know.
-    """
-    word = recorded_word(positions, KEY_COLUMNS_PREFIX, computation)
+    """Return the columns of a computation's typed keys as recorded in a table's positions; none for plain keys."""
+    word = recorded_word(positions, AppId.KEY_COLUMNS, computation)
     return () if word is None else parse_key_word(word)
 
 
 def key_columns_of(columns: Iterable[pa.Field]) -> tuple[pa.Field, ...]:
-    """The same columns in the types that are recorded: one for each text form and width, whatever the layout."""
+    """Return the same columns in the types that are recorded: one for each text form and width, whatever the layout."""
     return tuple(pa.field(column.name, _recorded(column.type)) for column in columns)
 
 
@@ -431,7 +378,7 @@ def _recorded(kind: pa.DataType) -> pa.DataType:
 
 
 def told_kind(cells: Iterable[Any]) -> pa.DataType:
-    """The type of a column of Python values, as far as they tell: null where there are none, or of several types."""
+    """Return the type of a column of Python values; null if they are absent, or of several types."""
     kinds = {_kind_of_value(cell) for cell in cells if cell is not None}
     return kinds.pop() if len(kinds) == 1 else pa.null()
 
@@ -445,7 +392,7 @@ def _kind_of_value(value: Any) -> pa.DataType:
 
 
 def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
-    """Whether equal values of two types have the same text; a type that is not known yet is as any other.
+    """Return True if equal values of two types have the same text; an unknown (null) type matches any.
 
     Example:
         >>> same_texts(pa.int32(), pa.int64()), same_texts(pa.int64(), pa.string())
@@ -466,12 +413,9 @@ def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
 def typed_columns(
     keys: pa.ChunkedArray, columns: Sequence[pa.Field], places: Sequence[int] | None = None
 ) -> list[pa.ChunkedArray]:
-    """The values of typed keys, a column each; null where a key has no value of the type in that place.
+    """Decode typed keys into a column for each of the ``places`` (all by default).
 
-    Args:
-        keys: texts of keys.
-        columns: what they are made of.
-        places: which of the columns are wanted; ``None`` for all, in their order.
+    A value is null where a key has no value of the column's type in that place.
     """
     wanted = range(len(columns)) if places is None else places
     texts = pa.chunked_array(keys.chunks, pa.string())
@@ -487,14 +431,14 @@ def typed_columns(
 
 
 def _is_quick(columns: Sequence[pa.Field], place: int) -> bool:
-    """Whether all rows of a column are decoded at once: where parts and columns go together, as before any struct."""
+    """Return True if a column is decoded at once: parts and columns correspond only before any struct."""
     kind = columns[place].type
     is_simple = pa.types.is_string(kind) or pa.types.is_integer(kind)
     return is_simple and not any(pa.types.is_struct(column.type) for column in columns[:place])
 
 
 def _quick_cells(kind: pa.DataType, parts: pa.ChunkedArray, place: int) -> pa.ChunkedArray:
-    # Keys with fewer parts, such as plain ones, have none here.
+    # Keys with fewer parts, such as plain ones, get null.
     has_part = pc.greater(pc.list_value_length(parts), place + 1)
     found = pc.list_element(pc.if_else(has_part, parts, pa.scalar([""] * (place + 2), parts.type)), place + 1)
     rest = pc.utf8_slice_codeunits(found, 1)
@@ -502,16 +446,15 @@ def _quick_cells(kind: pa.DataType, parts: pa.ChunkedArray, place: int) -> pa.Ch
         texts = pc.if_else(pc.starts_with(found, "="), rest, pa.scalar(None, pa.string()))
         if not pc.any(pc.match_substring(texts, ESCAPE)).as_py():
             return texts
-        return pa.chunked_array([[_text_of(part) for part in found.to_pylist()]], pa.string())
+        cells = [decode_key(PART + part)[0] if part.startswith("=") else None for part in found.to_pylist()]
+        return pa.chunked_array([cells], pa.string())
     is_positive = pc.match_substring_regex(found, "^[a-s][0-9]+$")
     is_negative = pc.match_substring_regex(found, "^[H-Z][0-9]+$")
     positive = pc.if_else(is_positive, rest, pa.scalar(None, pa.string())).cast(pa.int64())
     if not pc.any(is_negative).as_py():
         return _narrowed(positive, kind)
-    cells = [
-        _int_of(part) if below else None
-        for part, below in zip(found.to_pylist(), is_negative.to_pylist(), strict=True)
-    ]
+    signed = zip(found.to_pylist(), is_negative.to_pylist(), strict=True)
+    cells = [decode_key(PART + part)[0] if is_below else None for part, is_below in signed]
     return _narrowed(pc.coalesce(positive, pa.chunked_array([pa.array(cells, pa.int64())])), kind)
 
 
@@ -520,14 +463,6 @@ def _narrowed(numbers: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         return numbers.cast(kind)
     except pa.ArrowInvalid:
         return pa.chunked_array([fitting_cells(kind, numbers.to_pylist())])
-
-
-def _text_of(part: str) -> str | None:
-    return decode_key(PART + part)[0] if part.startswith("=") else None
-
-
-def _int_of(part: str) -> int:
-    return int(decode_key(PART + part)[0])
 
 
 def _values_of(text: str, count: int) -> tuple[Any, ...]:
@@ -539,37 +474,23 @@ def _values_of(text: str, count: int) -> tuple[Any, ...]:
 
 
 def fitting_cells(kind: pa.DataType, values: list[Any]) -> pa.Array:
-    """An array of values, with null in place of those that are not of the type."""
+    """Return an array of the values, with null for a value that does not fit the type."""
     try:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return pa.concat_arrays([pa.array([], kind), *_one_by_one(kind, values)])
-
-
-def _one_by_one(kind: pa.DataType, values: list[Any]) -> Iterator[pa.Array]:
-    for value in values:
-        try:
-            yield pa.array([value], kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            yield pa.nulls(1, kind)
+        if len(values) == 1:
+            return pa.nulls(1, kind)
+        return pa.concat_arrays([fitting_cells(kind, [value]) for value in values])
 
 
 # -- looking up ----------------------------------------------------------------------------
 
 
 def key_lookup(values: Sequence[KeyValue], columns: Sequence[pa.Field]) -> str:
-    """The text of a key whose values are given loosely: as text, or in a type that converts to that of its column.
-
-    Args:
-        values: one for each column; all of them where the columns are not known.
-        columns: what the keys are made of.
-
-    Raises:
-        InvalidError: there are too few or too many, or one does not convert.
-    """
+    """Return the text of a key whose values are given loosely: as text, or in a type that converts to the column's."""
     if len(values) != len(columns):
         raise InvalidError(
-            "the key has another number of values",
+            "the key must have a value for each column",
             given=len(values),
             columns=[column.name for column in columns],
         )
@@ -590,5 +511,8 @@ def _as(value: KeyValue, column: pa.Field) -> pa.Array:
         return pa.array([value], column.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as cause:
         raise InvalidError(
-            "this is no value of the key's column", value=value, column=column.name, type=column.type
+            "the value does not convert to the type of the key's column",
+            value=value,
+            column=column.name,
+            type=column.type,
         ) from cause

@@ -1,7 +1,7 @@
-"""The text of a typed key: a tuple of values in a form that is ordered as the tuples are.
+"""The text of a typed key: a tuple of values in a form whose order is that of the tuples.
 
-The engine's key is text: rows are sorted by it, cut into intervals and pruned. A typed key is a tuple of values,
-and its text has, for each of them, a tab, a mark of the type, and the value:
+The engine's key is text: rows are sorted by it, cut into intervals and pruned. A typed key is a tuple of values. Its text
+has a tab for each value, a mark of the type, and the value:
 
 ======================  ============================================  =======================
 value                   text                                          for example
@@ -9,7 +9,7 @@ value                   text                                          for exampl
 null                    ``!``                                         ``!``
 false, true             ``?0``, ``?1``                                ``?1``
 text                    ``=`` and the text                            ``=no``
-whole number            a letter for how many digits, the digits      ``d4711``
+whole number            a letter for the number of digits, digits     ``d4711``
 decimal                 ``#``, the same, without zeros at the end     ``#b12.5``
 float                   ``~`` and 16 hexadecimal digits               ``~BFF8000000000000``
 date                    ``@`` and the date                            ``@2026-11-23``
@@ -19,15 +19,13 @@ binary                  ``x`` and hexadecimal digits                  ``x00FF``
 struct                  ``{`` and names; then each value as a part    ``{a,b`` tab ``a1`` tab ``!``
 ======================  ============================================  =======================
 
-A tab ends a value and is less than whatever can follow in one, since a control character in a text is written as
-U+001F and its caret letter; so texts compare as tuples do, value by value, nulls first. Each mark is greater than
-that of null. Negative numbers have each digit subtracted from 9, under a letter that falls as their length rises.
-Floats are their bits, the sign turned so that they rise: NaN is above all, and -0.0 is 0.0. `docs/design/018-keys.md`
-has the reasons.
+A tab ends a value and is less than any character within a value, because a control character in a text is written as
+U+001F and its caret letter. So texts compare as tuples do, value by value, nulls first: each mark is greater than that
+of null. Negative numbers have each digit subtracted from 9, under a letter that falls as their length rises. Floats are
+their bits, with the sign turned so that they rise: NaN is above all, and -0.0 is 0.0. `docs/design/018-keys.md` has the
+reasons. A key that does not begin with a tab is plain: the text of a single column.
 
-A key that does not begin with a tab is plain: the text of a single column.
-
-Names of types, as a store records them: of the columns of keys, and of what is inside states.
+This module also names types as a store records them, for the columns of keys and for the parts of states.
 """
 
 from __future__ import annotations
@@ -47,26 +45,35 @@ from millpond.statestore.errors import InvalidError
 KeyValue: TypeAlias = (
     "bool | int | float | str | bytes | Decimal | dt.date | dt.datetime | Mapping[str, KeyValue] | None"
 )
-"""What a typed key is made of; a mapping is a struct, whose fields are in its order."""
+"""A value of a typed key; a mapping is a struct, with its fields in the mapping's order."""
 
 PART: Final = "\t"
-"""What each value of a typed key begins with."""
+"""The beginning of each value of a typed key."""
 
 ESCAPE: Final = "\x1f"
-"""What stands before the caret letter of a control character."""
+"""The mark before the caret letter of a control character."""
 
 NULL: Final = "!"
 """A null: less than every other mark."""
 
 CONTROLS: Final = "".join(map(chr, range(32)))
-"""The characters that no value has as they are."""
+"""The characters that are escaped in values."""
 
 DIGITS_MAX: Final = 38
 """The digits that a decimal may have before the point, and after it."""
 
+RISING: Final[tuple[str, ...]] = ("", *"abcdefghijklmnopqrstuvwxy", *(f"z{more}" for more in "abcdefghijklm"))
+"""Letters that rise with the number of digits before the point; for more than 25 there are two."""
+
+FALLING: Final[tuple[str, ...]] = (
+    "",
+    *"ZYXWVUTSRQPONMLKJIHGFEDCB",
+    *(f"A{more}" for more in "zyxwvutsrqpon"),
+)
+"""Letters that fall with the number of digits, for negative numbers."""
+
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**63 - 1
-_LONG: Final = 26  # as many digits before the point, and more, need two letters
 _SIGN_BIT: Final = 1 << 63
 _ALL_BITS: Final = (1 << 64) - 1
 _HEX_DIGITS: Final = 16
@@ -82,47 +89,39 @@ _DECIMAL: Final = re.compile(
 
 
 def is_typed(text: str) -> bool:
-    """Whether a key is the text of a typed one; all others are plain."""
     return text.startswith(PART)
 
 
 def encode_key(values: Sequence[KeyValue]) -> str:
-    r"""The text of a typed key.
+    r"""Return the text of a typed key, given at least one value.
 
-    Args:
-        values: at least one; equal values of one type have one text, whatever wrote them: a decimal has no zeros at
-            its end, a float of either width is the same number, and a time is one instant.
-
-    Returns:
-        The text. Compared as text, keys are ordered as their tuples: value by value, nulls first, NaN last.
+    Compared as text, keys have the order of their tuples: value by value, nulls first, NaN last. Equal values of one type
+    have one text, whichever program wrote them: a decimal loses the zeros at its end, a float has the same text in either
+    width, and a time is one instant.
 
     Raises:
-        InvalidError: a value is of another type, or out of range: whole numbers have 64 bits, decimals 38 digits
-            before and after the point, and text needs a UTF-8 form. The error says which.
+        InvalidError: a value is of another type or out of range: whole numbers have 64 bits, decimals 38 digits before
+            and after the point, and text needs a UTF-8 form.
 
     Example:
         >>> encode_key(("no", 4711))
         '\t=no\td4711'
     """
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence) or not values:
-        raise InvalidError("a typed key is a tuple of at least one value", type=type(values).__name__)
+        raise InvalidError("a typed key must be a tuple of at least one value", type=type(values).__name__)
     text = "".join([PART + _encoded(value) for value in values])
     return text if text.isascii() else _encodable(text)
 
 
 def decode_key(text: str) -> tuple[Any, ...]:
-    r"""The values of a key.
+    r"""Return the values of a typed key, or of a plain key a tuple of just its text.
 
-    Args:
-        text: the text of a typed key, or a plain key.
-
-    Returns:
-        The values, of the types that Arrow gives: ``None``, ``bool``, ``str``, ``int``, ``Decimal``, ``float``,
-        ``date``, ``datetime`` with UTC or without a zone, ``bytes``, and ``dict`` for a struct. Of a plain key a tuple
-        of just that text. A decimal is equal to the one that was given, without zeros at its end.
+    The values have the types of Arrow's: ``None``, ``bool``, ``str``, ``int``, ``Decimal``, ``float``, ``date``,
+    ``datetime`` in UTC or without a zone, ``bytes``, and ``dict`` for a struct. A decimal equals the original, without the
+    zeros at its end.
 
     Raises:
-        InvalidError: the text begins as a typed key does, and is none.
+        InvalidError: the text begins like that of a typed key, but is malformed.
 
     Example:
         >>> decode_key("\t=no\td4711"), decode_key("4711")
@@ -138,7 +137,7 @@ def decode_key(text: str) -> tuple[Any, ...]:
 
 
 def escaped(text: str) -> str:
-    r"""The text without control characters: each is U+001F and its caret letter.
+    r"""Replace each control character by U+001F and its caret letter.
 
     Example:
         >>> escaped("a\tb")
@@ -148,14 +147,10 @@ def escaped(text: str) -> str:
 
 
 def struct_mark(names: Sequence[str]) -> str:
-    """What a struct with these fields begins with; the values follow, each as a part.
-
-    Raises:
-        InvalidError: there are no fields, or two have the same name.
-    """
+    """Return the beginning of a struct with these distinct fields; the values follow, each as a part."""
     if not names or len(set(names)) != len(names):
         raise InvalidError(
-            "a struct in a key has at least one field, and no two of one name", fields=list(names)
+            "a struct in a key must have at least one field, and distinct names", fields=list(names)
         )
     return "{" + ",".join([_IN_NAME.sub(_caret, name) for name in names])
 
@@ -180,36 +175,21 @@ def _encodable(text: str) -> str:
 
 
 def _encoded(value: object) -> str:
-    encoder = _ENCODERS.get(type(value)) or _encoder_of_base(value)
+    encoder = _ENCODERS.get(type(value))
+    if encoder is None:
+        # In the order of the table: a bool is an int, and a datetime is a date.
+        encoder = next((each for kind, each in _ENCODERS.items() if isinstance(value, kind)), None)
+    if encoder is None:
+        raise InvalidError(
+            "a key has no values of this type: it is made of text, whole numbers, decimals, floats, booleans, dates, "
+            "times, bytes, mappings of these, and nulls",
+            type=type(value).__name__,
+        )
     return encoder(value)
-
-
-def _encoder_of_base(value: object) -> Callable[[Any], str]:
-    # In the order of the table: a bool is an int, and a datetime is a date.
-    for kind, encoder in _ENCODERS.items():
-        if isinstance(value, kind):
-            return encoder
-    raise InvalidError(
-        "a key has no values of this type: it is made of text, whole numbers, decimals, floats, booleans, dates, times, "
-        "bytes, mappings of these, and nulls",
-        type=type(value).__name__,
-    )
-
-
-def _of_text(value: str) -> str:
-    return "=" + escaped(value)
 
 
 def _of_bytes(value: bytes) -> str:
     return "x" + bytes(value).hex().upper()
-
-
-def _of_date(value: dt.date) -> str:
-    return "@" + value.isoformat()
-
-
-def _of_bool(value: bool) -> str:
-    return "?1" if value else "?0"
 
 
 def _of_int(value: int) -> str:
@@ -219,14 +199,14 @@ def _of_int(value: int) -> str:
         )
     if value >= 0:
         digits = str(int(value))
-        return chr(96 + len(digits)) + digits
+        return RISING[len(digits)] + digits
     digits = str(-value)
-    return chr(91 - len(digits)) + digits.translate(_NINES)
+    return FALLING[len(digits)] + digits.translate(_NINES)
 
 
 def _of_decimal(value: Decimal) -> str:
     if not value.is_finite():
-        raise InvalidError("a decimal in a key is a number", number=value)
+        raise InvalidError("a decimal in a key must be finite", number=value)
     if not value:
         return "#a0"
     is_wide = not -DIGITS_MAX <= value.adjusted() < DIGITS_MAX
@@ -238,19 +218,12 @@ def _of_decimal(value: Decimal) -> str:
         )
     digits = f"{whole}.{fraction}" if fraction else whole
     if value >= 0:
-        return f"#{_length(len(whole), 'a')}{digits}"
-    return f"#{_length(len(whole), 'Z')}{digits.translate(_NINES)}~"
-
-
-def _length(count: int, first: str) -> str:
-    """Letters that rise with a count from ``a``, or fall with it from ``Z``."""
-    if first == "a":
-        return chr(96 + count) if count < _LONG else "z" + chr(97 + count - _LONG)
-    return chr(91 - count) if count < _LONG else "A" + chr(122 - (count - _LONG))
+        return f"#{RISING[len(whole)]}{digits}"
+    return f"#{FALLING[len(whole)]}{digits.translate(_NINES)}~"
 
 
 def _of_float(value: float) -> str:
-    # Of all NaNs one, and of both zeros one, as Spark groups them.
+    # Spark groups all NaNs together, and both zeros, so each has one text.
     number = float("nan") if value != value else value + 0.0  # noqa: PLR0124 - only NaN differs from itself
     (bits,) = struct.unpack(">Q", struct.pack(">d", number))
     return f"~{bits ^ (_ALL_BITS if bits & _SIGN_BIT else _SIGN_BIT):016X}"
@@ -262,7 +235,7 @@ def _of_time(value: dt.datetime) -> str:
     try:
         return "z" + _time_text(value.astimezone(dt.UTC))
     except OverflowError as cause:
-        raise InvalidError("a time in a key is in the years 1 to 9999 in UTC", time=value) from cause
+        raise InvalidError("a time in a key must be in the years 1 to 9999 in UTC", time=value) from cause
 
 
 def _time_text(value: dt.datetime) -> str:
@@ -273,19 +246,19 @@ def _time_text(value: dt.datetime) -> str:
 def _of_struct(value: Mapping[Any, object]) -> str:
     names = list(value)
     if not all(isinstance(name, str) for name in names):
-        raise InvalidError("the fields of a struct in a key have text as names", fields=names)
+        raise InvalidError("the names of the fields of a struct in a key must be text", fields=names)
     return PART.join([struct_mark(names), *map(_encoded, value.values())])
 
 
 _ENCODERS: Final[dict[type, Callable[[Any], str]]] = {
-    str: _of_text,
-    bool: _of_bool,
+    str: lambda value: "=" + escaped(value),
+    bool: lambda value: "?1" if value else "?0",
     int: _of_int,
     NoneType: lambda _: NULL,
     float: _of_float,
     Decimal: _of_decimal,
     dt.datetime: _of_time,
-    dt.date: _of_date,
+    dt.date: lambda value: "@" + value.isoformat(),
     bytes: _of_bytes,
     bytearray: _of_bytes,
     memoryview: _of_bytes,
@@ -310,10 +283,6 @@ def _to_null(rest: str) -> None:
         raise ValueError(rest)
 
 
-def _to_bool(rest: str) -> bool:
-    return ("0", "1").index(rest) == 1
-
-
 def _to_int(part: str) -> int:
     if _INT.match(part) is None:
         raise ValueError(part)
@@ -325,7 +294,7 @@ def _to_decimal(part: str) -> Decimal:
     if found is None:
         raise ValueError(part)
     number = found["digits"] + found["rest"]
-    # Not a minus sign, which would round to the digits of the context.
+    # Unlike a minus sign, this does not round to the digits of the context.
     return Decimal(number) if found["length"][0] >= "a" else Decimal(number.translate(_NINES)).copy_negate()
 
 
@@ -337,18 +306,14 @@ def _to_float(rest: str) -> float:
     return float(struct.unpack(">d", struct.pack(">Q", turned))[0])
 
 
-def _to_instant(rest: str) -> dt.datetime:
-    return dt.datetime.fromisoformat(rest).replace(tzinfo=dt.UTC)
-
-
 _DECODERS: Final[dict[str, Callable[[str], Any]]] = {
     "!": _to_null,
     "=": _unescaped,
-    "?": _to_bool,
+    "?": lambda rest: ("0", "1").index(rest) == 1,
     "#": _to_decimal,
     "~": _to_float,
     "@": dt.date.fromisoformat,
-    "z": _to_instant,
+    "z": lambda rest: dt.datetime.fromisoformat(rest).replace(tzinfo=dt.UTC),
     "t": dt.datetime.fromisoformat,
     "x": bytes.fromhex,
 }
@@ -369,16 +334,13 @@ NAMED_KINDS: Final[dict[pa.DataType, str]] = {
     pa.timestamp("us"): "timestamp_ntz",
     pa.binary(): "binary",
 }
-"""The types that are one word; decimals, structs, arrays and maps are made of several."""
+"""The types whose name is one word; decimals, structs, arrays and maps have compound names."""
 
 _KINDS: Final = {name: kind for kind, name in NAMED_KINDS.items()}
 
 
 def name_of_kind(kind: pa.DataType) -> Any:
-    """A type's name: text, or for one with parts a JSON object.
-
-    Raises:
-        KeyError: the type has no name.
+    """Return a type's name: text, or a JSON object for a type with parts; a `KeyError` means that it has none.
 
     Example:
         >>> name_of_kind(pa.list_(pa.struct([("cents", pa.decimal128(10, 2))])))
@@ -396,11 +358,7 @@ def name_of_kind(kind: pa.DataType) -> Any:
 
 
 def kind_of_name(name: Any) -> pa.DataType:
-    """The type of a name; all its parts may be null.
-
-    Raises:
-        KeyError: no type of this version has the name; or ``ValueError``, or ``TypeError``.
-    """
+    """Return the type of a name, all parts nullable; an unknown name raises a Key-, Value- or TypeError."""
     if isinstance(name, dict):
         ((form, parts),) = name.items()
         if form == "struct":

@@ -1,21 +1,15 @@
-"""The reader's rule over Arrow: many row updates in, one row per key out.
+"""The reader's rule, over Arrow and as SQL: many row updates in, one row per key out.
 
-The rule itself is stated in `millpond.statestore.rows.row`. `combine_updates` turns
-the updates of a key into one equivalent update; it may be applied to some of
-a key's updates and again to its own results, so a compaction can rewrite
-a few files and leave the older files alone. `merge_updates` gives the rows that readers see.
-No Python runs per row: keys become small integers, and "the last update that…"
-is a single indexed assignment.
-
-Columns that are too large for one Arrow array.
-
-Arrow's text and binary arrays hold at most 2 GiB, because their offsets have 32 bits. The states of
-an interval may be larger, over all updates or even over the last updates alone, and must stay
-readable: such a column is gathered with 64-bit offsets and returned in chunks.
+The rule is stated in `millpond.statestore.rows.row`. `combine_updates` turns updates of a key into one equivalent update.
+It may be applied to some of a key's updates and again to its own results, so a compaction can rewrite a few files and
+leave the older files alone. `merge_updates` gives the rows that readers see, and `rows_query` gives the same rows in an
+engine that reads the files itself. No Python runs per row: keys become small integers, and "the last update that…" is a
+single indexed assignment.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from itertools import pairwise
 from typing import Final, TypeAlias
 
@@ -25,15 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION
-from millpond.statestore.rows.row_shape import lengths_of, with_values
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, lengths_of, with_values
 
 _CHUNK_BYTES_MAX: Final = 2**30
 _WIDE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 def nulls(type_: pa.DataType, count: int) -> pa.Array:
-    """Nulls, which have no values below them: below those of ``pa.nulls`` are nulls again, and go to files.
+    """Return nulls without values below them; a list of ``pa.nulls`` has null values, which would be written to files.
 
     Example:
         >>> nulls(pa.list_(pa.int64()), 2).to_pylist()
@@ -48,12 +41,10 @@ def nulls(type_: pa.DataType, count: int) -> pa.Array:
 def take_rows(
     column: pa.ChunkedArray, rows: pa.Array, *, chunk_bytes_max: int = _CHUNK_BYTES_MAX
 ) -> pa.Array | pa.ChunkedArray:
-    """The values of a column at ``rows``, in that order; null where a row number is null.
+    """Return the values of a column at ``rows``, in that order; null where a row number is null.
 
-    Args:
-        column: any column.
-        rows: row numbers.
-        chunk_bytes_max: size from which a text or binary column is returned in chunks.
+    Arrow's text and binary arrays hold at most 2 GiB, because their offsets have 32 bits, but the states of an interval
+    may be larger. Such a column is gathered with 64-bit offsets and returned in chunks of ``chunk_bytes_max``.
 
     Example:
         >>> take_rows(pa.chunked_array([["a", "b"], ["c"]]), pa.array([2, None, 0])).to_pylist()
@@ -67,7 +58,7 @@ def take_rows(
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
     chosen = column.cast(wide).combine_chunks()
     pieces = [
-        # Taken piece by piece, so that the offsets of each piece begin at zero.
+        # Take piece by piece, so that the offsets of each piece begin at zero.
         chosen.take(rows.slice(start, stop - start)).cast(column.type)
         for start, stop in _cuts(lengths, rows, chunk_bytes_max)
     ]
@@ -75,7 +66,7 @@ def take_rows(
 
 
 def _cuts(lengths: npt.NDArray[np.int32], rows: pa.Array, bytes_max: int) -> list[tuple[int, int]]:
-    """Runs of ``rows`` whose values begin within the same ``bytes_max`` bytes."""
+    """Return runs of ``rows`` whose values begin within the same ``bytes_max`` bytes."""
     present = rows.is_valid().to_numpy(zero_copy_only=False)
     numbers = rows.fill_null(0).to_numpy()
     sizes = np.where(present, lengths[numbers], 0).astype(np.int64)
@@ -108,22 +99,16 @@ _Index: TypeAlias = npt.NDArray[np.int64]
 
 
 def merge_updates(updates: pa.Table) -> pa.Table:
-    """One row per key, sorted by key: the rows that every reader sees.
+    """Return one row per key with state or timers, sorted by key.
 
-    A key with neither state nor timers has no row.
-
-    Args:
-        updates: row updates with at least `MERGE_COLUMNS`, in any order.
-
-    Returns:
-        `MERGE_COLUMNS` without ``deleted``; ``timers`` is an empty list where there are none, and
-        ``state_version`` is 0 of a state without one.
+    The result has `MERGE_COLUMNS` without ``deleted``. Absent ``timers`` are an empty list, and ``state_version`` is 0
+    for a state without a version.
     """
     return split_rows(updates)[0]
 
 
 def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The rows of `merge_updates`, and those of the keys with neither state nor timers, which may have something else."""
+    """Return the rows of `merge_updates`, and the rest: keys with neither state nor timers, but perhaps ids or productions."""
     combined = combine_updates(updates)
     timers = _empty_lists(combined.column("timers").combine_chunks())
     has_state = _valid(combined, "state") | _valid(combined, "state_bytes")
@@ -137,7 +122,7 @@ def split_rows(updates: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def _versions(stored: pa.ChunkedArray, has_state: _Mask) -> pa.Array:
-    """The versions of states; null where there is no state."""
+    """Return the versions of states; null where there is no state."""
     if stored.null_count == len(stored):
         versions = np.zeros(len(stored), np.int32)
     else:
@@ -146,20 +131,11 @@ def _versions(stored: pa.ChunkedArray, has_state: _Mask) -> pa.Array:
 
 
 def combine_updates(updates: pa.Table) -> pa.Table:
-    """One update per key, sorted by key, equivalent to all of the key's updates together.
+    """Return one update per key, sorted by key, equivalent to all of the key's updates together.
 
-    ``combine(a + b) == combine(combine(a) + combine(b))`` for any split in which ``a``'s
-    updates of a key are older than ``b``'s. Tombstones stay; drop them only when no older
-    file of the key is left.
-
-    Args:
-        updates: row updates with at least `MERGE_COLUMNS`, in any order.
-
-    Returns:
-        `MERGE_COLUMNS`, with the meaning of a row update: null means unchanged.
-
-    Raises:
-        InvalidError: a column of `MERGE_COLUMNS` is missing.
+    ``combine(a + b) == combine(combine(a) + combine(b))`` for any split in which ``a``'s updates of a key are older than
+    ``b``'s. Tombstones stay; drop them only when no older file of the key is left. The result has `MERGE_COLUMNS`, with
+    the meaning of a row update: null means unchanged.
     """
     missing = set(MERGE_COLUMNS).difference(updates.column_names)
     if missing:
@@ -168,14 +144,14 @@ def combine_updates(updates: pa.Table) -> pa.Table:
     deleted = _filled(table.column("deleted"))
     keys = table.column("key").combine_chunks()
     if table.schema.equals(_SCHEMA) and not deleted.any() and _rises(keys):
-        # One update of each key, in order, is what it would be combined into.
+        # The table has one update per key, in order: combining would not change it.
         has_flags = not table.column(_DELETED).null_count
         return table if has_flags else table.set_column(_DELETED, _SCHEMA.field(_DELETED), pa.array(deleted))
     return _combine(table, keys.dictionary_encode(), deleted)
 
 
 def _rises(keys: pa.StringArray) -> bool:
-    """Whether each key is greater than the one before it."""
+    """Return True if each key is greater than the one before."""
     last = len(keys) - 1
     return last < 1 or bool(pc.less(keys.slice(0, last), keys.slice(1)).true_count == last)
 
@@ -209,10 +185,8 @@ def _combine(table: pa.Table, keys: pa.DictionaryArray, deleted: _Mask) -> pa.Ta
 
 
 def _oldest_first(table: pa.Table) -> _Index:
-    """Row numbers by rising (sequencer, commit number).
-
-    Files come in the order of their commits, so the rows are usually in order already.
-    """
+    """Return row numbers by rising (sequencer, commit number)."""
+    # Files come in the order of their commits, so the rows are usually in order already.
     sequencers = table.column("sequencer").to_numpy()
     commit_numbers = table.column("commit_number").to_numpy()
     rises = (sequencers[:-1] < sequencers[1:]) | (
@@ -224,24 +198,20 @@ def _oldest_first(table: pa.Table) -> _Index:
 
 
 def _last_of_each_key(codes: _Index, order: _Index, keys: int) -> _Index:
-    """The last row number in ``order`` of each key; -1 where there is none."""
+    """Return the last row number in ``order`` of each key; -1 for a key without one."""
     last = np.full(keys, -1, dtype=np.int64)
-    # With repeated indices NumPy keeps the last assigned value: the newest update.
+    # With repeated indices NumPy keeps the last assigned value, which is the newest update's.
     last[codes[order]] = order
     return last
 
 
 def _nullable(rows: _Index) -> pa.Array:
-    """Row numbers; null where there is none."""
     absent = rows < 0
     return pa.array(rows, mask=absent) if absent.any() else pa.array(rows)
 
 
 def _empty_lists(lists: pa.ListArray, where: _Mask | None = None) -> pa.ListArray:
-    """Replace null lists by empty lists: all of them, or those ``where`` is true.
-
-    Arrow's own ``coalesce`` does the same, a hundred times slower on nested lists.
-    """
+    """Replace null lists by empty lists, all or ``where`` true; Arrow's ``coalesce`` is a hundred times slower on nested lists."""
     if not lists.null_count or (where is not None and not where.any()):
         return lists
     stays_null = np.zeros(len(lists), np.bool_) if where is None else _flags(lists.is_null()) & ~where
@@ -249,7 +219,7 @@ def _empty_lists(lists: pa.ListArray, where: _Mask | None = None) -> pa.ListArra
 
 
 def _at(flags: _Mask, rows: _Index) -> _Mask:
-    """The flags of the rows; false where the row number is -1."""
+    """Return the flags of the rows; false for row number -1."""
     return (flags[rows] if len(flags) else np.zeros(len(rows), dtype=np.bool_)) & (rows >= 0)
 
 
@@ -258,10 +228,68 @@ def _valid(table: pa.Table, name: str) -> _Mask:
 
 
 def _filled(column: pa.ChunkedArray) -> _Mask:
-    """The flags of a column; false where it is null."""
     return _flags(pc.fill_null(column, False) if column.null_count else column)
 
 
 def _flags(column: pa.Array | pa.ChunkedArray) -> _Mask:
     flags: _Mask = column.to_numpy(zero_copy_only=False).astype(np.bool_)
     return flags
+
+
+# -- the rule as SQL -----------------------------------------------------------------------
+
+ROWS_VIEW_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name != "deleted")
+"""The columns of a row that readers see."""
+
+
+class SqlDialect(StrEnum):
+    """An SQL dialect; the value is its literal for the empty list."""
+
+    SPARK = "array()"
+    DUCKDB = "[]"
+
+
+_QUERY: Final = """
+with updates as (
+    -- numbered as Delta's txn versions are: the lease in the high bits
+    select *, sequencer * 4294967296 + commit_number as position, coalesce(deleted, false) as gone
+    from {source}
+),
+positioned as (
+    select *,
+        max(position) over (partition by key) as last_position,
+        max(case when state is not null or state_bytes is not null or gone then position end)
+            over (partition by key) as state_position,
+        max(case when timers is not null or gone then position end)
+            over (partition by key) as timers_position
+    from updates
+),
+-- at most one update of a key has a given position, so max() picks that update
+merged as (
+    select
+        key,
+        max(case when position = state_position and not gone then state end) as state,
+        max(case when position = state_position and not gone then state_bytes end) as state_bytes,
+        max(case when position = state_position and not gone then coalesce(state_version, 0) end)
+            as state_version,
+        coalesce(max(case when position = timers_position then timers end), {empty_list}) as timers,
+        max(case when position = last_position then hold end) as hold,
+        max(case when position = last_position then superstep end) as superstep,
+        max(case when position = last_position then sequencer end) as sequencer,
+        max(case when position = last_position then commit_number end) as commit_number
+    from positioned
+    group by key
+)
+select {columns}
+from merged
+where state is not null or state_bytes is not null or timers <> {empty_list}
+"""
+
+
+def rows_query(source: str, dialect: SqlDialect) -> str:
+    """Return a query for one row per key over a relation of one computation's row updates, quoted for the dialect.
+
+    It needs one shuffle by key, because the window functions and the grouping have the same partitioning.
+    """
+    columns = ", ".join(ROWS_VIEW_COLUMNS)
+    return _QUERY.format(source=source, empty_list=dialect.value, columns=columns)

@@ -1,14 +1,9 @@
-"""The page index of a row file: where its pages are, which keys it may have, and what its dullest columns hold.
+"""The page index of a row file: the place of its pages, a filter of its keys, and the contents of its uniform columns.
 
-It lies between the file's last page and its seal, where no Parquet reader looks, and has a checksum of its own, which
-covers the file's name: so nothing is read that is not what was written under this name, though the seal of the whole
-file cannot be verified.
-
-Page indexes that were read last: several reads of a process want parts of the same files.
-
-Thrift's compact protocol, as far as Parquet's metadata needs it: structs as their numbered fields.
-
-It does not know what fields mean. Maps, sets and floating-point numbers do not occur in what is read with it.
+The index lies between the file's last page and its seal, where no Parquet reader looks. Its own checksum covers the
+file's name, so every part that is read was written under this name, though the seal of the whole file cannot be verified.
+Parquet's metadata is read and written with the part of Thrift's compact protocol that it needs: structs as their numbered
+fields, without maps and sets.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import compress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,34 +24,30 @@ import orjson
 import pyarrow as pa
 
 from millpond.statestore.objects.ranges import ByteRange, Tail, read_ranges, read_tail
-from millpond.statestore.rows.bloom import BlockFilter
-from millpond.statestore.rows.fingerprint import Fingerprints
+from millpond.statestore.rows.record_ids import BlockFilter, Fingerprints
 from millpond.statestore.types import Objects
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _TAIL_BYTES: Final = 8
 _SECTION: Final = b"MPPAGES1"
+# Behind the page index: its length, its checksum, and the name of the section.
 _TRAILER_BYTES: Final = 8 + len(_SECTION)
-"""What follows the page index: its length, its checksum, and the name of the section."""
 
 SEAL_BYTES: Final = 12
 """The seal between the page index and the footer (`row_format`)."""
 
+# The cost of a key in Python, without its characters.
 _KEY_BYTES: Final = 64
-"""What a key costs in Python, but for its characters."""
 
+# The first read from a file's end: the footer and the index of a file of average size.
 _READ_BYTES: Final = 1 << 16
-"""How much of a file's end is read at first: the footer and the index of a file of average size."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPages:
-    """The pages of a column where they lie in the file, by block.
-
-    Attributes:
-        offsets: where each page begins, with its header.
-        sizes: how long it is.
-        checksums: CRC-32 of each page with its header.
-    """
+    """The pages of a column by block: offset and size of each in the file, and its CRC-32, headers included."""
 
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int32]
@@ -64,17 +55,14 @@ class StoredPages:
 
     @property
     def size_bytes(self) -> int:
-        """What they cost in memory."""
         return int(self.offsets.nbytes + self.sizes.nbytes + self.checksums.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class AlikePages:
-    """The pages of a column that are nearly all alike, such as those of nulls: they are not read from the file.
+    """The pages of a column that are nearly all alike, such as nulls, and need not be read from the file.
 
-    Attributes:
-        contents: the few different pages, with their headers.
-        numbers: for each block, which of them it has.
+    ``contents`` has the few different pages, with their headers, and ``numbers`` the page of each block.
     """
 
     contents: tuple[bytes, ...]
@@ -82,21 +70,17 @@ class AlikePages:
 
     @property
     def size_bytes(self) -> int:
-        """What they cost in memory."""
         return sum(map(len, self.contents)) + int(self.numbers.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A column of a Parquet file, nested ones included.
+    """A column of a Parquet file, nested ones included, with Parquet's numbers of its type, codec and encodings.
 
     Attributes:
-        path: its name, and those of its fields.
-        physical_type: Parquet's number of its type.
-        codec: Parquet's number of its compression.
-        encodings: Parquet's numbers.
-        pages: its pages by block; ``None`` of a column without values.
-        values: how many values each page has; ``None`` if as many as rows.
+        path: its name, and the names of its fields.
+        pages: its pages by block; None for a column without values.
+        values: the number of values on each page; None if as many as rows.
     """
 
     path: tuple[str, ...]
@@ -109,13 +93,13 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class PageIndex:
-    """What is known of a row file without reading its pages.
+    """The facts about a row file that are known without reading its pages.
 
     Attributes:
-        schema: the elements of Parquet's schema, as they are in the footer.
+        schema: the elements of Parquet's schema, as stored in the footer.
         firsts: the first key of each block.
         last: the last key of the file.
-        rows: how many rows each block has.
+        rows: the number of rows in each block.
         leaves: the columns in the order of the schema.
         keys: a filter of all its keys.
     """
@@ -129,7 +113,7 @@ class PageIndex:
 
     @property
     def size_bytes(self) -> int:
-        """What it costs in memory, by estimate."""
+        """Its memory, by estimate."""
         of_firsts = sum(map(len, self.firsts)) + _KEY_BYTES * len(self.firsts)
         of_leaves = sum(
             (0 if leaf.pages is None else leaf.pages.size_bytes)
@@ -139,12 +123,7 @@ class PageIndex:
         return int(of_firsts + of_leaves + self.rows.nbytes + self.keys.size_bytes)
 
     def blocks_of(self, keys: Sequence[str], fingerprints: Fingerprints) -> list[int]:
-        """The blocks that may hold any of these sorted keys, in their order.
-
-        Args:
-            keys: the keys.
-            fingerprints: those of the keys.
-        """
+        """Return the blocks that may hold any of these sorted keys, given their fingerprints."""
         begin, end = bisect_left(keys, self.firsts[0]), bisect_right(keys, self.last)
         may_be_here = self.keys.might_contain(fingerprints[begin:end])
         blocks: list[int] = []
@@ -156,11 +135,11 @@ class PageIndex:
 
     @property
     def empty_columns(self) -> frozenset[str]:
-        """The columns that have no values in the whole file, and no pages here."""
+        """The columns without values in the whole file, which have no pages here."""
         return frozenset(leaf.path[0] for leaf in self.leaves if leaf.pages is None)
 
     def ranges(self, blocks: Sequence[int], columns: Iterable[str]) -> list[ByteRange]:
-        """Where the pages of some blocks and columns are that have to be read, column by column."""
+        """Return the places of the pages to read for some blocks and columns, column by column."""
         chosen = np.fromiter(blocks, np.int64, len(blocks))
         found: list[ByteRange] = []
         for pages in self._stored_of(columns):
@@ -171,14 +150,7 @@ class PageIndex:
     def portions(
         self, blocks: Sequence[int], columns: Iterable[str], *, blocks_max: int, bytes_max: int
     ) -> Iterator[Sequence[int]]:
-        """Some blocks, as many at a time as may be in memory at once, and at least one.
-
-        Args:
-            blocks: the blocks.
-            columns: the columns that are read of them.
-            blocks_max: how many blocks may be in memory.
-            bytes_max: how many bytes of them, as they are in the file.
-        """
+        """Yield blocks in groups of at most ``blocks_max`` and ``bytes_max`` encoded bytes, but at least one block."""
         chosen = np.fromiter(blocks, np.int64, len(blocks))
         sizes = np.zeros(len(chosen), np.int64)
         for pages in self._stored_of(columns):
@@ -194,12 +166,12 @@ class PageIndex:
 
     @property
     def pages_bytes(self) -> int:
-        """How many bytes of the file have to be read for all rows and columns."""
+        """The bytes of the file to read for all rows and columns."""
         stored = (leaf.pages for leaf in self.leaves if isinstance(leaf.pages, StoredPages))
         return sum(int(pages.sizes.sum(dtype=np.int64)) for pages in stored)
 
     def size_of(self, blocks: Sequence[int], columns: Iterable[str]) -> int:
-        """How many bytes of some blocks and columns have to be read."""
+        """Return the bytes to read for some blocks and columns."""
         chosen = np.fromiter(blocks, np.int64, len(blocks))
         return sum(int(pages.sizes[chosen].sum(dtype=np.int64)) for pages in self._stored_of(columns))
 
@@ -212,7 +184,7 @@ class PageIndex:
         ]
 
     def to_bytes(self) -> bytes:
-        """The index as an Arrow stream, for `from_bytes`."""
+        """Return the index as an Arrow stream."""
         columns: dict[str, Any] = {"first": pa.array(self.firsts, pa.string()), "rows": self.rows}
         metadata: dict[str, bytes] = {
             "schema": self.schema,
@@ -251,7 +223,7 @@ class PageIndex:
 
     @staticmethod
     def from_bytes(packed: bytes | memoryview) -> PageIndex:
-        """The index of `to_bytes`, whose checksum the caller has verified."""
+        """Return the index of `to_bytes`, whose checksum the caller has verified."""
         table = pa.ipc.open_stream(pa.py_buffer(packed)).read_all().combine_chunks()
         metadata: Mapping[bytes, bytes] = table.schema.metadata
         arrays: dict[str, Any] = {
@@ -287,24 +259,14 @@ class PageIndex:
 
 
 def pack_section(index: PageIndex, name: str) -> bytes:
-    """The page index as it is in a file of this name, between the last page and the seal."""
+    """Return the page index with its trailer, as stored in a file of this name between the last page and the seal."""
     packed = index.to_bytes()
     checksum = zlib.crc32(packed, zlib.crc32(name.encode()))
     return packed + len(packed).to_bytes(4, "little") + checksum.to_bytes(4, "little") + _SECTION
 
 
 def read_page_index(objects: Objects, path: str, name: str) -> PageIndex | None:
-    """The page index of a row file; ``None`` if it has none, or what is said of it is damaged.
-
-    Args:
-        objects: the table's root.
-        path: the file.
-        name: the name that it was written under.
-
-    Raises:
-        ObjectMissingError: there is no such file.
-        UnavailableError: the store is unavailable.
-    """
+    """Read the page index of a row file written under ``name``; None if it has none or is damaged."""
     tail = read_tail(objects, path, _READ_BYTES)
     footer_bytes = int.from_bytes(tail.data[-_TAIL_BYTES:-4], "little")
     behind = _TAIL_BYTES + footer_bytes + SEAL_BYTES
@@ -322,7 +284,7 @@ def read_page_index(objects: Objects, path: str, name: str) -> PageIndex | None:
 
 
 def _part(objects: Objects, path: str, tail: Tail, part: ByteRange) -> bytes:
-    """A part of a file, which may have been read already; none that begins before the file."""
+    """Return a part of a file, perhaps from the tail; nothing for a part that begins before the file."""
     if part.start < 0:
         return b""
     begin = tail.size_bytes - len(tail.data)
@@ -331,63 +293,61 @@ def _part(objects: Objects, path: str, tail: Tail, part: ByteRange) -> bytes:
     return read_ranges(objects, path, [part])[0]
 
 
+# The cost of remembering that a file has no index.
 _NONE_BYTES: Final = 256
-"""What it costs to know that a file has no index."""
 
 
-class PageIndexes:
-    """Page indexes within a bound of memory, those used last; threads may share it.
-
-    Args:
-        bytes_max: how many bytes they take together.
-    """
+class RecentlyUsed(Generic[_Key, _Value]):
+    """Values within a bound of bytes, the least recently used evicted first; threads may share it."""
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str], tuple[PageIndex | None, int]] = OrderedDict()
+        self._known: OrderedDict[_Key, tuple[_Value, int]] = OrderedDict()
         self._bytes = 0
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes are kept, by estimate."""
         return self._bytes
 
-    def of(self, objects: Objects, path: str, name: str) -> PageIndex | None:
-        """The page index of a row file, kept or read; ``None`` if it has none.
-
-        Args:
-            objects: the table's root.
-            path: the file.
-            name: the name that it was sealed under, which no other file ever has.
-
-        Raises:
-            ObjectMissingError: there is no such file.
-            UnavailableError: the store is unavailable.
-        """
-        file = objects.url, path
+    def get(self, key: _Key) -> _Value | None:
         with self._lock:
-            if file in self._known:
-                self._known.move_to_end(file)
-                return self._known[file][0]
-        index = read_page_index(objects, path, name)
-        size = _NONE_BYTES if index is None else index.size_bytes
+            known = self._known.get(key)
+            if known is None:
+                return None
+            self._known.move_to_end(key)
+            return known[0]
+
+    def keep(self, key: _Key, value: _Value, size_bytes: int) -> None:
         with self._lock:
-            if file not in self._known:
-                self._known[file] = index, size
-                self._bytes += size
-            while self._bytes > self._bytes_max:
+            if key not in self._known:
+                self._known[key] = value, size_bytes
+                self._bytes += size_bytes
+            while self._bytes > self.bytes_max:
                 _, (_, freed) = self._known.popitem(last=False)
                 self._bytes -= freed
+
+
+class PageIndexes(RecentlyUsed[tuple[str, str], tuple[PageIndex | None]]):
+    """Recently used page indexes, whose sizes are estimates."""
+
+    def of(self, objects: Objects, path: str, name: str) -> PageIndex | None:
+        """Return the page index of a row file sealed under ``name``, kept or read; None if it has none."""
+        file = objects.url, path
+        known = self.get(file)
+        if known is not None:
+            return known[0]
+        index = read_page_index(objects, path, name)
+        self.keep(file, (index,), _NONE_BYTES if index is None else index.size_bytes)
         return index
 
 
 PAGE_INDEXES: Final = PageIndexes(64 << 20)
-"""Those of this process."""
+"""The page indexes of this process."""
 
 
 class FieldType(IntEnum):
-    """What a field is, in the protocol's own numbers."""
+    """The types of fields, in the protocol's numbers."""
 
     TRUE = 1
     FALSE = 2
@@ -402,9 +362,10 @@ class FieldType(IntEnum):
 
 
 Field: TypeAlias = tuple[int, FieldType, Any]
-"""
-Number, type and value of a field to be written. A list's value is the type of its elements and the elements; a struct's
-is its fields, in the order of their numbers; one that is given as bytes is written as it is.
+"""Number, type and value of a field to be written.
+
+A list's value is the type of its elements and the elements. A struct's value is its fields, in the order of their
+numbers. A value given as bytes is written unchanged.
 """
 
 _INTEGERS: Final = frozenset({FieldType.I16, FieldType.I32, FieldType.I64})
@@ -413,13 +374,11 @@ _DOUBLE_BYTES: Final = 8
 
 
 def read_struct(data: memoryview | bytes, start: int) -> tuple[dict[int, Any], int]:
-    """The fields of a struct by their numbers, and where it ends.
-
-    A list is a list of its elements, a struct a dict like this one.
+    """Return the fields of a struct by their numbers, and its end; nested structs are dicts like this one.
 
     Raises:
         IndexError: the data end within it.
-        ValueError: the data are no such struct.
+        ValueError: the data are not such a struct.
 
     Example:
         >>> read_struct(write_struct([(1, FieldType.I32, -5), (3, FieldType.BINARY, b"key")]), 0)
@@ -462,12 +421,7 @@ def _read_value(data: memoryview | bytes, at: int, kind: int) -> tuple[Any, int]
 
 
 def read_list(data: memoryview | bytes, at: int) -> tuple[list[Any], int]:
-    """The elements of a list, and where it ends.
-
-    Raises:
-        IndexError: the data end within it.
-        ValueError: the data are no such list.
-    """
+    """Return the elements of a list, and its end; raises like `read_struct`."""
     head = data[at]
     at += 1
     size, kind = head >> 4, head & 15
@@ -501,12 +455,7 @@ def _unzigzag(number: int) -> int:
 
 
 def write_struct(fields: Sequence[Field], before: int = 0) -> bytes:
-    """A struct of these fields, whose numbers rise.
-
-    Args:
-        fields: the fields.
-        before: the number of the field before them, where they continue a struct whose end was cut off.
-    """
+    """Encode fields whose numbers rise; ``before`` is the last field's number of a struct that they continue."""
     out = bytearray()
     _write_struct(out, fields, before)
     return bytes(out)

@@ -1,8 +1,7 @@
-"""Pages: a row file is read block by block, where few of its keys are wanted.
+"""Pages: row files that are read block by block, where few of their keys are wanted.
 
-A large row file is written so that all its columns are cut into pages after the same rows: a *block*. Where each page
-lies is in the file's page index. The pages of some blocks are put together to a Parquet file of their own in memory,
-which Arrow decodes.
+All columns of a large row file are cut into pages after the same rows, into *blocks*. The file's page index has the place
+of each page. The pages of some blocks are joined into a Parquet file in memory, which Arrow decodes.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millpond.statestore.check import check
-from millpond.statestore.errors import DataError
+from millpond.statestore.errors import DataError, check
 from millpond.statestore.objects.ranges import ByteRange
-from millpond.statestore.rows.bloom import BlockFilter
-from millpond.statestore.rows.fingerprint import fingerprints
 from millpond.statestore.rows.page_index import (
     AlikePages,
     Field,
@@ -33,15 +29,16 @@ from millpond.statestore.rows.page_index import (
     read_struct,
     write_struct,
 )
+from millpond.statestore.rows.record_ids import BlockFilter, fingerprints
 
 _MAGIC: Final = b"PAR1"
 _TAIL_BYTES: Final = 8
 
+# A column with more different pages is read from the file: two of whole blocks and two last ones.
 _ALIKE_MAX: Final = 4
-"""How many different pages a column may have that is not read from the file: of whole blocks, and the last ones."""
 
+# One absent key in a hundred costs a page; each key takes 1.4 bytes of the filter.
 _KEY_ERROR_RATE: Final = 0.01
-"""How many keys of a hundred cost a page of a file that has not got them; a key takes 1.4 bytes of its filter."""
 
 _KEYS_AT_ONCE: Final = 1 << 16
 
@@ -55,15 +52,9 @@ _I32, _I64, _BINARY, _LIST, _STRUCT = (
 
 
 def page_index_of(file: memoryview, page_rows: int, empty_columns: Collection[str]) -> PageIndex:
-    """The page index of a Parquet file of row updates that was written with Parquet's own page index, no dictionaries.
+    """Return the page index of a Parquet file of row updates, written with Parquet's page index and without dictionaries.
 
-    Args:
-        file: the whole file.
-        page_rows: after how many rows of a row group its columns are cut.
-        empty_columns: the columns that have no values.
-
-    Raises:
-        InternalError: its columns are not cut after the same rows.
+    ``page_rows`` is the number of rows of a row group after which its columns are cut.
     """
     footer_bytes = int.from_bytes(file[-_TAIL_BYTES:-4], "little")
     footer_start = len(file) - _TAIL_BYTES - footer_bytes
@@ -97,7 +88,7 @@ def page_index_of(file: memoryview, page_rows: int, empty_columns: Collection[st
 def _leaf(file: memoryview, column: Mapping[int, Any], pages: Sequence[tuple[int, int]]) -> Leaf:
     values = None
     if pages and len(column[3]) > 1:
-        # Only of a nested column may a page have more values than rows.
+        # Only in a nested column may a page have more values than rows.
         headers = (read_struct(file, offset)[0] for offset, _ in pages)
         values = np.array([header[5][1] for header in headers], np.int32)
     return Leaf(
@@ -111,7 +102,7 @@ def _leaf(file: memoryview, column: Mapping[int, Any], pages: Sequence[tuple[int
 
 
 def _alike(file: memoryview, pages: Sequence[tuple[int, int]]) -> AlikePages | None:
-    """The pages as the few different ones that they are; ``None`` if they are more."""
+    """Return the pages as the few different ones among them; None if they are more."""
     numbers: dict[bytes, int] = {}
     found = np.empty(len(pages), np.uint8)
     for block, (offset, size) in enumerate(pages):
@@ -132,7 +123,7 @@ def _stored(file: memoryview, pages: Sequence[tuple[int, int]]) -> StoredPages:
 
 
 def _keys_of(file: memoryview, page_rows: int) -> tuple[list[str], str, BlockFilter]:
-    """The first key of each block, the last key, and a filter of all: read from the file, in pieces."""
+    """Read the file in pieces for the first key of each block, the last key, and a filter of all keys."""
     parquet = pq.ParquetFile(pa.BufferReader(pa.py_buffer(file)))
     keys = BlockFilter.empty(parquet.metadata.num_rows, _KEY_ERROR_RATE)
     firsts: list[str] = []
@@ -150,18 +141,18 @@ def _keys_of(file: memoryview, page_rows: int) -> tuple[list[str], str, BlockFil
 
 
 def _schema_of(file: memoryview, footer_start: int) -> bytes:
-    """The bytes of the schema's list, which is the footer's second field, after the version."""
+    """Return the bytes of the schema's list, which is the footer's second field, after the version."""
     version_end = footer_start + 1
     while file[version_end] >= 0x80:
         version_end += 1
-    # The version's last byte, then the head of the second field.
+    # Skip the version's last byte and the head of the second field.
     start = version_end + 2
     _, end = read_list(file, start)
     return bytes(file[start:end])
 
 
 def join_ranges(ranges: Iterable[ByteRange], gap_bytes: int) -> list[ByteRange]:
-    """The ranges that cover all of these, in order; those nearer to each other than a gap are read at once.
+    """Return ranges that cover all of these, in order, joined where the gap is small.
 
     Example:
         >>> join_ranges([ByteRange(50, 60), ByteRange(0, 10), ByteRange(12, 20)], 5)
@@ -179,16 +170,9 @@ def join_ranges(ranges: Iterable[ByteRange], gap_bytes: int) -> list[ByteRange]:
 def decode_blocks(
     index: PageIndex, blocks: Sequence[int], columns: Sequence[str], parts: Mapping[ByteRange, bytes]
 ) -> pa.Table:
-    """The rows of some blocks.
+    """Decode the rows of some blocks; columns without values in the file are omitted.
 
-    Args:
-        index: the file's.
-        blocks: which blocks, at least one.
-        columns: which columns; those that have no values in the file are left out of the result.
-        parts: what was read of the file: all of `PageIndex.ranges`, joined.
-
-    Raises:
-        DataError: a page has changed since it was written.
+    ``parts`` holds the joined `PageIndex.ranges`. A page that has changed since it was written raises `DataError`.
     """
     wanted = frozenset(columns)
     chosen = np.fromiter(blocks, np.int64, len(blocks))
@@ -219,7 +203,7 @@ def decode_blocks(
         ]
     )
     body += (footer, len(footer).to_bytes(4, "little"), _MAGIC)
-    # Joined at once: bytes that grow are in memory twice, whenever they have outgrown their place.
+    # Join at once: a growing buffer would be in memory twice whenever it is moved.
     file = pq.ParquetFile(pa.BufferReader(b"".join(body)), coerce_int96_timestamp_unit="us")
     empty = index.empty_columns
     present = [column for column in columns if column not in empty]
@@ -227,7 +211,7 @@ def decode_blocks(
 
 
 class _ReadParts:
-    """What was read of a file, to take verified pages from."""
+    """The parts read from a file, as a source of verified pages."""
 
     def __init__(self, parts: Mapping[ByteRange, bytes]) -> None:
         ordered = sorted(parts.items(), key=lambda item: item[0].start)
@@ -235,11 +219,6 @@ class _ReadParts:
         self._views = [memoryview(data) for _, data in ordered]
 
     def pages(self, stored: StoredPages, blocks: npt.NDArray[np.int64], column: str) -> Iterator[memoryview]:
-        """The pages of these blocks.
-
-        Raises:
-            DataError: a page has changed since it was written.
-        """
         offsets = stored.offsets[blocks]
         holders = np.searchsorted(self._begins, offsets, side="right") - 1
         starts = offsets - self._begins[holders]
@@ -259,7 +238,7 @@ def _chunk(leaf: Leaf, begin: int, size: int, values: int) -> list[Field]:
 
 @lru_cache(maxsize=256)
 def _chunk_head(path: tuple[str, ...], physical_type: int, codec: int, encodings: tuple[int, ...]) -> bytes:
-    """The first four fields of a chunk's metadata, which are the same whatever is read of a column."""
+    """Return the first four fields of a chunk's metadata, which are the same for all blocks of a column."""
     fields: list[Field] = [
         (1, _I32, physical_type),
         (2, _LIST, (_I32, list(encodings))),

@@ -1,30 +1,17 @@
 """The row: all durable data of one key of one computation (MillWheel §7.1).
 
-One Parquet row is one *row update*: the new value of a key's row after a bundle,
-appended and never updated in place (a "blind write", §6.1.2). The reader's rule,
-which `millpond.statestore.view` implements once for all readers:
+One Parquet row is one *row update*: the new value of a key's row after a bundle, appended and never updated in place (a
+"blind write", §6.1.2). The reader's rule, which `millpond.statestore.rows.merge` implements:
 
 - updates of a key are ordered by (``sequencer``, ``commit_number``);
-- the state, with its ``state_version``, is that of the last update that set or deleted it
-  (``state`` or ``state_bytes`` not null, or ``deleted``); a null version is 0;
-- the timers are those of the last update whose ``timers`` is not null or which is
-  ``deleted`` (a deleting update with null ``timers`` leaves none);
-- the hold is the last update's;
+- the state and its ``state_version`` come from the last update that set or deleted the state (``state`` or
+  ``state_bytes`` not null, or ``deleted``); a null version is 0;
+- the timers come from the last update whose ``timers`` is not null or which is ``deleted`` (a deleting update with
+  null ``timers`` leaves none);
+- the hold comes from the last update;
 - ``record_ids`` are the union; ``productions`` count until they are consumed;
-- a key whose state is deleted and which has no timers has no row for those who ask for
-  state; whole rows, with ids and productions, also exist where nothing else does.
-
-Envelopes: how a windowed step's panes travel, and what only looks like one.
-
-A pane is a JSON object with four fields, ``value``, ``window``, ``at`` and ``pane``, the last of which has nine of
-its own (`millpond.executor.windows.pane` defines what they mean). A row from outside may have the same fields. It is
-a `PlainObject` then, in memory, and stays one as JSON text: that begins with a space, which no other value's text does.
-
-The rest of a row: its record ids and its undelivered productions, of all its updates together.
-
-State, timers and hold of a key follow from its last updates (`millpond.statestore.rows.merge`); ids and
-productions are spread over all of them. They are read separately, so that reading state does not pay for
-them.
+- a key whose state is deleted and which has no timers has no row in queries for state; whole rows, with ids and
+  productions, also exist for other keys.
 """
 
 from __future__ import annotations
@@ -34,16 +21,24 @@ from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.quick_pickle import quickly_pickled
+from millpond.statestore.errors import DataError
 from millpond.statestore.rows.codec import PlainObject
-from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, CommitNumber, Sequencer, Superstep
+from millpond.statestore.types import (
+    TIME_MAX_US,
+    TIME_MIN_US,
+    CommitNumber,
+    Sequencer,
+    Superstep,
+    quickly_pickled,
+)
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-"""Type of every time in a row: UTC microseconds."""
+"""UTC microseconds, the type of every time in a row."""
 
 TIMER_TYPE: Final = pa.struct(
     [
@@ -53,22 +48,19 @@ TIMER_TYPE: Final = pa.struct(
         pa.field("output_at", TIMESTAMP),
     ]
 )
-"""
-A pending timer: its tag, its clock, the time when it fires, and its hold on the output watermark.
+"""A pending timer: its tag, its clock, the time when it fires, and its hold on the output watermark.
 
-The clock is a `TimeDomain`, or ``event@`` and the number of a percentile watermark; ``/free`` after it says that the
-timer does not hold the output watermark. A record that waits for its turn in time is an entry too, and its tag has the
-record (`TimeDomain.RECORD`).
+The clock is a `TimeDomain`, or ``event@`` and the number of a percentile watermark. A suffix ``/free`` means that the
+timer does not hold the output watermark. A record that waits for its turn in time is an entry too (`TimeDomain.RECORD`).
 """
 
 RECORD_ID_TYPE: Final = pa.struct(
     [pa.field("id", pa.binary()), pa.field("at", TIMESTAMP), pa.field("arrived_at", TIMESTAMP)]
 )
-"""
-The id of a consumed external record, that record's event time, and the wall time of its first arrival.
+"""The id of a consumed external record, that record's event time, and the wall time of its first arrival.
 
-The arrival is rounded up to the minute (`millpond.statestore.rows.bloom`). It is null in files of older
-versions, and where another engine has rewritten the files of a table that was created by one.
+The arrival is rounded up to the minute (`millpond.statestore.rows.record_ids`). It is null in files of older versions,
+and where another engine has rewritten the files of a table created by an older version.
 """
 
 PRODUCTION_TYPE: Final = pa.struct(
@@ -86,7 +78,7 @@ PARTITION_COLUMN: Final = "computation"
 """The Delta partition column; the path and the add action hold it, the files do not."""
 
 STATE_VERSION: Final = "state_version"
-"""The column that says which version of the code's state a row has; null is version 0."""
+"""The column of the version of the code's state; null is version 0."""
 
 ROW_SCHEMA: Final = pa.schema(
     [
@@ -104,43 +96,45 @@ ROW_SCHEMA: Final = pa.schema(
         pa.field(STATE_VERSION, pa.int32()),
     ]
 )
-"""
-Schema of a row-update file, sorted by ``key``; the table adds the partition column.
+"""Schema of a row-update file, sorted by ``key``; the table adds the partition column.
 
-Files whose states all have version 0 do not have the column ``state_version``.
+Files whose states all have version 0 lack the column ``state_version``.
 """
 
 _COMMIT_BITS: Final = 32
 
 
 class TimeDomain(StrEnum):
-    """The clock that a timer waits for (MillWheel §4.6)."""
+    """The clock that a timer waits for (MillWheel §4.6).
+
+    Attributes:
+        EVENT: the low watermark.
+        WALL: processing time.
+        HOLD: no clock: a state's hold on the output watermark (§5.2), stored as a timer that never fires.
+        RECORD: a record that waits for the low watermark to pass its time, stored as a timer: ``at`` is a microsecond
+            after the record's time, and the tag is the record as JSON.
+    """
 
     EVENT = "event"
     WALL = "wall"
     HOLD = "hold"
-    """No clock: a state's hold on the output watermark (§5.2), stored as a timer that never fires."""
 
     RECORD = "record"
-    """
-    A record that waits for the low watermark to pass its time, stored as a timer: ``at`` is a microsecond after the
-    record's time, and the tag is the record as JSON.
-    """
 
 
 @quickly_pickled
 @dataclass(frozen=True, slots=True, order=True)
 class Fence:
-    """The part of the table that names an interval's owner: its sequencer and its last commit's number."""
+    """The ownership of an interval as stored in the table: its sequencer and its last commit's number."""
 
     sequencer: Sequencer
     commit_number: CommitNumber
 
     def follows(self, stored: Fence | None) -> bool:
-        """Whether a commit under this fence may follow the ``stored`` one; ``None`` if none is stored.
+        """Return True if a commit under this fence may follow the stored one (None for no stored fence).
 
-        The first commit under a lease follows any smaller sequencer; every other commit
-        follows the commit number before its own under the same sequencer.
+        The first commit under a lease follows any smaller sequencer. Every other commit follows the commit number before its
+        own under the same sequencer.
 
         Example:
             >>> stored = Fence(Sequencer(3), CommitNumber(7))
@@ -158,7 +152,7 @@ class Fence:
 
 
 def pack_fence(sequencer: Sequencer, commit_number: CommitNumber) -> int:
-    """The Delta ``txn`` version of an interval: sequencer in the high bits, commit number in the low 32.
+    """Return the Delta ``txn`` version of an interval: sequencer in the high bits, commit number in the low 32.
 
     Example:
         >>> pack_fence(Sequencer(3), CommitNumber(7)) == (3 << 32) + 7
@@ -168,7 +162,7 @@ def pack_fence(sequencer: Sequencer, commit_number: CommitNumber) -> int:
 
 
 def unpack_fence(version: int) -> Fence:
-    """The fence that a ``txn`` version encodes; the inverse of `pack_fence`."""
+    """Return the fence of a ``txn`` version; the inverse of `pack_fence`."""
     return Fence(Sequencer(version >> _COMMIT_BITS), CommitNumber(version & ((1 << _COMMIT_BITS) - 1)))
 
 
@@ -189,18 +183,20 @@ _PANE_FIELDS: Final = frozenset(
 )
 _BOUNDS: Final = 2
 _ALL_TIME: Final = (TIME_MIN_US, TIME_MAX_US)
+# A pane travels as an envelope: a JSON object with four fields, the last of which has nine of its own
+# # (`millpond.executor.windows.pane` defines them). An outside row with the same fields is a `PlainObject` in memory, and
+# # its JSON text begins with this mark, which no other value's text does.
 PLAIN_MARK: Final = " "
-"""What the text of an object begins with that has the fields of an envelope and is none."""
 
 
 def has_envelope_fields(value: object) -> bool:
-    """Whether a value is an object with exactly the four fields of an envelope, whatever they hold."""
-    # Called for each record: the length check settles most values.
+    """Return True for an object with exactly the four fields of an envelope, whatever their values."""
+    # Called for each record: the length check rejects most values.
     return isinstance(value, dict) and len(value) == _FIELD_COUNT and value.keys() == _FIELDS
 
 
 def is_envelope(value: object) -> bool:
-    """Whether a record's value is a windowed step's pane in its envelope."""
+    """Return True if a record's value is a windowed step's pane in its envelope."""
     if type(value) is not dict or len(value) != _FIELD_COUNT or value.keys() != _FIELDS:
         return False
     window, pane = value["window"], value["pane"]
@@ -209,13 +205,7 @@ def is_envelope(value: object) -> bool:
 
 
 def change_envelope(value: Any, at: int, *, is_retraction: bool) -> dict[str, Any]:
-    """A change of a source's table as an envelope: an element of no window yet, or the retraction of one.
-
-    Args:
-        value: the row.
-        at: its event time.
-        is_retraction: whether the change takes it back.
-    """
+    """Wrap a change of a source's table in an envelope: an element of no window yet, or its retraction."""
     pane = {
         "index": 0,
         "nonspeculative_index": 0,
@@ -231,38 +221,26 @@ def change_envelope(value: Any, at: int, *, is_retraction: bool) -> dict[str, An
 
 
 def has_marks(texts: pa.StringArray) -> bool:
-    """Whether any of these values is an object that only looks like an envelope."""
+    """Return True if any of these values is an object that only looks like an envelope."""
     return bool(pc.any(pc.starts_with(texts, PLAIN_MARK)).as_py())
 
 
 def decode_value(text: str) -> Any:
-    """A record's value of its JSON text, an object that only looks like an envelope as what it is.
-
-    Raises:
-        orjson.JSONDecodeError: the text is not JSON.
-    """
+    """Decode a record's value from JSON text; an object that only looks like an envelope becomes a `PlainObject`."""
     value = orjson.loads(text)
     return PlainObject(value) if text[:1] == PLAIN_MARK and type(value) is dict else value
 
 
 _ORDER: Final = ("key", "sequencer", "commit_number")
+# Ids and productions are spread over all updates of a key. They are read separately, so that reading state does not
+# # pay for them.
 ID_COLUMNS: Final = (*_ORDER, "record_ids")
-"""The columns of an update that say which ids its key has."""
 
 PRODUCTION_COLUMNS: Final = (*_ORDER, "superstep", "productions")
-"""The columns of an update that say what its key has produced."""
 
 
 def lists_by_key(updates: pa.Table, name: str) -> pa.Table:
-    """The lists of a column, joined by key, oldest update first; only keys whose list is not empty.
-
-    Args:
-        updates: row updates in any order, with `ID_COLUMNS` or `PRODUCTION_COLUMNS`.
-        name: ``record_ids`` or ``productions``.
-
-    Returns:
-        ``key`` and the column, sorted by key.
-    """
+    """Join the lists of ``record_ids`` or ``productions`` by key, oldest update first, without keys whose list is empty."""
     filled = updates.filter(pc.greater(pc.fill_null(pc.list_value_length(updates.column(name)), 0), 0))
     ordered = filled.sort_by([(column, "ascending") for column in _ORDER]).combine_chunks()
     lists = pa.array([], ROW_SCHEMA.field(name).type)
@@ -270,7 +248,7 @@ def lists_by_key(updates: pa.Table, name: str) -> pa.Table:
         lists = ordered.column(name).combine_chunks()
     keys = ordered.column("key").combine_chunks().dictionary_encode()
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
-    # Updates of a key lie together now, so its values do too: only the ends of the lists change.
+    # Updates of a key lie together now, and so do their values: only the ends of the lists change.
     per_key = np.bincount(keys.indices.to_numpy(), weights=lengths, minlength=len(keys.dictionary))
     offsets = np.concatenate([[0], np.cumsum(per_key)]).astype(np.int32)
     joined = pa.ListArray.from_arrays(offsets, lists.flatten(), type=ROW_SCHEMA.field(name).type)
@@ -278,22 +256,12 @@ def lists_by_key(updates: pa.Table, name: str) -> pa.Table:
 
 
 def pending_only(updates: pa.Table, pending_from: Superstep) -> pa.Table:
-    """The updates whose productions no later superstep has delivered.
-
-    Args:
-        updates: row updates with `PRODUCTION_COLUMNS`.
-        pending_from: the pipeline's last superstep; what earlier ones produced has been delivered.
-    """
+    """Return the updates whose productions are undelivered, given the pipeline's last superstep."""
     return updates.filter(pc.greater_equal(updates.column("superstep"), pending_from))
 
 
 class ListsOfKeys:
-    """Looks up the lists of `lists_by_key` by key.
-
-    Args:
-        by_key: a result of `lists_by_key`.
-        name: the column.
-    """
+    """A lookup by key in a result of `lists_by_key`."""
 
     def __init__(self, by_key: pa.Table, name: str) -> None:
         lists = by_key.column(name).combine_chunks()
@@ -302,6 +270,114 @@ class ListsOfKeys:
         self._lists = pa.concat_arrays([lists, pa.array([[]], lists.type)])
 
     def at(self, keys: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """The lists of these keys, in their order; an empty one for a key that has none."""
+        """Return the lists of these keys in their order; an empty one for a key without a list."""
         rows = [self._rows.get(key, self._none) for key in keys.to_pylist()]
         return self._lists.take(pa.array(rows, pa.int64()))
+
+
+# -- files of other writers ----------------------------------------------------------------
+
+_ALL: Final = list(ROW_SCHEMA.names)
+_LISTS: Final = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+
+
+def check_names(schema: pa.Schema) -> None:
+    """Refuse a file with columns that rows do not have, because a damaged name must not read as a missing column."""
+    unknown = sorted(set(schema.names) - {PARTITION_COLUMN, *ROW_SCHEMA.names})
+    if unknown:
+        raise DataError("the file has columns that rows do not have", columns=unknown)
+
+
+def conform(table: pa.Table, columns: list[str]) -> pa.Table:
+    """Return ``columns`` of another writer's table in the types of `ROW_SCHEMA`; a missing column is null.
+
+    Spark's OPTIMIZE and delta-rs rewrite row files at any time. The values stay the same but their shape changes:
+    timestamps without a time zone or as INT96, narrower integers, large strings, nested fields in another order or under
+    other list names. An unknown nested field is an error.
+    """
+    schema = ROW_SCHEMA if columns == _ALL else pa.schema([ROW_SCHEMA.field(name) for name in columns])
+    if not table.schema.equals(schema):
+        table = _converted(table, schema)
+    for name in _ORDER:
+        if name in columns and table.column(name).null_count:
+            raise DataError("a row update lacks a required value", column=name)
+    return table
+
+
+def _converted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    indices = {name: index for index, name in enumerate(table.column_names)}
+    arrays = [_column(table, field, indices.get(field.name)) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def with_values(
+    lists: pa.Array, values: pa.Array, target: pa.ListType, nulls: pa.BooleanArray
+) -> pa.ListArray:
+    """Return lists with the lengths of ``lists``, of any layout, over other concatenated values."""
+    return lists_of(values, lengths_of(lists), target, nulls)
+
+
+def lists_of(
+    values: pa.Array, lengths: npt.NDArray[np.int64], target: pa.ListType, nulls: pa.BooleanArray
+) -> pa.ListArray:
+    """Cut concatenated values into lists; the length of a null list is 0.
+
+    Example:
+        >>> lengths = np.array([2, 0, 1])
+        >>> lists_of(pa.array([1, 2, 3]), lengths, pa.list_(pa.int64()), pa.array(lengths == 0)).to_pylist()
+        [[1, 2], None, [3]]
+    """
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    # A mask only where needed: Arrow takes five times as long with one.
+    return pa.ListArray.from_arrays(offsets, values, type=target, mask=nulls if nulls.true_count else None)
+
+
+def lengths_of(lists: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the length of each list; 0 for a null list."""
+    lengths: npt.NDArray[np.int64]
+    if not isinstance(lists, pa.ListArray):
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    else:
+        offsets = lists.offsets.to_numpy()
+        lengths = offsets[1:] - offsets[:-1]
+        if lists.null_count:
+            lengths[lists.is_null().to_numpy(zero_copy_only=False)] = 0
+    return lengths.astype(np.int64)
+
+
+def _column(table: pa.Table, field: pa.Field, index: int | None) -> pa.ChunkedArray:
+    if index is None:
+        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+    column = table.column(index)
+    if column.type.equals(field.type):
+        return column
+    return pa.chunked_array([_convert(chunk, field.type) for chunk in column.chunks], type=field.type)
+
+
+def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if array.type.equals(target):
+        return array
+    if pa.types.is_list(target) and any(is_kind(array.type) for is_kind in _LISTS):
+        return with_values(array, _convert(array.flatten(), target.value_type), target, array.is_null())
+    if pa.types.is_struct(target) and pa.types.is_struct(array.type):
+        return _convert_struct(array, target)
+    if pa.types.is_timestamp(target) and pa.types.is_timestamp(array.type):
+        # Other writers may store finer times; our values have no digits below a microsecond, so none are lost.
+        return pc.cast(pc.cast(array, pa.timestamp("us", tz=array.type.tz), safe=False), target)
+    return pc.cast(array, target)
+
+
+def _convert_struct(array: pa.StructArray, target: pa.StructType) -> pa.Array:
+    names = {field.name for field in array.type}
+    unknown = sorted(names - {field.name for field in target})
+    if unknown:
+        raise DataError("the file has nested fields that rows do not have", fields=unknown)
+    parts = [
+        _convert(pc.struct_field(array, field.name), field.type)
+        if field.name in names
+        else pa.nulls(len(array), field.type)
+        for field in target
+    ]
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays(parts, fields=list(target), mask=mask)

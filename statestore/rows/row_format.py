@@ -1,25 +1,15 @@
 """Row formats: the encoding of row updates as the bytes of a file.
 
-Stores use Parquet, which every Delta reader understands. The simulation, which writes many
-tiny files to memory, uses Arrow IPC instead. Both are *sealed*: a checksum covers every other
-byte of the file and its name, so that a flipped bit, a truncated file and a swapped file are
-all detected. In Parquet the seal lies between the last page and the footer, where no reader
-looks: pages have checksums of their own, but the footer, whose statistics decide which pages
-are read at all, has none.
-
-Small row files that were decoded last: several readers of a process read the same ones.
-
-A takeover scans an interval's files and then reads its rows, a key that was evicted is read back, and a run that
-resumes reads what the run before it has read. To open a small Parquet file costs far more than to compare its bytes,
-so a table is known by the bytes that it was decoded from: a file that has changed is another file.
+Stores use Parquet, which every Delta reader understands. The simulation, which writes many tiny files to memory, uses
+Arrow IPC. Both are *sealed*: a checksum covers every other byte of the file and its name, so a flipped bit, a truncated
+file and a swapped file are all detected. In Parquet the seal lies between the last page and the footer, where no reader
+looks. Pages have their own checksums, but the footer, whose statistics decide which pages are read at all, has none.
 """
 
 from __future__ import annotations
 
 import io
-import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -30,57 +20,29 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from millpond.statestore.errors import DataError
-from millpond.statestore.rows.page_index import SEAL_BYTES, pack_section
+from millpond.statestore.rows.page_index import SEAL_BYTES, RecentlyUsed, pack_section
 from millpond.statestore.rows.pages import page_index_of
-from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION
-from millpond.statestore.rows.row_shape import check_names
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, check_names
 
 FileKey: TypeAlias = tuple[bytes, str, tuple[str, ...]]
-"""A file's bytes, the name that it is sealed under, and the columns that are decoded."""
+"""A file's bytes, the name it is sealed under, and the decoded columns."""
 
 _SHARE_MAX: Final = 16
-"""No table takes more than this part of the room."""
 
 
-class DecodedFiles:
-    """Decoded tables within a bound of memory, those used last; threads may share it.
+class DecodedFiles(RecentlyUsed[FileKey, pa.Table]):
+    """Recently decoded tables of small row files, with the sizes of file and table.
 
-    Args:
-        bytes_max: how many bytes files and tables take together.
+    A takeover scans an interval's files and then reads its rows, an evicted key is read back, and a resumed run reads the
+    same files again. Opening a small Parquet file costs far more than comparing its bytes, so a table is identified by the
+    bytes that it was decoded from: a changed file is another file.
     """
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._lock = threading.Lock()
-        self._tables: OrderedDict[FileKey, tuple[pa.Table, int]] = OrderedDict()
-        self._bytes = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes are kept."""
-        return self._bytes
-
-    def get(self, key: FileKey) -> pa.Table | None:
-        """The table of such a file; ``None`` if it is not kept."""
-        with self._lock:
-            known = self._tables.get(key)
-            if known is None:
-                return None
-            self._tables.move_to_end(key)
-            return known[0]
-
     def put(self, key: FileKey, table: pa.Table) -> None:
-        """Keep a table, unless it is large, in the place of those whose last use is longest ago."""
-        size = len(key[0]) + table.get_total_buffer_size()
-        if size * _SHARE_MAX > self._bytes_max:
-            return
-        with self._lock:
-            if key not in self._tables:
-                self._tables[key] = table, size
-                self._bytes += size
-            while self._bytes > self._bytes_max:
-                _, (_, freed) = self._tables.popitem(last=False)
-                self._bytes -= freed
+        size_bytes = len(key[0]) + table.get_total_buffer_size()
+        # A large table would evict too many others.
+        if size_bytes * _SHARE_MAX <= self.bytes_max:
+            self.keep(key, table, size_bytes)
 
 
 ROWS_PER_GROUP: Final = 16_384
@@ -105,10 +67,10 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 """Options for both of Arrow's Parquet writers."""
 
 PAGED_BYTES_MIN: Final = 1 << 22
-"""What a superstep writes has a page index from this size on, in memory: smaller files are read whole."""
+"""The size in memory from which a superstep's file has a page index; smaller files are read whole."""
 
 COMPACTED_PAGED_BYTES_MIN: Final = 1 << 18
-"""The same of what a compaction writes, which no superstep waits for."""
+"""The same for a compaction, which no superstep waits for."""
 
 _PAGE_BYTES: Final = 1 << 15
 _PAGE_ROWS_MIN: Final = 64
@@ -116,7 +78,7 @@ _PAGE_ROWS_MAX: Final = 4_096
 
 
 def _leaf_paths(schema: pa.Schema) -> list[str]:
-    """The columns as Parquet names them; rows nest no deeper than lists of structs."""
+    """Return the columns as Parquet names them; rows nest no deeper than lists of structs."""
     return [
         path
         for column in schema
@@ -129,19 +91,17 @@ def _leaf_paths(schema: pa.Schema) -> list[str]:
 
 
 _PAGED_ZSTD: Final = ("state", "productions.list.element.value")
+# Starting a page takes zstd 20 µs and LZ4 one; in small pages only texts gain as much from zstd.
 _PAGED_COMPRESSION: Final = {
     path: "zstd" if path in _PAGED_ZSTD else "lz4" for path in _leaf_paths(ROW_SCHEMA)
 }
-"""
-To begin with a page takes zstd 20 µs, and LZ4 one: of small pages only texts gain as much by it.
-"""
 
 MayHold: TypeAlias = Callable[[str, str], bool]
-"""Whether a run of rows with this smallest and greatest key may contain selected keys."""
+"""Return True if a run of rows with this smallest and greatest key may contain selected keys."""
 
 _SEAL: Final = b"MPSEAL02"
+# The seal of files written before the name became part of the checksum.
 _NAMELESS_SEAL: Final = b"MPSEAL01"
-"""Seal of files written before the name became part of the checksum."""
 
 _PARQUET: Final = b"PAR1"
 _PARQUET_TAIL_BYTES: Final = 8
@@ -154,18 +114,17 @@ _KEY_LEAF: Final = ROW_SCHEMA.names.index("key")
 
 
 def rows_per_page(table: pa.Table) -> int:
-    """After how many rows all columns are cut into pages: about 32 KiB of rows, which is what a key costs to read."""
+    """Return after how many rows all columns are cut into pages: about 32 KiB of rows, the cost of reading one key."""
     rows = table.num_rows * _PAGE_BYTES // max(table.nbytes, 1)
     return int(min(max(rows, _PAGE_ROWS_MIN), _PAGE_ROWS_MAX))
 
 
 def rows_per_group(page_rows: int) -> int:
-    """Rows per Parquet row group, for pages of so many rows."""
     return ROWS_PER_GROUP - ROWS_PER_GROUP % page_rows
 
 
 def paged_options(page_rows: int) -> dict[str, Any]:
-    """Options for both of Arrow's Parquet writers, for a file whose columns are all cut after the same rows."""
+    """Return options for both of Arrow's Parquet writers, for a file whose columns are all cut after the same rows."""
     return {
         **PARQUET_OPTIONS,
         "compression": _PAGED_COMPRESSION,
@@ -174,36 +133,29 @@ def paged_options(page_rows: int) -> dict[str, Any]:
         "write_batch_size": page_rows,
         "data_page_size": 1 << 30,
         "write_page_index": True,
-        # A page has to be read without another one.
+        # Each page must be readable alone, without a dictionary page.
         "use_dictionary": False,
     }
 
 
 def empty_columns(table: pa.Table) -> frozenset[str]:
-    """The columns that have no values."""
     return frozenset(name for name in table.column_names if table.column(name).null_count == table.num_rows)
 
 
 class RowFormat(Protocol):
-    """Encodes a table of row updates, and decodes it again."""
+    """An encoding of tables of row updates."""
 
     def encode(self, table: pa.Table, name: str) -> bytes:
-        """The bytes of a file with these rows, sealed under its name."""
+        """Return the bytes of a file with these rows, sealed under its name."""
         ...
 
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
     ) -> pa.Table:
-        """Those of ``columns`` that the file has, from at least all rows that ``may_hold`` admits.
+        """Read columns from the file, skipping rows that ``may_hold`` rules out; absent columns are omitted.
 
-        Args:
-            data: the file's bytes.
-            columns: names of row columns.
-            may_hold: lets the format skip runs of rows; ``None`` selects all rows.
-            name: the name under which the file must be sealed; ``None`` for other writers' files.
-
-        Raises:
-            DataError: the bytes have changed since they were written.
+        ``name`` is the name under which the file must be sealed, or None for another writer's file. Bytes that have changed
+        since they were written raise `DataError`.
         """
         ...
 
@@ -215,21 +167,15 @@ def decode_rows(data: bytes, columns: list[str], may_hold: MayHold | None, *, na
 
 
 class ParquetRowFormat:
-    """Parquet with zstd, page checksums and a seal.
-
-    Args:
-        paged_bytes_min: rows of less than this, in memory, are written without a page index; `PAGED_BYTES_MIN`
-            by default.
-    """
+    """Parquet with zstd, page checksums and a seal; smaller tables than ``paged_bytes_min`` get no page index."""
 
     def __init__(self, paged_bytes_min: int | None = None) -> None:
         self._paged_bytes_min = paged_bytes_min
 
     def encode(self, table: pa.Table, name: str) -> bytes:
-        """The bytes of a Parquet file, readable by any Parquet reader."""
         sink = pa.BufferOutputStream()
         if table.column(STATE_VERSION).null_count == table.num_rows:
-            # So that what does not use versions is neither longer nor unreadable for earlier programs.
+            # Files without versions stay readable for earlier releases, and no longer than before.
             table = table.drop_columns([STATE_VERSION])
         paged_bytes_min = PAGED_BYTES_MIN if self._paged_bytes_min is None else self._paged_bytes_min
         if table.nbytes < paged_bytes_min:
@@ -243,10 +189,7 @@ class ParquetRowFormat:
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
     ) -> pa.Table:
-        """Read the row groups that may hold selected keys, verifying seal and pages.
-
-        Of a small sealed file that was read before, all rows come from memory.
-        """
+        """Read the row groups that may hold selected keys, or a small known file from memory."""
         if name is None or len(data) > _KEPT_FILE_BYTES:
             return self._decode(data, columns, may_hold, name)[0]
         key = (data, name, tuple(columns))
@@ -260,7 +203,7 @@ class ParquetRowFormat:
     def _decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, name: str | None
     ) -> tuple[pa.Table, bool]:
-        """The rows that may be selected, and whether they are all."""
+        """Return the rows that may be selected, and True if they are all rows."""
         if name is not None and not parquet_seal_holds(memoryview(data), name):
             raise DataError("row file is damaged: its seal is broken")
         file = pq.ParquetFile(
@@ -272,7 +215,7 @@ class ParquetRowFormat:
         names = [name for name in columns if name in known]
         groups = list(range(file.num_row_groups))
         if may_hold is not None:
-            # Without a seal the statistics are unprotected, so the keys themselves are read.
+            # Without a seal the statistics are unprotected, so read the keys.
             bounds = _key_bounds_of_rows if name is None else _key_bounds_of_statistics
             groups = [group for group in groups if _overlap(may_hold, bounds(file, group))]
         table = file.read_row_groups(groups, columns=names, use_threads=False)
@@ -283,7 +226,6 @@ class IpcRowFormat:
     """Arrow IPC for stores in memory: a tenth of Parquet's cost for a few rows; Delta readers cannot read it."""
 
     def encode(self, table: pa.Table, name: str) -> bytes:
-        """An Arrow IPC stream between a magic number and a seal."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
@@ -308,12 +250,12 @@ def _decode_ipc(data: bytes, name: str) -> pa.Table:
     return pa.ipc.open_stream(pa.py_buffer(view[len(_IPC) : -SEAL_BYTES])).read_all()
 
 
-# The reader of a small file takes far longer to make than its bytes to compare, and a file is read by several.
+# Making the reader of a small file takes far longer than comparing its bytes, and several readers read a file.
 _decode_small_ipc = lru_cache(maxsize=256)(_decode_ipc)
 
 
 def file_name_of(path: str) -> str:
-    """The last part of a path, under which our files are sealed."""
+    """Return the last part of a path, under which our files are sealed."""
     return path.rpartition("/")[2]
 
 
@@ -326,19 +268,13 @@ def _seed(name: str) -> int:
 
 
 def _footer_start(view: memoryview) -> int:
-    """The start of a Parquet file's footer according to its last eight bytes; any number if they are damaged."""
+    """Return the start of a Parquet file's footer by its last eight bytes; any number if they are damaged."""
     footer_bytes = int.from_bytes(view[-_PARQUET_TAIL_BYTES:-4], "little")
     return len(view) - _PARQUET_TAIL_BYTES - footer_bytes
 
 
 def seal_parquet(view: memoryview, name: str, section: bytes = b"") -> bytes:
-    """The Parquet file with a seal before its footer, valid under this file name only.
-
-    Args:
-        view: the file.
-        name: its name.
-        section: what comes before the seal, and is covered by it.
-    """
+    """Return the Parquet file with a section and a seal before its footer, valid under this file name only."""
     start = _footer_start(view)
     checksum = zlib.crc32(view[start:], zlib.crc32(section, zlib.crc32(view[:start], _seed(name))))
     return b"".join((view[:start], section, _seal(checksum), view[start:]))
@@ -356,7 +292,7 @@ def seal_parquet_file(path: Path, name: str, section: bytes = b"") -> None:
 
 
 def parquet_file_seal_holds(path: Path, name: str) -> bool:
-    """Whether a local file is intact and sealed under this name; see `parquet_seal_holds`."""
+    """Return True if a local file is intact and sealed under this name; see `parquet_seal_holds`."""
     with path.open("rb") as file:
         start, footer = _footer_of(file)
         pages_end = start - SEAL_BYTES
@@ -368,7 +304,7 @@ def parquet_file_seal_holds(path: Path, name: str) -> bool:
 
 
 def _footer_of(file: IO[bytes]) -> tuple[int, bytes]:
-    """The footer's start and bytes; a negative start and no bytes if the file's end is damaged."""
+    """Return the footer's start and bytes; a negative start and no bytes if the file's end is damaged."""
     size = file.seek(0, io.SEEK_END)
     file.seek(max(size - _PARQUET_TAIL_BYTES, 0))
     start = size - _PARQUET_TAIL_BYTES - int.from_bytes(file.read(4), "little")
@@ -384,13 +320,13 @@ def _file_checksum(file: IO[bytes], pages_end: int, footer: bytes, seed: int) ->
 
 
 def has_parquet_seal(view: memoryview) -> bool:
-    """Whether the file contains a seal, broken or not."""
+    """Return True if the file contains a seal, broken or not."""
     start = _footer_start(view)
     return bytes(view[max(start - SEAL_BYTES, 0) : max(start - 4, 0)]) in (_SEAL, _NAMELESS_SEAL)
 
 
 def parquet_seal_holds(view: memoryview, name: str) -> bool:
-    """Whether the file has a seal, is unchanged since, and was sealed under this file name."""
+    """Return True if the file has a seal, is unchanged since, and was sealed under this file name."""
     if len(view) < _PARQUET_TAIL_BYTES or bytes(view[-4:]) != _PARQUET:
         return False
     start = _footer_start(view)
@@ -417,7 +353,7 @@ def _overlap(may_hold: MayHold, bounds: tuple[str | None, str | None]) -> bool:
 
 
 def _key_bounds_of_statistics(file: pq.ParquetFile, group: int) -> tuple[str | None, str | None]:
-    """Smallest and greatest key of a row group of ours; ``None`` if the keys are too long for statistics."""
+    """Return the end keys of a row group of ours; None if the keys are too long for statistics."""
     statistics = file.metadata.row_group(group).column(_KEY_LEAF).statistics
     if statistics is None or not statistics.has_min_max:
         return None, None

@@ -1,14 +1,13 @@
-"""Row streams: read and write row files piece by piece, in memory that does not grow with them.
+"""Row streams: row files read and written piece by piece, in memory that does not grow with them.
 
-A file is copied to the local disk unchanged, its seal is checked there, and batches of
-bounded size are decoded from it. A new file is encoded there a row group at a time, sealed, and
-uploaded in pieces. The results equal those of `read_row_files` and `write_row_file`.
+A file is copied to the local disk unchanged, its seal is checked there, and batches of bounded size are decoded from it.
+A new file is encoded there a row group at a time, sealed, and uploaded in pieces. The results equal those of
+`read_row_files` and `write_row_file`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final
@@ -18,22 +17,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millpond.statestore.check import check
-from millpond.statestore.errors import DataError, MillpondError, UnavailableError
+from millpond.statestore.errors import DataError, check
 from millpond.statestore.interval import Interval
-from millpond.statestore.objects.obstore import download, upload
+from millpond.statestore.objects.obstore import disk_errors, download, upload
 from millpond.statestore.rows.files import (
     RowFile,
     check_keys_rise,
     check_may_commit,
     productions_in,
+    reading,
     row_file_path,
     rows_within,
     sealed_name,
 )
 from millpond.statestore.rows.page_index import pack_section
 from millpond.statestore.rows.pages import page_index_of
-from millpond.statestore.rows.row import ROW_SCHEMA, Fence
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence, check_names, conform
 from millpond.statestore.rows.row_format import (
     COMPACTED_PAGED_BYTES_MIN,
     PARQUET_OPTIONS,
@@ -45,7 +44,6 @@ from millpond.statestore.rows.row_format import (
     rows_per_page,
     seal_parquet_file,
 )
-from millpond.statestore.rows.row_shape import check_names, conform
 from millpond.statestore.types import Objects, Superstep
 
 Run = Iterator[pa.Table]
@@ -60,27 +58,22 @@ _BATCH_ROWS_MIN: Final = 64
 def open_runs(
     objects: Objects, path: str, *, interval: Interval, scratch: Path, batch_bytes: int
 ) -> Sequence[Run]:
-    """A row file as runs of updates; together they equal the result of `read_row_files`.
+    """Open a live row file as runs of updates; together they equal the result of `read_row_files`.
 
-    One of our files is a single run. Another writer's file may be unsorted, so each of its row groups is
-    sorted on its own and spilled to disk.
+    One of our files is a single run. Another writer's file may be unsorted, so each of its row groups is sorted on its
+    own and spilled to disk. A damaged page raises `DataError` only when the run reaches the page.
 
     Args:
         objects: the table's root.
-        path: a live file.
+        path: the file.
         interval: only the updates whose key lies in it.
         scratch: an empty local folder, which must stay until the runs are read.
         batch_bytes: approximate number of bytes of a run that are decoded at a time.
-
-    Raises:
-        DataError: the file is missing, damaged or not a row file; the error names it. A damaged
-            page raises it only when the run reaches the page.
-        UnavailableError: the store is unavailable, or the local disk failed or is full.
     """
     local = scratch / "file"
     name = sealed_name(path)
     download(objects, path, local)
-    with _named(path):
+    with reading(path):
         if name is not None and not parquet_file_seal_holds(local, name):
             raise DataError("row file is damaged: its seal is broken")
         file = pq.ParquetFile(
@@ -97,8 +90,8 @@ def open_runs(
 
 
 def _batches(file: pq.ParquetFile, path: str, interval: Interval, rows: int) -> Run:
-    with _named(path), file:
-        # One group at a time: over all groups Arrow's reader keeps everything that it has read.
+    with reading(path), file:
+        # One group at a time: over all groups, Arrow's reader would keep every group in memory.
         for group in range(file.num_row_groups):
             for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
                 yield rows_within(conform(pa.Table.from_batches([batch]), _NAMES), interval)
@@ -109,7 +102,7 @@ def _sorted_group(
 ) -> Run:
     rows = file.read_row_group(group, use_threads=False)
     table = rows_within(conform(rows, _NAMES), interval)
-    # Arrow's sort is stable: updates of a key stay in the file's order.
+    # Arrow's sort is stable, so updates of a key stay in the file's order.
     table = table.take(pc.sort_indices(table.column("key"))).combine_chunks()
     spill = scratch / f"group{group}"
     with pa.ipc.new_file(spill, ROW_SCHEMA) as writer:
@@ -145,33 +138,8 @@ def _rows_of(batch_bytes: int, file: pq.ParquetFile) -> int:
     return min(max(rows, _BATCH_ROWS_MIN), ROWS_PER_GROUP)
 
 
-@contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Add the row file's path to errors, and tell a failed local disk from a damaged file."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(error.message, path=path, **error.details) from error
-    except MillpondError:
-        raise
-    except OSError as error:
-        if error.errno is not None:
-            raise UnavailableError("this machine's disk failed", path=path, cause=error) from error
-        raise DataError("row file is damaged or not a row file", path=path, reason=error) from error
-    except (pa.ArrowException, ValueError, KeyError) as error:
-        raise DataError("row file is damaged or not a row file", path=path, reason=error) from error
-
-
 class RowFileWriter:
-    """Writes one row file of any size, keys rising from call to call.
-
-    Args:
-        scratch: a local folder.
-        interval: the interval that all keys lie in.
-        superstep: the superstep that writes.
-        fence: the commit that will name the file; no row may be newer.
-        token: 32 unique hexadecimal digits, so that no two attempts share a file.
-    """
+    """Writer of one row file of any size, in a local folder ``scratch``; see `write_row_file` for the other arguments."""
 
     def __init__(
         self, scratch: Path, interval: Interval, *, superstep: Superstep, fence: Fence, token: str
@@ -193,12 +161,7 @@ class RowFileWriter:
         self._empty_columns = frozenset(ROW_SCHEMA.names)
 
     def write(self, table: pa.Table) -> None:
-        """Append row updates in `ROW_SCHEMA`, whose keys rise and are greater than all earlier keys.
-
-        Raises:
-            InternalError: the updates break a condition on row files.
-            UnavailableError: the local disk failed or is full.
-        """
+        """Append row updates in `ROW_SCHEMA`, whose keys rise and are greater than all earlier keys."""
         if not table.num_rows:
             return
         self._check(table)
@@ -212,19 +175,11 @@ class RowFileWriter:
             self._write_groups(is_end=False)
 
     def finish(self, objects: Objects) -> RowFile | None:
-        """Seal and upload the file; it stays invisible until a commit names it.
-
-        Returns:
-            The file; ``None`` when there were no rows.
-
-        Raises:
-            ObjectExistsError: the token is not unique.
-            UnavailableError: the file may or may not have been written.
-        """
+        """Seal and upload the file, which stays invisible until a commit names it; None if there were no rows."""
         if self._low is None or self._high is None:
             return None
         self._write_groups(is_end=True)
-        with _disk(self._path):
+        with disk_errors(path=self._path):
             self.close()
             name = file_name_of(self._path)
             seal_parquet_file(self._local, name, self._page_section(name))
@@ -265,7 +220,7 @@ class RowFileWriter:
         rows = max(1, min(ROWS_PER_GROUP, table.num_rows * _GROUP_BYTES // max(table.nbytes, 1)))
         if self._page_rows:
             rows = max(rows - rows % self._page_rows, self._page_rows)
-        with _disk(self._path):
+        with disk_errors(path=self._path):
             if self._writer is None:
                 options = paged_options(self._page_rows) if self._page_rows else PARQUET_OPTIONS
                 self._writer = pq.ParquetWriter(self._local, ROW_SCHEMA, **options)
@@ -277,7 +232,7 @@ class RowFileWriter:
         self._waiting_rows, self._waiting_bytes = table.num_rows, table.nbytes
 
     def _page_section(self, name: str) -> bytes:
-        """The page index of the closed local file; nothing of one that is read whole."""
+        """Return the page index of the closed local file; nothing for one that is read whole."""
         if not self._page_rows:
             return b""
         with (
@@ -286,11 +241,3 @@ class RowFileWriter:
             memoryview(data) as view,
         ):
             return pack_section(page_index_of(view, self._page_rows, self._empty_columns), name)
-
-
-@contextmanager
-def _disk(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError("this machine's disk failed", path=path, cause=error) from error

@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from millpond import migrations
-from millpond.statestore.app_ids import input_app_id, superstep_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import METADATA, connect, writing
 from millpond.statestore.catalog.entries import (
@@ -42,7 +42,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def superstep(number: int, intervals: tuple[Interval, ...], sequencer: int = 1) -> CommitFacts:
     fence = pack_fence(Sequencer(sequencer), CommitNumber(number))
     txns = {interval.app_id: fence for interval in intervals}
-    txns |= {superstep_app_id("p"): number, input_app_id("p", "in/put", "ü"): number}
+    txns |= {AppId.SUPERSTEP.of("p"): number, AppId.INPUT.of("p", "in/put", "ü"): number}
     marks = {interval.app_id: number for interval in intervals}
     return CommitFacts(
         version=TableVersion(number),

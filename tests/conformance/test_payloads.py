@@ -52,7 +52,7 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..
         yield start
 
 
-def _pipeline(payload: mp.Payload, **options: Any) -> Callable[[], mp.Pipeline]:
+def _pipeline(payload: mp.types.Payload, **options: Any) -> Callable[[], mp.Pipeline]:
     def make() -> mp.Pipeline:
         pipeline = mp.Pipeline("payments")
         arguments = {
@@ -113,7 +113,7 @@ def _micros(at: dt.datetime) -> int:
 
 _AVRO = avro_bytes(PAYMENT_AVRO, _value("a"))
 _MISFIT = "the payload does not fit its schema schema="
-_CASES: dict[str, tuple[mp.Payload, list[bytes | None], list[tuple[int, str]], dict[str, Any]]] = {
+_CASES: dict[str, tuple[mp.types.Payload, list[bytes | None], list[tuple[int, str]], dict[str, Any]]] = {
     "json": (
         mp.JsonPayload(PAYMENT_JSON),
         [

@@ -331,12 +331,14 @@ def _chained_in_millpond(job: Job, first: StatefulProcessor, second: StatefulPro
     pipeline = mp.Pipeline("chain")
     rows = pipeline.inject("rows", key=["k"], at="t")
     mid = rows.apply(
-        mp.TransformWithState(first, CHAINED, "EventTime", event_time_column_name="t"),
+        mp.spark.TransformWithState(first, CHAINED, "EventTime", event_time_column_name="t"),
         name="first",
         on_late="drop",
         on_error="stop",
     )
-    last = mid.apply(mp.TransformWithState(second, "seen string", "EventTime"), name="last", on_error="stop")
+    last = mid.apply(
+        mp.spark.TransformWithState(second, "seen string", "EventTime"), name="last", on_error="stop"
+    )
     last.sink("out", mp.DeltaSink(str(job.folder / "millpond"), pa.schema([("seen", pa.string())])))
     runner = mp.SparkRunner(job.folder / "pond", spark=job.spark, progress=False, tick_ms=86_400_000)
     run = runner.start(pipeline, {"rows": job.frame()}, trigger={"availableNow": True})

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.foreach_batch import foreach_batch
-from millpond.statestore.app_ids import COUNT_PREFIX, INPUT_PREFIX, INPUT_ROWS_PREFIX, TOTAL_PREFIX
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.history.verification import verify_store
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
@@ -35,7 +35,7 @@ BACK_TO = 1
 NEVER = 10**9
 PATIENCE = 60
 LOCKED = "another process is repairing the store"
-COUNTED = (TOTAL_PREFIX, COUNT_PREFIX, INPUT_ROWS_PREFIX)
+COUNTED = (AppId.TOTAL, AppId.COUNT, AppId.INPUT_ROWS)
 
 
 class Job:
@@ -96,7 +96,7 @@ class Job:
             return next(
                 version
                 for version in range(store.snapshot().version + 1)
-                if batch in positions(store.snapshot(version).txns, INPUT_PREFIX)
+                if batch in positions(store.snapshot(version).txns, AppId.INPUT)
             )
 
     def counts(self) -> dict[str, int]:

@@ -64,7 +64,7 @@ def run(
     return runner.run(pipeline, {"queries": rows}, finish=finish)
 
 
-def held_in_memory(registry: mp.MemoryRegistry | None = None) -> mp.LeaseFactory:
+def held_in_memory(registry: mp.testing.MemoryRegistry | None = None) -> mp.types.LeaseFactory:
     """Leases without a ZooKeeper, so that a store in a folder opens at once."""
-    shared = mp.MemoryRegistry() if registry is None else registry
-    return lambda _, writer_id: mp.MemoryLeases(shared, SystemClock(), writer_id=writer_id)
+    shared = mp.testing.MemoryRegistry() if registry is None else registry
+    return lambda _, writer_id: mp.testing.MemoryLeases(shared, SystemClock(), writer_id=writer_id)

@@ -180,7 +180,7 @@ def test_two_pipelines_with_one_computation(told: Told) -> None:
 @pytest.fixture
 def two_processes() -> Iterator[tuple[mp.Store, mp.Store]]:
     """One store, opened by two processes."""
-    registry = mp.MemoryRegistry()
+    registry = mp.testing.MemoryRegistry()
     with (
         mp.Store.in_memory(registry=registry) as store,
         mp.Store.in_memory(registry=registry, objects=store.objects) as other,

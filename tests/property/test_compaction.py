@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.superstep.commit import Totals
 from millpond.gc.compaction import CompactionPolicy
-from millpond.statestore.app_ids import savepoint_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.history.verification import verify_store
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import load
@@ -80,7 +80,7 @@ class Player(CasePlayer):
     def save(self) -> None:
         version = self.store.committer.snapshot.version
         self.store.committer.commit(
-            CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): version})
+            CommitRequest(kind="savepoint", positions={AppId.SAVEPOINT.of("mine"): version})
         )
         self.saved = version, self.rows(version)
 

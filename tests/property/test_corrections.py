@@ -17,7 +17,9 @@ _ROWS = st.lists(st.tuples(st.sampled_from("xyz"), _SCORES), min_size=1, max_siz
 _EACH = mp.Repeatedly(mp.AfterCount(1))
 
 
-def _shown(mode: mp.Accumulation, bundles: list[list[tuple[str, Any]]]) -> tuple[list[dict[str, Any]], int]:
+def _shown(
+    mode: mp.windows.Accumulation, bundles: list[list[tuple[str, Any]]]
+) -> tuple[list[dict[str, Any]], int]:
     """What a step over the players' last scores shows, and how many dead letters there are."""
     pipeline, shelf, clock = mp.Pipeline("p"), ShownPanes(), ManualClock()
     scores = pipeline.inject("scores", key="player", at="at", at_unit="us", watermark=mp.ManualWatermark())
@@ -45,10 +47,10 @@ def _shown(mode: mp.Accumulation, bundles: list[list[tuple[str, Any]]]) -> tuple
     return shelf.envelopes, letters
 
 
-@given(mode=st.sampled_from(mp.Accumulation), bundles=st.lists(_ROWS, min_size=1, max_size=4))
+@given(mode=st.sampled_from(mp.windows.Accumulation), bundles=st.lists(_ROWS, min_size=1, max_size=4))
 @settings(max_examples=40, deadline=None)
 def test_corrected_figures_are_as_if_they_had_been_right_at_once(
-    mode: mp.Accumulation, bundles: list[list[tuple[str, Any]]]
+    mode: mp.windows.Accumulation, bundles: list[list[tuple[str, Any]]]
 ) -> None:
     """Where contents are kept, the last pane is of the last scores alone; where they are cleared, panes add up to it."""
     envelopes, letters = _shown(mode, bundles)

@@ -42,7 +42,7 @@ from millpond.gc.compaction import CompactionPolicy, CompactionRules
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.rows.bloom import IdRetention
+from millpond.statestore.rows.record_ids import IdRetention
 from millpond.statestore.rows.row_format import IpcRowFormat
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep

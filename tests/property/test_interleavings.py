@@ -32,9 +32,9 @@ from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.retry import RetryPolicy
 from millpond.statestore.rows.row import unpack_fence
 from millpond.statestore.store import Store
+from millpond.statestore.system import RetryPolicy
 from millpond.statestore.types import Sequencer, TableVersion
 from millpond.testing.faults.report import FaultReport
 from millpond.testing.fixtures.commit_requests import Bench, fence_request, superstep_request

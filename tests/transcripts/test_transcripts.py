@@ -122,7 +122,7 @@ def test_every_trigger_merges_and_retracts() -> None:
     # Aliases of AfterEach and Repeatedly need no documents with sessions.
     assert triggers - _names(merging) <= {"AfterAny", "Repeat", "SequenceOf"}
     assert triggers - _names(retracting) == set()
-    assert {(kind, str(mode)) for kind in kinds for mode in mp.Accumulation} <= modes
+    assert {(kind, str(mode)) for kind in kinds for mode in mp.windows.Accumulation} <= modes
 
 
 def test_there_are_enough_of_them() -> None:

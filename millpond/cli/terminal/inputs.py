@@ -19,7 +19,7 @@ from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE
 from millpond.executor.local.rows import RowsLike
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.app_ids import INPUT_PREFIX, app_id_parts
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError, did_you_mean
 
 if TYPE_CHECKING:
@@ -190,8 +190,8 @@ def consumed_inputs(txns: Mapping[str, int], offsets: Mapping[str, str]) -> list
     """
     found = []
     for app_id, batch in sorted(txns.items()):
-        if app_id.startswith(INPUT_PREFIX):
-            pipeline, stream, source = app_id_parts(app_id, INPUT_PREFIX)
+        if app_id.startswith(AppId.INPUT):
+            pipeline, stream, source = AppId.INPUT.parts(app_id)
             found.append(
                 ConsumedInput(
                     pipeline=pipeline, input=stream, source=source, batch=batch, offsets=offsets.get(app_id)

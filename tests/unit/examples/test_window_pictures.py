@@ -64,7 +64,7 @@ def test_every_trigger_and_window_function_has_a_picture(
 
 def test_every_mode_has_a_picture() -> None:
     """Each accumulation mode has a picture called like it."""
-    assert {str(mode) for mode in mp.Accumulation} <= set(MODES)
+    assert {str(mode) for mode in mp.windows.Accumulation} <= set(MODES)
 
 
 def test_transcripts_named_in_the_document_exist() -> None:

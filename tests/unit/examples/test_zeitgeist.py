@@ -210,7 +210,7 @@ def test_a_replay_begins_before_the_day_is_complete(weeks: pd.DataFrame, tmp_pat
 
 def test_what_a_replay_has_come_to_is_read_back(tmp_path: Path) -> None:
     """A demo that has finished shows it once more without replaying."""
-    part = mp.PartDifference(name="alerts", equal=3, changed=0, added=2, missing=1)
+    part = mp.types.PartDifference(name="alerts", equal=3, changed=0, added=2, missing=1)
     what_if = WhatIf(version=7, day="2013-01-15", computations=[], tables=[part])
     what_if.write(tmp_path / "what_if.json")
     assert WhatIf.read(tmp_path / "what_if.json") == what_if

@@ -22,7 +22,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.rows.bloom import IdRetention
+from millpond.statestore.rows.record_ids import IdRetention
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MIN_US, CommitNumber, Sequencer, Superstep, WallTimeMicros

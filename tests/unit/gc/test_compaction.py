@@ -11,9 +11,9 @@ from millpond.statestore.errors import DataError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile, row_file_to_add
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.rows.bloom import IdRetention
 from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.merge import merge_updates
+from millpond.statestore.rows.record_ids import IdRetention
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import (
     TIME_MIN_US,

@@ -19,7 +19,7 @@ from millpond.gc.compaction import CompactionPolicy
 from millpond.gc.log import write_checkpoint
 from millpond.gc.orphan import Owned
 from millpond.gc.round import CollectionRound, Retention, collect_garbage
-from millpond.statestore.app_ids import savepoint_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.errors import ConflictError, DataError, InvalidError, ObjectMissingError
 from millpond.statestore.history.savepoint import (
@@ -229,7 +229,7 @@ def test_a_savepoint_of_a_log_without_its_checkpoint_gets_one(pond):
     version = TableVersion(12)
     before = pond.counts(version)
     pond.store.committer.commit(
-        CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): version})
+        CommitRequest(kind="savepoint", positions={AppId.SAVEPOINT.of("mine"): version})
     )
     pond.collect()
     pond.collect()
@@ -249,7 +249,7 @@ def test_a_savepoint_that_comes_too_late_is_refused(pond):
 def test_a_savepoint_whose_maker_was_killed_is_refused_when_it_is_made_again(pond):
     """It is in the log, and a collector was quicker, which its maker did not live to see."""
     pond.collect()
-    pond.store.committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): 3}))
+    pond.store.committer.commit(CommitRequest(kind="savepoint", positions={AppId.SAVEPOINT.of("mine"): 3}))
 
     with pytest.raises(ConflictError, match="has been collected"):
         pond.savepoint("mine", TableVersion(3))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,57 @@ def test_importing_the_package_imports_none_of_its_rooms() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
 
     assert loaded.stdout.split() == []
+
+
+def homes() -> dict[str, str]:
+    """The names of the public modules, each with its module."""
+    return {name: home for home in ("windows", "spark", "types") for name in names_of(home)} | dict.fromkeys(
+        ("ManualClock", "SeededRng", "RecordingSink", "MemoryLeases", "MemoryRegistry"), "testing"
+    )
+
+
+def names_of(home: str) -> list[str]:
+    return [name for name in vars(importlib.import_module(f"millpond.{home}")) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize(("name", "home"), homes().items())
+def test_a_name_that_moved_works_and_warns_where_it_is(name: str, home: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"mp.{name} has moved: use mp.{home}.{name}"):
+        moved = getattr(mp, name)
+
+    assert moved is getattr(getattr(mp, home), name)
+
+
+def test_no_name_is_in_two_public_modules() -> None:
+    listed_once = [name for home in ("windows", "spark", "types") for name in names_of(home)]
+
+    assert len(listed_once) == len(set(listed_once))
+    assert not set(listed_once) & set(mp.__all__)
+    assert len(mp.__all__) <= 100
+
+
+@pytest.mark.parametrize("name", [*mp.__all__, *homes()])
+def test_public_name_and_its_public_members_have_docstrings(name: str) -> None:
+    home = homes().get(name)
+    thing = getattr(mp if home is None else getattr(mp, home), name)
+    if isinstance(thing, (type, types.FunctionType)):
+        own = {} if not isinstance(thing, type) else vars(thing)
+        members = {
+            member: value
+            for member, value in own.items()
+            if not member.startswith("_") and isinstance(value, (types.FunctionType, property))
+        }
+        inherited = [getattr(base, member, None) for member in members for base in thing.__mro__[1:]]
+        documented = {
+            each.__name__
+            for each in inherited
+            if getattr(each, "__doc__", None) and hasattr(each, "__name__")
+        }
+
+        assert thing.__doc__
+        assert [
+            member for member, value in members.items() if not value.__doc__ and member not in documented
+        ] == []
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass
 import pytest
 
 from millpond.statestore.errors import InternalError
-from millpond.statestore.quick_pickle import quickly_pickled
+from millpond.statestore.types import quickly_pickled
 
 
 @quickly_pickled

@@ -21,9 +21,8 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows.files import PARQUET, write_row_file
 from millpond.statestore.rows.merge import merge_updates
 from millpond.statestore.rows.row import ROW_SCHEMA as ROWS
-from millpond.statestore.rows.row import Fence
+from millpond.statestore.rows.row import Fence, conform
 from millpond.statestore.rows.row_format import IpcRowFormat, RowFormat
-from millpond.statestore.rows.row_shape import conform
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep, TableVersion
 from millpond.statestore.view import ROWS_VIEW_SCHEMA, WHOLE_ROW_SCHEMA, RowsView, connect, rows_view
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

@@ -19,7 +19,7 @@ from millpond.executor.inputs.payload import (
 _PAYLOAD = mp.JsonPayload({"type": "object"})
 
 
-class Failing(mp.Payload):
+class Failing(mp.types.Payload):
     """Raises what it was told to."""
 
     def __init__(self, error: Exception) -> None:

@@ -13,7 +13,7 @@ import millpond as mp
 from millpond.executor.inputs.payload import misfit
 
 
-class Words(mp.Payload):
+class Words(mp.types.Payload):
     """Words with an equals sign; it counts how often what decodes is made."""
 
     made = 0

@@ -11,7 +11,7 @@ from millpond.executor.inputs.positions import (
     input_positions,
     percentile_watermark_app_id,
 )
-from millpond.statestore.app_ids import claim_app_id, input_app_id, pipeline_number, superstep_app_id
+from millpond.statestore.app_ids import AppId, pipeline_number
 from millpond.statestore.errors import InvalidError
 
 
@@ -53,7 +53,7 @@ def test_an_accepted_checkpoint_goes_on_from_where_it_stands() -> None:
 
 def test_positions_are_found_by_input_even_with_awkward_names() -> None:
     """Names with slashes do not leak into each other's positions."""
-    positions = {input_app_id("p", "a", "q"): 1, input_app_id("p", "a/b", "q"): 2}
+    positions = {AppId.INPUT.of("p", "a", "q"): 1, AppId.INPUT.of("p", "a/b", "q"): 2}
     assert input_positions(positions, "p", "a") == {"q": 1}
     assert input_positions(positions, "p", "a/b") == {"q": 2}
 
@@ -70,9 +70,9 @@ def test_a_percentile_watermark_has_one_name_however_it_is_written() -> None:
 def test_claims_are_read_back_from_positions() -> None:
     """A claim's number identifies the pipeline, and its name is known once it has run."""
     positions = {
-        claim_app_id("mine"): pipeline_number("p"),
-        claim_app_id("theirs"): pipeline_number("q"),
-        superstep_app_id("q"): 3,
+        AppId.CLAIM.of("mine"): pipeline_number("p"),
+        AppId.CLAIM.of("theirs"): pipeline_number("q"),
+        AppId.SUPERSTEP.of("q"): 3,
     }
 
     assert claimed_by(positions, "p") == {"mine"}
@@ -81,4 +81,4 @@ def test_claims_are_read_back_from_positions() -> None:
         "q",
         None,
     ]
-    assert conflicting_pipeline({claim_app_id("c"): pipeline_number("z")}, "p", "c") == "another one"
+    assert conflicting_pipeline({AppId.CLAIM.of("c"): pipeline_number("z")}, "p", "c") == "another one"

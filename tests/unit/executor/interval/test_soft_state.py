@@ -21,7 +21,7 @@ from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.errors import DataError, InternalError
 from millpond.statestore.interval import Interval
-from millpond.statestore.rows.fingerprint import fingerprints
+from millpond.statestore.rows.record_ids import fingerprints
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 from millpond.testing.fixtures.interval_run import IntervalRun
 

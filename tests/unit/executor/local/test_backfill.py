@@ -303,12 +303,12 @@ def test_a_renamed_computation_keeps_what_it_was_given(store: mp.Store) -> None:
 
 def test_a_rewind_to_before_it_joined_gives_it_history_again() -> None:
     """Its position goes back with its rows."""
-    disk, registry, clock = MemoryObjects(), mp.MemoryRegistry(), ManualClock()
+    disk, registry, clock = MemoryObjects(), mp.testing.MemoryRegistry(), ManualClock()
     with mp.Store.in_memory(objects=disk, registry=registry, clock=clock, rng=SeededRng(1)) as store:
         runner(store).run(pipeline(joins=False), {"s": ROWS[:11]}, finish=False)
         before = store.snapshot().version
         runner(store).run(pipeline("input"), {"s": ROWS}, finish=False)
-    leases = mp.MemoryLeases(registry, clock)
+    leases = mp.testing.MemoryLeases(registry, clock)
     repair_store(disk, plan_rewind(disk, TableVersion(before), None), leases, clock, SeededRng(2))
     leases.close()
     with mp.Store.in_memory(objects=disk, registry=registry, clock=clock, rng=SeededRng(3)) as store:
@@ -327,7 +327,7 @@ def test_each_record_counts_once_wherever_the_process_dies(*, ids: bool) -> None
     """At every failpoint of the run that gives the history, and again at the same one of the run after that."""
     deaths = 0
     for death in range(1, 1_000, 4 if ids else 1):
-        disk, registry = MemoryObjects(), mp.MemoryRegistry()
+        disk, registry = MemoryObjects(), mp.testing.MemoryRegistry()
         clock, reached = ManualClock(), Counter[str]()
 
         def die(name: str, reached: Counter[str] = reached, death: int = death) -> None:
@@ -338,7 +338,7 @@ def test_each_record_counts_once_wherever_the_process_dies(*, ids: bool) -> None
         def opened(
             seed: int,
             disk: MemoryObjects = disk,
-            registry: mp.MemoryRegistry = registry,
+            registry: mp.testing.MemoryRegistry = registry,
             clock: ManualClock = clock,
         ) -> mp.Store:
             return mp.Store.in_memory(objects=disk, registry=registry, clock=clock, rng=SeededRng(seed))

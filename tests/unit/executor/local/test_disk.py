@@ -11,8 +11,7 @@ from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.metered import MeteredObjects
-from millpond.statestore.objects.ranges import ByteRange, Tail, is_written_once
+from millpond.statestore.objects.ranges import ByteRange, MeteredObjects, Tail, is_written_once
 from millpond.statestore.store import Store
 from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered, written
 

@@ -20,7 +20,7 @@ class Tally(mp.Computation):
         context.state.set([*context.state.get([]), record.late])
 
 
-def _pipeline(payload: mp.Payload = _TALLY) -> mp.Pipeline:
+def _pipeline(payload: mp.types.Payload = _TALLY) -> mp.Pipeline:
     pipeline = mp.Pipeline("p")
     pipeline.inject("in", key="k", at="t", at_unit="us", payload=payload).apply(Tally(), name="tally")
     return pipeline

@@ -22,7 +22,7 @@ from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.rows.bloom import ID_SLACK_US
+from millpond.statestore.rows.record_ids import ID_SLACK_US
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 

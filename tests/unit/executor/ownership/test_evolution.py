@@ -10,7 +10,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.ownership.evolution import Evolution, check_codecs, plan_evolution
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.statestore.app_ids import CODEC_PREFIX, DECLARED_INTERVALS_PREFIX
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.history.replayed_log import read_histories
 from millpond.statestore.history.verification import verify_store
@@ -68,7 +68,7 @@ def one(
 
 def without_records(snapshot: Snapshot) -> Snapshot:
     """The table as a version left it that recorded neither codecs nor declared numbers of intervals."""
-    prefixes = (CODEC_PREFIX, DECLARED_INTERVALS_PREFIX)
+    prefixes = (AppId.CODEC, AppId.DECLARED_INTERVALS)
     snapshot.txns = {name: at for name, at in snapshot.txns.items() if not name.startswith(prefixes)}
     return snapshot
 

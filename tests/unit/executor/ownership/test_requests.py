@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millpond.executor.ownership.cuts import Cut, CutRequest, waiting_requests
-from millpond.statestore.app_ids import cut_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 
 INTERVALS = intervals_from_boundaries("c d", ["g", "p"])
@@ -46,4 +46,4 @@ def test_what_is_cut_like_that_already_is_no_cut() -> None:
 
 def test_names_are_quoted() -> None:
     """A key may hold any character."""
-    assert cut_app_id("c d", "split", "a/b") == "millpond/cut/c%20d/split/a%2Fb"
+    assert AppId.CUT.of("c d", "split", "a/b") == "millpond/cut/c%20d/split/a%2Fb"

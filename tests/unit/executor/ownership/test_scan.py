@@ -18,7 +18,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.metered import MeteredObjects
+from millpond.statestore.objects.ranges import MeteredObjects
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep

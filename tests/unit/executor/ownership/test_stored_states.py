@@ -13,7 +13,7 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.replay.repair import repair_store
 from millpond.executor.replay.rewind import plan_rewind
-from millpond.statestore.app_ids import STATE_VERSION_PREFIX
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.log import table
@@ -182,7 +182,7 @@ def test_without_versions_nothing_is_recorded():
     """A pipeline that uses no versions leaves no trace of them in the table."""
     txns = Pond().run(Last(), "a").txns
 
-    assert not any(app_id.startswith(STATE_VERSION_PREFIX) for app_id in txns)
+    assert not any(app_id.startswith(AppId.STATE_VERSION) for app_id in txns)
 
 
 def test_an_upgrade_that_returns_nothing_is_refused():

@@ -72,7 +72,7 @@ def test_a_co_grouping_can_wait_for_a_signal() -> None:
         name: pipeline.inject(name, key="k", at="at", at_unit="us", watermark=mp.ManualWatermark())
         for name in ("left", "right")
     }
-    strategy = mp.WindowingStrategy(window_fn=mp.FixedWindows(10), trigger=mp.AfterSignal("show"))
+    strategy = mp.windows.WindowingStrategy(window_fn=mp.FixedWindows(10), trigger=mp.AfterSignal("show"))
     mp.co_group(streams, strategy, name="both", of={"left": "n", "right": "n"}).apply(seen, name="seen")
     with mp.LocalRunner(mp.Store.in_memory(), progress=False).start(pipeline, stepping=True) as run:
         for number, name in enumerate(streams):

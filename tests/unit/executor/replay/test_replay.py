@@ -73,12 +73,12 @@ def version_after(pond: Path, rows: int) -> int:
         return min(at for at in versions if store.snapshot(at).txns.get("millpond/injected/p/in") == rows)
 
 
-def replay(pond: Path, new: Path, pipeline: mp.Pipeline, rows: Any, **options: Any) -> mp.Replayed:
+def replay(pond: Path, new: Path, pipeline: mp.Pipeline, rows: Any, **options: Any) -> mp.types.Replayed:
     with mp.Store.open(pond, read_only=True) as store:
         return mp.replay(store, new, pipeline, {"in": rows}, **options)
 
 
-def compare(new: Path, pond: Path, **options: Any) -> mp.StoreDifference:
+def compare(new: Path, pond: Path, **options: Any) -> mp.types.StoreDifference:
     with mp.Store.open(new, read_only=True) as one, mp.Store.open(pond, read_only=True) as other:
         return mp.compare_stores(one, other, **options)
 

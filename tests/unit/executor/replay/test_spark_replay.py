@@ -1,4 +1,4 @@
-"""``mp.replay_on_spark``: what other code would have made of the sources that a run on Spark has read."""
+"""``mp.spark.replay_on_spark``: what other code would have made of the sources that a run on Spark has read."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def version_after(pond: Path, batches: int) -> int:
 
 def replay(
     pond: Path, new: Path, pipeline: mp.Pipeline, frame: DataFrame, version: int, hosts: str
-) -> tuple[mp.Replayed, mp.StoreDifference]:
+) -> tuple[mp.types.Replayed, mp.types.StoreDifference]:
     with mp.Store.open(pond, read_only=True) as store:
-        done = mp.replay_on_spark(
+        done = mp.spark.replay_on_spark(
             store, new, pipeline, {"in": frame}, version=version, spark=frame.sparkSession, zookeeper=hosts
         )
         with mp.Store.open(new, read_only=True) as replayed:

@@ -20,7 +20,7 @@ from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.time.watermark_policies import BoundedDisorder
-from millpond.statestore.app_ids import superstep_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
@@ -205,7 +205,7 @@ class TestCommits:
 
         assert report.version == snapshot.version == version + 1
         assert (report.superstep, report.records, report.pending) == (1, 3, 0)
-        assert snapshot.txns[superstep_app_id("p")] == 1
+        assert snapshot.txns[AppId.SUPERSTEP.of("p")] == 1
         assert pond.store().rows_view("first").to_arrow().column("key").to_pylist() == ["a", "b", "c"]
         info = pond.info(report.version)
         assert (info["pipeline"], info["input"], info["batch"], info["superstep"]) == ("p", "in", 0, 1)

@@ -12,7 +12,7 @@ from millpond.executor.superstep.letter_retries import (
     StoredLetter,
     waiting_letter_requests,
 )
-from millpond.statestore.app_ids import superstep_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError
 
 ALL = LetterSelection()
@@ -32,7 +32,7 @@ def letter(name: str = "a/b/0000000003/000001", **fields: Any) -> StoredLetter:
 
 def test_a_request_waits_until_it_is_answered() -> None:
     """Asking again while it waits for all letters is the same request; later, or after the answer, it is another one."""
-    txns = {superstep_app_id("a/b"): 5}
+    txns = {AppId.SUPERSTEP.of("a/b"): 5}
     first = LetterRequest.next(txns, "a/b", "retry", ALL)
     txns |= {first.app_id: first.number}
     assert waiting_letter_requests(txns) == (first,)
@@ -43,7 +43,7 @@ def test_a_request_waits_until_it_is_answered() -> None:
     again = LetterRequest.next(txns, "a/b", "retry", ALL)
     assert (again.number > txns[again.app_id], again.until) == (True, 5)
 
-    txns |= {superstep_app_id("a/b"): 6, again.app_id: again.number}
+    txns |= {AppId.SUPERSTEP.of("a/b"): 6, again.app_id: again.number}
     later = LetterRequest.next(txns, "a/b", "retry", ALL)
     assert (later.number > again.number, later.until) == (True, 6)
 
@@ -51,7 +51,7 @@ def test_a_request_waits_until_it_is_answered() -> None:
 def test_requests_are_told_apart() -> None:
     """By what they ask for, by their letters and by the pipeline; drops come first, then the oldest."""
     of_key = LetterSelection(key="k/%\N{SNOWMAN}")
-    later, other = {superstep_app_id("p"): 7}, {superstep_app_id("q"): 9}
+    later, other = {AppId.SUPERSTEP.of("p"): 7}, {AppId.SUPERSTEP.of("q"): 9}
     requests = [
         LetterRequest.next(later, "p", "drop", ALL),
         LetterRequest.next({}, "p", "retry", of_key),
@@ -66,7 +66,7 @@ def test_requests_are_told_apart() -> None:
 
 def test_only_letters_of_its_pipeline_up_to_its_superstep_are_meant() -> None:
     """A letter that fails again is of a later superstep, so it is not retried for ever."""
-    request = LetterRequest.next({superstep_app_id("a/b"): 3}, "a/b", "retry", ALL)
+    request = LetterRequest.next({AppId.SUPERSTEP.of("a/b"): 3}, "a/b", "retry", ALL)
 
     assert request.has(letter())
     assert not request.has(letter("a/b/0000000004/000000"))

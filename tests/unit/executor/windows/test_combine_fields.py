@@ -136,5 +136,6 @@ def test_every_option_is_an_argument_next_to_fields() -> None:
     own = {"self", "name", "key", "result", "fields"}
 
     assert (
-        inspect.signature(by_keyword).parameters.keys() - own == mp.ComputationOptions.__annotations__.keys()
+        inspect.signature(by_keyword).parameters.keys() - own
+        == mp.types.ComputationOptions.__annotations__.keys()
     )

@@ -18,17 +18,17 @@ class Above(mp.Trigger):
         self.bound = bound
         self.saw: list[Any] = []
 
-    def on_element(self, context: mp.TriggerContext, element: mp.Element) -> None:
+    def on_element(self, context: mp.windows.TriggerContext, element: mp.windows.Element) -> None:
         """Look at the sum with the element in it."""
         total = context.peek_value()
         self.saw.append((element.value["n"], total))
         context.set("above", total > self.bound)
 
-    def should_fire(self, context: mp.TriggerContext) -> bool:
+    def should_fire(self, context: mp.windows.TriggerContext) -> bool:
         """Whether the sum was above the bound."""
         return bool(context.get("above", False))
 
-    def on_fire(self, context: mp.TriggerContext) -> bool:
+    def on_fire(self, context: mp.windows.TriggerContext) -> bool:
         """Finished after one firing."""
         return True
 
@@ -58,14 +58,14 @@ def test_a_trigger_sees_the_value_with_each_element_in_it() -> None:
 @pytest.mark.parametrize(("asked", "panes"), [("element", [3, 5]), ("bundle", [])])
 def test_a_result_is_looked_at_when_triggers_are_asked(asked: str, panes: list[int]) -> None:
     """A condition on the result is looked at after each element, or once for all that a bundle brings."""
-    odd = mp.Repeatedly(mp.ResultIs(lambda total: total % 2 == 1))
+    odd = mp.Repeatedly(mp.windows.ResultIs(lambda total: total % 2 == 1))
 
     assert shown(odd, 3, 5, asked=asked) == panes
 
 
 def test_a_result_is_what_a_pane_would_show() -> None:
     """The value is that of any combiner, extracted: a mean, not its parts."""
-    exact = mp.Repeatedly(mp.ResultIs(lambda mean: mean == 2))
+    exact = mp.Repeatedly(mp.windows.ResultIs(lambda mean: mean == 2))
 
     assert shown(exact, 1, 3, combine=mp.Mean("n"), accumulation="accumulating") == [2]
 
@@ -73,8 +73,8 @@ def test_a_result_is_what_a_pane_would_show() -> None:
 def test_the_contents_of_merged_windows_are_those_of_the_result() -> None:
     """A context whose contents are gone, as those of the sources of a merge, refuses to be looked at."""
     window = mp.Window(0, 10)
-    context = mp.TriggerContext(WindowState(window=window), 0, 0, combine=mp.Count())
-    merging = mp.TriggerContext(
+    context = mp.windows.TriggerContext(WindowState(window=window), 0, 0, combine=mp.Count())
+    merging = mp.windows.TriggerContext(
         WindowState(window=window), 0, 0, combine=mp.Count(), sources=(WindowState(window=window),)
     )
 
@@ -86,4 +86,4 @@ def test_the_contents_of_merged_windows_are_those_of_the_result() -> None:
 def test_a_condition_is_a_function() -> None:
     """Anything else is refused where the trigger is made."""
     with pytest.raises(mp.InvalidError, match="a condition is a function"):
-        mp.ResultIs(3)  # type: ignore[arg-type]
+        mp.windows.ResultIs(3)  # type: ignore[arg-type]

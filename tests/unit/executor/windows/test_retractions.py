@@ -124,7 +124,7 @@ def test_a_join_takes_back_what_it_still_holds() -> None:
     """A co-grouping in discarding mode goes on after a retraction of what it has shown and cleared."""
     pipeline = mp.Pipeline("p")
     scores = _injected(pipeline)
-    strategy = mp.WindowingStrategy(
+    strategy = mp.windows.WindowingStrategy(
         window_fn=mp.FixedWindows(10), trigger=mp.Repeatedly(mp.AfterCount(1)), allowed_lateness=1_000
     )
     both = mp.co_group({"most": _maxima(scores), "raw": scores}, strategy, name="both", of={"most": "most"})
@@ -147,12 +147,12 @@ def test_a_retraction_of_what_never_was_is_a_dead_letter() -> None:
 @pytest.mark.parametrize(("combine", "stored"), [(mp.Sum(), 6.5), (mp.Mean(), [6.5, 2])], ids=str)
 def test_windows_that_an_earlier_version_has_stored_go_on(combine: mp.CombineFn, stored: Any) -> None:
     """A window whose accumulator is a plain number is added to, retracted from and shown like any other."""
-    strategy = mp.WindowingStrategy(
+    strategy = mp.windows.WindowingStrategy(
         window_fn=mp.FixedWindows(10), trigger=mp.AfterCount(2), accumulation="accumulating"
     )
     row = {"window": [0, 10], "accumulator": stored, "news": 1, "trigger": {"": {"count": 0}}}
     windows = KeyWindows(strategy, combine, None, WindowStates({"windows": [row]}), watermark=0, wall_time=0)
-    windows.add([mp.Element(1e17, 1, "k"), mp.Element(1e17, 1, "k", is_retraction=True)])
+    windows.add([mp.windows.Element(1e17, 1, "k"), mp.windows.Element(1e17, 1, "k", is_retraction=True)])
 
     assert [shown.value for shown in windows.output] == [combine.extract(stored)]
 

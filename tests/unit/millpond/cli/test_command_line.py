@@ -15,13 +15,7 @@ from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 
 from millpond.cli.main import main
-from millpond.statestore.app_ids import (
-    claim_app_id,
-    input_app_id,
-    pipeline_number,
-    savepoint_app_id,
-    superstep_app_id,
-)
+from millpond.statestore.app_ids import AppId, pipeline_number
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.entries import ComputationDefinition, PipelineDefinition
@@ -85,8 +79,8 @@ class SmallStore:
         self.number += 1
         writes = [self.write(interval, *rows) for interval, rows in updates]
         positions = {
-            superstep_app_id("zeitgeist"): self.number,
-            input_app_id("zeitgeist", "flights", "query 1"): self.number - 1,
+            AppId.SUPERSTEP.of("zeitgeist"): self.number,
+            AppId.INPUT.of("zeitgeist", "flights", "query 1"): self.number - 1,
             "millpond/total/zeitgeist/records": 10 * self.number,
         }
         self.commit("superstep", *writes, positions=positions)
@@ -104,7 +98,9 @@ def fill(folder: Path) -> None:
         (LOW, [{"key": "EWR", "state": '{"count":2}', "timers": [END_TIMER], "hold": TIME_MAX_US}]),
         (ALARM, [{"key": "[red]Ä", "state_bytes": b"\x00\xff"}, {"key": "plain", "state": "not json"}]),
     )
-    store.commit("savepoint", positions={savepoint_app_id("kept"): 2, savepoint_app_id("gone"): 2**63 - 1})
+    store.commit(
+        "savepoint", positions={AppId.SAVEPOINT.of("kept"): 2, AppId.SAVEPOINT.of("gone"): 2**63 - 1}
+    )
 
 
 @pytest.fixture(scope="session")
@@ -172,7 +168,7 @@ class TestRows:
         store = SmallStore(tmp_path)
         fence = IntervalWrite(interval=ALARM, fence=Fence(Sequencer(1), CommitNumber(0)))
         store.commit(
-            "fence", fence, positions={claim_app_id(ALARM.computation): pipeline_number("zeitgeist")}
+            "fence", fence, positions={AppId.CLAIM.of(ALARM.computation): pipeline_number("zeitgeist")}
         )
         ids = [{"id": b"flight 1", "at": 1_000_000, "arrived_at": 0}, {"id": b"\xff", "at": TIME_MAX_US}]
         made = [{"stream": "out", "key": "k", "value": '{"n":1}', "value_bytes": None, "at": 2_000_000}]

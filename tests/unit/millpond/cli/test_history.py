@@ -43,11 +43,11 @@ def pipeline(
 @pytest.fixture
 def pond(tmp_path: Path) -> Path:
     """A store whose pipeline was started, started again, and updated twice."""
-    registry, clock, folder = mp.MemoryRegistry(), SystemClock(), tmp_path / "pond"
+    registry, clock, folder = mp.testing.MemoryRegistry(), SystemClock(), tmp_path / "pond"
 
     def opened() -> mp.Store:
         return mp.Store.open(
-            folder, leases=lambda _, writer_id: mp.MemoryLeases(registry, clock, writer_id=writer_id)
+            folder, leases=lambda _, writer_id: mp.testing.MemoryLeases(registry, clock, writer_id=writer_id)
         )
 
     first = pipeline(tmp_path, "a", "b", sinks=["out"])
@@ -73,7 +73,7 @@ def test_each_topology_is_told_once_with_what_it_changed(pond: Path) -> None:
     assert [one["by"] for one in told] == ["start", "update", "update"]
     assert [[node["name"] for node in one["computations"]] for one in told] == [["a", "b"], ["a"], ["a", "b"]]
     assert [[sink["name"] for sink in one["sinks"]] for one in told] == [["out"], ["out", "more"], []]
-    nothing: dict[str, list[str]] = {name: [] for name in asdict(mp.TopologyChange())}
+    nothing: dict[str, list[str]] = {name: [] for name in asdict(mp.types.TopologyChange())}
     assert [one["change"] for one in told] == [
         {**nothing, "added": ["a", "b"], "sinks_added": ["out"]},
         {**nothing, "removed": ["b"], "changed": ["a"], "sinks_added": ["more"]},
@@ -94,7 +94,9 @@ def test_the_catalog_follows_updates(pond: Path) -> None:
     """It has a version of the code for each change, and no computation that is back counts as retired."""
     with mp.Store.open(
         pond,
-        leases=lambda _, writer_id: mp.MemoryLeases(mp.MemoryRegistry(), SystemClock(), writer_id=writer_id),
+        leases=lambda _, writer_id: mp.testing.MemoryLeases(
+            mp.testing.MemoryRegistry(), SystemClock(), writer_id=writer_id
+        ),
     ) as store:
         assert store.catalog is not None
         entries = {entry.name: entry for entry in store.catalog.computations()}

@@ -61,7 +61,7 @@ def test_fork(pond: Path) -> None:
     new = pond.with_name("new")
     found = document(invoke("fork", pond, None, str(new)))
 
-    assert found.keys() == {"store", "path", *(field.name for field in fields(mp.Forked))}
+    assert found.keys() == {"store", "path", *(field.name for field in fields(mp.types.Forked))}
     assert (found["store"], found["path"], found["copied"]) == (str(pond), str(new), 0)
     assert found["files"] > 0
 
@@ -73,7 +73,7 @@ def test_savepoint(pond: Path, zookeeper_hosts: str) -> None:
     dropped = document(invoke("savepoint", pond, zookeeper_hosts, "kept", "--drop"))
 
     assert made == listed
-    assert made.keys() == {field.name for field in fields(mp.Savepoint)}
+    assert made.keys() == {field.name for field in fields(mp.types.Savepoint)}
     assert dropped == {"name": "kept", "dropped": True}
     assert invoke("savepoint", pond, zookeeper_hosts).stdout == ""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.statestore.app_ids import superstep_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.entries import (
@@ -230,7 +230,7 @@ class TestCommits:
     def test_watermarks_of_computations_and_injectors(self, catalog: Catalog) -> None:
         """PercentileTimes that ride as positions are journaled: a computation's as input, an injector's as output."""
         computation, injector = "millpond/watermark/p/computation/c", "millpond/watermark/p/injector/i"
-        txns = {superstep_app_id("p"): 1, computation: 5, injector: 9}
+        txns = {AppId.SUPERSTEP.of("p"): 1, computation: 5, injector: 9}
         catalog.record_commits([CommitHistory().commit(txns)])
 
         marks = {mark.subject: (mark.input_us, mark.output_us) for mark in catalog.watermarks("p")}
@@ -239,7 +239,7 @@ class TestCommits:
 
     def test_counts_may_be_in_a_block(self, catalog: Catalog) -> None:
         """Counters are found under ``counts`` as well."""
-        facts = CommitHistory().commit({superstep_app_id("p"): 1}, counts={"records": 3, "dead_letters": 2})
+        facts = CommitHistory().commit({AppId.SUPERSTEP.of("p"): 1}, counts={"records": 3, "dead_letters": 2})
         catalog.record_commits([facts])
 
         (entry,) = catalog.supersteps()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from millpond.statestore.app_ids import superstep_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.entries import CommitFacts
 from millpond.statestore.catalog.journal import CatalogJournal
@@ -16,7 +16,7 @@ from millpond.statestore.types import TableVersion, WallTimeMicros
 
 
 def superstep(number: int) -> CommitFacts:
-    txns = {superstep_app_id("p"): number}
+    txns = {AppId.SUPERSTEP.of("p"): number}
     return CommitFacts(version=TableVersion(number), wall_us=WallTimeMicros(number), txns=txns)
 
 

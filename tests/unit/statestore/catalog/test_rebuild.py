@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from millpond.statestore.app_ids import SAVEPOINT_RELEASED, savepoint_app_id
+from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.entries import CommitFacts
 from millpond.statestore.catalog.rebuild import facts_of, logged_commits
@@ -45,8 +45,8 @@ def catalog(clock: ManualClock) -> Iterator[Catalog]:
 def test_losing_the_catalog_loses_nothing(catalog: Catalog, clock: ManualClock) -> None:
     """A catalog rebuilt from the log equals the one that was kept all the time."""
     log = busy_history()
-    log.commit({savepoint_app_id("a"): 3, savepoint_app_id("b"): 4})
-    log.commit({savepoint_app_id("b"): SAVEPOINT_RELEASED})
+    log.commit({AppId.SAVEPOINT.of("a"): 3, AppId.SAVEPOINT.of("b"): 4})
+    log.commit({AppId.SAVEPOINT.of("b"): SAVEPOINT_RELEASED})
     for facts in log.commits:
         catalog.record_commits([facts])
 

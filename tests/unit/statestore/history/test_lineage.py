@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millpond.executor.sinks.columns import SinkRecord
-from millpond.statestore.app_ids import (
-    fork_app_id,
-    incarnation_app_id,
-    location_app_id,
-    sink_app_id,
-)
+from millpond.statestore.app_ids import AppId, sink_app_id
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.history.lineage import Lineage, Origin
 from millpond.statestore.log.snapshot import Snapshot
@@ -19,8 +14,8 @@ from millpond.statestore.types import Superstep
 
 def lineage_of(*later: tuple[str, str, int], at: int = 50) -> Lineage:
     """The lineage of the store ``s`` after adoptions: name, origin, table version."""
-    txns = {incarnation_app_id(name, origin): began for name, origin, began in later}
-    txns |= {fork_app_id(name, "p"): at for name, _, _ in later}
+    txns = {AppId.INCARNATION.of(name, origin): began for name, origin, began in later}
+    txns |= {AppId.FORK.of(name, "p"): at for name, _, _ in later}
     return Lineage.of("s", txns)
 
 
@@ -37,13 +32,13 @@ def test_a_store_without_entries_is_its_first_incarnation() -> None:
     lineage = Lineage.of("s", {"millpond/superstep/p": 4})
     assert (lineage.current.id, lineage.current.origin, lineage.location) == ("s", Origin.CREATED, "")
     lineage.check_location("/anywhere")
-    assert lineage.unrecorded_location("/a b") == {location_app_id("/a b"): 0}
+    assert lineage.unrecorded_location("/a b") == {AppId.LOCATION.of("/a b"): 0}
     assert lineage.unrecorded_location("memory://1") == {}
 
 
 def test_the_last_place_is_the_one_where_it_lies() -> None:
     """A store that went there and back lies where it was seen last."""
-    lineage = Lineage.of("s", {location_app_id("/a/ü"): 9, location_app_id("/b"): 5})
+    lineage = Lineage.of("s", {AppId.LOCATION.of("/a/ü"): 9, AppId.LOCATION.of("/b"): 5})
     lineage.check_location("/a/ü")
     with pytest.raises(InvalidError, match=r"elsewhere.*path=`/b` was=`/a/ü`"):
         lineage.check_location("/b")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from millpond.statestore.app_ids import SAVEPOINT_RELEASED, savepoint_app_id
+from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.history.savepoint import publish_collected_horizon
@@ -80,11 +80,11 @@ def test_what_cannot_be_is_refused(store: Store) -> None:
 def test_of_two_that_want_a_name_one_gets_it(store: Store) -> None:
     """A writer that has not seen the other one's savepoint is refused by the commit."""
     store.savepoint("mine", 0)
-    other = CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): 1})
+    other = CommitRequest(kind="savepoint", positions={AppId.SAVEPOINT.of("mine"): 1})
     with pytest.raises(ConflictError, match="another savepoint"):
         store.committer.commit(other)
 
-    drop = CommitRequest(kind="savepoint", positions={savepoint_app_id("mine"): SAVEPOINT_RELEASED})
+    drop = CommitRequest(kind="savepoint", positions={AppId.SAVEPOINT.of("mine"): SAVEPOINT_RELEASED})
     store.committer.commit(drop)
     store.committer.commit(other)
     assert [one.version for one in store.savepoints()] == [1]

@@ -148,7 +148,7 @@ class Own(mp.Computation):
         context.produce("out", [context.key, timer.tag, timer.at])
 
 
-def _own_pipeline(codec: mp.Codec, sink: mp.RecordingSink | None = None) -> mp.Pipeline:
+def _own_pipeline(codec: mp.Codec, sink: mp.testing.RecordingSink | None = None) -> mp.Pipeline:
     pipeline = mp.Pipeline("p")
     stream = pipeline.inject("in", key="k", at="at", watermark=mp.BoundedDisorder("1s"))
     out = stream.apply(Own(codec), name="c", produces="out")
@@ -310,7 +310,8 @@ def test_a_reserved_name_is_refused(store: mp.Store, name: str) -> None:
 def test_a_store_that_is_only_read_is_refused(tmp_path: Path) -> None:
     """As every change is."""
     with mp.Store.open(
-        tmp_path / "pond", leases=lambda *_: mp.MemoryLeases(mp.MemoryRegistry(), ManualClock())
+        tmp_path / "pond",
+        leases=lambda *_: mp.testing.MemoryLeases(mp.testing.MemoryRegistry(), ManualClock()),
     ):
         pass
     with (
@@ -363,7 +364,7 @@ class Died(BaseException):
 @pytest.mark.parametrize("death", range(1, 13))
 def test_a_load_that_dies_leaves_all_rows_or_none_and_can_be_repeated(death: int) -> None:
     """Whatever failpoint it dies at."""
-    disk, registry, clock = MemoryObjects(), mp.MemoryRegistry(), ManualClock()
+    disk, registry, clock = MemoryObjects(), mp.testing.MemoryRegistry(), ManualClock()
     reached: list[str] = []
 
     def die(name: str) -> None:
@@ -395,8 +396,8 @@ def test_a_load_that_dies_leaves_all_rows_or_none_and_can_be_repeated(death: int
 
 def test_a_pipeline_that_takes_the_computation_meanwhile_fences_the_load() -> None:
     """Nothing of it is added."""
-    disk, registry, clock = MemoryObjects(), mp.MemoryRegistry(), ManualClock()
-    rival = mp.MemoryLeases(registry, clock, writer_id="rival")
+    disk, registry, clock = MemoryObjects(), mp.testing.MemoryRegistry(), ManualClock()
+    rival = mp.testing.MemoryLeases(registry, clock, writer_id="rival")
 
     def take(stage: str, *_: object) -> None:
         if stage == "write":

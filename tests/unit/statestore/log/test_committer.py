@@ -19,8 +19,8 @@ from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.log import commit_path
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import load
-from millpond.statestore.retry import RetryPolicy
 from millpond.statestore.rows.row import Fence, pack_fence
+from millpond.statestore.system import RetryPolicy
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
 from millpond.testing.fixtures.commit_requests import (
     Bench,

@@ -14,8 +14,8 @@ import pytest
 from millpond.statestore.objects.disk_tier import DEFAULT_DISK_BYTES, DiskOptions, DiskTier
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.metered import MeteredObjects
 from millpond.statestore.objects.obstore import ObstoreObjects
+from millpond.statestore.objects.ranges import MeteredObjects
 from millpond.statestore.types import Objects
 from millpond.testing.fixtures.determinism import ManualClock
 

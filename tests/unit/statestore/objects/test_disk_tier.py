@@ -22,8 +22,7 @@ from millpond.statestore.objects.disk_folder import CHUNK_BYTES, DiskCopy, DiskF
 from millpond.statestore.objects.disk_tier import DiskTier, forget_copy
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.metered import MeteredObjects
-from millpond.statestore.objects.ranges import ByteRange, Tail
+from millpond.statestore.objects.ranges import ByteRange, MeteredObjects, Tail
 from millpond.statestore.system import SystemClock
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 

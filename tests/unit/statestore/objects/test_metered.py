@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.metered import MeteredObjects
+from millpond.statestore.objects.ranges import MeteredObjects
 
 
 def test_each_thread_is_told_what_it_has_read() -> None:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.statestore.errors import InternalError, InvalidError
-from millpond.statestore.rows.bloom import _SPREAD, RecordIdFilter
-from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints, mix
+from millpond.statestore.rows.record_ids import _SPREAD, Fingerprints, RecordIdFilter, fingerprints, mix
 
 
 def distinct(start: int, count: int) -> Fingerprints:

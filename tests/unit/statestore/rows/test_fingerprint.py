@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.fingerprint import fingerprints, mix
+from millpond.statestore.rows.record_ids import fingerprints, mix
 
 IDS = st.lists(st.binary(max_size=40) | st.binary(min_size=250, max_size=300))
 

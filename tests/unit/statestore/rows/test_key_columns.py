@@ -131,7 +131,8 @@ def test_loose_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "says"), [(["x"], "no value.*column=`c0`"), (["1", "2"], "another number")]
+    ("values", "says"),
+    [(["x"], "does not convert.*column=`c0`"), (["1", "2"], "must have a value for each column")],
 )
 def test_wrong_values(values: list[Any], says: str) -> None:
     """A value that does not convert, or one too many, is refused by the column's name."""

@@ -18,12 +18,9 @@ from hypothesis import strategies as st
 from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.metered import MeteredObjects
-from millpond.statestore.objects.ranges import ByteRange, Tail
+from millpond.statestore.objects.ranges import ByteRange, MeteredObjects, Tail
 from millpond.statestore.rows import files, row_format, stream
-from millpond.statestore.rows.bloom import BlockFilter
 from millpond.statestore.rows.files import read_row_files, row_file_path, write_row_file
-from millpond.statestore.rows.fingerprint import fingerprints
 from millpond.statestore.rows.page_index import (
     AlikePages,
     Leaf,
@@ -33,6 +30,7 @@ from millpond.statestore.rows.page_index import (
     read_page_index,
 )
 from millpond.statestore.rows.pages import join_ranges
+from millpond.statestore.rows.record_ids import BlockFilter, fingerprints
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import file_name_of, parquet_seal_holds
 from millpond.statestore.rows.stream import RowFileWriter

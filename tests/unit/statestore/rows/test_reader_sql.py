@@ -6,8 +6,7 @@ import duckdb
 import pyarrow as pa
 from hypothesis import given
 
-from millpond.statestore.rows.merge import merge_updates
-from millpond.statestore.rows.reader_sql import ROWS_VIEW_COLUMNS, SqlDialect, rows_query
+from millpond.statestore.rows.merge import ROWS_VIEW_COLUMNS, SqlDialect, merge_updates, rows_query
 from millpond.testing.fixtures.row_updates import row_histories, row_updates
 
 

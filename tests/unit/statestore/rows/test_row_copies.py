@@ -12,7 +12,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.objects.disk_folder import DiskFolder
 from millpond.statestore.objects.disk_tier import DiskTier
 from millpond.statestore.objects.memory import MemoryObjects
-from millpond.statestore.objects.metered import MeteredObjects
+from millpond.statestore.objects.ranges import MeteredObjects
 from millpond.statestore.rows import files, row_format
 from millpond.statestore.rows.files import read_row_files, row_file_path, write_row_file
 from millpond.statestore.rows.page_index import PageIndexes

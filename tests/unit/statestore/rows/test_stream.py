@@ -22,8 +22,8 @@ from millpond.statestore.log.files import LiveFile, row_file_to_add
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows import stream as row_stream
-from millpond.statestore.rows.bloom import IdRetention
 from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows.record_ids import IdRetention
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.rows.stream import RowFileWriter, open_runs
 from millpond.statestore.types import (

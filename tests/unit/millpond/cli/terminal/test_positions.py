@@ -7,7 +7,7 @@ import json
 import pytest
 
 from millpond.cli.terminal.inputs import consumed_inputs
-from millpond.statestore.app_ids import input_app_id, superstep_app_id
+from millpond.statestore.app_ids import AppId
 
 FILE = json.dumps({"rows": 1_440, "file": "views/2.json", "row": 3, "files_before": 1})
 SPARK = 'v1\n{"batchWatermarkMs":0}\n{"logOffset":7}\n-'
@@ -29,9 +29,9 @@ def test_a_position_has_words_and_a_place(
     source: str, batch: int, offsets: str | None, position: str, place: str | None
 ) -> None:
     """Rows, batches, all or nothing; and a file or an offset, unless it is of another position."""
-    app_id = input_app_id("shop", "orders/new", source)
+    app_id = AppId.INPUT.of("shop", "orders/new", source)
     told = {} if offsets is None else {app_id: offsets}
-    (found,) = consumed_inputs({superstep_app_id("shop"): 3, app_id: batch}, told)
+    (found,) = consumed_inputs({AppId.SUPERSTEP.of("shop"): 3, app_id: batch}, told)
 
     assert (found.pipeline, found.input, found.source) == ("shop", "orders/new", source)
     assert (found.position, found.place) == (position, place)

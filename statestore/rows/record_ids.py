@@ -1,31 +1,8 @@
-"""Bloom filter of seen record ids: "never seen", for certain, or "maybe" (MillWheel §6.1.1).
-
-Nearly every record id is new, and a Bloom filter proves it without reading the
-store. The filter is soft state: it is never stored, and rebuilt from the
-``record_ids`` of the row files. Reading the row files decides a "maybe".
-
-The page index of a row file has a filter of the file's keys, which is stored (`BlockFilter.to_bytes`):
-fingerprints and bit patterns are part of the format.
-
-Whole columns are hashed and tested at once. A block is 64 bytes, four pairs of
-words; an id sets three bits in one word of each pair, and so touches one cache
-line instead of twenty. For the same rate of false positives such blocks need more bits
-than scattered bits do (`_SPREAD`). pybloom-live computes the scattered size and holds
-the bits.
-
-How long record ids are kept: for as long as a sender may repeat the record (MillWheel §6.1.1).
-
-An id goes when the slack has passed twice: on the wall clock since the record first arrived, and in event time
-since the record's own time. Event time alone forgets too early: one record from a clock that is hours fast moves the
-low watermark past all honest ones, and a late record is behind it on arrival. The wall clock alone forgets
-too early when the pipeline stands still while its senders wait.
-
-Arrivals are stored in whole minutes, rounded up, so that a file has few distinct ones, which compress to a
-byte each at most. An id without an arrival counts as having arrived when it is first compacted.
-"""
+"""Record ids: their fingerprints, a filter of seen ids, and how long a store keeps them (MillWheel §6.1.1)."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -36,14 +13,118 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pybloom_live import BloomFilter
 
-from millpond.statestore.check import check
-from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.fingerprint import Fingerprints, fingerprints, mix
+from millpond.statestore.errors import InvalidError, check
 from millpond.statestore.rows.row import RECORD_ID_TYPE, TIMESTAMP
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, WallTimeMicros
 
+Fingerprints: TypeAlias = npt.NDArray[np.uint64]
+"""One 64-bit fingerprint per id."""
+
+_Lengths: TypeAlias = npt.NDArray[np.int64]
+
+_WORD_BYTES: Final = 8
+_LONG_BYTES: Final = 256
+_SEED: Final = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER: Final = np.uint64(0xD6E8FEB86659FD93)
+# The n-th mask keeps the first n bytes of a little-endian word.
+_TAIL_MASKS: Final = np.array([(1 << 8 * kept) - 1 for kept in range(9)], dtype=np.uint64)
+
+
+def fingerprints(ids: pa.Array | pa.ChunkedArray) -> Fingerprints:
+    """Return the 64-bit fingerprints of a column of ids, binary or text of any Arrow layout, none of them null.
+
+    A fingerprint depends only on the id's bytes: it is the same in every process and on every machine. Among n different
+    ids a collision has a probability of about n²/2⁶⁵, so equal fingerprints are a reason to compare ids, never a proof.
+
+    Example:
+        >>> a, b = fingerprints(pa.array([b"x", b"y"]))
+        >>> bool(a == b), bool(a == fingerprints(pa.array(["x"]))[0])
+        (False, True)
+    """
+    if ids.null_count:
+        raise InvalidError("a record id is null", nulls=ids.null_count)
+    if isinstance(ids, pa.ChunkedArray):
+        chunks = [_fingerprints(chunk) for chunk in ids.chunks]
+        return np.concatenate(chunks) if chunks else np.empty(0, np.uint64)
+    return _fingerprints(ids)
+
+
+def mix(values: Fingerprints) -> Fingerprints:
+    """Spread each value over all 64 bits, one to one (Murmur's finaliser)."""
+    mixed = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return mixed ^ (mixed >> np.uint64(33))
+
+
+def _fingerprints(ids: pa.Array) -> Fingerprints:
+    data, offsets = _bytes_of(ids)
+    lengths = np.diff(offsets)
+    starts = offsets[:-1]
+    hashes: Fingerprints = _SEED + lengths.astype(np.uint64) * _MULTIPLIER
+    if not len(lengths):
+        return hashes
+    longest = int(lengths.max())
+    if longest == int(lengths.min()) <= _LONG_BYTES:
+        _absorb_equal(hashes, data, int(starts[0]), longest)
+    else:
+        _absorb_any(hashes, data, starts, lengths)
+    return mix(hashes)
+
+
+def _bytes_of(ids: pa.Array) -> tuple[npt.NDArray[np.uint8], _Lengths]:
+    """Return the concatenated bytes of all ids, and the offsets at which each begins and ends."""
+    if not (pa.types.is_binary(ids.type) or pa.types.is_string(ids.type)):
+        ids = _as_binary(ids)
+    _, offset_buffer, data_buffer = ids.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32)[ids.offset : ids.offset + len(ids) + 1]
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.empty(0, np.uint8)
+    return data, offsets.astype(np.int64)
+
+
+def _as_binary(ids: pa.Array) -> pa.BinaryArray:
+    if isinstance(ids, pa.DictionaryArray):
+        ids = ids.dictionary_decode()
+    if pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type):
+        raise InvalidError("record ids are bytes or text", type=ids.type)
+    try:
+        return pc.cast(ids, pa.binary())
+    except pa.ArrowException as error:
+        raise InvalidError("record ids are bytes or text", type=ids.type) from error
+
+
+def _absorb_equal(hashes: Fingerprints, data: npt.NDArray[np.uint8], start: int, length: int) -> None:
+    """Hash ids of equal length as the rows of a matrix."""
+    words = -(-length // _WORD_BYTES)
+    padded = np.zeros((len(hashes), words * _WORD_BYTES), np.uint8)
+    padded[:, :length] = data[start : start + length * len(hashes)].reshape(len(hashes), length)
+    columns = padded.view("<u8")
+    for word in range(words):
+        hashes[:] = _step(hashes, columns[:, word])
+
+
+def _absorb_any(
+    hashes: Fingerprints, data: npt.NDArray[np.uint8], starts: _Lengths, lengths: _Lengths
+) -> None:
+    """Hash ids of different lengths: the n-th word of every id that is long enough, then the next word."""
+    # A word may start at any byte; words beyond the last id read zeros.
+    readable = np.concatenate([data, np.zeros(_WORD_BYTES, np.uint8)])
+    words = np.ndarray(len(data) + 1, "<u8", readable.data, strides=(1,))
+    at_once = lengths <= _LONG_BYTES
+    for position in range(0, min(int(lengths.max()), _LONG_BYTES), _WORD_BYTES):
+        (active,) = np.nonzero(at_once & (lengths > position))
+        kept = np.minimum(lengths[active] - position, _WORD_BYTES)
+        hashes[active] = _step(hashes[active], words[starts[active] + position] & _TAIL_MASKS[kept])
+    for row in np.flatnonzero(~at_once):
+        content = data[starts[row] : starts[row] + lengths[row]].tobytes()
+        hashes[row] = int.from_bytes(hashlib.blake2b(content, digest_size=_WORD_BYTES).digest(), "little")
+
+
+def _step(hashes: Fingerprints, words: Fingerprints) -> Fingerprints:
+    mixed = (hashes ^ words) * _MULTIPLIER
+    return mixed ^ (mixed >> np.uint64(32))
+
+
 Ids: TypeAlias = pa.Array | pa.ChunkedArray | Fingerprints
-"""A column of ids, or their `fingerprints` where the caller has computed them."""
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _Index: TypeAlias = npt.NDArray[np.int64]
@@ -59,15 +140,12 @@ _SPREAD: Final = {2: 1.2, 3: 1.2, 4: 1.2, 5: 1.3, 6: 1.5, 7: 1.75, 8: 2.15}
 class RecordIdFilter:
     """A growing set of ids without false negatives and with few false positives.
 
-    Memory is about 8 bytes per id at the default rate, allocated as ids arrive:
-    filters of growing size and falling error rate, whose rates sum up to
-    ``error_rate``. Past ``capacity_max`` ids the size stays and the rate rises,
-    which costs reads but never correctness.
+    Nearly every record id is new, and the filter proves that without reading the store (MillWheel §6.1.1). It is soft
+    state, rebuilt from the ``record_ids`` of the row files, which also decide each "maybe".
 
-    Args:
-        capacity: number of ids that the first filter is sized for.
-        error_rate: greatest share of unseen ids that are reported as "maybe", from 1e-6 to 1e-2.
-        capacity_max: number of ids after which no memory is added.
+    Memory is about 8 bytes per id at the default rate, allocated as ids arrive: filters of growing size and falling
+    error rate, whose rates add up to ``error_rate`` (from 1e-6 to 1e-2). Past ``capacity_max`` ids the size stays and
+    the rate rises, which costs reads but never correctness.
 
     Example:
         >>> seen = RecordIdFilter()
@@ -90,21 +168,19 @@ class RecordIdFilter:
 
     @property
     def count(self) -> int:
-        """How many ids have been added; an id that was added twice counts twice."""
+        """The number of added ids; an id added twice counts twice."""
         return sum(part.count for part in self._filters)
 
     @property
     def capacity(self) -> int:
-        """How many ids the allocated memory is sized for."""
+        """The number of ids that the allocated memory is sized for."""
         return sum(part.capacity for part in self._filters)
 
     @property
     def size_bytes(self) -> int:
-        """Allocated memory in bytes."""
         return sum(part.size_bytes for part in self._filters)
 
     def add(self, ids: Ids) -> None:
-        """Add the ids to the set."""
         rest = _fingerprints_of(ids)
         while len(rest):
             part = self._part_with_room(len(rest))
@@ -113,7 +189,7 @@ class RecordIdFilter:
             rest = rest[taken:]
 
     def might_contain(self, ids: Ids) -> _Mask:
-        """One flag per id: false if it has never been added, true if it may have been."""
+        """Return one flag per id: false if it was never added, true if it may have been."""
         wanted = _fingerprints_of(ids)
         hits = np.zeros(len(wanted), dtype=np.bool_)
         for part in reversed(self._filters):
@@ -137,9 +213,11 @@ class RecordIdFilter:
 class BlockFilter:
     """One Bloom filter of fixed size.
 
-    Args:
-        words: its bits, in whole blocks, which it keeps.
-        capacity: number of ids that it is sized for; of one that is only asked, 0.
+    Whole columns are hashed and tested at once. A block is 64 bytes, four pairs of words; an id sets three bits in one
+    word of each pair, and so touches one cache line instead of twenty. For the same error rate such blocks need more
+    bits than scattered bits do (`_SPREAD`). pybloom-live computes the scattered size and holds the bits.
+
+    Page indexes store filters of keys, so fingerprints and bit patterns are part of the format.
 
     Example:
         >>> keys = BlockFilter.empty(100, 0.01)
@@ -156,51 +234,39 @@ class BlockFilter:
 
     @staticmethod
     def empty(capacity: int, error_rate: float) -> BlockFilter:
-        """A filter for so many ids.
-
-        Args:
-            capacity: number of ids.
-            error_rate: share of unseen ids that are reported as "maybe" when it is full, from 1e-8 to 1e-2.
-        """
-        # The library allocates the bits; blocks use all that make a whole one.
+        """Return a filter for ``capacity`` ids; when full, it has ``error_rate`` (1e-8 to 1e-2) false positives."""
+        # The library allocates the bits; blocks use as many as make whole ones.
         bits = BloomFilter(_scattered_capacity(capacity, error_rate), error_rate)
         octets = bits.num_bits // _BLOCK_BITS * _BLOCK_BITS // 8
         return BlockFilter(np.frombuffer(bits.bitarray, np.uint8, octets).view(np.uint64), capacity)
 
     def to_bytes(self) -> bytes:
-        """The bits, for `from_bytes`: little-endian words."""
+        """Return the bits as little-endian words."""
         return self._words.astype("<u8", copy=False).tobytes()
 
     @staticmethod
     def from_bytes(bits: bytes) -> BlockFilter:
-        """The filter of `to_bytes`, to be asked and not added to.
-
-        Raises:
-            ValueError: the bits are no whole blocks.
-        """
+        """Return the filter of `to_bytes`, to which nothing may be added."""
         if not bits or len(bits) * 8 % _BLOCK_BITS:
             raise ValueError(f"{len(bits)} bytes are no filter")
         return BlockFilter(np.frombuffer(bits, "<u8").astype(np.uint64, copy=False))
 
     @property
     def room(self) -> int:
-        """How many more ids it is sized for."""
         return self.capacity - self.count
 
     @property
     def size_bytes(self) -> int:
-        """Memory in bytes."""
         return int(self._words.nbytes)
 
     def add(self, ids: Fingerprints) -> None:
-        """Add ids by their fingerprints."""
         blocks, patterns = self._block_of(ids), _patterns_of(ids)
         for pair in range(_PAIRS):
             np.bitwise_or.at(self._words, _word_of(ids, blocks, pair), _PATTERNS[patterns[:, pair]])
         self.count += len(ids)
 
     def might_contain(self, ids: Fingerprints) -> _Mask:
-        """One flag per fingerprint: false if it has never been added, true if it may have been."""
+        """Return one flag per fingerprint: false if it was never added, true if it may have been."""
         result = np.zeros(len(ids), dtype=np.bool_)
         blocks, patterns = self._block_of(ids), _patterns_of(ids)
         left: _Index | slice = slice(None)
@@ -213,18 +279,18 @@ class BlockFilter:
         return result
 
     def _block_of(self, ids: Fingerprints) -> Fingerprints:
-        """The first word of each id's block, chosen by the high half of its fingerprint."""
+        """Return the first word of each id's block, chosen by the high half of its fingerprint."""
         return (((ids >> np.uint64(32)) * self._blocks) >> np.uint64(32)) * np.uint64(2 * _PAIRS)
 
 
 def _word_of(ids: Fingerprints, blocks: Fingerprints, pair: int) -> _Index:
-    """The word of the pair that each id uses, chosen by a low bit of its fingerprint."""
+    """Return the word of the pair that each id uses, chosen by a low bit of its fingerprint."""
     half = (ids >> np.uint64(pair)) & np.uint64(1)
     return (blocks + (half + np.uint64(2 * pair))).view(np.int64)
 
 
 def _patterns_of(ids: Fingerprints) -> npt.NDArray[np.uint16]:
-    """For each id the indices of its four bit patterns, from a second hash."""
+    """Return the indices of each id's four bit patterns, from a second hash."""
     return mix(ids ^ _SECOND).view(np.uint16).reshape(-1, _PAIRS)
 
 
@@ -241,7 +307,7 @@ def _scattered_capacity(capacity: int, error_rate: float) -> int:
 
 
 def _patterns() -> npt.NDArray[np.uint64]:
-    """A table of words with three bits set."""
+    """Return a table of words with three bits set."""
     drawn = mix(np.arange(1, 65_537, dtype=np.uint64))
     first, second, third = (drawn >> np.uint64(shift) for shift in (0, 6, 12))
     one, low_bits = np.uint64(1), np.uint64(63)
@@ -256,13 +322,13 @@ _PATTERNS: Final = _patterns()
 
 
 ID_SLACK_US: Final = 3 * 3_600_000_000
-"""How long a sender may repeat a record, unless its injector says otherwise: three hours."""
+"""The default time within which a sender may repeat a record: three hours."""
 
 _MINUTE_US: Final = 60_000_000
 
 
 def arrival_us(wall_time: WallTimeMicros) -> WallTimeMicros:
-    """The arrival that is stored for ids that are consumed at ``wall_time``: never earlier, and less than a minute later.
+    """Round an arrival up to the minute: a file then has few distinct arrivals, which compress to a byte each at most.
 
     Example:
         >>> arrival_us(WallTimeMicros(60_000_001))
@@ -273,12 +339,17 @@ def arrival_us(wall_time: WallTimeMicros) -> WallTimeMicros:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdRetention:
-    """The record ids that a compaction keeps: those that satisfy either bound.
+    """The record ids that a compaction keeps: an id that satisfies either bound stays.
+
+    An id goes when the slack has passed twice: on the wall clock since the record first arrived, and in event time since
+    the record's own time. Event time alone forgets too early: one record from a clock that is hours fast moves the low
+    watermark past all honest ones, and a late record is behind it on arrival. The wall clock alone forgets too early
+    when the pipeline stands still while its senders wait.
 
     Attributes:
-        at_from: ids of records of this event time and later ones.
-        arrived_from: ids of records that arrived at this wall time or later.
-        unknown_arrived_at: the arrival of ids that have none.
+        at_from: keep ids of records of this event time or later.
+        arrived_from: keep ids of records that arrived at this wall time or later.
+        unknown_arrived_at: the arrival assumed for ids without one.
     """
 
     at_from: EventTimeMicros
@@ -287,14 +358,8 @@ class IdRetention:
 
     @staticmethod
     def of(watermark: EventTimeMicros, wall_time: WallTimeMicros, slack_us: int) -> IdRetention:
-        """What to keep at a low watermark and a wall time.
-
-        Args:
-            watermark: the computation's input low watermark. Before the first and after the last one nothing tells how
-                old a repetition may be, so everything is kept.
-            wall_time: now.
-            slack_us: how long a sender may repeat a record.
-        """
+        """Return the bounds at an input low watermark and the present wall time, for this slack."""
+        # Before the first and after the last watermark nothing bounds the age of a repetition: keep all ids.
         is_known = watermark not in {TIME_MIN_US, TIME_MAX_US}
         return IdRetention(
             at_from=EventTimeMicros(max(watermark - slack_us, TIME_MIN_US)) if is_known else TIME_MIN_US,
@@ -303,14 +368,14 @@ class IdRetention:
         )
 
     def keeps(self, ids: pa.StructArray) -> npt.NDArray[np.bool_]:
-        """Which of the ids, of `RECORD_ID_TYPE`, are kept."""
+        """Return one flag per id, of `RECORD_ID_TYPE`: true if it stays."""
         kept: npt.NDArray[np.bool_] = (_micros(ids, "at") >= self.at_from) | (
             _micros(ids, "arrived_at") >= self.arrived_from
         )
         return kept
 
     def with_arrivals(self, ids: pa.StructArray) -> pa.StructArray:
-        """The same ids; those without an arrival have arrived now."""
+        """Return the same ids, stamping those without an arrival as having arrived now."""
         arrived_at = ids.field("arrived_at")
         if not arrived_at.null_count:
             return ids
@@ -321,7 +386,7 @@ class IdRetention:
 
 
 def _micros(ids: pa.StructArray, name: str) -> npt.NDArray[np.int64]:
-    # What is not known is taken for recent.
+    # An unknown time counts as recent, so that its id stays.
     micros = ids.field(name).view(pa.int64())
     known = pc.fill_null(micros, TIME_MAX_US) if micros.null_count else micros
     times: npt.NDArray[np.int64] = known.to_numpy()

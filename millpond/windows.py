@@ -1,0 +1,30 @@
+"""Names of windows, triggers, combiners and panes that few pipelines need; the common ones are in `millpond`."""
+
+from millpond.executor.windows.combine_fn import ValueExtractor as ValueExtractor
+from millpond.executor.windows.composite_triggers import Never as Never
+from millpond.executor.windows.composite_triggers import OrFinally as OrFinally
+from millpond.executor.windows.composite_triggers import RepeatCount as RepeatCount
+from millpond.executor.windows.composite_triggers import RepeatUntil as RepeatUntil
+from millpond.executor.windows.count_triggers import AfterBytes as AfterBytes
+from millpond.executor.windows.count_triggers import ResultIs as ResultIs
+from millpond.executor.windows.count_triggers import ShouldEmit as ShouldEmit
+from millpond.executor.windows.pane import Timing as Timing
+from millpond.executor.windows.pane import WindowedValue as WindowedValue
+from millpond.executor.windows.sketches import ApproximateCountDistinct as ApproximateCountDistinct
+from millpond.executor.windows.sketches import ApproximateQuantiles as ApproximateQuantiles
+from millpond.executor.windows.strategy import Accumulation as Accumulation
+from millpond.executor.windows.strategy import Asked as Asked
+from millpond.executor.windows.strategy import Closing as Closing
+from millpond.executor.windows.strategy import WindowingStrategy as WindowingStrategy
+from millpond.executor.windows.time_triggers import AfterDelay as AfterDelay
+from millpond.executor.windows.time_triggers import Domain as Domain
+from millpond.executor.windows.time_triggers import WatermarkPercentile as WatermarkPercentile
+from millpond.executor.windows.trigger_context import Contents as Contents
+from millpond.executor.windows.trigger_context import TriggerContext as TriggerContext
+from millpond.executor.windows.trigger_context import TriggerEvent as TriggerEvent
+from millpond.executor.windows.trigger_context import TriggerTimer as TriggerTimer
+from millpond.executor.windows.window import Element as Element
+from millpond.executor.windows.window import Merge as Merge
+from millpond.executor.windows.window import TimestampCombiner as TimestampCombiner
+from millpond.executor.windows.window_fns import CalendarUnit as CalendarUnit
+from millpond.executor.windows.window_fns import UnalignedFixedWindows as UnalignedFixedWindows
