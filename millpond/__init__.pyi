@@ -12,7 +12,7 @@ from .executor.computation.records import Records as Records
 from .executor.computation.state import State as State
 from .executor.computation.timers import Timer as Timer
 from .executor.inputs.avro_payload import AvroPayload as AvroPayload
-from .executor.inputs.json_payload import JsonPayload as JsonPayload
+from .executor.inputs.payload import JsonPayload as JsonPayload
 from .executor.inputs.protobuf_payload import ProtobufPayload as ProtobufPayload
 from .executor.interval.letters import letter_value as letter_value
 from .executor.local.run import LocalRun as LocalRun
@@ -20,7 +20,7 @@ from .executor.local.runner import LocalRunner as LocalRunner
 from .executor.maintenance.policy import UpkeepPolicy as UpkeepPolicy
 from .executor.ownership.balancer import BalancePolicy as BalancePolicy
 from .executor.pipeline.nodes import DEAD_LETTERS as DEAD_LETTERS
-from .executor.pipeline.streams import Stream as Stream
+from .executor.pipeline.pipeline import Stream as Stream
 from .executor.replay.difference import compare_stores as compare_stores
 from .executor.replay.fork import fork_store as fork_store
 from .executor.replay.replay import replay as replay
@@ -29,6 +29,7 @@ from .executor.run.directory_injector import DirectoryInjector as DirectoryInjec
 from .executor.run.status import RunSummary as RunSummary
 from .executor.sinks.sink import DeltaSink as DeltaSink
 from .executor.sinks.sink import Sink as Sink
+from .executor.sinks.sink import read_table as read_table
 from .executor.spark.foreach_batch import foreach_batch as foreach_batch
 from .executor.spark.run import SparkRun as SparkRun
 from .executor.spark.runner import SparkRunner as SparkRunner

@@ -12,12 +12,12 @@ from millpond.executor.inputs.protobuf_payload import ProtobufFraming as Protobu
 from millpond.executor.local.intake import Receipt as Receipt
 from millpond.executor.local.rows import RowsLike as RowsLike
 from millpond.executor.local.rows import RowSource as RowSource
-from millpond.executor.pipeline.backfill import Backfill as Backfill
+from millpond.executor.pipeline.nodes import Backfill as Backfill
+from millpond.executor.pipeline.nodes import ComputationOptions as ComputationOptions
 from millpond.executor.pipeline.nodes import OnError as OnError
 from millpond.executor.pipeline.nodes import OnLate as OnLate
 from millpond.executor.pipeline.nodes import ProductionMode as ProductionMode
 from millpond.executor.pipeline.signals import SignalWindow as SignalWindow
-from millpond.executor.pipeline.streams import ComputationOptions as ComputationOptions
 from millpond.executor.pipeline.topology import Topology as Topology
 from millpond.executor.replay.difference import PartDifference as PartDifference
 from millpond.executor.replay.difference import StoreDifference as StoreDifference

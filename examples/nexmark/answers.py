@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import pyarrow as pa
-
+import millpond as mp
 from examples.nexmark.events import ANSWERS, text_of
 from examples.nexmark.query import Query
 from examples.shared_data import need
@@ -33,12 +32,9 @@ def read_answer(query: Query, folder: Path) -> Bag:
     Raises:
         ValueError: a retraction matches no row.
     """
-    from deltalake import DeltaTable, QueryBuilder
-
     if not (folder / query.name / "_delta_log").is_dir():
         return Counter()
-    tables = QueryBuilder().register("answer", DeltaTable(str(folder / query.name)))
-    table = pa.table(tables.execute("SELECT * FROM answer"))
+    table = mp.read_table(folder / query.name)
     if query.schema is not None:
         return Counter(shown(query, row) for row in table.to_pylist())
     bag: Bag = Counter()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, QueryBuilder
 
 import millpond as mp
 from examples.silence.alarm import silence_pipeline
@@ -86,8 +85,7 @@ def run_spark(
 
 def read_alarms(output: Path) -> list[tuple[str, datetime]]:
     """The alarms in a table: the company, and when it was mentioned last."""
-    tables = QueryBuilder().register("alarms", DeltaTable(str(output)))
-    values = pa.table(tables.execute("SELECT value FROM alarms")).column("value").to_pylist()
+    values = mp.read_table(output).column("value").to_pylist()
     alarms = map(orjson.loads, values)
     return sorted((alarm["company"], _EPOCH + timedelta(microseconds=alarm["last"])) for alarm in alarms)
 

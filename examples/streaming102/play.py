@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
-import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 
 import millpond as mp
 from examples.streaming102.story import Moment, Score, Story, moments
@@ -219,8 +218,8 @@ class _OnSpark:
 def _panes(place: Path) -> list[Shown]:
     if not DeltaTable.is_deltatable(str(place)):
         return []
-    rows = pa.table(QueryBuilder().register("panes", DeltaTable(str(place))).execute("SELECT * FROM panes"))
-    found = [_shown(row["key"], orjson.loads(row["value"])) for row in rows.to_pylist()]
+    rows = mp.read_table(place).to_pylist()
+    found = [_shown(row["key"], orjson.loads(row["value"])) for row in rows]
     # A pane's production time is that of its superstep; what it takes back comes before it.
     return sorted(
         found, key=lambda one: (one.seen_us, not one.is_retraction, one.window or (0, 0), one.index)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
-from deltalake import DeltaTable
 
+import millpond as mp
 from examples.zeitgeist.hours import NEW_YORK
 from examples.zeitgeist.job import OUTPUTS
 from examples.zeitgeist.oracle import Answer
@@ -63,7 +63,7 @@ def read_results(output: Path) -> Results:
 
     A row that was delivered twice would show here: nothing is made unique on the way.
     """
-    tables = {name: DeltaTable(str(output / name)).to_pandas() for name in OUTPUTS}
+    tables = {name: mp.read_table(output / name).to_pandas() for name in OUTPUTS}
     return Results(**{name: _with_time(table) for name, table in tables.items()})
 
 

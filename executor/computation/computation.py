@@ -1,9 +1,7 @@
-"""Computations: the user's code, run in the context of one key (MillWheel §5.1).
+"""Computations: user code, run in the context of one key (MillWheel §5.1), and upgrades of its states.
 
-The state of a computation that declares a ``state_version``: what earlier code wrote is upgraded when code asks for it.
-
-A row keeps the state that it has until it is written, so a change of code rewrites nothing at once. A turn that only
-reads sees the upgraded state and writes no row for it.
+A row keeps the state of earlier code until the row is written next, so a change of code rewrites nothing at
+once.
 """
 
 from __future__ import annotations
@@ -32,35 +30,34 @@ if TYPE_CHECKING:
 
 
 class Computation:
-    """Base class of user code: override the hooks that the computation needs (MillWheel §4.1, §5.1).
+    """The base class of user code: subclass it and override the hooks you need (MillWheel §4.1, §5.1).
 
-    An instance is pickled and one copy serves many keys on many machines, so state belongs in
-    ``context.state``, not in ``self``. After a failure of the machine or the code, a hook may run
-    again for the same record; its effects on state, timers, productions and counters happen once.
+    An instance is pickled, and one copy serves many keys on many machines, so keep state in
+    ``context.state``, not in ``self``. After a failure of the machine or the code, a hook may run again for
+    the same record; its effects on state, timers, productions and counters happen exactly once.
 
     Attributes:
         codec: encodes the state for the row's ``state`` column; JSON by default.
-        state_version: the version of what the code keeps as state. Raise it when states of earlier code have to
-            be changed; `upgrade_state` does that, key by key, when the code first asks for a key's state.
-        codecs: the codecs of earlier versions, where they were other than ``codec``.
-        percentiles: the percentile watermarks that the code uses in addition to 100, each above 0
-            and below 100.
-        late_data_horizon: how far before a record's event time the code may produce, as a duration.
-            The output watermark always lags by this much. ``"unbounded"`` does not hold it back, so a
-            production before the record's time may be late.
-        counters: the names of the counters that the code uses with ``context.count``, over all keys.
-        holds_watermark: whether the code always owes productions at earlier times than those it waits for, as
-            windows do. In a cycle it would wait for itself, so that is refused unless an edge is a ``feedback``.
-        in_order_of_arrival: whether a bundle's records are given in the order in which they arrived,
-            instead of that of their event times.
-        time_sorted: whether a key's records wait in its row until the low watermark has passed them, and are
-            given in the order of their event times with the key's event timers between them (docs/how-to/order.md).
-        in_micro_batches: whether a key's records of a bundle are one call of ``process_records``, also when the
-            code fails, and its due timers come after it, as with Spark's stateful operators. A timer that is set
-            by a timer waits for the next bundle even if it is due, and one is pending until its hook has returned.
-        state_columns: the parts of its states that views show as typed columns; adapters of code that declares its
-            state fill it. The states are JSON objects with a member for each part.
-        waiting_max: how many records of a key may wait; one more ends the run.
+        state_version: the version of the stored state's form. Raise it when states of earlier code must be
+            changed; `upgrade_state` then changes each key's state when a hook first reads it.
+        codecs: the codecs of earlier versions, where they differ from ``codec``.
+        state_columns: the parts of the state that views show as typed columns. Adapters of code with a
+            declared state fill it; states are then JSON objects with a member for each part.
+        percentiles: the percentile watermarks that the code uses besides 100, each above 0 and below 100.
+        late_data_horizon: how far before a record's event time the code may produce, as a duration. The
+            output watermark always lags by this much. ``"unbounded"`` does not hold it back, so a production
+            before the record's time may be late.
+        counters: the names of the counters, summed over all keys, that the code uses with ``context.count``.
+        in_order_of_arrival: pass a bundle's records in order of arrival instead of event time.
+        in_micro_batches: pass a key's records of a bundle in one call of ``process_records``, even after a
+            failure, and fire its due timers afterwards, as Spark's stateful operators do. A timer set by a
+            timer waits for the next bundle even if it is due; a timer is pending until its hook has returned.
+        time_sorted: keep a key's records in its row until the low watermark has passed them, then pass them
+            in order of event time with the key's event timers between them (docs/how-to/order.md).
+        waiting_max: the greatest number of records of one key that may wait; one more ends the run.
+        holds_watermark: the code always owes productions at earlier times than those it waits for, as windows
+            do. In a cycle such a computation would wait for itself, so the pipeline is refused unless an edge
+            is a ``feedback``.
 
     Example::
 
@@ -91,15 +88,15 @@ class Computation:
         """End the bundle that `begin_bundle` began, whether its hooks succeeded or not."""
 
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
-        """Process one record. Required of a computation that does not override `process_records`.
+        """Process one record; required unless the class overrides `process_records`.
 
         Args:
             context: state, timers and productions of the record's key; valid until the hook returns.
             record: the record.
 
         Raises:
-            InvalidError: the class does not override this hook. Any exception that an override raises
-                is handled as ``on_error`` and ``retries`` of `ComputationOptions` say.
+            InvalidError: the class does not override this hook. An exception from an override is handled
+                according to ``on_error`` and ``retries`` of `ComputationOptions`.
         """
         raise InvalidError(
             "the computation got a record but has no process_record", computation=type(self).__name__
@@ -108,9 +105,9 @@ class Computation:
     def process_records(self, context: Context, records: Records) -> None:
         """Process all records of one key in a bundle; by default calls `process_record` for each.
 
-        An override saves a call per record and reads and sets the state once per bundle. It cannot
-        rely on which records arrive together: bundles are not repeatable, after an exception each
-        record is retried in its own call, and with ``time_sorted`` each record has a call of its own.
+        An override saves a call per record, and reads and sets the state once per bundle. It cannot rely on
+        which records arrive together: bundles are not repeatable, after an exception each record is retried
+        in its own call, and with ``time_sorted`` each record has its own call.
 
         Args:
             context: state, timers and productions of the key; valid until the hook returns.
@@ -122,7 +119,7 @@ class Computation:
             process_record(context, record)
 
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
-        """Process a timer that has fired and is no longer pending. Required of a computation that sets timers.
+        """Process a timer that has fired and is no longer pending; required if the class sets timers.
 
         Args:
             context: state, timers and productions of the timer's key; valid until the hook returns.
@@ -136,22 +133,22 @@ class Computation:
         )
 
     def upgrade_state(self, state: Any, version: int) -> Any:  # noqa: ARG002 - a hook
-        """The state of a key as today's code keeps it, from one that code of an earlier ``state_version`` wrote.
+        """Return a key's state in today's form, from the state that an earlier ``state_version`` wrote.
 
-        It is called when a hook first asks for such a state, before the hook gets it, and by ``millpond upgrade`` for
-        those that are left. The row keeps the old state until it is written, so it may be called again for the
-        same state: what it returns follows from its arguments alone. A key without state is not upgraded.
+        It is called before a hook gets such a state, and by ``millpond upgrade`` for the remaining keys. A
+        key without state is not upgraded. The row keeps the old state until it is written, so the method may
+        run again for the same state: the result must depend on the arguments alone.
 
         Args:
-            state: the state as the codec of that version decodes it; it may be changed in place.
-            version: the version that it was written with, less than ``state_version``; it need not be the one before.
+            state: the state, decoded with the codec of that version; it may be changed in place.
+            version: the version that wrote it: any number below ``state_version``, not only the previous one.
 
         Returns:
             The new state.
 
         Raises:
-            InvalidError: the class does not override this hook. Any exception that an override raises is handled
-                as one of the record or timer whose hook asked for the state.
+            InvalidError: the class does not override this method. An exception from an override is handled as
+                one of the record or timer whose hook asked for the state.
 
         Example::
 
@@ -167,31 +164,20 @@ class Computation:
 
 
 def codec_of(computation: Computation, version: int) -> Codec:
-    """The codec that a computation's states of a version are encoded with."""
+    """Return the codec of a computation's states of one version."""
     if version == computation.state_version:
         return computation.codec
     return computation.codecs.get(version, computation.codec)
 
 
 def upgrade(computation: Computation, name: str, key: str, former: FormerState) -> FormerState:
-    """A former state together with what the computation's code makes of it.
-
-    Args:
-        computation: today's code.
-        name: the computation's name, for errors.
-        key: the state's key, for errors.
-        former: the state as it is stored.
-
-    Raises:
-        InvalidError: the state cannot be decoded, the code fails or returns nothing, or the codec refuses the result;
-            the error names computation, key and version.
-    """
+    """Return a former state with the result of ``upgrade_state``; ``name`` and ``key`` are for errors."""
     try:
         state = codec_of(computation, former.version).decode(former.encoded)
         was_none = state is None
         upgraded = computation.upgrade_state(state, former.version)
         if upgraded is None and not was_none:
-            raise InvalidError("it returned None: return the new state, also where it was changed in place")  # noqa: TRY301
+            raise InvalidError("it returned None: return the new state, even if it was changed in place")  # noqa: TRY301
         encoded = checked_encoding(computation.codec, computation.codec.encode(upgraded))
     except Exception as error:
         raise InvalidError(
@@ -206,13 +192,7 @@ def upgrade(computation: Computation, name: str, key: str, former: FormerState) 
 
 
 class UpgradingState(KeyState):
-    """`KeyState` of a computation whose rows may have states of earlier versions.
-
-    Args:
-        computation: the user's code.
-        holds: the key's holds.
-        upgrade: returns a former state of the current key together with its upgraded form.
-    """
+    """`KeyState` of a computation whose rows may have states of earlier versions."""
 
     __slots__ = ("_former", "_upgrade")
 
@@ -222,7 +202,6 @@ class UpgradingState(KeyState):
         self._former: FormerState | None = None
 
     def bind(self, stored: StoredState | None) -> None:
-        """Switch to the state of another key, or back to an earlier state of the same key."""
         if isinstance(stored, FormerState):
             self._former = stored
             super().bind(stored.upgraded)
@@ -231,7 +210,6 @@ class UpgradingState(KeyState):
             super().bind(stored)
 
     def get(self, default: Any = None) -> Any:
-        """The state, upgraded if earlier code wrote it, or ``default`` if the key has none."""
         former = self._former
         if former is not None and former.upgraded is None:
             self._former = former = self._upgrade(former)
@@ -239,21 +217,19 @@ class UpgradingState(KeyState):
         return super().get(default)
 
     def set(self, value: Any) -> None:
-        """Replace the state; a former one need not be upgraded for that."""
         super().set(value)
+        # The former state is replaced as a whole, so it needs no upgrade.
         self._former = None
 
     def delete(self) -> None:
-        """Delete the state and all its holds."""
         super().delete()
         self._former = None
 
     def open(self, make: Callable[[Any], OpenStateT]) -> OpenStateT:
-        """The upgraded state as an object that is changed in place."""
         opened = super().open(make)
         self._former = None
         return opened
 
     def settle(self) -> StoredState | None:
-        """The current value, encoded; a former state that code has at most read stays one."""
+        # A former state that code has only read stays in the row, because reading writes no row.
         return super().settle() if self._former is None else self._former

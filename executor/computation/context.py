@@ -1,12 +1,7 @@
 """The context of a hook: everything that user code may do, for exactly one key (MillWheel §5.1).
 
-Counters: sums that user code keeps for a computation as a whole, next to the state of its keys.
-
-A counter adds up all keys over the pipeline's whole life. It is exact, as state is: an addition counts
-if and only if its superstep is committed. The number of counters is bounded: a computation declares
-their names.
-
-A bundle's productions, column by column, in order of emission (MillWheel §6.1.2).
+Its productions are collected column by column, in order of emission (§6.1.2). Its counters add up all keys
+over the pipeline's life: an addition counts if and only if its superstep commits.
 """
 
 from __future__ import annotations
@@ -28,30 +23,25 @@ from millpond.statestore.rows.row import PLAIN_MARK, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 AMOUNT_MAX: Final = 2**40
-"""The most that one call may add: sums are positions of the table, which never fall and have 64 bits."""
+"""The most that one call may add: sums are 64-bit positions of the table that never fall."""
 
 COUNTERS_MAX: Final = 32
-"""The most counters that a computation may declare."""
 
 
 def declared_counters(declared: object, computation: str) -> tuple[str, ...]:
-    """The counters that a computation declares.
-
-    Raises:
-        InvalidError: ``declared`` is not a collection of names, or has more than `COUNTERS_MAX`.
-    """
+    """Return the counters that a computation declares, or refuse malformed names and more than `COUNTERS_MAX`."""
     if not isinstance(declared, tuple | list | frozenset | set):
-        raise InvalidError("counters is a tuple of names", computation=computation, found=declared)
+        raise InvalidError("counters must be a tuple of names", computation=computation, found=declared)
     for name in declared:
         if not isinstance(name, str) or not name:
-            raise InvalidError("a counter's name is text", computation=computation, found=name)
+            raise InvalidError("a counter's name must be text", computation=computation, found=name)
     if len(declared) > COUNTERS_MAX:
         raise InvalidError("too many counters", computation=computation, counters_max=COUNTERS_MAX)
     return tuple(declared)
 
 
 class Counters:
-    """The additions of one bundle; those of a failing hook are rolled back."""
+    """The additions of one bundle; those of a failing hook are rolled back with `truncate`."""
 
     __slots__ = ("_entries", "_sums")
 
@@ -63,15 +53,13 @@ class Counters:
         return len(self._entries)
 
     def add(self, name: str, amount: int) -> None:
-        """Add to a counter; `truncate` can undo it until `settle`."""
         self._entries.append((name, amount))
 
     def has(self, name: str, since: int) -> bool:
-        """Whether a counter was added to after the first ``since`` additions since `settle`."""
+        """Return True if a counter has risen after the first ``since`` additions since `settle`."""
         return any(added == name and amount for added, amount in self._entries[since:])
 
     def truncate(self, length: int) -> None:
-        """Undo all but the first ``length`` additions since `settle`."""
         del self._entries[length:]
 
     def settle(self) -> None:
@@ -82,7 +70,6 @@ class Counters:
             self._entries.clear()
 
     def sums(self) -> Mapping[str, int]:
-        """The final sums by counter."""
         self.settle()
         return dict(self._sums)
 
@@ -106,13 +93,10 @@ class Productions:
         return len(self.at)
 
     def append(self, stream: str, key: str, value: Any, at: int) -> None:
-        """Add a production; ``bytes`` stay bytes, any other value becomes JSON.
-
-        Raises:
-            InvalidError: JSON cannot represent the value.
-        """
+        """Add a production; ``bytes`` stay bytes, any other value becomes JSON."""
         is_bytes = isinstance(value, bytes)
         text = None if is_bytes else _encode(value)
+        # Within a store only: an object with the fields of a pane must not be taken for one.
         if type(value) is PlainObject:
             text = f"{PLAIN_MARK}{text}"
         self.streams.append(stream)
@@ -122,13 +106,12 @@ class Productions:
         self.at.append(at)
 
     def truncate(self, count: int) -> None:
-        """Remove all but the first ``count`` productions."""
         for column in (self.streams, self.keys, self.texts, self.blobs, self.at):
             del column[count:]
 
 
 DomainName: TypeAlias = TimeDomain | Literal["event", "wall"]
-"""A time domain, or its name."""
+"""The domain of a timer: `TimeDomain`, or its name ``"event"`` or ``"wall"``."""
 
 _EVENT: Final = TimeDomain.EVENT
 _DOMAINS: Final[dict[str, TimeDomain]] = {
@@ -151,11 +134,9 @@ class _Producer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """The name of a stream, counter or percentile that the program does not declare, and the error that says so.
+    """A use of a stream, counter or percentile that the program does not declare; the error ends the run.
 
-    Attributes:
-        name: the name; ``None`` if the mistake is not one of names, which the input could have brought.
-        error: what ends the run.
+    ``name`` is ``None`` if the mistake is not about a name, which the input could have brought.
     """
 
     name: object
@@ -165,19 +146,19 @@ class Mistake:
 class Context:
     """State, timers and productions of one key; valid until the hook returns (MillWheel §4.2, §5.1).
 
-    Times that it returns are microseconds since 1970 UTC. Times that it takes are microseconds too, or
-    ``datetime`` objects with an offset.
+    Returned times are microseconds since 1970 UTC. Time arguments are microseconds or ``datetime`` objects
+    with an offset.
 
     Attributes:
-        key: the key that the hook runs for, as text; of a typed key, `key_values` has the values.
+        key: the key that the hook runs for, as text; `key_values` has the values of a typed key.
         state: the key's persistent state.
         watermark: the computation's input low watermark; a record before it is late. With ``time_sorted`` it
-            is the time of the record or timer: all that is before it has been given.
-        late_before: records before this time are late: the watermark, or with ``in_micro_batches`` about that of the
-            superstep before.
+            is the time of the record or timer, because everything earlier has been passed to the code.
+        late_before: records before this time are late: the watermark, or with ``in_micro_batches`` about the
+            watermark of the superstep before.
         wall_time: the wall time of the superstep, the same for all its hooks.
-        mistake: what the hook has used first that its program does not declare, for the engine: that ends the
-            run, even if the code catches the exception.
+        mistake: for the engine: the first use of an undeclared name. It ends the run even if the code catches
+            the exception.
     """
 
     __slots__ = (
@@ -233,10 +214,10 @@ class Context:
     def oldest_at(self) -> EventTimeMicros:
         """The earliest event time that the hook may produce at.
 
-        It is the time of the input, less the computation's ``late_data_horizon`` for records, or an
-        earlier time that already holds the output watermark: the ``output_at`` of a pending timer that
-        holds, or a hold of the state. Those that held it when the key's turn in the bundle began count until the
-        turn ends.
+        It is the time of the input, less the computation's ``late_data_horizon`` for records, or an earlier
+        time that already holds the output watermark: the ``output_at`` of a pending timer with ``holds``, or
+        a hold of the state. Holds from the beginning of the key's turn in the bundle count until the turn
+        ends.
         """
         return EventTimeMicros(self._holds.floor())
 
@@ -246,7 +227,7 @@ class Context:
         return tuple(self._produces)
 
     def watermark_at(self, percentile: float) -> EventTimeMicros:
-        """The percentile watermark of the input: about ``percentile`` percent of the records before it are in.
+        """Return a watermark before which about ``percentile`` percent of the input's records have come.
 
         Args:
             percentile: one of the computation's ``percentiles``, or 100 for the low watermark.
@@ -278,30 +259,30 @@ class Context:
     ) -> None:
         """Set a timer: ``process_timer`` runs once the domain's clock reaches ``at`` (MillWheel §4.6).
 
-        The timer replaces a pending one of the same tag and domain. If ``at`` has already passed, the
-        timer fires in the current bundle.
+        The timer replaces a pending one of the same tag and domain. If ``at`` has already passed, the timer
+        fires in the current bundle.
 
         Args:
             at: when to fire.
             tag: the timer's name, unique within key and domain.
             domain: ``"event"`` waits for the low watermark, ``"wall"`` for the wall time.
-            output_at: the event time of the timer's productions. By default ``at`` for an event timer
-                (or the input's time, if that is later) and the input's time for a wall timer.
+            output_at: the event time of the timer's productions. By default ``at`` for an event timer (or the
+                input's time, if that is later) and the input's time for a wall timer.
             percentile: in the event domain, the watermark to wait for: 100 or one of the computation's
-                ``percentiles``. When the timer fires, at most ``100 - percentile`` percent of the
-                records before ``at`` are still to come, and those are not late.
-            holds: whether the output watermark waits at ``output_at`` until the timer has fired, so that
-                its productions are on time at ``output_at`` (MillWheel §5.2). A timer that does not hold
-                delays nothing downstream; if the input watermark has passed ``output_at`` when it fires,
-                its productions have the time of that watermark instead, and are on time too. By default
-                event timers hold, which never delays anything beyond ``at``, and wall timers hold only
-                with an ``output_at``.
+                ``percentiles``. When the timer fires, at most ``100 - percentile`` percent of the records
+                before ``at`` are still to come, and those are not late.
+            holds: keep the output watermark at ``output_at`` until the timer has fired, so that its
+                productions are on time at ``output_at`` (MillWheel §5.2). A timer that does not hold delays
+                nothing downstream; if the input watermark has passed ``output_at`` when it fires, its
+                productions have the time of that watermark instead, and are on time too. By default event
+                timers hold, which never delays anything beyond ``at``, and wall timers hold only with an
+                ``output_at``.
 
         Raises:
             InvalidError: ``at`` is not a time, the domain is unknown, the percentile is not declared,
-                ``output_at`` is before `oldest_at`, or ``holds`` is neither true nor false. Also if the
-                timer could never fire, which stops the run: in a cycle without a ``feedback``, an event timer
-                that holds an ``output_at`` before ``at`` waits for itself.
+                ``output_at`` is before `oldest_at`, or ``holds`` is neither true nor false. Also if the timer
+                could never fire, which ends the run: in a cycle without a ``feedback``, an event timer that
+                holds an ``output_at`` before ``at`` waits for itself.
 
         Example:
             ``context.set_timer(record.at + 60_000_000, tag="flush")``
@@ -320,9 +301,9 @@ class Context:
         if holds is None:
             holds = known is _EVENT or output_at is not None
         elif type(holds) is not bool:
-            raise InvalidError("holds is true or false", computation=self._name, holds=holds)
+            raise InvalidError("holds must be true or false", computation=self._name, holds=holds)
         timers = self._timers
-        # Windows set the same timer with every record: a pending timer has been checked already.
+        # Windows set the same timer with every record: skip the checks that a pending timer has passed.
         if not timers.has(tag, known, moment, output, percentile, holds):
             if self._cycle and holds and known is _EVENT and output < moment:
                 self._refuse_in_cycle(tag, moment, output)
@@ -331,40 +312,17 @@ class Context:
     def timer_at(
         self, tag: str = "", domain: DomainName = "event"
     ) -> EventTimeMicros | WallTimeMicros | None:
-        """When a pending timer fires, in microseconds; ``None`` if none of this name is pending.
-
-        Args:
-            tag: the timer's name.
-            domain: the domain in which it was set.
-
-        Raises:
-            InvalidError: the domain is unknown.
-        """
+        """Return when a pending timer fires, in microseconds, or ``None``; name it as for `set_timer`."""
         at = self._timers.pending_at(tag, _DOMAINS.get(domain) or self._unknown(domain))
         return None if at is None else EventTimeMicros(at)
 
     def timers(self, domain: DomainName = "event") -> list[Timer]:
-        """The key's pending timers of a domain, in the order of their times.
-
-        Args:
-            domain: the domain in which they were set.
-
-        Raises:
-            InvalidError: the domain is unknown.
-        """
+        """Return the key's pending timers of a domain, ``"event"`` or ``"wall"``, in the order of their times."""
         known = _DOMAINS.get(domain) or self._unknown(domain)
         return sorted(self._timers.pending(known), key=lambda timer: (timer.at, timer.tag))
 
     def delete_timer(self, tag: str = "", domain: DomainName = "event") -> None:
-        """Delete a pending timer; does nothing if there is none.
-
-        Args:
-            tag: the timer's name.
-            domain: the domain in which it was set.
-
-        Raises:
-            InvalidError: the domain is unknown.
-        """
+        """Delete a pending timer, named as for `set_timer`; does nothing if there is none."""
         self._timers.delete(tag, _DOMAINS.get(domain) or self._unknown(domain))
 
     @property
@@ -390,13 +348,13 @@ class Context:
         Args:
             stream: one of the streams in the computation's ``produces``.
             value: a JSON-compatible value, or ``bytes``.
-            key: the record's key; the current key unless given. A tuple makes a typed key, the same as columns
+            key: the record's key; by default the current key. A tuple makes a typed key, equal to columns
                 with these values: a whole number is no decimal, and no float.
-            at: its event time; the time of the current record or timer unless given.
+            at: the event time; by default the time of the current record or timer.
 
         Raises:
-            InvalidError: the stream is not declared, which stops the run, ``at`` is before `oldest_at`
-                (MillWheel §4.5), or no key is made of the tuple's values.
+            InvalidError: the stream is not declared, which ends the run, ``at`` is before `oldest_at`
+                (MillWheel §4.5), or the tuple has a value of a type that cannot be a key.
         """
         whole_name = self._produces.get(stream)
         if whole_name is None:
@@ -419,13 +377,13 @@ class Context:
             amount: a whole number from 0 to 2**40. A counter only rises: count decreases in a second one.
 
         Raises:
-            InvalidError: the counter is not declared, which stops the run, or the amount is out of range.
+            InvalidError: the counter is not declared, which ends the run, or the amount is out of range.
         """
         if counter not in self._declared_counters:
             self._refuse("counter", "counters", counter, self._declared_counters)
         if type(amount) is not int or not 0 <= amount <= AMOUNT_MAX:
             raise InvalidError(
-                "the amount of a counter is not a whole number from 0 to amount_max",
+                "the amount of a counter must be a whole number from 0 to amount_max",
                 computation=self._name,
                 counter=counter,
                 amount=amount,
@@ -439,9 +397,7 @@ class Context:
             computation=self._name,
             **{what: name, "declared": sorted(declared, key=str)},
         )
-        if self.mistake is None:
-            self.mistake = Mistake(name, error)
-        raise error
+        self._end_run(Mistake(name, error))
 
     def _refuse_in_cycle(self, tag: str, at: int, output_at: int) -> NoReturn:
         error = InvalidError(
@@ -453,9 +409,12 @@ class Context:
             at=at,
             output_at=output_at,
         )
-        if self.mistake is None:
-            self.mistake = Mistake(None, error)
-        raise error
+        self._end_run(Mistake(None, error))
+
+    def _end_run(self, mistake: Mistake) -> NoReturn:
+        # The first mistake counts: code may catch the exception and go wrong elsewhere because of it.
+        self.mistake = self.mistake or mistake
+        raise mistake.error
 
     def _declared_event(self, percentile: float, domain: TimeDomain) -> float:
         if domain is _EVENT:
@@ -463,13 +422,13 @@ class Context:
         raise InvalidError("only event time has percentiles", computation=self._name, percentile=percentile)
 
     def _unknown(self, domain: str) -> NoReturn:
-        raise InvalidError("a timer's domain is event or wall", computation=self._name, domain=domain)
+        raise InvalidError("a timer's domain must be event or wall", computation=self._name, domain=domain)
 
     def _not_below(self, floor: int, moment: int, name: str) -> int:
         if moment >= floor or moment >= self._holds.floor():
             return moment
         raise InvalidError(
-            "a time may not be before that of the input: take a later one, or declare a late_data_horizon",
+            "a time must not be before the input's: use a later one, or declare a late_data_horizon",
             computation=self._name,
             input_at=floor,
             **{name: moment},
@@ -478,7 +437,7 @@ class Context:
 
 def _text(text: str, role: str) -> str:
     if not isinstance(text, str):
-        raise InvalidError(f"a {role} is text", type=type(text).__name__)
+        raise InvalidError(f"a {role} must be text", type=type(text).__name__)
     if not text.isascii():
         try:
             text.encode()

@@ -1,14 +1,12 @@
 """Records: the input of a computation's hooks (MillWheel §4.1).
 
-A record is created when iteration reaches it and decodes its value on first access, so a computation
-that only counts pays for neither.
-
-A bundle's records in columns, and the input time that bounds their productions.
+A bundle's records are columns. Iteration creates a `Record` when it reaches one, and the record decodes its
+value on first access, so a computation that only counts pays for neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, overload
 
 import numpy as np
@@ -24,8 +22,8 @@ class InputTime:
 
     Attributes:
         at: the default time of productions.
-        floor_at: no production may be before it (MillWheel §4.5: no smaller than any source record) …
-        slack_us: … by more than this, which is the computation's late data horizon.
+        floor_at: the time of the oldest source record; no production may be smaller (MillWheel §4.5) …
+        slack_us: … by more than this, the computation's late data horizon.
     """
 
     __slots__ = ("at", "floor_at", "slack_us")
@@ -36,26 +34,13 @@ class InputTime:
         self.slack_us: int = 0
 
     def of_one(self, at: int) -> None:
-        """Set the time of a single record or timer."""
         self.at = self.floor_at = at
 
 
 class RecordColumns:
     """A bundle's records, column by column, sorted by key, then time (unless by arrival), then arrival.
 
-    Args:
-        at: event times.
-        streams: the stream of each record.
-        sources: each record's index in ``values`` and ``ids``.
-        values: values in order of arrival.
-        ids: ids in order of arrival; ``None`` if no record has one.
-        watermark: records before it are late.
-        by_time: whether the records of a key are sorted by time.
-
-    Attributes:
-        values: the values in order of arrival.
-        values_are_wanted: user code has read a value and will probably read the others: from then
-            on values are decoded when their record is made, which is cheaper than on demand.
+    ``sources`` has each record's index in ``values`` and ``ids``, which are in order of arrival.
     """
 
     __slots__ = (
@@ -87,12 +72,14 @@ class RecordColumns:
         self.watermark: int = watermark
         self.sources: list[int] = sources.tolist()
         self.values: Values = values
-        self.read: Callable[[int], Any] = values.value
+        # Set once user code has read a value, because it will probably read the others too: from then on each
+        # value is decoded when its record is made, which is cheaper than on demand.
         self.values_are_wanted: bool = False
+        self.read: Callable[[int], Any] = values.value
         self._ids = ids
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """The least and the greatest time of the records ``start`` to ``stop``, all of one key."""
+        """Return the least and the greatest time of the records ``start`` to ``stop``, all of one key."""
         at = self.at
         if self.by_time:
             return at[start], at[stop - 1]
@@ -100,18 +87,17 @@ class RecordColumns:
         return min(times), max(times)
 
     def value(self, index: int) -> Any:
-        """The decoded value of the record at ``index``."""
         return self.read(self.sources[index])
 
     def scoped_id(self, index: int) -> bytes | None:
-        """The id of the record at ``index`` as it is deduplicated."""
+        """Return the record's id with its stream's scope, the form that is deduplicated."""
         scoped: bytes | None = None if self._ids is None else self._ids[self.sources[index]].as_py()
         return scoped
 
     def id(self, index: int) -> bytes | None:
-        """The id of the record at ``index``, as its publisher gave it."""
+        """Return the record's id, as the publisher gave it."""
         scoped = self.scoped_id(index)
-        # Where a computation has several streams, each id has its stream's name in front: `Topology.id_scope`.
+        # With several streams, each id begins with its stream's name: see `Topology.id_scope`.
         return None if scoped is None else scoped.removeprefix(f"{self.streams[index]}\0".encode())
 
 
@@ -121,9 +107,9 @@ class Record:
     Attributes:
         key: the consumer's key.
         value: the decoded value; each consumer has its own copy.
-        at: event time in microseconds since 1970 UTC.
-        stream: the name of the stream that it arrived on.
-        late: whether it is before the low watermark that the hook sees.
+        at: the event time in microseconds since 1970 UTC.
+        stream: the name of the stream on which the record arrived.
+        late: True if the record is before the low watermark that the hook sees.
         id: the publisher's id; ``None`` if the record has none.
     """
 
@@ -167,7 +153,6 @@ class Record:
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the value and the id, without the bundle."""
         return (Record, _fields(self))
 
     def __eq__(self, other: object) -> bool:
@@ -187,20 +172,20 @@ def _fields(record: Record) -> tuple[object, ...]:
 
 
 def read_value(record: Record, columns: RecordColumns, index: int) -> None:
-    """Give a record its value before it is asked for."""
+    """Decode the record's value before user code asks for it."""
     try:
         value = columns.read(columns.sources[index])
-    except Exception:  # noqa: BLE001 - raised again to code that reads this value, and to no other
+    except Exception:  # noqa: BLE001 - raised again when code reads this value, and only then
         return
     record.value = value
 
 
 class Records(Sequence[Record]):
-    """All records of one key in a bundle, in order of event time (or, if asked for, none), then arrival.
+    """All records of one key in a bundle, in order of event time, then arrival.
 
-    The sequence is valid until its hook returns; single records stay valid. During iteration a
-    production gets the time of the current record by default; before and after the iteration, that of
-    the newest. No production may be before the oldest record.
+    With ``in_order_of_arrival`` only arrival counts. The sequence is valid until its hook returns; single
+    records stay valid. During iteration a production gets the time of the current record by default; before
+    and after the iteration, the time of the newest record. No production may be before the oldest record.
 
     Example:
         ``total = sum(record.value for record in records)``
@@ -216,7 +201,7 @@ class Records(Sequence[Record]):
         self._stop = 0
 
     def bind(self, key: str, start: int, stop: int) -> None:
-        """Switch to the records ``start`` to ``stop``, which are those of ``key``."""
+        """Switch to the records ``start`` to ``stop``, all of ``key``."""
         self._key = key
         self._start = start
         self._stop = stop
@@ -224,12 +209,12 @@ class Records(Sequence[Record]):
 
     @property
     def columns(self) -> RecordColumns:
-        """The columns that they are in, for the engine."""
+        """The columns behind the records, for the engine."""
         return self._columns
 
     @property
     def range(self) -> tuple[int, int]:
-        """The first of them in `columns`, and one past the last, for the engine."""
+        """The first record's index in `columns`, and one past the last, for the engine."""
         return self._start, self._stop
 
     def __len__(self) -> int:
@@ -237,7 +222,7 @@ class Records(Sequence[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         input_time = self._input
-        for record in self._made():
+        for record in self._made(range(self._start, self._stop)):
             input_time.at = record.at
             yield record
         input_time.at = self._columns.span(self._start, self._stop)[1]
@@ -247,7 +232,7 @@ class Records(Sequence[Record]):
 
         No production may be before the current record.
         """
-        # The hottest loop of the engine: what `_made` does, without a second generator.
+        # The hottest loop of the engine: it repeats `_made` to save a second generator.
         input_time, new = self._input, Record.__new__
         columns, key = self._columns, self._key
         at, streams, watermark = columns.at, columns.streams, columns.watermark
@@ -263,10 +248,10 @@ class Records(Sequence[Record]):
                 read_value(record, columns, index)
             yield record
 
-    def _made(self) -> Iterator[Record]:
+    def _made(self, indices: Iterable[int]) -> Iterator[Record]:
         new, columns, key = Record.__new__, self._columns, self._key
         at, streams, watermark = columns.at, columns.streams, columns.watermark
-        for index in range(self._start, self._stop):
+        for index in indices:
             record = new(Record)
             record.key = key
             record.at = moment = at[index]  # type: ignore[assignment]
@@ -283,18 +268,5 @@ class Records(Sequence[Record]):
     @overload
     def __getitem__(self, index: slice) -> list[Record]: ...
     def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        if isinstance(index, slice):
-            return list(self._made())[index]
-        count = self._stop - self._start
-        position = index + count if index < 0 else index
-        if not 0 <= position < count:
-            raise IndexError(index)
-        return self._record(self._start + position)
-
-    def _record(self, index: int) -> Record:
-        columns = self._columns
-        at = columns.at[index]
-        record = Record.__new__(Record)
-        record.key, record.at, record.late = self._key, EventTimeMicros(at), at < columns.watermark
-        record.stream, record._columns, record._index = columns.streams[index], columns, index  # noqa: SLF001
-        return record
+        chosen = range(self._start, self._stop)[index]
+        return next(self._made((chosen,))) if isinstance(chosen, int) else list(self._made(chosen))

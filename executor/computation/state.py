@@ -1,17 +1,11 @@
-"""A key's persistent state, as user code sees it (MillWheel §4.4).
+"""A key's persistent state, as user code sees it (MillWheel §4.4), and the event times that it holds (§5.2).
 
-State is kept by value, not by reference: `State.set` encodes the object that it is given, and `State.get`
-decodes it, so that what code reads never depends on how records are bundled. Numbers and text, and lists and
-dicts of nothing else, come to the same by a copy, and are encoded once, at the end of the key's turn in the
-bundle. A state of many parts need not be copied for each record: `State.open` keeps one object for the turn.
+State is kept by value: `State.set` encodes the given object and `State.get` decodes it, so results never
+depend on how records are bundled. Flat values of numbers and text give the same result by a copy and are
+encoded once, at the end of the key's turn in the bundle.
 
-States as rows and soft state have them: encoded, and with their version where earlier code wrote them.
-
-Holds: event times at which a key's state may still produce (MillWheel §5.2).
-
-While a state holds a time, the computation's output watermark does not pass it, and the key may
-produce at it, however late its input is by then. Holds are stored among the key's timers, in the same
-atomic row update as the state, so they are as durable as the state.
+While a state holds a time, the computation's output watermark does not pass it. Holds are stored among the
+key's timers, in the same atomic row update as the state.
 """
 
 from __future__ import annotations
@@ -36,12 +30,9 @@ Encoded: TypeAlias = str | bytes
 
 @dataclass(frozen=True, slots=True)
 class FormerState:
-    """A state that code of another ``state_version`` wrote.
+    """A state that code of another ``state_version`` wrote, with that version's encoding.
 
-    Attributes:
-        encoded: the state, as the codec of that version encodes it.
-        version: that version.
-        upgraded: what today's code makes of it, in today's codec; ``None`` until code has asked for it.
+    ``upgraded`` is the state in today's codec; ``None`` until code has asked for it.
     """
 
     encoded: Encoded
@@ -49,21 +40,15 @@ class FormerState:
     upgraded: Encoded | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
-        """What it occupies in soft state, as of text."""
         return len(self.encoded) + len(self.upgraded or "")
 
 
 StoredState: TypeAlias = Encoded | FormerState
-"""A state of the current version, or an earlier one."""
+"""A state of the current version, or of an earlier one."""
 
 
 class Holds:
-    """The holds of the current key.
-
-    Args:
-        timers: the key's timers, among which holds are stored.
-        input_time: the time of the record or timer that user code is processing.
-    """
+    """The holds of the current key."""
 
     __slots__ = ("_input", "_timers")
 
@@ -72,33 +57,28 @@ class Holds:
         self._input = input_time
 
     def set(self, at: Moment, tag: str) -> None:
-        """Hold a time; replaces a hold of the same tag.
-
-        Raises:
-            InvalidError: ``at`` is not a time, or is before `floor`.
-        """
+        """Hold a time; replaces a hold of the same tag."""
         moment = to_micros(at)
         if moment < self.floor():
-            raise InvalidError("a hold may not be before the input", input_at=self._input.floor_at, at=moment)
+            raise InvalidError(
+                "a hold must not be before the input", input_at=self._input.floor_at, at=moment
+            )
         self._timers.set(Timer(tag, TimeDomain.HOLD, moment, moment, EXACT))
 
     def release(self, tag: str) -> None:
-        """Release the hold called ``tag``; does nothing if there is none."""
         self._timers.delete(tag, TimeDomain.HOLD)
 
     def release_all(self) -> None:
-        """Release every hold."""
-        for timer in self._timers.holds():
+        for timer in self._timers.pending(TimeDomain.HOLD):
             self._timers.delete(timer.tag, TimeDomain.HOLD)
 
     def oldest(self) -> int | None:
-        """The earliest held time; ``None`` without a hold."""
-        return min((timer.at for timer in self._timers.holds()), default=None)
+        return min((timer.at for timer in self._timers.pending(TimeDomain.HOLD)), default=None)
 
     def floor(self) -> int:
-        """The earliest time that may be produced at: the input's less its slack, or an earlier one that is held.
+        """Return the earliest time to produce at: the input's less its slack, or an earlier held time.
 
-        A key holds the times of its holds and the output times of those timers that hold them.
+        Besides holds, the output times of timers with ``holds`` count as held.
         """
         owed, floor = self._timers.owed_at(), max(TIME_MIN_US, self._input.floor_at - self._input.slack_us)
         return floor if owed is None else min(owed, floor)
@@ -112,11 +92,10 @@ _IMMUTABLE: Final = frozenset({str, int, float, bool, type(None), bytes})
 
 
 class OpenState(Protocol):
-    """A state that hooks work on in place, for the key's whole turn in the bundle."""
+    """A state object that hooks change in place during the key's whole turn in the bundle; see `State.open`."""
 
     def to_json(self) -> Any:
-        """The value to store; ``None`` if nothing is left, so that the key has no state."""
-        ...
+        """Return the value to store; ``None`` deletes the key's state."""
 
 
 OpenStateT = TypeVar("OpenStateT", bound=OpenState)
@@ -134,16 +113,18 @@ class State:
     def __init__(self, codec: Codec, holds: Holds) -> None:
         self._codec = codec
         self._holds = holds
-        self._encoded: Encoded | None = None
+        self._reset(None)
+
+    def _reset(self, encoded: Encoded | None) -> None:
+        self._encoded = encoded
         self._value: Any = _UNREAD
         self._is_live = False
         self._opened: OpenState | None = None
 
     def get(self, default: Any = None) -> Any:
-        """The state, or ``default`` if the key has none.
+        """Return the state, or ``default`` if the key has none.
 
-        The returned object may be modified, but only `set` saves the modification: each call returns
-        another object.
+        Each call returns another object. You may modify it, but only `set` saves the modification.
 
         Args:
             default: returned for a key without state.
@@ -161,18 +142,18 @@ class State:
         return value
 
     def set(self, value: Any) -> None:
-        """Replace the state.
+        """Replace the state with the value in its present form; to change it later, call `set` again.
 
-        The state is the value as it is now: to change it later, call `set` again. `get` returns what the
-        codec makes of it, with lists for tuples. A container is copied or encoded each time; for a large state
-        that many records of a bundle change, use `open`, or set it once in ``process_records``.
+        `get` returns the codec's version of the value, with lists for tuples. A container is copied or
+        encoded each time: for a large state that many records of a bundle change, use `open`, or set it once
+        in ``process_records``.
 
         Args:
             value: any value that the computation's ``codec`` encodes.
 
         Raises:
-            InvalidError: the codec refuses the value. A refused number or text, such as NaN, fails the current
-                record or timer when its hook or the key's turn ends.
+            InvalidError: the codec refuses the value. A refused number or text, such as NaN, fails the
+                current record or timer when its hook or the key's turn ends.
         """
         if type(value) in _IMMUTABLE:
             self._value, self._is_live = value, True
@@ -186,20 +167,17 @@ class State:
     def delete(self) -> None:
         """Delete the state and all its holds; from now on `get` returns its default."""
         self._holds.release_all()
-        self._encoded = None
-        self._value = _UNREAD
-        self._is_live = False
-        self._opened = None
+        self._reset(None)
 
     def open(self, make: Callable[[Any], OpenStateT]) -> OpenStateT:
-        """The state as an object that is changed in place: made once, and stored once, at the turn's end.
+        """Return the state as an object that hooks change in place, made and stored once per turn of the key.
 
-        All hooks of the key's turn in the bundle get the same object, and what they change in it is
-        kept without `set`. `get`, `set` and `delete` end it.
+        All hooks of the key's turn in the bundle get the same object, and changes in it are kept without
+        `set`. Calling `get`, `set` or `delete` ends its use.
 
         Args:
-            make: makes the object of the stored value (``None`` for a key without state); the same
-                function for the whole computation.
+            make: makes the object from the stored value (``None`` for a key without state); the same function
+                for the whole computation.
         """
         opened = self._opened
         if opened is None:
@@ -210,9 +188,9 @@ class State:
     def hold(self, at: Moment, tag: str = "") -> None:
         """Hold the computation's output watermark at ``at`` until the hold is released.
 
-        The key may produce at a time that it holds, however late its input is by then. No consumer's
-        watermark passes that time meanwhile, so a hold that is never released stops every downstream
-        timer and window that waits for a later event time.
+        The key may produce at a held time, however late its input is by then. No consumer's watermark passes
+        that time meanwhile, so a hold that is never released stops every downstream timer and window that
+        waits for a later event time.
 
         Args:
             at: the time to hold; not before ``context.oldest_at``.
@@ -233,10 +211,7 @@ class State:
         return self._holds.oldest()
 
     def settle(self) -> StoredState | None:
-        """Encode the current value; called by the engine at the end of the key's turn.
-
-        Returns:
-            The encoded state; ``None`` if the key has none.
+        """Encode the current value, at the end of the key's turn, for the engine; ``None`` without state.
 
         Raises:
             InvalidError: the codec refuses the value.
@@ -260,6 +235,7 @@ class KeyState(State):
 
     def bind(self, stored: StoredState | None) -> None:
         """Switch to the state of another key, or back to an earlier state of the same key."""
+        # Not `_reset`: this runs for each key, and a call costs as much as the assignments.
         self._encoded = stored  # type: ignore[assignment]  # only `UpgradingState` is given former ones
         self._value = _UNREAD
         self._is_live = False
@@ -267,7 +243,7 @@ class KeyState(State):
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether a value is a list or dict of nothing but immutable parts, which a codec returns unchanged."""
+    """Return True for a list or dict of nothing but immutable parts, which a codec returns unchanged."""
     kind = type(value)
     if kind is dict:
         return _IMMUTABLE.issuperset(map(type, value.values())) and _IMMUTABLE.issuperset(map(type, value))
@@ -275,11 +251,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def checked_encoding(codec: Codec, encoded: Encoded) -> Encoded:
-    """What a codec has made of a value, if it may be stored.
-
-    Raises:
-        InvalidError: it is neither text with a UTF-8 form nor bytes, as the codec's ``is_text`` says.
-    """
+    """Return a codec's output, or refuse output that does not match ``is_text`` or has no UTF-8 form."""
     if isinstance(encoded, str):
         fits = codec.is_text and (encoded.isascii() or has_utf8(encoded))
     else:

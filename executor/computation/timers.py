@@ -1,10 +1,7 @@
 """Timers: hooks that wait for a low watermark or a wall time (MillWheel §4.6).
 
-A key's pending timers are stored in its row and identified by (tag, domain): a second timer of the same
-tag and domain replaces the first. In memory an interval keeps only the earliest timer of each key and
-domain, in heaps, which tells which keys are due and when the next one is.
-
-The timers of the current key, while its hooks run (MillWheel §4.6).
+A key's pending timers are stored in its row and identified by (tag, domain). In memory an interval keeps only
+the earliest timer of each key and domain, in heaps that give the due keys and the next firing time.
 """
 
 from __future__ import annotations
@@ -25,23 +22,20 @@ from millpond.statestore.types import EventTimeMicros, WallTimeMicros
 
 _NEVER: Final = float("inf")
 _STALE_MIN: Final = 1_024
-"""A heap with fewer entries is not worth cleaning."""
-
 _REBUILD_SHARE: Final = 8
-"""When more than one key in this many changes, rebuilding the heap is cheaper than pushing."""
 
 
 class Timer(NamedTuple):
     """A timer, as `Context.set_timer` set it (MillWheel §4.6).
 
     Attributes:
-        tag: the timer's name; ``""`` unless given.
+        tag: the timer's name; ``""`` by default.
         domain: the clock that it waits for: event time or wall time.
         at: when it fires, in microseconds: once the domain's clock has reached this time.
-        output_at: the event time of its productions in microseconds. A timer that does not hold the
-            output watermark has the input watermark here when it fires, if that is later.
-        percentile: which event-time watermark it waits for; 100 is the low watermark.
-        holds: whether it keeps the output watermark at ``output_at`` until it has fired.
+        output_at: the event time of its productions in microseconds. In a fired timer that does not hold the
+            output watermark, it is at least the input watermark.
+        percentile: the event-time watermark that it waits for; 100 is the low watermark.
+        holds: the output watermark stays at ``output_at`` until the timer has fired.
     """
 
     tag: str
@@ -59,27 +53,18 @@ _FIRING_ORDER: Final = itemgetter(2, 1, 4, 0)
 
 
 def firing_order(timers: Iterable[Timer]) -> Timers:
-    """The timers by time, then domain, then percentile (lower ones fire first), then tag."""
+    """Return the timers by time, then domain, then percentile (lower ones fire first), then tag."""
     return tuple(sorted(timers, key=_FIRING_ORDER))
 
 
 def hold_of(timers: Iterable[Timer]) -> int | None:
-    """The earliest output time that the timers hold; ``None`` when they hold none."""
+    """Return the earliest output time that the timers hold; ``None`` when they hold none."""
     held = [timer.output_at for timer in timers if timer.holds]
     return min(held) if held else None
 
 
 def oldest_but(at: npt.NDArray[np.int64], percentiles: Iterable[float]) -> dict[float, EventTimeMicros]:
-    """The earliest time after skipping the earliest few: for percentile *p*, at most 100 - *p* percent of them.
-
-    Args:
-        at: the times, at least one.
-        percentiles: above 0 and not above 100.
-
-    Example:
-        >>> oldest_but(np.array([50, 10, 20, 40]), [100, 75, 50])
-        {100: 10, 75: 20, 50: 40}
-    """
+    """Return the earliest time by percentile *p*, skipping the earliest 100 - *p* percent of the times."""
     ordered = np.sort(at)
     count = len(ordered)
     skipped = {share: min(int(count * (EXACT - share) / EXACT), count - 1) for share in percentiles}
@@ -88,16 +73,14 @@ def oldest_but(at: npt.NDArray[np.int64], percentiles: Iterable[float]) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class KeyTimes:
-    """Keys, and one time for each."""
-
     keys: pa.StringArray
     at: npt.NDArray[np.int64]
 
 
 class EarliestByKey:
-    """One time per key with quick access to the earliest: a heap whose outdated entries are skipped.
+    """One time per key, with the earliest at hand: a heap of at most two entries per key plus `_STALE_MIN`.
 
-    It holds at most two entries per key plus `_STALE_MIN`.
+    Outdated entries stay in the heap and are skipped.
     """
 
     __slots__ = ("_at", "_heap")
@@ -110,15 +93,13 @@ class EarliestByKey:
         return len(self._at)
 
     def items(self) -> Iterable[tuple[str, int]]:
-        """Every key and its time."""
         return self._at.items()
 
     def at_of(self, key: str) -> int | None:
-        """A key's time; ``None`` without one."""
         return self._at.get(key)
 
     def put(self, times: Mapping[str, int], without: Iterable[str] = ()) -> None:
-        """Set the times of some keys and remove those of the keys in ``without``."""
+        """Set the times of some keys and remove the times of the keys in ``without``."""
         known, heap = self._at, self._heap
         for key in without if known else ():
             known.pop(key, None)
@@ -145,7 +126,6 @@ class EarliestByKey:
         heapify(self._heap)
 
     def earliest(self) -> int | None:
-        """The earliest time of all keys; ``None`` without one."""
         heap = self._heap
         while heap:
             at, key = heap[0]
@@ -155,7 +135,7 @@ class EarliestByKey:
         return None
 
     def until(self, bound: int) -> set[str]:
-        """The keys whose time is not after ``bound``; they stay in."""
+        """Return the keys whose time is not after ``bound``; they stay in."""
         heap, keys, nodes = self._heap, set[str](), [0]
         # A child in a heap is never earlier than its parent, so whole branches are skipped.
         while nodes:
@@ -169,16 +149,13 @@ class EarliestByKey:
 
 
 class TimerQueue:
-    """When the timers of an interval's keys fire, and which output times they hold.
+    """The firing and held output times of an interval's keys: one time per key, domain and purpose."""
 
-    The timers themselves are in the rows; the queue has one time per key, domain and purpose.
-    """
-
-    __slots__ = ("_event", "_hold", "_percentiles", "_wall")
+    __slots__ = ("_event", "_hold", "_wall")
 
     def __init__(self) -> None:
-        self._event = EarliestByKey()
-        self._percentiles: dict[float, EarliestByKey] = {}
+        # By percentile; the low watermark's queue is always there.
+        self._event: dict[float, EarliestByKey] = {EXACT: EarliestByKey()}
         self._wall = EarliestByKey()
         self._hold = EarliestByKey()
 
@@ -187,28 +164,20 @@ class TimerQueue:
 
     def put(self, timers_by_key: Mapping[str, Timers]) -> None:
         """Replace the timers of some keys; each key's timers are in firing order."""
-        event: dict[str, int] = {}
+        event: dict[float, dict[str, int]] = {percentile: {} for percentile in self._event}
         wall: dict[str, int] = {}
         hold: dict[str, int] = {}
-        percentiles: dict[float, dict[str, int]] = {}
         for key, timers in timers_by_key.items():
             if (held := hold_of(timers)) is not None:
                 hold[key] = held
             for timer in timers:
                 if timer.domain is TimeDomain.WALL:
                     wall.setdefault(key, timer.at)
-                elif timer.domain is TimeDomain.EVENT:
-                    if timer.percentile == EXACT:
-                        event.setdefault(key, timer.at)
-                    else:
-                        percentiles.setdefault(timer.percentile, {}).setdefault(key, timer.at)
-                elif timer.domain is TimeDomain.RECORD:
-                    event.setdefault(key, timer.at)
+                elif timer.domain is not TimeDomain.HOLD:
+                    event.setdefault(timer.percentile, {}).setdefault(key, timer.at)
         touched = timers_by_key.keys()
-        for percentile in percentiles.keys() | self._percentiles.keys():
-            times = percentiles.get(percentile, {})
-            self._percentiles.setdefault(percentile, EarliestByKey()).put(times, touched - times.keys())
-        for queue, times in ((self._event, event), (self._wall, wall), (self._hold, hold)):
+        queues = [(self._event.setdefault(each, EarliestByKey()), times) for each, times in event.items()]
+        for queue, times in (*queues, (self._wall, wall), (self._hold, hold)):
             queue.put(times, touched - times.keys() if len(queue) else ())
 
     def fill(
@@ -219,10 +188,10 @@ class TimerQueue:
         percentiles: Mapping[float, KeyTimes] | None = None,
     ) -> None:
         """Replace everything with the earliest times of all keys."""
-        self._percentiles = {percentile: EarliestByKey() for percentile in percentiles or {}}
-        for percentile, times in (percentiles or {}).items():
-            self._percentiles[percentile].fill(times.keys.to_pylist(), times.at)
-        self._event.fill(event.keys.to_pylist(), event.at)
+        self._event = {}
+        for percentile, times in {EXACT: event, **(percentiles or {})}.items():
+            self._event[percentile] = EarliestByKey()
+            self._event[percentile].fill(times.keys.to_pylist(), times.at)
         self._wall.fill(wall.keys.to_pylist(), wall.at)
         self._hold.fill(hold.keys.to_pylist(), hold.at)
 
@@ -232,29 +201,28 @@ class TimerQueue:
         wall_us: WallTimeMicros,
         percentile_watermarks: PercentileTimes | None = None,
     ) -> set[str]:
-        """The keys with a timer that fires at this low watermark, wall time or percentile watermark."""
-        due = self._event.until(event_us) | self._wall.until(wall_us)
-        for percentile, queue in self._percentiles.items():
+        """Return the keys with a timer that fires at this low watermark, wall time or percentile watermark."""
+        due = self._wall.until(wall_us)
+        for percentile, queue in self._event.items():
             due |= queue.until((percentile_watermarks or {}).get(percentile, event_us))
         return due
 
     def next_percentile_timers(self) -> dict[float, EventTimeMicros]:
-        """The earliest timer that waits for each percentile watermark."""
-        earliest = {percentile: queue.earliest() for percentile, queue in self._percentiles.items()}
-        return {percentile: EventTimeMicros(at) for percentile, at in earliest.items() if at is not None}
+        """Return the earliest timer that waits for each percentile watermark."""
+        earliest = {each: queue.earliest() for each, queue in self._event.items() if each != EXACT}
+        return {each: EventTimeMicros(at) for each, at in earliest.items() if at is not None}
 
     def next_at(self, domain: TimeDomain) -> int | None:
-        """The earliest firing time in a domain; ``None`` without a timer there."""
-        return (self._event if domain is TimeDomain.EVENT else self._wall).earliest()
+        return (self._event[EXACT] if domain is TimeDomain.EVENT else self._wall).earliest()
 
     def hold(self) -> int | None:
-        """The earliest output time of any timer or hold; ``None`` without one."""
+        """Return the earliest output time of any timer or hold; ``None`` without one."""
         return self._hold.earliest()
 
     def holds(self, percentiles: Iterable[float]) -> dict[float, EventTimeMicros]:
-        """The earliest output times by percentile: for *p*, after skipping 100 - *p* percent of the keys.
+        """Return the earliest output time by percentile *p*, skipping 100 - *p* percent of the keys.
 
-        It costs a pass over all keys with timers or holds, and only pipelines that use percentiles need it.
+        It costs a pass over all keys with timers or holds; only pipelines with percentiles need it.
         """
         wanted = list(percentiles)
         if not wanted or not len(self._hold):
@@ -262,20 +230,17 @@ class TimerQueue:
         return oldest_but(np.fromiter((at for _, at in self._hold.items()), np.int64), wanted)
 
     def wait_of(self, key: str, event_us: int, wall_us: int) -> float:
-        """How long a key waits for its next timer in microseconds, as in `waits`; infinity without one."""
-        queues = [(self._event, event_us), (self._wall, wall_us)]
-        queues += [(queue, event_us) for queue in self._percentiles.values()]
+        """Return how long a key waits for its next timer in microseconds, as in `waits`; infinity without one."""
+        queues = [(self._wall, wall_us), *((queue, event_us) for queue in self._event.values())]
         waits = [at - now for queue, now in queues if (at := queue.at_of(key)) is not None]
         return float(min(waits, default=_NEVER))
 
     def waits(self, event_us: int = 0, wall_us: int = 0) -> dict[str, float]:
-        """How long each key waits for its next timer in microseconds, on whichever clock is nearer."""
-        waits = {key: float(at - event_us) for key, at in self._event.items()}
-        for queue in self._percentiles.values():
+        """Return how long each key waits for its next timer in microseconds, on whichever clock is nearer."""
+        waits: dict[str, float] = {}
+        for queue, now in ((self._wall, wall_us), *((queue, event_us) for queue in self._event.values())):
             for key, at in queue.items():
-                waits[key] = min(waits.get(key, _NEVER), float(at - event_us))
-        for key, at in self._wall.items():
-            waits[key] = min(waits.get(key, _NEVER), float(at - wall_us))
+                waits[key] = min(waits.get(key, _NEVER), float(at - now))
         return waits
 
 
@@ -292,11 +257,7 @@ class TimersSavepoint:
 
 
 class KeyTimers:
-    """Sets, replaces, deletes and fires timers; one object serves all keys of a bundle.
-
-    Args:
-        clocks: timers up to their times are due.
-    """
+    """The timers of the current key while its hooks run; one object serves all keys of a bundle."""
 
     __slots__ = ("_clocks", "_new", "_pending", "_row", "_row_owed_at", "due")
 
@@ -309,7 +270,6 @@ class KeyTimers:
         self.due: list[_Entry] = []
 
     def bind(self, row: Timers) -> None:
-        """Switch to the timers of another key."""
         self._row = row
         self._row_owed_at = hold_of(row) if row else None
         self._pending = None
@@ -327,33 +287,26 @@ class KeyTimers:
         percentile: float = EXACT,
         holds: bool = True,
     ) -> bool:
-        """Whether exactly this timer is pending."""
         pending = self._pending
         if pending is None:
             pending = self._opened()
         return pending.get((tag, domain)) == (tag, domain, at, output_at, percentile, holds)
 
     def set(self, timer: Timer) -> None:
-        """Add a timer; replaces one of the same tag and domain."""
         self._opened()[(timer.tag, timer.domain)] = timer
         if timer.holds:
             heappush(self._new, (timer.output_at, timer))
         self._note(timer)
 
     def delete(self, tag: str, domain: TimeDomain) -> None:
-        """Remove a timer if it is pending."""
         self._opened().pop((tag, domain), None)
 
-    def holds(self) -> list[Timer]:
-        """The holds of the state, which are stored as timers that never fire."""
-        return self.pending(TimeDomain.HOLD)
-
     def owed_at(self) -> int | None:
-        """The earliest output time that the key's timers and holds hold, including those at the start of its turn.
+        """Return the earliest output time that the key's timers hold or held at the start of its turn.
 
-        The latter hold the watermark until the bundle is committed, so no consumer's watermark has passed them.
+        The latter hold the watermark until the bundle commits, so no consumer's watermark has passed them.
         """
-        # A hook may ask for each production: neither the row's timers nor those set since are searched.
+        # Called for each production, so neither the row's timers nor later ones are searched.
         pending, new, owed_at = self._pending or {}, self._new, self._row_owed_at
         while new and pending.get((new[0][1].tag, new[0][1].domain)) is not new[0][1]:
             heappop(new)
@@ -364,14 +317,14 @@ class KeyTimers:
     def pop_due(self) -> Timer | None:
         """Remove and return the first due timer by (time, domain, percentile, tag); ``None`` if none is due."""
         while self.due:
-            # The entry of a timer that was deleted or replaced stays in the heap.
+            # Deleted and replaced timers leave their entries in the heap.
             timer = heappop(self.due)[4]
             if self.take(timer):
                 return timer
         return None
 
     def take(self, timer: Timer) -> bool:
-        """Remove a timer, if it is still the pending one and was not deleted or replaced."""
+        """Remove a timer and return True, unless the timer was deleted or replaced."""
         pending, name = self._opened(), (timer.tag, timer.domain)
         if pending.get(name) is not timer:
             return False
@@ -379,38 +332,34 @@ class KeyTimers:
         return True
 
     def take_due(self) -> list[Timer]:
-        """All timers that are due now, in the order of `pop_due`; they stay pending, and `pop_due` no more knows them."""
+        """Return all due timers in the order of `pop_due`; they stay pending, but `pop_due` skips them."""
         pending, due = self._opened(), sorted(self.due)
         self.due = []
         return [entry[4] for entry in due if pending.get((entry[4].tag, entry[4].domain)) is entry[4]]
 
     def pending(self, domain: TimeDomain) -> list[Timer]:
-        """The pending timers of a domain, in no order."""
         return [timer for timer in self._all() if timer.domain is domain]
 
     def pending_at(self, tag: str, domain: TimeDomain) -> int | None:
-        """When a pending timer fires; ``None`` if there is none of this name."""
         timer = self._opened().get((tag, domain))
         return None if timer is None else timer.at
 
     def changed(self) -> Timers | None:
-        """All pending timers in firing order; ``None`` when they equal those in the row."""
+        """Return all pending timers in firing order; ``None`` when they equal the timers in the row."""
         if self._pending is None:
             return None
         timers = firing_order(self._pending.values())
         return None if timers == self._row else timers
 
     def count(self) -> int:
-        """How many timers are pending."""
         return len(self._row if self._pending is None else self._pending)
 
     def savepoint(self) -> TimersSavepoint:
-        """Copy the timers for `restore`."""
         return TimersSavepoint(dict(self._opened()), list(self.due))
 
     def restore(self, savepoint: TimersSavepoint) -> None:
-        """Undo all changes since the savepoint, which stays usable."""
         self._pending = dict(savepoint.pending)
+        # Keep the floor of productions exact: a failed hook's timers must not lower it.
         self._new = [(timer.output_at, timer) for timer in savepoint.pending.values() if timer.holds]
         heapify(self._new)
         self.due = list(savepoint.due)

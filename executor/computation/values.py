@@ -1,9 +1,7 @@
-"""Record values column by column: decoded one at a time, when user code asks.
+"""Record values column by column, decoded one at a time when user code asks.
 
-Every call of ``value`` gives an object of its own, so that user code which changes a
-value cannot change what a second attempt at the record, or another consumer, will see.
-
-Text of users that may hold half a character: a lone surrogate has no UTF-8 form.
+Every call of ``value`` returns a separate object, so that user code which changes a value cannot change it
+for a retry of the record or for another consumer.
 """
 
 from __future__ import annotations
@@ -36,31 +34,16 @@ _Indices = npt.NDArray[np.int64]
 class Values(Protocol):
     """Record values of a delivery, decoded only when user code asks for one."""
 
-    def __len__(self) -> int:
-        """Number of values."""
-        ...
+    def __len__(self) -> int: ...
 
-    def value(self, index: int) -> Any:
-        """The decoded value at ``index``."""
-        ...
+    def value(self, index: int) -> Any: ...
 
     def take(self, indices: npt.NDArray[np.int64]) -> Values:
-        """The values at ``indices``, in that order, still undecoded."""
-        ...
+        """Return the values at ``indices``, in that order, still undecoded."""
 
 
 class ArrowValues:
-    """Values that are rows of a struct: each becomes a ``dict`` of its columns.
-
-    Columns are turned into Python objects whole, at the first value that is asked for.
-
-    Args:
-        columns: a struct array, a record batch or a table.
-
-    Example:
-        >>> ArrowValues(pa.table({"city": ["Bergen"], "rain": [True]})).value(0)
-        {'city': 'Bergen', 'rain': True}
-    """
+    """Values that are rows of a struct, each a ``dict``; columns are decoded whole, at the first value."""
 
     __slots__ = ("_columns", "_kind", "_names", "_nested", "_rows")
 
@@ -77,7 +60,7 @@ class ArrowValues:
         return len(self._columns)
 
     def value(self, index: int) -> Any:
-        """A dict of the row's columns; ``None`` where the struct itself is null."""
+        """Return a dict of the row's columns; ``None`` where the struct itself is null."""
         rows = self._rows
         if rows is None:
             rows = self._decode()
@@ -91,16 +74,14 @@ class ArrowValues:
 
     @property
     def columns(self) -> pa.StructArray:
-        """The rows, as they are in Arrow."""
         return self._columns
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns."""
         return self._names
 
     def row(self, index: int) -> tuple[Any, ...] | None:
-        """The row's columns as a tuple, in the order of `names`; ``None`` where the struct itself is null."""
+        """Return the row as a tuple in the order of `names`; ``None`` where the struct itself is null."""
         rows = self._rows
         if rows is None:
             rows = self._decode()
@@ -112,7 +93,7 @@ class ArrowValues:
 
     def _decode(self) -> list[tuple[Any, ...] | None]:
         columns = dict(zip(self._names, self._columns.flatten(), strict=True))
-        # Nested values can be changed by user code, so each reader gets a copy.
+        # User code can change nested values, so each reader gets a copy.
         self._nested = [(name, column) for name, column in columns.items() if pa.types.is_nested(column.type)]
         nested = dict(self._nested)
         plain = [
@@ -125,11 +106,9 @@ class ArrowValues:
         return rows
 
     def take(self, indices: _Indices) -> ArrowValues:
-        """The values at ``indices``, in that order."""
         return ArrowValues(self._columns.take(pa.array(indices)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as Arrow, without the Python objects."""
         return (ArrowValues, (self._columns,))
 
 
@@ -139,12 +118,7 @@ def _as_struct(columns: pa.RecordBatch | pa.Table) -> pa.StructArray:
 
 
 class JsonValues:
-    """Values that are JSON texts, or plain bytes where there is no text.
-
-    Args:
-        texts: string array of JSON; null where the value is bytes.
-        blobs: binary array as long, or ``None`` when every value is JSON.
-    """
+    """Values that are JSON texts, or plain bytes where the text is null; ``blobs`` is ``None`` if all are JSON."""
 
     __slots__ = ("_blobs", "_load", "_objects", "_texts")
 
@@ -158,11 +132,6 @@ class JsonValues:
         return len(self._texts)
 
     def value(self, index: int) -> Any:
-        """The decoded JSON, or the bytes.
-
-        Raises:
-            DataError: the text is not JSON.
-        """
         objects = self._objects
         if objects is None:
             objects = self._objects = self._texts.to_pylist()
@@ -177,21 +146,15 @@ class JsonValues:
             raise DataError("a record's value is not JSON", reason=error) from error
 
     def take(self, indices: _Indices) -> JsonValues:
-        """The values at ``indices``, in that order."""
         chosen = pa.array(indices)
         return JsonValues(self._texts.take(chosen), None if self._blobs is None else self._blobs.take(chosen))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as Arrow, without the Python objects."""
         return (JsonValues, (self._texts, self._blobs))
 
 
 class PythonValues:
-    """Values that are Python objects already; user code is given copies of mutable ones.
-
-    Args:
-        objects: the values, which are not modified afterwards.
-    """
+    """Values that are Python objects already; user code gets copies of mutable ones."""
 
     __slots__ = ("_objects",)
 
@@ -202,7 +165,6 @@ class PythonValues:
         return len(self._objects)
 
     def value(self, index: int) -> Any:
-        """The object, or a copy when it could be changed."""
         value = self._objects[index]
         kind = type(value)
         if kind in _ATOMS:
@@ -214,13 +176,12 @@ class PythonValues:
         return _copied(value)
 
     def take(self, indices: _Indices) -> PythonValues:
-        """The values at ``indices``, in that order."""
         objects = self._objects
         return PythonValues([objects[index] for index in indices.tolist()])
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a value: of plain parts in a third of the time that `deepcopy` takes, which copies all others."""
+    """Copy a value; plain parts take a third of the time of `deepcopy`."""
     kind = type(value)
     if kind is dict:
         return {name: part if type(part) in _ATOMS else _copied(part) for name, part in value.items()}
@@ -230,18 +191,12 @@ def _copied(value: Any) -> Any:
 
 
 def _is_atom(value: object) -> bool:
-    """Whether code cannot change a value; Pandas' times, without attributes of their own, are such datetimes too."""
+    """Return True if code cannot change the value; Pandas' times without attributes count as datetimes."""
     return type(value) in _ATOMS or (isinstance(value, datetime) and not getattr(value, "__dict__", None))
 
 
 class ChangedValues:
-    """Rows of a change stream, each in the envelope of an element or of a retraction.
-
-    Args:
-        rows: the rows.
-        signs: 1 for a row that is new, -1 for one that is taken back.
-        at: their event times.
-    """
+    """Rows of a change stream, each in the envelope of an element (sign 1) or of a retraction (sign -1)."""
 
     __slots__ = ("_at", "_rows", "_signs")
 
@@ -254,21 +209,15 @@ class ChangedValues:
         return len(self._rows)
 
     def value(self, index: int) -> Any:
-        """The row at ``index`` in its envelope."""
         is_retraction = bool(self._signs[index] < 0)
         return change_envelope(self._rows.value(index), int(self._at[index]), is_retraction=is_retraction)
 
     def take(self, indices: _Indices) -> ChangedValues:
-        """The values at ``indices``, in that order."""
         return ChangedValues(self._rows.take(indices), self._signs[indices], self._at[indices])
 
 
 class ConcatenatedValues:
-    """Several columns of values, one after the other.
-
-    Args:
-        parts: the columns, at least one.
-    """
+    """Several columns of values, one after the other; at least one column."""
 
     __slots__ = ("_parts", "_starts", "_stop")
 
@@ -282,17 +231,15 @@ class ConcatenatedValues:
         return self._stop
 
     def value(self, index: int) -> Any:
-        """The decoded value at ``index`` of the whole."""
         part = bisect_right(self._starts, index) - 1
         return self._parts[part].value(index - self._starts[part])
 
     def take(self, indices: _Indices) -> PythonValues:
-        """The values at ``indices``, in that order, decoded."""
         return PythonValues([self.value(index) for index in indices.tolist()])
 
 
 def has_utf8(text: str) -> bool:
-    """Whether a text has a UTF-8 form."""
+    """Return False for text with a lone surrogate, which has no UTF-8 form."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -301,5 +248,5 @@ def has_utf8(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """A text that every output can carry: a lone surrogate is shown as its number."""
+    """Return the text with each lone surrogate as its number, so that every output can carry it."""
     return text.encode(errors="backslashreplace").decode()

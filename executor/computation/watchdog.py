@@ -1,12 +1,9 @@
 """The user code watchdog: it interrupts code that hangs, so that one key does not stop all others.
 
-The caller of user code reports when a key's turn begins and ends. The watchdog checks four times within
-the limit and interrupts a turn that it sees at every check. It counts checks, not seconds: a process that
-was itself suspended for an hour has not hung. A check costs user code nothing.
-
-In a process's main thread (a Spark task, `LocalRunner.run`) a signal interrupts the code, even in blocking
-calls such as a sleep or a read from a socket. In other threads an exception is raised at the next step of
-Python code; a call that blocks forever cannot be interrupted there and is reported instead.
+It checks four times within the limit and interrupts a turn that it sees at every check. It counts checks, not
+seconds: a process that was suspended for an hour has not hung. In a process's main thread (a Spark task,
+`LocalRunner.run`) a signal interrupts even blocking calls. In other threads an exception is raised at the
+next step of Python code; a call that blocks indefinitely is reported instead.
 """
 
 from __future__ import annotations
@@ -21,12 +18,12 @@ from typing import Final
 
 from millpond.statestore.errors import InvalidError, check
 
-_LOOKS: Final = 4
+_CHECKS_IN_LIMIT: Final = 4
 _INTERRUPTIONS_MAX: Final = 2
 """Code that survives this many interruptions is stuck."""
 
 _STEPS_TO_ARRIVE: Final = 1_000
-"""Python looks for such an exception at each turn of a loop."""
+"""Python delivers such an exception at a turn of a loop."""
 
 OnStuck = Callable[[InvalidError], None]
 """Receives the error of code that cannot be interrupted, in the watchdog's thread."""
@@ -40,13 +37,9 @@ class CodeTimeoutError(BaseException):
 
 
 class UserCodeWatchdog:
-    """Enforces the time limit of one computation's code; used by one thread at a time.
+    """Enforces the time limit of one computation's code per key's turn; used by one thread at a time.
 
-    Args:
-        computation: the computation's name, for errors.
-        timeout_ms: the limit for a key's turn, and for each record or timer when they run one by one.
-        on_stuck: receives the error if the code cannot be interrupted; with ``None`` it is interrupted
-            again at every limit.
+    Without ``on_stuck``, code that cannot be interrupted is interrupted again at every limit.
     """
 
     def __init__(self, computation: str, timeout_ms: float, on_stuck: OnStuck | None = None) -> None:
@@ -60,11 +53,10 @@ class UserCodeWatchdog:
         self._is_stuck = False
         self._was_raised = False
         self._seen = -1
-        self._looks = 0
+        self._checks = 0
         self._interruptions = 0
 
     def error(self) -> InvalidError:
-        """The error of the current turn."""
         return InvalidError(
             "user code exceeds its time limit",
             computation=self._computation,
@@ -77,8 +69,7 @@ class UserCodeWatchdog:
     def begin(self, key: str) -> None:
         """Start a key's turn; from now on `CodeTimeoutError` may be raised in this thread.
 
-        Raises:
-            CodeTimeoutError: an earlier turn was stuck; the run has given up on this thread.
+        After a stuck turn it raises `CodeTimeoutError` at once: the run has given up on this thread.
         """
         if self._is_stuck:
             raise CodeTimeoutError
@@ -91,7 +82,7 @@ class UserCodeWatchdog:
         with self._lock:
             self._is_running = False
             if self._was_raised:
-                # The turn may have ended just before the exception was delivered: it arrives here.
+                # The exception may not have arrived yet: absorb it here, or it would hit the engine's own code.
                 self._was_raised = False
                 _await_raised()
 
@@ -112,7 +103,7 @@ class UserCodeWatchdog:
     @contextmanager
     def _by_signal(self) -> Iterator[None]:
         before = signal.signal(signal.SIGALRM, self._on_signal)
-        every_s = self._timeout_ms / _LOOKS / 1_000
+        every_s = self._timeout_ms / _CHECKS_IN_LIMIT / 1_000
         signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
         try:
             yield
@@ -129,7 +120,7 @@ class UserCodeWatchdog:
         done = threading.Event()
         watched = threading.get_ident()
         watcher = threading.Thread(
-            target=self._look_until, args=(done, watched), name="millpond-code-limit", daemon=True
+            target=self._check_until, args=(done, watched), name="millpond-code-limit", daemon=True
         )
         watcher.start()
         try:
@@ -138,8 +129,8 @@ class UserCodeWatchdog:
             done.set()
             watcher.join()
 
-    def _look_until(self, done: threading.Event, watched: int) -> None:
-        while not done.wait(self._timeout_ms / _LOOKS / 1_000):
+    def _check_until(self, done: threading.Event, watched: int) -> None:
+        while not done.wait(self._timeout_ms / _CHECKS_IN_LIMIT / 1_000):
             with self._lock:
                 if not self._count_check():
                     continue
@@ -152,36 +143,36 @@ class UserCodeWatchdog:
             return
 
     def _count_check(self) -> bool:
-        """Count a check, and say whether the same turn has now been seen for the whole limit."""
+        """Count a check; return True when the same turn has been seen for the whole limit."""
         if not self._is_running or self._turn != self._seen:
             self._seen = self._turn
-            self._looks = self._interruptions = 0
+            self._checks = self._interruptions = 0
             return False
-        self._looks += 1
-        if self._looks < _LOOKS:
+        self._checks += 1
+        if self._checks < _CHECKS_IN_LIMIT:
             return False
-        self._looks = 0
+        self._checks = 0
         self._interruptions += 1
         return True
 
 
 def _may_use_signals() -> bool:
-    """Whether this is the main thread and the alarm signal is not in use."""
+    """Return True in the main thread while the alarm signal is not in use."""
     if threading.current_thread() is not threading.main_thread():
         return False
     return signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise an exception in a thread at its next step."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 def _await_raised() -> None:
-    """Catch what is on its way to this thread, if anything is; afterwards nothing is.
+    """Absorb an exception that is on its way to this thread, if there is one.
 
-    A thread has one place for such an exception, so one more replaces it and arrives in its stead. To empty the place
-    would do as well, but CPython would go on looking into it: slowly, and in 3.11 under a debugger for ever.
+    A thread has one place for such an exception, so a second one replaces it and arrives in its stead.
+    Emptying the place would not do: CPython would keep looking into it, slowly, and in 3.11 under a debugger
+    indefinitely.
     """
     try:
         _raise_in(threading.get_ident(), CodeTimeoutError)

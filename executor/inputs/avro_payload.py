@@ -1,11 +1,6 @@
-"""Payloads in Avro's binary encoding: alone, as single objects, or in Confluent's wire format.
+"""Payloads in Avro's binary encoding: plain, as single objects, or in Confluent's wire format.
 
-Reading Avro's binary encoding: with the schema that it was written with, resolved to the one that code expects.
-
-Avro schemas, parsed: what a user gave, ready for the library, with the values that defaults stand for.
-
-The library gives a field that the writer did not have its default as it stands in JSON. There bytes are text, and a
-time is a number; so each default is replaced by the value that the same bytes would have been decoded to.
+A payload is read with its writer's schema, resolved to the schema that user code expects.
 """
 
 from __future__ import annotations
@@ -39,15 +34,7 @@ _TEXT_OF_BYTES: Final = frozenset({"bytes", "fixed"})
 
 
 def parsed_schema(text: str, what: str) -> dict[str, Any]:
-    """The schema of a record, parsed.
-
-    Args:
-        text: the schema in JSON.
-        what: what it is, for the error.
-
-    Raises:
-        InvalidError: it is no Avro schema, or not that of a record.
-    """
+    """Return a record's schema, parsed; ``what`` names the schema in errors."""
     import fastavro
 
     given = orjson.loads(text)
@@ -55,20 +42,17 @@ def parsed_schema(text: str, what: str) -> dict[str, Any]:
         parsed = cast(dict[str, Any], fastavro.parse_schema(_without_uuids(given)))
     except Exception as cause:
         # Of a malformed schema the library raises what its code meets: KeyError, TypeError and more.
-        raise InvalidError(f"{what} is no Avro schema", reason=f"{type(cause).__name__}: {cause}") from cause
+        raise InvalidError(
+            f"{what} is not an Avro schema", reason=f"{type(cause).__name__}: {cause}"
+        ) from cause
     if not isinstance(given, dict) or given.get("type") != "record" or "fields" not in given:
-        raise InvalidError(f"{what} is not that of a record, so its values have no fields", schema=text[:200])
+        raise InvalidError(f"{what} must describe a record, because values need fields", schema=text[:200])
     _make_defaults(parsed)
     return parsed
 
 
 def sub_schema(schema: Any, whole: Mapping[str, Any]) -> Any:
-    """A part of a parsed schema, which the library reads without parsing it again; a name as what it stands for.
-
-    Args:
-        schema: the part.
-        whole: the parsed schema that it is in.
-    """
+    """Return a part of a parsed schema in a form that the library does not parse again; names are resolved."""
     named = whole[_NAMED]
     if isinstance(schema, str) and schema in named:
         schema = named[schema]
@@ -76,7 +60,7 @@ def sub_schema(schema: Any, whole: Mapping[str, Any]) -> Any:
 
 
 def _without_uuids(schema: Any) -> Any:
-    """A schema whose UUIDs are the text that they are: neither JSON nor a dead letter has a word for more."""
+    """Return the schema with UUIDs as plain text: neither JSON nor a dead letter has a UUID type."""
     if isinstance(schema, list):
         return [_without_uuids(part) for part in schema]
     if not isinstance(schema, dict):
@@ -90,9 +74,13 @@ def _without_uuids(schema: Any) -> Any:
 
 
 def _make_defaults(parsed: Mapping[str, Any]) -> None:
+    """Replace each default with the value that the same bytes would decode to.
+
+    The library fills in the JSON default unchanged, but there bytes are text and a time is a number.
+    """
     named = parsed[_NAMED]
     fields = {id(field): field for root in (parsed, *named.values()) for field in _fields_in(root)}
-    # All are made before any is replaced: one may hold another.
+    # Make all before replacing any: a default may contain the default of another field.
     made = [
         (field, _value_of(field["type"], field["default"], named))
         for field in fields.values()
@@ -116,7 +104,7 @@ def _fields_in(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _value_of(schema: Any, default: Any, named: Mapping[str, Any]) -> Any:
-    """The value that a default in JSON stands for."""
+    """Return the value that a default in JSON stands for."""
     if isinstance(schema, list):
         branch = next((one for one in schema if (one == "null") == (default is None)), schema[0])
         return _value_of(branch, default, named)
@@ -153,25 +141,16 @@ def _logical(schema: dict[str, Any], plain: Any) -> Any:
 
 
 _ITEMS_MAX: Final = 100_000
-"""So many items of an array or map are looked at to find the one that cannot be read."""
+"""Greatest number of items of an array or map that are searched for the unreadable one."""
 
 
 def reader_of(
     writer: dict[str, Any], reader: dict[str, Any], name: str
 ) -> Callable[[bytes, int], dict[str, Any]]:
-    """What reads payloads that were written with one schema as values of another.
-
-    Args:
-        writer: the schema that they were written with, parsed.
-        reader: the schema of the values, parsed.
-        name: the writer's name, for errors.
-
-    Returns:
-        A function of the payload and the number of bytes that stand before its encoding.
-    """
+    """Return a function of a payload and its header's length that reads values of the reader's schema."""
     from fastavro import schemaless_reader
 
-    # Resolving takes a multiple of the time of reading.
+    # Resolving takes several times as long as reading.
     resolved = None if writer == reader else reader
 
     def read(payload: bytes, start: int) -> dict[str, Any]:
@@ -200,7 +179,7 @@ def _failure(
     source.seek(start)
     found = _first_failure(source, writer, writer, "")
     if found is None:
-        # It can be read, but not as what code expects.
+        # The writer's schema fits the bytes, so the two schemas do not fit each other.
         field, cause = _unresolved(payload, start, writer, reader) or ("", error)
         return misfit(name, f"the schemas do not go together: {cause}", field)
     field, cause = found
@@ -210,7 +189,7 @@ def _failure(
 def _unresolved(
     payload: bytes, start: int, writer: dict[str, Any], reader: dict[str, Any]
 ) -> tuple[str, Exception] | None:
-    """The first field of the reader that cannot be made of what the writer wrote, and why."""
+    """Return the first field of the reader that cannot be made of the written value, and the reason."""
     from fastavro import schemaless_reader
 
     for field in reader["fields"]:
@@ -232,7 +211,7 @@ def _reason(error: Exception) -> str:
 def _first_failure(
     source: BytesIO, schema: Any, whole: dict[str, Any], path: str
 ) -> tuple[str, Exception] | None:
-    """The path of the innermost part that cannot be read, and why; ``None`` if all can, and the source is behind it."""
+    """Return path and reason of the innermost unreadable part; ``None`` leaves the source after the value."""
     from fastavro import schemaless_reader
 
     begin = source.tell()
@@ -264,7 +243,7 @@ def _branch(source: BytesIO, union: list[Any]) -> int:
 
 
 def _parts(source: BytesIO, schema: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a value in their order, each of which is to be read before the next one is asked for."""
+    """Yield the parts of a value in order; read each before asking for the next."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "record":
         for field in schema["fields"]:
@@ -301,7 +280,7 @@ def _text(source: BytesIO) -> str:
 
 
 AvroFraming = Literal["plain", "single_object", "confluent"]
-"""What stands before the encoding: nothing, a fingerprint of the writer's schema, or its number."""
+"""The bytes before the encoding: none, a fingerprint of the writer's schema, or that schema's number."""
 
 _SINGLE_OBJECT: Final = b"\xc3\x01"
 _FINGERPRINT_END: Final = 10
@@ -309,25 +288,26 @@ _WHAT: Final = "the Avro schema"
 
 
 class AvroPayload(Payload):
-    """Avro's binary encoding, each payload a record.
+    """Avro's binary encoding, one record per payload.
 
-    What was written with another schema is resolved to this one, as Avro's specification says: fields are found by
-    name, new ones get their default, dropped ones are skipped, numbers become wider. Needs ``millpond[avro]``.
+    A value written with another schema is resolved to this one by Avro's rules: fields are found by name, new
+    fields get their default, dropped fields are skipped, numbers become wider. Needs ``millpond[avro]``.
 
     Args:
         schema: the schema of the values that code sees: the path of its file, its text, or a ``dict``.
         column: the column with the bytes.
-        framing: ``"plain"``: the encoding alone; ``"single_object"``: with the fingerprint of the writer's schema;
-            ``"confluent"``: a zero byte and the four bytes of its number, as in a schema registry.
-        writer: with ``"plain"``, the schema that payloads were written with, if it is another one.
-        schemas: the schemas that payloads were written with. With ``"confluent"`` by their number: a folder with files
-            named ``7.avsc``, a mapping, or a function, which returns ``None`` or raises a `LookupError` for a number
-            that it does not know. With ``"single_object"``, where ``schema`` itself is always known: a folder of
-            ``.avsc`` files, or a list. A function, and a folder, must be there for all workers.
+        framing: ``"plain"``: the encoding alone; ``"single_object"``: after the fingerprint of the writer's
+            schema; ``"confluent"``: after a zero byte and the four bytes of its number, as in a schema
+            registry.
+        writer: with ``"plain"``, the schema that wrote the payloads, if it differs.
+        schemas: the schemas that wrote the payloads. With ``"confluent"`` by number: a folder with files
+            named ``7.avsc``, a mapping, or a function that returns ``None`` or raises a `LookupError` for an
+            unknown number. With ``"single_object"``, where ``schema`` itself is always known: a folder of
+            ``.avsc`` files, or a list. All workers must be able to reach the folder or call the function.
 
     Raises:
-        InvalidError: a schema cannot be read or is none, an argument does not go with the framing, or the package is
-            not installed.
+        InvalidError: a schema cannot be read or is invalid, an argument does not fit the framing, or the
+            package is not installed.
 
     Example::
 
@@ -349,21 +329,21 @@ class AvroPayload(Payload):
         self._schema = json_schema_text(schema, _WHAT)
         self._framing = framing
         self._writer = None if writer is None else json_schema_text(writer, "the writer's Avro schema")
-        self._schemas = _settled(framing, schemas)
+        self._schemas = _frozen(framing, schemas)
         self._decoder = self.decoder()
 
     def __repr__(self) -> str:
         return f"AvroPayload({_name_of(self._schema)!r}, column={self.column!r}, framing={self._framing!r})"
 
     def fields(self) -> Collection[str]:
-        """The names of the record's fields."""
+        """Return the names of the record's fields."""
         return [field["name"] for field in orjson.loads(self._schema)["fields"]]
 
     def decoder(self) -> Decoder:
-        """Make what reads the framing, and then the encoding.
+        """Return a function that reads the framing, then the encoding.
 
         Raises:
-            InvalidError: a schema is none, or the package is not installed.
+            InvalidError: a schema is invalid, or the package is not installed.
         """
         try:
             import fastavro  # noqa: F401 - whether it is there
@@ -373,20 +353,11 @@ class AvroPayload(Payload):
         if self._framing == "plain":
             written = self._schema if self._writer is None else self._writer
             read = reader_of(parsed_schema(written, "the writer's Avro schema"), reader, _name_of(written))
-            return partial(_plain, read)
+            return lambda payload: read(payload, 0)
         if self._framing == "confluent":
             lookup = SchemaLookup(self._schemas, ".avsc", partial(_reader_of_looked_up, reader))
-            return partial(_confluent, lookup)
+            return lambda payload: lookup.find(schema_id(payload))(payload, CONFLUENT_HEADER)
         return _SingleObjects(self._schema, self._schemas, reader).read
-
-
-def _plain(read: Callable[[bytes, int], dict[str, Any]], payload: bytes) -> dict[str, Any]:
-    return read(payload, 0)
-
-
-def _confluent(lookup: SchemaLookup, payload: bytes) -> dict[str, Any]:
-    value: dict[str, Any] = lookup.find(schema_id(payload))(payload, CONFLUENT_HEADER)
-    return value
 
 
 def _reader_of_looked_up(reader: dict[str, Any], schema: Any, what: str) -> Callable[[bytes, int], Any]:
@@ -411,7 +382,7 @@ class _SingleObjects:
     def read(self, payload: bytes) -> dict[str, Any]:
         if payload[:2] != _SINGLE_OBJECT or len(payload) < _FINGERPRINT_END:
             raise InvalidError(
-                "the payload is no single object of Avro: it begins with c3 01 and eight bytes of a fingerprint",
+                "the payload is not a single object of Avro, which begins with c3 01 and eight bytes of a fingerprint",
                 begins=payload[:_FINGERPRINT_END].hex(" "),
             )
         fingerprint = payload[2:_FINGERPRINT_END]
@@ -420,7 +391,7 @@ class _SingleObjects:
         read = self._known.get(fingerprint)
         if read is None:
             raise InvalidError(
-                "the payload was written with a schema that is not known", fingerprint=fingerprint.hex()
+                "the payload was written with an unknown schema", fingerprint=fingerprint.hex()
             )
         return read(payload, _FINGERPRINT_END)
 
@@ -448,23 +419,21 @@ def _name_of(text: str) -> str:
 
 def _check_arguments(framing: object, writer: object, schemas: object) -> None:
     if framing not in get_args(AvroFraming):
-        raise InvalidError("no such framing of Avro", framing=framing, framings=list(get_args(AvroFraming)))
+        raise InvalidError("unknown framing of Avro", framing=framing, framings=list(get_args(AvroFraming)))
     if writer is not None and framing != "plain":
-        raise InvalidError(
-            "a writer's schema is given for plain payloads: others name theirs", framing=framing
-        )
+        raise InvalidError("writer= is for plain payloads only: others name their schema", framing=framing)
     if schemas is not None and framing == "plain":
         raise InvalidError("plain payloads name no schema: give the writer's as writer=", framing=framing)
     if schemas is None and framing == "confluent":
         raise InvalidError("payloads of this framing have a schema's number: give schemas=", framing=framing)
 
 
-def _settled(framing: AvroFraming, schemas: Any) -> Any:
-    """The schemas so that they do not change: a folder as its path from the root, a list as texts."""
+def _frozen(framing: AvroFraming, schemas: Any) -> Any:
+    """Return the schemas in a form that cannot change: a folder as an absolute path, a list as texts."""
     if isinstance(schemas, str | Path):
         folder = Path(schemas).absolute()
         if not folder.is_dir():
-            raise InvalidError("there is no such folder of schemas", path=folder)
+            raise InvalidError("the folder of schemas does not exist", path=folder)
         return folder
     if schemas is None or framing == "confluent":
         return dict(schemas) if isinstance(schemas, dict) else schemas

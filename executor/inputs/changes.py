@@ -1,15 +1,15 @@
-"""Change streams: rows that say what was inserted, replaced or deleted, as elements and retractions.
+"""Change streams: inserted, replaced and deleted rows, as elements and retractions.
 
-Before anything else is read of them, such rows are made *flat*: a row for each image, which is the row of the source's
-table as it was before or is after the change, and next to its fields
+Such rows are first made *flat*: one row per image, which is the source table's row before or after the
+change, with
 
-- ``__change_sign``: 1 if the image is new, -1 if it is taken back,
-- ``__change_error``: why the change cannot be taken, or null,
-- all else that the change says, under its name with ``__change_`` before it.
+- ``__change_sign``: 1 if the image is new, -1 if it is retracted,
+- ``__change_error``: the reason why the change cannot be used, or null,
+- every other field of the change, its name prefixed with ``__change_``.
 
-Three forms are known: Debezium's envelope (``before``, ``after`` and an ``op`` of ``c r u d``), Delta's change data feed
-(``insert``, ``update_preimage``, ``update_postimage``, ``delete``), and ``+I -U +U -D``. Key, time and id are those of
-the image, so what a change takes back falls into the windows that it was in.
+Three forms are known: Debezium's envelope (``before``, ``after`` and an ``op`` of ``c r u d``), Delta's
+change data feed (``insert``, ``update_preimage``, ``update_postimage``, ``delete``), and ``+I -U +U -D``.
+Key, time and id come from the image, so a retraction falls into the windows of the original row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIGN_OF_WORD: Final[Mapping[str, int]] = {
     **dict.fromkeys(("insert", "update_postimage", "+I", "+U", "c", "r"), 1),
     **dict.fromkeys(("delete", "update_preimage", "-D", "-U", "d"), -1),
 }
-"""What a word makes of a row that is an image itself: an element, or the retraction of one."""
+"""Sign of a row that is an image itself: 1 for an element, -1 for a retraction."""
 
 ENVELOPE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "c": ("after",),
@@ -43,46 +43,33 @@ ENVELOPE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "u": ("before", "after"),
     "d": ("before",),
 }
-"""Which images a change in an envelope needs, in the order in which they count."""
+"""Images that a change in an envelope needs, in the order in which they apply."""
 
 UNKNOWN_CHANGE: Final = "no such change, or it does not have the row that it takes back or brings"
-"""Why a change cannot be taken; the dead letter has it."""
+"""The error of an unusable change, for its dead letter."""
 
 
 _NO_WORD: Final = "the row has no field that says what kind of change it is"
 
 
 def meta_field(name: str) -> str:
-    """The field of a flat row for what the change itself says under ``name``.
-
-    Example:
-        >>> meta_field("ts_ms")
-        '__change_ts_ms'
-    """
+    """Return the field of a flat row for the change's own field ``name``: ``ts_ms`` becomes ``__change_ts_ms``."""
     return _META_PREFIX + name
 
 
 def image_names(names: Sequence[str]) -> tuple[str, ...]:
-    """The fields of flat rows that are those of the images."""
+    """Return the names of the images' fields."""
     return tuple(name for name in names if not name.startswith(_META_PREFIX))
 
 
 def renamed(change: str, name: str) -> str:
-    """The name in a flat row of a change's field, which is one of the image's or says something about the change."""
+    """Return the name in a flat row of a change's field, which is the image's or the change's own."""
     is_meta = name == change or (change == DELTA_TYPE and name in _DELTA_META)
     return meta_field(name) if is_meta else name
 
 
 def flat_rows(change: str, rows: Any) -> Any:
-    """Changes as flat rows.
-
-    Args:
-        change: the field that says what kind of change a row is.
-        rows: an Arrow table, or mappings of fields.
-
-    Raises:
-        InvalidError: the table has no such column.
-    """
+    """Return changes as flat rows; ``change`` is the field with the kind of change."""
     if not isinstance(rows, pa.Table):
         flat = [image for row in rows for image in _flat(change, row)]
         return _in_order(flat)
@@ -96,7 +83,7 @@ def flat_rows(change: str, rows: Any) -> Any:
 def _in_order(rows: list[Any]) -> list[Any]:
     if not any(isinstance(row, Mapping) and DELTA_VERSION in row for row in rows):
         return rows
-    # What is no mapping stays where it is among the first: it becomes a dead letter.
+    # Rows that are not mappings come first in their order: they become dead letters.
     return sorted(rows, key=lambda row: _rank(row) if isinstance(row, Mapping) else (0, 0))
 
 
@@ -105,7 +92,7 @@ def _rank(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def in_commit_order(table: pa.Table) -> pa.Table:
-    """Flat rows of a Delta feed in the order of their commits; of a commit, what is taken back goes first."""
+    """Sort flat rows of a Delta feed by commit; within a commit retractions come first."""
     if DELTA_VERSION not in table.column_names:
         return table
     order = pc.sort_indices(table, [(DELTA_VERSION, "ascending"), (CHANGE_SIGN, "ascending")])
@@ -136,7 +123,7 @@ def _is_change_envelope(row: Mapping[str, Any]) -> bool:
 def _images_of(change: str, word: Any, row: Mapping[str, Any]) -> list[Any]:
     meta = {meta_field(name): value for name, value in row.items() if name not in ("before", "after")}
     if row[change] is None and row["before"] is None and row["after"] is None:
-        # A tombstone: it says of the change before it that it was the last one of its key.
+        # A tombstone only marks the change before it as the last one of its key.
         return []
     wanted = ENVELOPE_WORDS.get(word, ()) if isinstance(word, str) else ()
     if not wanted or any(row[name] is None for name in wanted):
@@ -159,7 +146,7 @@ def _flat_table(change: str, rows: pa.Table) -> pa.Table:
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """Text as Arrow can put it in another order; Delta's reader gives views of it."""
+    """Return the table with plain text: Delta's reader gives views, which Arrow cannot sort."""
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     return table.cast(
         pa.schema([field.with_type(plain.get(field.type, field.type)) for field in table.schema])
@@ -167,13 +154,13 @@ def _without_views(table: pa.Table) -> pa.Table:
 
 
 def change_errors(rows: Any) -> dict[int, str]:
-    """Why flat rows cannot be taken, by their position."""
+    """Return the errors of flat rows, by position."""
     cells = _cells(rows, CHANGE_ERROR)
     return {index: str(error) for index, error in enumerate(cells) if error is not None}
 
 
 def change_signs(rows: Any) -> npt.NDArray[np.int8]:
-    """1 for each flat row that is new, -1 for one that is taken back, 0 for one that cannot be taken."""
+    """Return 1 for each new flat row, -1 for each retracted one, 0 for each unusable one."""
     if isinstance(rows, pa.Table) and CHANGE_SIGN in rows.column_names:
         signs: npt.NDArray[np.int8] = pc.fill_null(rows.column(CHANGE_SIGN), 0).to_numpy().astype(np.int8)
         return signs
@@ -187,13 +174,13 @@ def _cells(rows: Any, name: str) -> list[Any]:
 
 
 def signed_ids(ids: pa.BinaryArray, signs: npt.NDArray[np.int8]) -> pa.BinaryArray:
-    """Ids of flat rows: the image that a change takes back has another id than the one that it brings."""
+    """Mark the ids of retracted rows, so that the old and the new image of one change have different ids."""
     marks = pa.array([b"-" if sign < 0 else b"" for sign in signs.tolist()], pa.binary())
     return pc.binary_join_element_wise(ids, marks, pa.scalar(b"", pa.binary()))
 
 
 def images(rows: Any) -> Any:
-    """The images alone."""
+    """Return the images alone, without the fields of the change."""
     if isinstance(rows, pa.Table):
         return rows.select(list(image_names(rows.column_names)))
     return [

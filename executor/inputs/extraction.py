@@ -1,8 +1,8 @@
-"""Injection: outside rows become records, or dead letters (MillWheel §5.2).
+"""Extraction: outside rows become records, or dead letters (MillWheel §5.2).
 
-An injector says where key, event time and id of a row are; a consumer may take its key from
-elsewhere (§4.2). A row without a readable key, time or id has an error instead, and
-the others are not disturbed. Rows are Arrow columns or Python dicts; both give the same.
+An injector declares where key, event time and id of a row are; a consumer may take its key from elsewhere
+(§4.2). A row without a readable key, time or id gets an error and does not disturb the others. Rows are Arrow
+columns or Python dicts, with the same result.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from millpond.executor.computation.values import ArrowValues, ChangedValues, PythonValues, Values
 from millpond.executor.inputs.changes import change_errors, change_signs, images, signed_ids
 from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
-from millpond.executor.inputs.keys import KeyExtractor, extract_key_column, extract_keys, key_names
-from millpond.executor.inputs.payload import ROW_DICTS, UndecodedRow, value_of_row
+from millpond.executor.inputs.keys import KeyExtractor, RowValues, extract_key_column, extract_keys, key_names
+from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow, value_of_row
 from millpond.executor.time.instants import InstantColumn, TimeReading, instant_column_us, parse_instant_us
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.time.watermark_policies import IngressTime, MarkColumn
@@ -32,20 +32,21 @@ from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
 _Read = TypeVar("_Read")
 _FIRST_ROWS: Final = 1_000
+_ID_TYPES: Final = TEXT_TYPES | {pa.binary(), pa.large_binary()}
 
 Rows: TypeAlias = "pa.Table | Sequence[Mapping[str, Any]]"
-"""Outside rows: an Arrow table, or a mapping of fields for each."""
+"""Outside rows: an Arrow table, or one mapping of fields per row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """What one consumer gets of outside rows, column by column.
+    """One consumer's view of outside rows, column by column.
 
     Attributes:
-        keys: the keys; null where ``errors`` has an entry about the key.
+        keys: null where ``errors`` has an entry about the key.
         at: event times in microseconds; meaningless where ``errors`` has an entry.
-        ids: ids under which the publisher repeats records, or ``None`` when it does not.
-        errors: why a row is unreadable, by its position.
+        ids: the publisher's ids; ``None`` if the injector declares none.
+        errors: the reason why a row is unreadable, by its position.
         untimed: positions of the rows whose time is unreadable.
     """
 
@@ -59,26 +60,14 @@ class Injected:
 def read_injected(
     node: InjectorNode, key: KeyExtractor, rows: Rows, stamp_at: EventTimeMicros | None = None
 ) -> Injected:
-    """Read key, time and id of every row.
-
-    Args:
-        node: where the injector says that they are.
-        key: the consumer's own key extractor; ``None`` keeps the injector's.
-        rows: the rows.
-        stamp_at: the time of their arrival, where the injector goes by that.
-
-    Raises:
-        InvalidError: a column is missing or of a type that can never hold a key, a time or an id.
-    """
+    """Read key, time and id of every row; ``key=None`` keeps the injector's, ``stamp_at`` is the arrival time."""
     wanted = node.key if key is None else key
     if isinstance(rows, pa.Table):
         keys = extract_key_column(wanted, rows)
-        times = _arrival_or(node, rows, stamp_at, _time_column)
-        ids, id_errors = _id_column(node.id, rows)
     else:
-        keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), _Rows(rows))
-        times = _arrival_or(node, rows, stamp_at, _times)
-        ids, id_errors = _ids(node.id, rows)
+        keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), RowValues(rows))
+    times = _event_times(node, rows, stamp_at)
+    ids, id_errors = _ids(node.id, rows)
     errors = {**id_errors, **times.errors, **keys.errors}
     if node.change is not None:
         errors |= change_errors(rows)
@@ -87,16 +76,7 @@ def read_injected(
 
 
 def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequence[Any]) -> None:
-    """Refuse rows of whose first thousand none can be read: it is the program that is wrong, and not one row.
-
-    Args:
-        node: where the injector says that key, time and id are.
-        keys: the consumers' key extractors.
-        rows: at least one row that is no part of a table.
-
-    Raises:
-        InvalidError: a field is in none of the rows, or the keys are all of a type that no key is made of.
-    """
+    """Refuse rows if none of the first thousand can be read: then the program is wrong, not a single row."""
     mappings = [row for row in rows[:_FIRST_ROWS] if isinstance(row, Mapping)]
     if not mappings:
         return
@@ -109,7 +89,7 @@ def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequenc
 
 
 def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The cells of a field that at least one row has."""
+    """Return the cells of a field that at least one row has."""
     cells = [row[name] for row in rows if name in row]
     if not cells:
         fields = [field for field in rows[0] if isinstance(field, str)]
@@ -121,7 +101,7 @@ def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, A
 
 
 def _check_key_cells(stream: str, name: str, cells: Sequence[Any]) -> None:
-    """Refuse cells of which no key can be made, each for its type."""
+    """Refuse cells that can never be a key, each because of its type."""
     one_of_each = {type(cell): cell for cell in cells}
     reasons = {kind.__name__: reason for kind, cell in one_of_each.items() if (reason := _why_no_key(cell))}
     if len(reasons) == len(one_of_each):
@@ -143,11 +123,7 @@ def _why_no_key(cell: Any) -> str | None:
 
 
 def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
-    """Which member sent each row; ``None`` where that cannot be read, and for all when there are none.
-
-    Raises:
-        InvalidError: the column is missing.
-    """
+    """Return the sender of each row, ``None`` where unreadable; ``None`` for a stream without members."""
     if node.member is None:
         return None
     if isinstance(node.member, str) and isinstance(rows, pa.Table):
@@ -159,7 +135,7 @@ def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
 
 
 def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | None:
-    """Record ids with their scope before them; see `Topology.id_scope`."""
+    """Return record ids with their scope before them; see `Topology.id_scope`."""
     if ids is None or not scope:
         return ids
     return pc.binary_join_element_wise(pa.scalar(scope, pa.binary()), ids, pa.scalar(b"", pa.binary()))
@@ -168,22 +144,10 @@ def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | Non
 def with_marks(
     seen: InputObservation, node: InjectorNode, rows: Rows, members: Sequence[str | None] | None
 ) -> InputObservation:
-    """What was seen of some rows, with the greatest of the source's own marks, and of each member's, where any row has one.
-
-    Args:
-        seen: the observation of the rows.
-        node: the injector; unless its policy goes by marks, nothing is added.
-        rows: the rows.
-        members: which member sent each row, where the stream has members.
-
-    Raises:
-        InvalidError: the column is missing, or of a type that can never hold a time.
-    """
+    """Add the source's greatest mark, overall and by member, if the injector's policy uses marks."""
     if not isinstance(node.watermark, MarkColumn):
         return seen
-    column = node.watermark.column
-    read = _time_column if isinstance(rows, pa.Table) else _times
-    times = read(column, rows, node.times)
+    times = _times(node.watermark.column, rows, node.times)
     is_marked = np.ones(len(times.at), np.bool_)
     is_marked[list(times.errors)] = False
     senders = np.array(members or [], dtype=object)
@@ -202,58 +166,36 @@ def _greatest(at: npt.NDArray[np.int64]) -> EventTimeMicros | None:
 
 
 def oldest_time(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
-    """The least time of the rows that have a readable one; ``None`` without any.
-
-    Raises:
-        InvalidError: the column is missing, or of a type that can never hold a time.
-    """
+    """Return the least readable time of the rows; ``None`` without any."""
     at = readable_times(node, rows)
     return EventTimeMicros(int(at.min())) if len(at) else None
 
 
 def readable_times(node: InjectorNode, rows: Rows) -> npt.NDArray[np.int64]:
-    """The times of the rows that have a readable one, in their order.
-
-    Raises:
-        InvalidError: the column is missing, or of a type that can never hold a time.
-    """
-    times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
+    """Return the readable times of the rows, in their order."""
+    times = _event_times(node, rows)
     return np.delete(times.at, list(times.errors)) if times.errors else times.at
 
 
 def sorted_by_time(node: InjectorNode, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """The rows in the order of their times, and these; rows of one time stay in their order.
-
-    Rows without a readable time come first, at the beginning of time.
-
-    Raises:
-        InvalidError: the column is missing, or of a type that can never hold a time.
-    """
-    times = _arrival_or(node, rows, None, _time_column if isinstance(rows, pa.Table) else _times)
+    """Return rows and times, stably sorted by time; unreadable times count as the beginning of time."""
+    times = _event_times(node, rows)
     at = times.at.copy()
     at[list(times.errors)] = TIME_MIN_US
     if (at[1:] >= at[:-1]).all():
         return rows, at
     order = np.argsort(at, kind="stable")
-    ordered = (
-        rows.take(pa.array(order)) if isinstance(rows, pa.Table) else [rows[row] for row in order.tolist()]
-    )
-    return ordered, at[order]
+    if isinstance(rows, pa.Table):
+        return rows.take(pa.array(order)), at[order]
+    return [rows[row] for row in order.tolist()], at[order]
 
 
 def row_count(rows: Rows) -> int:
-    """How many rows there are."""
     return int(rows.num_rows) if isinstance(rows, pa.Table) else len(rows)
 
 
 def delivered_values(node: InjectorNode, rows: Rows, at: npt.NDArray[np.int64]) -> Values:
-    """The rows as record values; the rows of a change stream, which are flat, in envelopes.
-
-    Args:
-        node: the injector.
-        rows: the rows.
-        at: their event times.
-    """
+    """Return the rows as record values; rows of a change stream come in envelopes."""
     if node.payload is not None:
         return row_values([value_of_row(row) for row in rows])
     if node.change is None:
@@ -262,7 +204,7 @@ def delivered_values(node: InjectorNode, rows: Rows, at: npt.NDArray[np.int64]) 
 
 
 def row_values(rows: Rows) -> Values:
-    """The rows as record values: each is a ``dict`` of its fields."""
+    """Return the rows as record values: each is a ``dict`` of its fields."""
     if isinstance(rows, pa.Table):
         return ArrowValues(rows)
     if any(map(has_envelope_fields, rows)):
@@ -270,21 +212,10 @@ def row_values(rows: Rows) -> Values:
     return PythonValues(rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    rows: Sequence[Mapping[str, Any]]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def value(self, index: int) -> Any:
-        return self.rows[index]
-
-
 def _cells(
     extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]], read: Callable[[Any], _Read], absent: _Read
 ) -> tuple[list[_Read], dict[int, str]]:
-    """What ``read`` makes of each row's cell; ``absent`` and an error where it cannot."""
+    """Apply ``read`` to each row's cell; where it fails the result is ``absent`` and an error."""
     cells: list[_Read] = []
     errors: dict[int, str] = {}
     for position, row in enumerate(rows):
@@ -311,26 +242,17 @@ def _cell(extractor: FieldExtractor, row: Any) -> Any:
         raise InvalidError(f"the injector's function raised {type(cause).__name__}: {cause}") from cause
 
 
-def _arrival_or(
-    node: InjectorNode,
-    rows: Rows,
-    stamp_at: EventTimeMicros | None,
-    read: Callable[[FieldExtractor, Any, TimeReading], InstantColumn],
-) -> InstantColumn:
-    if not isinstance(node.at, IngressTime):
-        return read(node.at, rows, node.times)
-    return InstantColumn(at=np.full(row_count(rows), stamp_at or 0, np.int64), errors={})
+def _event_times(node: InjectorNode, rows: Rows, stamp_at: EventTimeMicros | None = None) -> InstantColumn:
+    if isinstance(node.at, IngressTime):
+        return InstantColumn(at=np.full(row_count(rows), stamp_at or 0, np.int64))
+    return _times(node.at, rows, node.times)
 
 
-def _time_column(extractor: FieldExtractor, rows: pa.Table, reading: TimeReading) -> InstantColumn:
-    if not isinstance(extractor, str):
-        return _times(extractor, rows.to_pylist(), reading)
-    return instant_column_us(_existing(rows, extractor, "time"), extractor, reading)
-
-
-def _times(
-    extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]], reading: TimeReading
-) -> InstantColumn:
+def _times(extractor: FieldExtractor, rows: Rows, reading: TimeReading) -> InstantColumn:
+    if isinstance(rows, pa.Table):
+        if isinstance(extractor, str):
+            return instant_column_us(_existing(rows, extractor, "time"), extractor, reading)
+        rows = rows.to_pylist()
     numbers = _numbers(extractor, rows)
     if numbers is not None:
         times = instant_column_us(numbers, str(extractor), reading)
@@ -341,7 +263,7 @@ def _times(
 
 
 def _numbers(extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]]) -> pa.Array | None:
-    """A field of all rows if it is a whole number in each, which is read at once."""
+    """Return a field as a column if it is a whole number in every row."""
     if not isinstance(extractor, str) or not ROW_DICTS.issuperset(map(type, rows)):
         return None
     cells = [row.get(extractor) for row in rows]
@@ -353,44 +275,29 @@ def _numbers(extractor: FieldExtractor, rows: Sequence[Mapping[str, Any]]) -> pa
         return None
 
 
-def _id_column(
-    extractor: FieldExtractor | None, rows: pa.Table
-) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
-    if not isinstance(extractor, str):
-        return _ids(extractor, [] if extractor is None else rows.to_pylist())
-    column = _existing(rows, extractor, "id")
+def _ids(extractor: FieldExtractor | None, rows: Rows) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
+    if extractor is None:
+        return None, {}
+    if isinstance(rows, pa.Table):
+        if isinstance(extractor, str):
+            return _id_column(extractor, _existing(rows, extractor, "id")), {}
+        rows = rows.to_pylist()
+    ids, errors = _cells(extractor, rows, _id_bytes, None)
+    return pa.array(ids, pa.binary()), errors
+
+
+def _id_column(name: str, column: pa.ChunkedArray) -> pa.BinaryArray:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not _is_id(kind):
+    is_number = pa.types.is_integer(kind)
+    if not is_number and kind not in _ID_TYPES:
         raise InvalidError(
             "the id column is neither text nor binary nor a whole number: cast it to text",
-            column=extractor,
+            column=name,
             type=kind,
         )
     plain = column.cast(kind)
-    made = (plain.cast(pa.string()) if pa.types.is_integer(kind) else plain).cast(pa.binary())
-    return (made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made), {}
-
-
-def _is_id(kind: pa.DataType) -> bool:
-    tests = (
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_string_view,
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_integer,
-        pa.types.is_null,
-    )
-    return any(test(kind) for test in tests)
-
-
-def _ids(
-    extractor: FieldExtractor | None, rows: Sequence[Mapping[str, Any]]
-) -> tuple[pa.BinaryArray | None, Mapping[int, str]]:
-    if extractor is None:
-        return None, {}
-    ids, errors = _cells(extractor, rows, _id_bytes, None)
-    return pa.array(ids, pa.binary()), errors
+    made = (plain.cast(pa.string()) if is_number else plain).cast(pa.binary())
+    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
 
 
 def _id_bytes(value: Any) -> bytes | None:

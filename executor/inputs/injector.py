@@ -14,7 +14,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.record_ids import ID_SLACK_US
 
 FieldExtractor: TypeAlias = str | Callable[[Any], Any]
-"""How an injector reads a key, time or id: a column's name, or a function of the row as a ``dict``."""
+"""Where an injector finds a time, id or member: a column's name, or a function of the row as a ``dict``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,21 +23,11 @@ class InjectorNode:
 
     Attributes:
         stream: the stream that it feeds, which also names its input for the runners.
-        key: where a record's key is: a column, a tuple of columns, or a function.
-        at: where its event time is (microseconds, a time with a zone, or ISO text), or the time of arrival.
-        id: where the publisher's id is; ``None`` without ids.
-        watermark: how the low watermark follows from the records.
         idle_after_us: the silence after which the stream no longer holds the watermark; ``None``: never.
-        members: the expected senders; the watermark is the least of theirs.
-        member: where the sender of a record is.
         skew_limit_us: how far its watermark may run ahead of the slowest computation; ``None``: no limit.
-        id_slack_us: how long a sender may repeat a record.
-        times: how times are read that do not say their unit or zone.
-        signals: of the stream of signals, the names that each windowed step waits for; empty for all others.
+        signals: on the stream of signals, the names that each windowed step waits for; empty on all others.
             The stream of signals never ends and holds no watermark back.
-        change: the column that says what kind of change a row is; ``None``: each row is an element.
-        payload: what decodes the values out of a column; ``None``: the row is the value.
-        is_assumed: whether nothing was said of the watermark, so that the policy is only assumed.
+        is_assumed: the user gave no watermark policy, so the default is only assumed.
     """
 
     stream: str
@@ -57,11 +47,7 @@ class InjectorNode:
     is_assumed: bool = False
 
     def check_member(self, member: str | None) -> None:
-        """Refuse an unknown member.
-
-        Raises:
-            InvalidError: names it.
-        """
+        """Refuse an unknown member."""
         if member is not None and member not in self.members:
             raise InvalidError(
                 "no such member is expected", stream=self.stream, member=member, members=list(self.members)

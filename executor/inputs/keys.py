@@ -1,12 +1,8 @@
 """Key extractors: how a consumer derives a record's key (MillWheel §4.2).
 
-Each *consumer* of a stream names a field of the value, or several, gives a function of the value, or keeps the key
-that the record was produced with (``None``).
-
-A field with text is the key as it is. One of another type, and a list of fields, makes a typed key: a text that is
-ordered as the values are (`millpond.statestore.rows.key_text`). Within a list any of them may be null; a single null
-is no key. A function returns text, or a tuple of such values. If an extractor raises, or gives what no key is made of,
-that record becomes a dead letter.
+A text field is the key itself. Any other type, or a list of fields, makes a typed key: text in the order of
+the values (`millpond.statestore.rows.key_text`). In a list any value may be null; a single null is no key. If
+an extractor raises or returns no valid key, the record becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -20,110 +16,76 @@ from typing import Any, Final, Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.executor.inputs.payload import ROW_DICTS, UndecodedRow
+from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.key_columns import check_key_type, encode_key_columns
 from millpond.statestore.rows.key_text import encode_key
 from millpond.statestore.types import Key
 
 KeyExtractor: TypeAlias = str | Sequence[str] | Callable[[Any], Any] | None
-"""
-A field's name, a list of names, a function of the value that returns text or a tuple, or ``None`` for the record's
-own key.
+"""A field's name, a list of names, a function of the value that returns text or a tuple, or ``None`` for the
+record's own key.
 """
 
 KeyField: TypeAlias = str | Sequence[str] | Callable[[Any], Any]
-"""
-How an injector reads a key: a column's name, a list of names, or a function of the row as a ``dict``, which returns
-text or a tuple.
+"""How an injector reads a key: a column's name, a list of names, or a function of the row as a ``dict`` that
+returns text or a tuple.
 """
 
 
 class ValueSequence(Protocol):
-    """Record values that are decoded one by one, as `millpond.executor.interval.bundle.Values` are."""
+    def __len__(self) -> int: ...
 
-    def __len__(self) -> int:
-        """Number of values."""
-        ...
-
-    def value(self, index: int) -> Any:
-        """The decoded value at ``index``."""
-        ...
+    def value(self, index: int) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractedKeys:
-    """The keys of a whole column.
-
-    Attributes:
-        keys: a string array, null exactly where ``errors`` has an entry.
-        errors: why a record has no key, by its index.
-    """
+    """The keys of a column, null exactly where ``errors`` has an entry."""
 
     keys: pa.StringArray
     errors: Mapping[int, str] = field(default_factory=dict)
 
 
 def check_key_extractor(extractor: object, **subject: object) -> None:
-    """Refuse an invalid key extractor.
-
-    Args:
-        extractor: what the user gave.
-        subject: the computation and stream that it belongs to, for the error.
-
-    Raises:
-        InvalidError: it is neither a field's name, nor a list of names, nor callable, nor ``None``.
-    """
+    """Refuse an invalid key extractor; ``subject`` is for the error."""
     if extractor is None or callable(extractor):
         return
     if isinstance(extractor, list | tuple):
         _check_names(extractor, subject)
     elif not isinstance(extractor, str):
         raise InvalidError(
-            "a key extractor is a column's name, a list of names, a function of the value or None",
+            "a key extractor must be a column's name, a list of names, a function of the value or None",
             **subject,
             type=type(extractor).__name__,
         )
     elif not extractor:
-        raise InvalidError("a key extractor names no column", **subject)
+        raise InvalidError("a key extractor must not be empty", **subject)
 
 
 def _check_names(names: Sequence[object], subject: Mapping[str, object]) -> None:
     if not names or not all(isinstance(name, str) and name for name in names):
         raise InvalidError(
-            "a list of key columns has at least one name, and only names", **subject, key=names
+            "a list of key columns must have at least one name, and only names", **subject, key=names
         )
     if len(set(names)) < len(names):
-        raise InvalidError("a list of key columns has one of them twice", **subject, key=names)
+        raise InvalidError("a list of key columns must name each column once", **subject, key=names)
 
 
 def settled_key(extractor: KeyExtractor) -> KeyExtractor:
-    """The same extractor, a list of names as a tuple, which the caller can no longer change."""
+    """Return the extractor with a list as a tuple, which the caller can no longer change."""
     return tuple(extractor) if isinstance(extractor, list) else extractor
 
 
 def key_names(extractor: KeyExtractor) -> tuple[str, ...]:
-    """The fields that a key is made of; none for a function, or for the record's own key."""
+    """Return the fields of a key; none for a function or for the record's own key."""
     if isinstance(extractor, str):
         return (extractor,)
     return () if extractor is None or callable(extractor) else tuple(extractor)
 
 
 def extract_key(extractor: KeyExtractor, own_key: str | None, value: Any) -> Key:
-    """One record's key.
-
-    Args:
-        extractor: how the consumer derives it.
-        own_key: the key under which the record was produced; ``None`` for outside records.
-        value: the decoded value.
-
-    Example:
-        >>> extract_key("city", "k", {"city": "Bergen"})
-        'Bergen'
-
-    Raises:
-        InvalidError: the extractor failed, or no key is made of its result.
-    """
+    """Return one record's key; ``own_key`` is ``None`` for outside records."""
     if isinstance(value, UndecodedRow):
         raise InvalidError(value.reason)
     if extractor is None:
@@ -173,13 +135,7 @@ def _encodable(key: str) -> Key:
 
 
 def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, values: ValueSequence) -> ExtractedKeys:
-    """The keys of many records; values are decoded only if the extractor wants them.
-
-    Args:
-        extractor: how the consumer wants the key.
-        own_keys: the keys under which the records were produced.
-        values: the values, as many.
-    """
+    """Return the keys of many records, decoding values only if the extractor needs them."""
     if extractor is None:
         return _text_column(own_keys)
     if isinstance(extractor, tuple) and (texts := _made_at_once(extractor, values)) is not None:
@@ -196,14 +152,14 @@ def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, values: ValueSeque
 
 
 def _made_at_once(names: tuple[str, ...], values: ValueSequence) -> pa.StringArray | None:
-    """Typed keys by columns, which takes a fraction of the time; ``None`` unless each column has values of one simple type."""
+    """Return typed keys by columns, which is much faster; ``None`` unless each column has one simple type."""
     rows = [values.value(row) for row in range(len(values))]
     if not rows or not ROW_DICTS.issuperset(map(type, rows)):
         return None
     try:
         columns = [_simple_column([row[name] for row in rows]) for name in names]
     except (KeyError, ValueError, OverflowError):
-        # Made one by one, each row that has no key says why.
+        # The slow path reports the reason for each row without a key.
         return None
     return encode_key_columns(columns).texts
 
@@ -225,18 +181,23 @@ _SIMPLE: Final[dict[type, pa.DataType]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class RowValues:
+    """Rows as a `ValueSequence`."""
+
+    rows: Sequence[Mapping[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def value(self, index: int) -> Any:
+        return self.rows[index]
+
+
 def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:
-    """The keys of outside records that stand in Arrow columns; columns' names cost no decoding.
-
-    Args:
-        extractor: a column's name, a list of names, or a function of a row given as a ``dict``.
-        rows: the records, a column per field.
-
-    Raises:
-        InvalidError: there is no such column, or no key is made of its type.
-    """
+    """Return the keys of an Arrow table; a column's name costs no decoding."""
     if callable(extractor):
-        return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), _RowValues(rows.to_pylist()))
+        return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), RowValues(rows.to_pylist()))
     for name in key_names(extractor):
         if name not in rows.column_names:
             hint = did_you_mean(name, rows.column_names)
@@ -246,26 +207,10 @@ def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:
         check_key_type(rows.schema.field(name).type, name)
     if isinstance(extractor, str):
         column = rows.column(extractor)
-        return _text_column(_text_of(column)) if _is_text(column.type) else _without_nulls(column)
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        return _text_column(_text_of(column)) if kind in TEXT_TYPES else _without_nulls(column)
     keys = encode_key_columns([rows.column(name) for name in extractor])
     return ExtractedKeys(keys=keys.texts, errors=keys.errors)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowValues:
-    rows: list[dict[str, Any]]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def value(self, index: int) -> Any:
-        return self.rows[index]
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    return any(test(kind) for test in tests)
 
 
 def _text_of(column: pa.ChunkedArray) -> pa.Array:
@@ -274,7 +219,7 @@ def _text_of(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _without_nulls(column: pa.ChunkedArray) -> ExtractedKeys:
-    """Typed keys of a single column, whose nulls are no keys."""
+    """Return typed keys of a single column, whose nulls are no keys."""
     keys = encode_key_columns([column])
     if not column.null_count:
         return ExtractedKeys(keys=keys.texts, errors=keys.errors)

@@ -1,19 +1,7 @@
-"""What every kind of payload has in common: the column that holds it, and how it is declared, compared and sent to workers.
+"""Payloads: encoded values in a column of a stream's rows, their schemas, and rows with the payload decoded.
 
-A declaration is small: text of a schema, the name of a message. What decodes is made of it where it is first used, and
-kept for as long as the process lives.
-
-Schemas by the number that a payload begins with, as Confluent's wire format has it: a zero byte, and four of the number.
-
-Nothing here talks to a registry: schemas come from a folder, from a mapping, or from a function of the user's.
-
-Schemas as users give them: a file, its text, or what JSON makes of that.
-
-Rows whose payload is decoded: each has the fields of its value, or the reason why there is none.
-
-Where an injector says where key, time and id are, it sees the fields of the value, and next to them what else the row
-has, as ``__row_offset``. The record's value has the fields alone. A letter of a record that never reached the code has
-the row as it came, so that it can be decoded once more.
+A declaration is small (a schema's text, a message's name) and travels to workers; each process makes the
+decoder once. Schemas come from a folder, a mapping or a user's function; nothing here talks to a registry.
 """
 
 from __future__ import annotations
@@ -32,23 +20,23 @@ import pyarrow as pa
 from millpond.statestore.errors import InvalidError, MillpondError, UnavailableError, did_you_mean
 
 Decoder = Callable[[bytes], Mapping[str, Any]]
-"""What makes the fields of a value of its bytes; what it raises is why they do not fit."""
+"""Decodes the bytes of a payload to a mapping of fields; its exceptions are the reasons of dead letters."""
 
 _MADE: Final = frozenset({"_decoder", "_pickled"})
 _REASON_MAX: Final = 300
 
 
 class Payload(ABC):
-    """Encoded values in a column of a stream's rows, as those of a Kafka topic: what `Pipeline.inject` decodes.
+    """The base class of payloads: encoded values in a column of a stream's rows.
 
-    `AvroPayload`, `ProtobufPayload` and `JsonPayload` are the kinds that there are. A subclass with a `decoder` is
-    one more.
+    `AvroPayload`, `ProtobufPayload` and `JsonPayload` are ready to use. For another encoding write a subclass
+    with a `decoder`.
 
     Args:
         column: the column that holds the encoded values: bytes, or text.
 
     Raises:
-        InvalidError: ``column`` is no name.
+        InvalidError: ``column`` is not a name.
 
     Example::
 
@@ -63,7 +51,7 @@ class Payload(ABC):
     def __init__(self, column: str = "value") -> None:
         if not (isinstance(column, str) and column):
             raise InvalidError(
-                "the column of a payload is a name", payload=type(self).__name__, column=column
+                "the column of a payload must be a name", payload=type(self).__name__, column=column
             )
         self.column: str = column
         self._decoder: Decoder | None = None
@@ -71,24 +59,27 @@ class Payload(ABC):
 
     @abstractmethod
     def decoder(self) -> Decoder:
-        """Make what decodes a payload: a function of its bytes that returns a mapping of fields.
+        """Return a function that decodes a payload's bytes to a mapping of fields.
 
-        It is called once in each process that decodes. An `InvalidError` of the function is the reason that a
-        dead letter has, and so is any other exception except an `UnavailableError`, which ends the run.
+        It is called once in each process that decodes. An exception from the function becomes the reason of a
+        dead letter, except an `UnavailableError`, which ends the run.
         """
 
     def fields(self) -> Collection[str] | None:
-        """The names that a value's fields can have; ``None`` if the declaration does not say."""
+        """Return the names that a value's fields can have; ``None`` if the declaration leaves them open."""
         return None
 
     def decode(self, payload: bytes) -> dict[str, Any]:
-        """The value of a payload.
+        """Decode a payload.
 
         Args:
-            payload: its bytes.
+            payload: the bytes.
+
+        Returns:
+            The fields of its value.
 
         Raises:
-            InvalidError: it cannot be decoded; says which schema and field, and why.
+            InvalidError: the payload cannot be decoded; the error names schema, field and reason.
             UnavailableError: a schema could not be looked up.
         """
         decoder = self._decoder
@@ -98,7 +89,7 @@ class Payload(ABC):
         if type(value) is dict:
             return value
         if not isinstance(value, Mapping):
-            raise InvalidError("the payload is no object with fields", type=type(value).__name__)
+            raise InvalidError("the payload must be an object with fields", type=type(value).__name__)
         return dict(value)
 
     def __eq__(self, other: object) -> bool:
@@ -111,7 +102,7 @@ class Payload(ABC):
         return {name: value for name, value in vars(self).items() if name not in _MADE}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as a declaration; a process that gets it again has the object of the first time, and what that has made."""
+        """Pickle the declaration; a process that unpickles it again gets the first object, with its decoder."""
         if self._pickled is None:
             self._pickled = cloudpickle.dumps((type(self), self._declared()))
         return _restored, (self._pickled,)
@@ -126,13 +117,7 @@ def _restored(pickled: bytes) -> Payload:
 
 
 def misfit(schema: str, reason: object, field: str = "") -> InvalidError:
-    """Why a payload cannot be decoded.
-
-    Args:
-        schema: the name of the schema.
-        reason: what is wrong, cut to a bounded length.
-        field: the path of the field that is wrong, if that is known.
-    """
+    """Return the error of a payload that cannot be decoded; a long reason is cut."""
     text = " ".join(str(reason).split()) or type(reason).__name__
     return InvalidError(
         "the payload does not fit its schema",
@@ -143,26 +128,17 @@ def misfit(schema: str, reason: object, field: str = "") -> InvalidError:
 
 
 def missing_package(payload: Payload, package: str, extra: str) -> InvalidError:
-    """What says that a package is to be installed."""
     return InvalidError(f"{type(payload).__name__} needs {package}: pip install 'millpond[{extra}]'")
 
 
 SchemaLike = str | Path | Mapping[str, Any] | list[Any]
-"""A schema in JSON: the path of a file, its text, or the objects of that."""
+"""A schema in JSON: the path of a file, its text, or the parsed JSON."""
 
 _BEGINNINGS: Final = ("{", "[", '"')
 
 
 def json_schema_text(schema: SchemaLike, what: str) -> str:
-    """A schema as the text of JSON.
-
-    Args:
-        schema: as it was given; text is told from a path by its first character.
-        what: what it is, for the error.
-
-    Raises:
-        InvalidError: there is no such file, or it is no JSON.
-    """
+    """Return a schema as JSON text; its first character distinguishes text from a path."""
     if isinstance(schema, Path) or (isinstance(schema, str) and not schema.lstrip().startswith(_BEGINNINGS)):
         text = read_schema_file(Path(schema), what)
     elif isinstance(schema, str):
@@ -172,7 +148,7 @@ def json_schema_text(schema: SchemaLike, what: str) -> str:
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError as cause:
-        raise InvalidError(f"{what} is no JSON", schema=str(schema)[:200], reason=cause) from cause
+        raise InvalidError(f"{what} is not JSON", schema=str(schema)[:200], reason=cause) from cause
     return text.decode()
 
 
@@ -181,58 +157,119 @@ def _written(schema: Any, what: str) -> bytes:
         return orjson.dumps(schema)
     except TypeError as cause:
         raise InvalidError(
-            f"{what} is the path of a file, text, or what JSON makes of it",
+            f"{what} must be the path of a file, text, or parsed JSON",
             type=type(schema).__name__,
             reason=cause,
         ) from cause
 
 
 def read_schema_file(path: Path, what: str) -> bytes:
-    """The bytes of a schema's file.
-
-    Raises:
-        InvalidError: it cannot be read.
-    """
     try:
         return path.read_bytes()
     except OSError as cause:
         raise InvalidError(f"{what} cannot be read", path=path, reason=cause.strerror or cause) from cause
 
 
+class JsonPayload(Payload):
+    """JSON text with a JSON Schema of any draft from 4 to 2020-12.
+
+    ``$schema`` names the draft; the default is the last one. A value has JSON's own types: a date stays text.
+    ``format`` is checked, for example ``date-time``. References must lead into the schema itself; none is
+    fetched. Needs ``millpond[json-schema]``.
+
+    Args:
+        schema: the path of the schema's file, its text, or a ``dict``.
+        column: the column with the text, as ``bytes`` or ``str``.
+
+    Raises:
+        InvalidError: the schema cannot be read or is invalid, or the package is not installed.
+
+    Example::
+
+        pipeline.inject("payments", key="card", at="paid_at", payload=mp.JsonPayload("payment.schema.json"))
+    """
+
+    def __init__(self, schema: SchemaLike, *, column: str = "value") -> None:
+        super().__init__(column)
+        self._schema = json_schema_text(schema, "the JSON Schema")
+        self._decoder = self.decoder()
+
+    def __repr__(self) -> str:
+        return f"JsonPayload({self._name!r}, column={self.column!r})"
+
+    @property
+    def _name(self) -> str:
+        schema = orjson.loads(self._schema)
+        members = schema if isinstance(schema, Mapping) else {}
+        return str(members.get("title") or members.get("$id") or "JSON Schema")
+
+    def fields(self) -> Collection[str] | None:
+        """Return the names of the properties, or ``None`` if the schema allows others."""
+        schema = orjson.loads(self._schema)
+        is_closed = isinstance(schema, dict) and schema.get("additionalProperties") is False
+        if not is_closed or not {"$ref", "patternProperties"}.isdisjoint(schema):
+            return None
+        return list(schema.get("properties", ()))
+
+    def decoder(self) -> Decoder:
+        """Return a function that parses a payload and checks it.
+
+        Raises:
+            InvalidError: the schema is invalid, or the package is not installed.
+        """
+        try:
+            import jsonschema_rs
+        except ImportError as cause:
+            raise missing_package(self, "jsonschema-rs", "json-schema") from cause
+        try:
+            validator = jsonschema_rs.validator_for(self._schema, validate_formats=True, offline=True)
+        except (ValueError, jsonschema_rs.ReferencingError) as cause:
+            raise InvalidError(
+                "the JSON Schema is invalid", schema=self._name, reason=str(cause).partition("\n")[0]
+            ) from cause
+        name, is_valid = self._name, validator.is_valid
+
+        def decode(payload: bytes) -> Mapping[str, Any]:
+            try:
+                value = orjson.loads(payload)
+            except orjson.JSONDecodeError as error:
+                raise misfit(name, f"it is not JSON: {error}") from error
+            if not is_valid(value):
+                raise _first_misfit(name, validator, value)
+            if not isinstance(value, dict):
+                raise misfit(name, f"it must be an object with fields, got {type(value).__name__}")
+            return value
+
+        return decode
+
+
+def _first_misfit(name: str, validator: Any, value: Any) -> InvalidError:
+    error = next(validator.iter_errors(value))
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
+    return misfit(name, error.message, path.removeprefix("."))
+
+
 CONFLUENT_HEADER: Final = 5
-"""How many bytes stand before a payload in Confluent's wire format."""
+"""Length in bytes of the header in Confluent's wire format: a zero byte, and four of the schema's number."""
 
 SchemasById = str | Path | Mapping[int, Any] | Callable[[int], Any]
-"""A folder with a file for each number, a mapping, or a function that returns the schema, or ``None``."""
+"""Schemas by number: a folder with a file for each, a mapping, or a function that returns the schema or ``None``."""
 
 
 def schema_id(payload: bytes) -> int:
-    r"""The number of a payload's schema.
-
-    Example:
-        >>> schema_id(b"\x00\x00\x00\x00\x07")
-        7
-
-    Raises:
-        InvalidError: the payload does not begin as Confluent's wire format does.
-    """
+    """Return the schema's number from a payload in Confluent's wire format."""
     if len(payload) < CONFLUENT_HEADER or payload[0]:
         raise InvalidError(
-            "the payload is not in Confluent's wire format: it begins with a zero byte and four bytes of a schema's number",
+            "the payload is not in Confluent's wire format, which begins with a zero byte and four bytes of a schema's number",
             begins=payload[:CONFLUENT_HEADER].hex(" "),
         )
     return int.from_bytes(payload[1:CONFLUENT_HEADER], "big")
 
 
 class SchemaLookup:
-    """Finds schemas by their numbers, each once.
+    """Finds schemas by number and keeps the result of ``make`` for each.
 
-    A schema that is not found is looked for again with the next payload that names it, since it may have come meanwhile.
-
-    Args:
-        schemas: where they are.
-        suffix: what the names of files in a folder end with.
-        make: makes of a schema what is kept of it.
+    An unknown schema is looked up again with the next payload, because it may have appeared meanwhile.
     """
 
     def __init__(self, schemas: SchemasById, suffix: str, make: Callable[[Any, str], Any]) -> None:
@@ -242,15 +279,10 @@ class SchemaLookup:
         self._made: dict[int, Any] = {}
 
     def find(self, number: int) -> Any:
-        """What was made of a schema.
-
-        Raises:
-            InvalidError: there is no such schema, or it is none.
-            UnavailableError: a function of the user's failed, other than with a `LookupError`.
-        """
+        """Return the result of ``make`` for a schema."""
         made = self._made.get(number)
         if made is None:
-            # As many as a topic has had versions: a bound would only slow down what is rightly kept.
+            # Unbounded, because there are only as many schemas as the topic has had versions.
             made = self._made[number] = self._make(self._look_up(number), f"schema {number}")
         return made
 
@@ -278,21 +310,20 @@ class SchemaLookup:
 
 
 def _unknown(number: int, **details: object) -> InvalidError:
-    return InvalidError("the payload names a schema that is not known", schema_id=number, **details)
+    return InvalidError("the payload names an unknown schema", schema_id=number, **details)
 
 
 ROW_PREFIX: Final = "__row_"
-"""What stands before the name of a column that is next to the payload."""
+"""Prefix of a column next to the payload."""
 
 _FIRST_ROWS: Final = 1_000
 
 
 class DecodedRow(dict[str, Any]):
-    """What an injector sees of a row: the fields of its value, and the other columns with `ROW_PREFIX`.
+    """A row as an injector sees it: the fields of its value, and the other columns with `ROW_PREFIX`.
 
-    Attributes:
-        row: the row as it came.
-        value: the record's value.
+    ``row`` is the original row, kept for dead letters so that it can be decoded again; ``value`` is the
+    record's value, with the fields alone.
     """
 
     __slots__ = ("row", "value")
@@ -303,36 +334,23 @@ class DecodedRow(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class UndecodedRow:
-    """A row whose payload cannot be decoded.
-
-    Attributes:
-        row: the row as it came.
-        reason: why.
-    """
+    """A row whose payload cannot be decoded, and the reason."""
 
     row: Any
     reason: str
 
 
+TEXT_TYPES: Final = frozenset({pa.string(), pa.large_string(), pa.string_view(), pa.null()})
+"""Arrow's types of text, and of a column of nulls alone."""
+
+_ENCODED_TYPES: Final = TEXT_TYPES | {pa.binary(), pa.large_binary(), pa.binary_view()}
+
 ROW_DICTS: Final[frozenset[Any]] = frozenset((dict, DecodedRow))
-"""The kinds of rows whose fields are found at once."""
+"""Types of rows whose fields are read column by column."""
 
 
 def decoded_rows(payload: Payload, rows: Any, *, stream: str) -> list[Any]:
-    """Decode the payload of each row.
-
-    Args:
-        payload: the declaration.
-        rows: an Arrow table, or mappings of fields.
-        stream: the stream that they are for.
-
-    Returns:
-        A `DecodedRow` or an `UndecodedRow` for each.
-
-    Raises:
-        InvalidError: there is no column of the payload, or it is neither binary nor text.
-        UnavailableError: a schema could not be looked up.
-    """
+    """Decode the payload of each row: a `DecodedRow` or an `UndecodedRow` for each."""
     if isinstance(rows, pa.Table):
         return list(_of_table(payload, rows, stream))
     _check_rows(payload, rows, stream)
@@ -340,18 +358,13 @@ def decoded_rows(payload: Payload, rows: Any, *, stream: str) -> list[Any]:
 
 
 def decoded_values(payload: Payload, rows: Any, *, stream: str) -> list[dict[str, Any]]:
-    """The values of rows whose payload was decoded before, in another process.
-
-    Raises:
-        InvalidError: it cannot be decoded now.
-        UnavailableError: a schema could not be looked up.
-    """
+    """Return the values of rows whose payload another process has decoded before."""
     decoded = decoded_rows(payload, rows, stream=stream)
     for row in decoded:
         if isinstance(row, UndecodedRow):
             raise InvalidError(
-                "a payload was decoded to find its key, and cannot be decoded to process it: a decoder gives the same "
-                "for the same bytes",
+                "a payload was decoded for its key but cannot be decoded again: a decoder must give the same fields for the "
+                "same bytes",
                 stream=stream,
                 reason=row.reason,
             )
@@ -359,8 +372,6 @@ def decoded_values(payload: Payload, rows: Any, *, stream: str) -> list[dict[str
 
 
 class _Injector(Protocol):
-    """What an injector says of its rows."""
-
     @property
     def stream(self) -> str: ...
     @property
@@ -368,25 +379,12 @@ class _Injector(Protocol):
 
 
 def rows_to_extract(node: _Injector, rows: Any) -> Any:
-    """Rows as the injector's extractors see them: with their payload decoded, where the stream has one.
-
-    Args:
-        node: the injector.
-        rows: the rows as they came.
-
-    Raises:
-        InvalidError: there is no column of the payload, or it holds no payloads.
-        UnavailableError: a schema could not be looked up.
-    """
+    """Return rows as the injector's extractors see them: with the payload decoded, if there is one."""
     return rows if node.payload is None else decoded_rows(node.payload, rows, stream=node.stream)
 
 
 def check_payload_column(payload: Payload, columns: Sequence[str], *, stream: str) -> None:
-    """Refuse rows without the column of the payload.
-
-    Raises:
-        InvalidError: there is no such column.
-    """
+    """Refuse rows without the column of the payload."""
     if payload.column not in columns:
         raise InvalidError(
             f"the input has no such payload column{did_you_mean(payload.column, columns)}",
@@ -397,12 +395,12 @@ def check_payload_column(payload: Payload, columns: Sequence[str], *, stream: st
 
 
 def original_row(row: Any) -> Any:
-    """A row as it came, decoded or not."""
+    """Return the original row, decoded or not."""
     return row.row if isinstance(row, DecodedRow | UndecodedRow) else row
 
 
 def value_of_row(row: Any) -> Any:
-    """The value of a row that is decoded; ``None`` for one that is not."""
+    """Return a decoded row's value; ``None`` for an undecoded row."""
     return row.value if isinstance(row, DecodedRow) else None
 
 
@@ -415,7 +413,8 @@ def _check_rows(payload: Payload, rows: Sequence[Any], stream: str) -> None:
 def _of_table(payload: Payload, rows: pa.Table, stream: str) -> Iterator[DecodedRow | UndecodedRow]:
     check_payload_column(payload, rows.column_names, stream=stream)
     kind = rows.schema.field(payload.column).type
-    if not _is_encoded(kind):
+    stored = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if stored not in _ENCODED_TYPES and not pa.types.is_fixed_size_binary(stored):
         raise InvalidError(
             "the payload column is neither binary nor text", stream=stream, column=payload.column, type=kind
         )
@@ -424,22 +423,6 @@ def _of_table(payload: Payload, rows: pa.Table, stream: str) -> Iterator[Decoded
     for cells in zip(*(column.to_pylist() for column in rows.columns), strict=True):
         row = dict(zip(names, cells, strict=True))
         yield _decoded(payload, row, row[payload.column], others)
-
-
-def _is_encoded(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    types = pa.types
-    tests = (
-        types.is_binary,
-        types.is_large_binary,
-        types.is_binary_view,
-        types.is_string,
-        types.is_large_string,
-        types.is_string_view,
-        types.is_fixed_size_binary,
-        types.is_null,
-    )
-    return any(test(kind) for test in tests)
 
 
 def _of_mapping(payload: Payload, row: Any) -> DecodedRow | UndecodedRow:

@@ -1,4 +1,4 @@
-"""The positions that a pipeline keeps in the table as Delta ``txn`` actions, and what they say."""
+"""The positions that a pipeline keeps in the table as Delta ``txn`` actions."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import Superstep
 
 BOUNDED_SOURCE = "bounded"
-"""Source id of an input that is a bounded DataFrame: its only batch is 0."""
-
 LOCAL_SOURCE = "local"
-"""Source id of rows handed to a runner in process."""
-
 _SLACK_BITS = 42
 
 
 def percentile_watermark_app_id(pipeline: str, kind: str, name: str, percentile: float = EXACT) -> str:
-    """Names a journaled watermark of a percentile; ``kind`` is ``injector`` or ``computation``."""
+    """Return the app id of a journaled percentile watermark; ``kind`` is ``injector`` or ``computation``."""
     # The clock's own name, so that 90 and 90.0 are one watermark here as in the rows.
     clock = clock_name(TimeDomain.EVENT, percentile)
     return AppId.WATERMARK.of(pipeline, kind, name) + clock.removeprefix(TimeDomain.EVENT.value)
 
 
 def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[str, dict[str, int]]:
-    """Every counter of a pipeline's computations, by name."""
+    """Return every counter of a pipeline's computations, by computation and name."""
     counts: dict[str, dict[str, int]] = {}
     for app_id, value in positions.items():
         if app_id.startswith(AppId.COUNT):
@@ -39,12 +35,12 @@ def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[s
 
 
 def stream_number(stream: str) -> int:
-    """A stream's name as a number that a Delta ``txn`` can hold."""
+    """Return a stream's name as a number that a Delta ``txn`` can hold."""
     return pipeline_number(stream)
 
 
 def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
-    """Every computation that a pipeline has ever run, including those that it no longer has."""
+    """Return every computation that a pipeline has ever run, including former ones."""
     number = pipeline_number(pipeline)
     return frozenset(
         unquote(app_id.removeprefix(AppId.CLAIM))
@@ -54,7 +50,7 @@ def claimed_by(positions: Mapping[str, int], pipeline: str) -> frozenset[str]:
 
 
 def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computation: str) -> str | None:
-    """The other pipeline that a computation belongs to; ``None`` when it is free or one's own."""
+    """Return the other pipeline that owns a computation; ``None`` when it is free or already owned by this one."""
     number = positions.get(AppId.CLAIM.of(computation))
     if number in (None, pipeline_number(pipeline)):
         return None
@@ -62,48 +58,32 @@ def conflicting_pipeline(positions: Mapping[str, int], pipeline: str, computatio
 
 
 def id_slack_position(stored: int | None, slack_us: int) -> int:
-    """How long a computation's senders may repeat a record, as a number that rises with each change.
-
-    Args:
-        stored: the number that the table has; ``None``: none yet.
-        slack_us: the slack, which is rounded up to milliseconds; at most 139 years are stored.
-
-    Example:
-        >>> first = id_slack_position(None, 2_000_000)
-        >>> second = id_slack_position(first, 1_000_000)
-        >>> second > first, id_slack_of({AppId.ID_SLACK.of("c"): second}, "c")
-        (True, 1000000)
-    """
+    """Return an id slack as a number that rises with each change: in milliseconds, rounded up, at most 139 years."""
     slack_ms = min(-(-slack_us // 1_000), (1 << _SLACK_BITS) - 1)
     changes, stored_ms = divmod(0 if stored is None else stored, 1 << _SLACK_BITS)
     return (changes << _SLACK_BITS if slack_ms == stored_ms else (changes + 1) << _SLACK_BITS) + slack_ms
 
 
 def id_slack_of(positions: Mapping[str, int], computation: str) -> int | None:
-    """How long a computation's senders may repeat a record, in microseconds; ``None`` where no pipeline has said so."""
+    """Return how long a computation's senders may repeat a record, in microseconds; ``None`` if not recorded."""
     position = positions.get(AppId.ID_SLACK.of(computation))
     return None if position is None else position % (1 << _SLACK_BITS) * 1_000
 
 
 def current_name(positions: Mapping[str, int], stored: str) -> str:
-    """What a pipeline is called now that the store knows by the name ``stored``.
-
-    Example:
-        >>> current_name({"millpond/pipeline_name/clicks/visits": 7}, "clicks")
-        'visits'
-    """
+    """Return the present name of a pipeline that the store knows as ``stored``."""
     return recorded_word(positions, AppId.PIPELINE_NAME, stored) or stored
 
 
 def stored_state_version(positions: Mapping[str, int], computation: str) -> int:
-    """The ``state_version`` of the code that has last run a computation; 0 if the table records none."""
+    """Return the ``state_version`` of the code that ran a computation last; 0 if the table records none."""
     return int(recorded_word(positions, AppId.STATE_VERSION, computation) or 0)
 
 
 def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str) -> str | None:
-    """Another pipeline of the store that has consumed batches of an outside source; ``None`` if none has.
+    """Return another pipeline of the store that has consumed batches of the source; ``None`` without one.
 
-    Only a source with an id of its own tells: Spark's streaming queries have one.
+    Only sources with ids of their own are found, such as Spark's streaming queries.
     """
     if source in (BOUNDED_SOURCE, LOCAL_SOURCE):
         return None
@@ -116,17 +96,12 @@ def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str)
 
 
 def superstep_of(positions: Mapping[str, int], pipeline: str) -> Superstep:
-    """The last superstep that has been committed; 0 before the first."""
+    """Return the last committed superstep; 0 before the first."""
     return Superstep(positions.get(AppId.SUPERSTEP.of(pipeline), 0))
 
 
 def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) -> dict[str, int]:
-    """Source id → last batch consumed, of one input.
-
-    Example:
-        >>> input_positions({AppId.INPUT.of("p", "s", "q1"): 4}, "p", "s")
-        {'q1': 4}
-    """
+    """Return source id → last consumed batch of one input."""
     prefix = AppId.INPUT.of(pipeline, stream, "")
     return {
         unquote(app_id.removeprefix(prefix)): version
@@ -137,9 +112,9 @@ def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) ->
 
 
 def after_the_end(stream: str) -> InvalidError:
-    """What refuses records of a stream whose input an earlier run has ended."""
+    """Return the error for records of a stream whose input an earlier run has ended."""
     return InvalidError(
-        "the input has ended: an earlier run was its last, so all that comes now would be late; a job that runs"
+        "the input has ended: an earlier run was its last, so further records would be late; a job that runs"
         " again and again passes finish=False to run, or trigger={'availableNow': True} to start, and begins"
         " with a new store; accept_ended=True of the runner takes the records as late ones",
         input=stream,
@@ -147,23 +122,17 @@ def after_the_end(stream: str) -> InvalidError:
 
 
 def consumed_before(stream: str, rows: int, known: int | None) -> str:
-    """Why a bounded DataFrame that the store has consumed before is not read again.
+    """Return why a bounded DataFrame is not read again; refuse a changed one.
 
-    Args:
-        stream: the input, for the message.
-        rows: how many rows it has now.
-        known: how many it had then; ``None`` if the store does not know.
-
-    Raises:
-        InvalidError: it is another one, or it has grown.
+    ``known`` is its number of rows when it was consumed; ``None`` if not recorded.
     """
     if known is None:
         return "it was consumed before, by a version that did not note how many rows there were"
     if rows == known:
         return f"all {rows:,} rows were consumed before"
     raise InvalidError(
-        "a bounded DataFrame is consumed once, and this one is not what it was then: read what grows as a stream"
-        " (spark.readStream), which goes on where it was, or start with a new store",
+        "a bounded DataFrame is consumed only once, and this one has changed since: read growing data as a stream"
+        " (spark.readStream), which continues where it was, or start with a new store",
         input=stream,
         rows=rows,
         consumed=known,
@@ -173,26 +142,15 @@ def consumed_before(stream: str, rows: int, known: int | None) -> str:
 def admit_batch(
     known: Mapping[str, int], stream: str, source: str, batch: int, *, accept_checkpoint: bool = False
 ) -> bool:
-    """Whether a batch is new; a batch that Spark replays after a crash is not.
+    """Return True for a new batch, False for one that Spark replays after a crash.
 
-    A source hands out the batches 0, 1, 2, … and repeats at most the last one, so
-    anything else means that checkpoint and store do not belong together.
-
-    Args:
-        known: source id → last batch consumed.
-        stream: the input, for the message.
-        source: id of the source that offers the batch.
-        batch: its number.
-        accept_checkpoint: take a source that the store does not know from where it stands.
-
-    Raises:
-        InvalidError: the checkpoint was rewound, is ahead, or belongs to another store.
+    A source hands out the batches 0, 1, 2, … and repeats at most the last one, so anything else means that
+    checkpoint and store do not belong together. ``accept_checkpoint`` starts an unknown source at its present
+    batch.
     """
     belongs = "continue with the checkpoint that belongs to this store, start with a new store"
     way_out = f"{belongs}, or pass accept_checkpoint=True to take this one from where it stands"
-    if_repaired = (
-        "if the store was repaired, run `millpond repair` again: it takes the checkpoint back; else "
-    )
+    if_repaired = "if the store was repaired, run `millpond repair` again: it reverts the checkpoint; else "
     last = known.get(source)
     if last is None:
         if accept_checkpoint or (not known and batch == 0):
@@ -206,6 +164,7 @@ def admit_batch(
             f"the checkpoint has handed out batches that this store never saw; {if_repaired}{way_out}",
             input=stream, checkpoint=source, batch=batch,
         )  # fmt: skip
+    # After a crash between the store's commit and Spark's own, Spark repeats its last batch: skip it.
     if batch in (last, last + 1):
         return batch == last + 1
     fault = "was rewound; " if batch < last else f"is ahead of the store; {if_repaired}"

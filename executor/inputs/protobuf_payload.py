@@ -1,40 +1,11 @@
-"""Payloads that are Protobuf messages, of a type that a descriptor set describes.
-
-Types of messages out of descriptor sets, in a pool of their own, so that two versions of a type do not meet.
-
-Values of Protobuf messages: what parses one, and what makes a ``dict`` of its fields.
-
-How each field is read is settled once, for the type. Protobuf's own way to JSON makes text of numbers and of bytes, so it
-is not used.
-
-Protobuf's wire format, as far as it takes to say which field of a broken message cannot be read.
-"""
+"""Payloads that are Protobuf messages, of a type that a descriptor set describes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Collection
 from functools import partial
-from graphlib import CycleError, TopologicalSorter
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
-
-from google.protobuf import (
-    any_pb2,
-    descriptor_pb2,
-    descriptor_pool,
-    duration_pb2,
-    empty_pb2,
-    field_mask_pb2,
-    struct_pb2,
-    timestamp_pb2,
-    wrappers_pb2,
-)
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
-from google.protobuf.unknown_fields import UnknownFieldSet
+from typing import Any, Literal, get_args
 
 from millpond.executor.inputs.payload import (
     CONFLUENT_HEADER,
@@ -47,370 +18,32 @@ from millpond.executor.inputs.payload import (
 )
 from millpond.statestore.errors import InvalidError
 
-_SHIPPED: Final = {
-    module.DESCRIPTOR.name: module.DESCRIPTOR.serialized_pb
-    for module in (
-        any_pb2,
-        descriptor_pb2,
-        duration_pb2,
-        empty_pb2,
-        field_mask_pb2,
-        struct_pb2,
-        timestamp_pb2,
-        wrappers_pb2,
-    )
-}
-"""The files that Protobuf itself brings along, which a set may leave out."""
-
-
-def message_type(descriptor_set: bytes, name: str) -> Any:
-    """The descriptor of a type.
-
-    Args:
-        descriptor_set: a serialized ``FileDescriptorSet``.
-        name: the full name of the type.
-
-    Raises:
-        InvalidError: the bytes are no descriptor set, a file in it lacks another one, or the type is in none.
-    """
-    files = _files(descriptor_set)
-    pool = descriptor_pool.DescriptorPool()
-    try:
-        for file in _in_order(files):
-            pool.AddSerializedFile(file)
-    except (TypeError, CycleError) as cause:
-        raise InvalidError(
-            "the descriptor set is not complete: make it with protoc --include_imports", reason=cause
-        ) from cause
-    try:
-        return pool.FindMessageTypeByName(name)
-    except KeyError as cause:
-        known = [
-            f"{file.package}.{message.name}".removeprefix(".")
-            for file in files.values()
-            for message in file.message_type
-        ]
-        raise InvalidError(
-            "the descriptor set has no such message: say its full name, with the package",
-            type=name,
-            types=known,
-        ) from cause
-
-
-def _files(descriptor_set: bytes) -> dict[str, Any]:
-    try:
-        files = descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file
-    except DecodeError as cause:
-        raise InvalidError(
-            "this is no descriptor set: make it with protoc --include_imports --descriptor_set_out=FILE",
-            reason=cause,
-        ) from cause
-    return {file.name: file for file in files}
-
-
-def _in_order(files: dict[str, Any]) -> Iterable[bytes]:
-    """The files, each after those that it imports."""
-    sorter = TopologicalSorter({name: list(file.dependency) for name, file in files.items()})
-    wanted = [*sorter.static_order()]
-    extra = [name for name in wanted if name not in files and name in _SHIPPED]
-    yield from (_SHIPPED[name] for name in extra)
-    yield from (files[name].SerializeToString() for name in wanted if name in files)
-
-
-_VARINT: Final = 0
-_FIXED_64: Final = 1
-PACKED: Final = 2
-"""The wire type of everything that says its length: text, bytes, messages, and repeated numbers."""
-
-_GROUP: Final = 3
-_FIXED_32: Final = 5
-_VARINT_BYTES_MAX: Final = 10
-_DEPTH_MAX: Final = 100
-
-EXPECTED_WIRE_TYPES: Final = {
-    **dict.fromkeys(range(1, 19), _VARINT),
-    **dict.fromkeys(
-        (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED64), _FIXED_64
-    ),
-    **dict.fromkeys(
-        (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32), _FIXED_32
-    ),
-    **dict.fromkeys(
-        (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_MESSAGE), PACKED
-    ),
-    FieldDescriptor.TYPE_GROUP: _GROUP,
-}
-"""How a field of each type is written."""
-
-
-def first_failure(payload: bytes, descriptor: Any) -> tuple[str, str]:
-    """The path of the first part of a message that cannot be read, and why; both empty if that is not found.
-
-    Args:
-        payload: the message.
-        descriptor: its type.
-    """
-    return _failure_in(payload, descriptor, "", _DEPTH_MAX)
-
-
-def _failure_in(payload: bytes, descriptor: Any, path: str, depth: int) -> tuple[str, str]:
-    at = 0
-    while at < len(payload):
-        tag, after = _wire_varint(payload, at)
-        if after is None:
-            return path, "the payload ends within a field's tag"
-        number, wire = tag >> 3, tag & 7
-        field = descriptor.fields_by_number.get(number)
-        here = f"{path}.{field.name if field is not None else number}".removeprefix(".")
-        begin, end = _extent(payload, after, wire)
-        if begin is None:
-            return here, f"there is no wire type {wire}"
-        if end is None or end > len(payload):
-            return here, "the payload ends within it"
-        if wire == PACKED and field is not None and depth:
-            found = _failure_of(payload[begin:end], field, here, depth)
-            if found[1]:
-                return found
-        at = end
-    return "", ""
-
-
-def _failure_of(part: bytes, field: Any, path: str, depth: int) -> tuple[str, str]:
-    if field.type == FieldDescriptor.TYPE_MESSAGE:
-        return _failure_in(part, field.message_type, path, depth - 1)
-    if field.type == FieldDescriptor.TYPE_STRING:
-        try:
-            part.decode()
-        except UnicodeDecodeError as error:
-            return path, f"it is no UTF-8: {error.reason}"
-    return "", ""
-
-
-def _extent(payload: bytes, at: int, wire: int) -> tuple[int | None, int | None]:
-    """Where the value of a field begins and ends; without a beginning if there is no such wire type, without an end if its
-    length is cut.
-    """
-    if wire == _VARINT:
-        return at, _wire_varint(payload, at)[1]
-    if wire == _FIXED_64:
-        return at, at + 8
-    if wire == _FIXED_32:
-        return at, at + 4
-    if wire in {_GROUP, _GROUP + 1}:
-        # A group's fields follow one by one, between two tags without a value.
-        return at, at
-    if wire == PACKED:
-        length, after = _wire_varint(payload, at)
-        return (at, None) if after is None else (after, after + length)
-    return None, None
-
-
-def _wire_varint(payload: bytes, at: int) -> tuple[int, int | None]:
-    number = 0
-    for place in range(min(_VARINT_BYTES_MAX, len(payload) - at)):
-        byte = payload[at + place]
-        number |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return number, at + place + 1
-    return number, None
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_WRAPPED: Final = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
-
-_Convert = Callable[[Any], Any]
-
-
-class _UnfitError(Exception):
-    """A part of a message has no value; its path grows on the way out."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.path: str = ""
-
-    def within(self, part: str) -> _UnfitError:
-        self.path = f"{part}{self.path if self.path.startswith('[') or not self.path else '.' + self.path}"
-        return self
-
-
-def reader_of(descriptor: Any) -> Callable[[bytes], dict[str, Any]]:
-    """What reads messages of a type.
-
-    Args:
-        descriptor: the type.
-    """
-    kind, name = GetMessageClass(descriptor), descriptor.full_name
-    convert = _of_message(descriptor, {})
-
-    def read(payload: bytes) -> dict[str, Any]:
-        message = kind()
-        try:
-            message.ParseFromString(payload)
-        except DecodeError as error:
-            field, reason = first_failure(payload, descriptor)
-            raise misfit(name, reason or error, field) from error
-        if not message.IsInitialized():
-            missing = message.FindInitializationErrors()
-            raise misfit(name, "required fields are missing", ", ".join(missing))
-        try:
-            value: dict[str, Any] = convert(message)
-        except _UnfitError as error:
-            raise misfit(name, error, error.path) from error
-        return value
-
-    return read
-
-
-def _of_message(descriptor: Any, known: dict[str, _Convert]) -> _Convert:
-    """What makes a value of a message; a type that has itself as a part finds what is being made in ``known``."""
-    name = descriptor.full_name
-    if name in known:
-        return known[name]
-    if name in _SPECIAL:
-        return _SPECIAL[name]
-    # Not its name: it is made below.
-    known[name] = lambda message: made(message)  # noqa: PLW0108
-    fields = [(field.name, _of_field(field, known)) for field in descriptor.fields]
-    expected = {field.number: field for field in descriptor.fields}
-
-    def made(message: Any) -> dict[str, Any]:
-        # The parser has put aside what it could not read as the type of its field.
-        if unread := UnknownFieldSet(message):
-            _check_unread(unread, expected)
-        value = {}
-        for field, read in fields:
-            try:
-                value[field] = read(message)
-            except _UnfitError as error:
-                raise error.within(field) from error
-        return value
-
-    known[name] = made
-    return made
-
-
-def _check_unread(unread: Any, expected: Mapping[int, Any]) -> None:
-    for part in unread:
-        field = expected.get(part.field_number)
-        if field is None:
-            continue
-        wanted = EXPECTED_WIRE_TYPES[field.type]
-        if part.wire_type != wanted and not (_is_repeated(field) and part.wire_type == PACKED):
-            raise _UnfitError(
-                f"it was written as another type: wire type {part.wire_type} instead of {wanted}"
-            ).within(field.name)
-
-
-def _is_repeated(field: Any) -> bool:
-    return bool(field.is_repeated)
-
-
-def _of_field(field: Any, known: dict[str, _Convert]) -> _Convert:
-    """What reads a field of a message."""
-    name, get = field.name, attrgetter(field.name)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        convert = _of_value(field.message_type.fields_by_name["value"], known)
-        return lambda message: {key: _inner(convert, part, key) for key, part in get(message).items()}
-    convert = _of_value(field, known)
-    if _is_repeated(field):
-        if convert is _same:
-            return lambda message: [*get(message)]
-        return lambda message: [_inner(convert, part, place) for place, part in enumerate(get(message))]
-    if not field.has_presence or (field.has_default_value and field.message_type is None):
-        return get if convert is _same else lambda message: convert(get(message))
-    return lambda message: convert(get(message)) if message.HasField(name) else None
-
-
-def _inner(convert: _Convert, part: Any, place: object) -> Any:
-    try:
-        return convert(part)
-    except _UnfitError as error:
-        raise error.within(f"[{place}]") from error
-
-
-def _of_value(field: Any, known: dict[str, _Convert]) -> _Convert:
-    if field.message_type is not None:
-        return _of_message(field.message_type, known)
-    if field.enum_type is not None:
-        names = {value.number: value.name for value in reversed(field.enum_type.values)}
-        return lambda number: names.get(number, number)
-    return _same
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _wrapped(message: Any) -> Any:
-    return message.value
-
-
-def _time(message: Any) -> datetime:
-    try:
-        return _EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1_000)
-    except OverflowError as error:
-        raise _UnfitError(f"no time of the calendar: {message.seconds} seconds since 1970") from error
-
-
-def _duration(message: Any) -> timedelta:
-    try:
-        # Both have the sign of the duration, and nanoseconds go towards zero.
-        return timedelta(seconds=message.seconds, microseconds=int(message.nanos / 1_000))
-    except OverflowError as error:
-        raise _UnfitError(f"too long: {message.seconds} seconds") from error
-
-
-def _struct(message: Any) -> dict[str, Any]:
-    return {name: _json_value(part) for name, part in message.fields.items()}
-
-
-def _list_value(message: Any) -> list[Any]:
-    return [_json_value(part) for part in message.values]
-
-
-def _json_value(message: Message) -> Any:
-    kind = message.WhichOneof("kind")
-    if kind is None or kind == "null_value":
-        return None
-    part = getattr(message, kind)
-    if kind == "struct_value":
-        return _struct(part)
-    return _list_value(part) if kind == "list_value" else part
-
-
-_SPECIAL: Final[Mapping[str, _Convert]] = {
-    "google.protobuf.Timestamp": _time,
-    "google.protobuf.Duration": _duration,
-    "google.protobuf.Struct": _struct,
-    "google.protobuf.ListValue": _list_value,
-    "google.protobuf.Value": _json_value,
-    **{f"google.protobuf.{kind}Value": _wrapped for kind in _WRAPPED},
-}
-
-
 ProtobufFraming = Literal["plain", "confluent"]
-"""What stands before the message: nothing, or the number of its schema and its place in that."""
+"""The bytes before the message: none, or the number of its schema and its place in that schema."""
 
 
 class ProtobufPayload(Payload):
-    """Protobuf messages, each payload one of a type that a descriptor set describes.
+    """Protobuf messages of one type, which a descriptor set describes.
 
-    A value has the fields under their names in the ``.proto`` file. A field that is not set is its type's default, or
-    ``None`` where the message can tell (``optional``, messages, members of a ``oneof``). An enum is the name of its
-    value, or the number of an unknown one; a ``Timestamp`` a ``datetime`` in UTC, a ``Duration`` a ``timedelta``, both
-    with microseconds; a wrapper its value or ``None``; a ``Struct`` what JSON makes of it. Fields that the type does not
-    have are skipped, as they are those of a newer writer. Needs ``millpond[protobuf]``.
+    A value has the fields under their names in the ``.proto`` file. A field that is not set is its type's
+    default, or ``None`` where the message records presence (``optional``, messages, members of a ``oneof``).
+    An enum is the name of its value, or the number of an unknown one; a ``Timestamp`` is a ``datetime`` in
+    UTC and a ``Duration`` a ``timedelta``, both with microseconds; a wrapper is its value or ``None``; a
+    ``Struct`` is plain JSON. Unknown fields are skipped, because a newer writer may add them. Needs
+    ``millpond[protobuf]``.
 
     Args:
-        descriptor_set: the path of the file that ``protoc --include_imports --descriptor_set_out=FILE`` writes, or its
-            bytes.
+        descriptor_set: the path of the file that ``protoc --include_imports --descriptor_set_out=FILE``
+            writes, or its bytes.
         message: the type's full name, ``shop.Payment``.
         column: the column with the bytes.
-        framing: ``"plain"``: the message alone; ``"confluent"``: a zero byte, the four bytes of a schema's number and
-            the message's place in it, all of which are skipped, since a type can read what its other versions wrote.
+        framing: ``"plain"``: the message alone; ``"confluent"``: after a zero byte, the four bytes of a
+            schema's number and the message's place in that schema. All of these are skipped, because a type
+            can read messages of its other versions.
 
     Raises:
-        InvalidError: the file cannot be read or is none, it does not have the type, or the package is not installed.
+        InvalidError: the file cannot be read or is no descriptor set, it lacks the type, or the package is
+            not installed.
 
     Example::
 
@@ -429,7 +62,7 @@ class ProtobufPayload(Payload):
         super().__init__(column)
         if framing not in get_args(ProtobufFraming):
             raise InvalidError(
-                "no such framing of Protobuf", framing=framing, framings=list(get_args(ProtobufFraming))
+                "unknown framing of Protobuf", framing=framing, framings=list(get_args(ProtobufFraming))
             )
         self._descriptors: bytes = (
             descriptor_set
@@ -444,44 +77,37 @@ class ProtobufPayload(Payload):
         return f"ProtobufPayload({self._message!r}, column={self.column!r}, framing={self._framing!r})"
 
     def fields(self) -> Collection[str]:
-        """The names of the message's fields."""
+        """Return the names of the message's fields."""
         return [field.name for field in self._type().fields]
 
     def _type(self) -> Any:
         try:
-            pass
+            from millpond.executor.inputs.protobuf_messages import message_type
         except ImportError as cause:
             raise missing_package(self, "protobuf", "protobuf") from cause
         return message_type(self._descriptors, self._message)
 
     def decoder(self) -> Decoder:
-        """Make what parses a message and reads its fields.
+        """Return a function that parses a message and reads its fields.
 
         Raises:
-            InvalidError: the descriptor set is none, it does not have the type, or the package is not installed.
+            InvalidError: the descriptor set is invalid or lacks the type, or the package is not installed.
         """
         descriptor = self._type()
+        from millpond.executor.inputs.protobuf_messages import reader_of
 
         read = reader_of(descriptor)
         return read if self._framing == "plain" else partial(_confluent, read, self._message)
 
 
 def _confluent(read: Callable[[bytes], dict[str, Any]], name: str, payload: bytes) -> dict[str, Any]:
+    from millpond.executor.inputs.protobuf_messages import read_varint
+
     schema_id(payload)
-    # The message's place in its file: how many numbers follow, and these; all with their sign in the last bit.
-    count, at = _varint(name, payload, CONFLUENT_HEADER)
+    # The message's place in its file: a count, then as many numbers; all zigzag, with the sign in the last bit.
+    count, at = read_varint(payload, CONFLUENT_HEADER)
     for _ in range(count >> 1):
-        _, at = _varint(name, payload, at)
+        _, at = (0, None) if at is None else read_varint(payload, at)
+    if at is None:
+        raise misfit(name, "the payload ends before the message, or has no place of it")
     return read(payload[at:])
-
-
-def _varint(name: str, payload: bytes, at: int) -> tuple[int, int]:
-    number = 0
-    for place in range(_VARINT_BYTES_MAX):
-        if at + place >= len(payload):
-            break
-        byte = payload[at + place]
-        number |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return number, at + place + 1
-    raise misfit(name, "the payload ends before the message, or has no place of it")

@@ -36,7 +36,7 @@ from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, con
 from millpond.executor.local.engine import LocalEngine, Prepared
 from millpond.executor.local.intake import Intake, OutsideRows, Taken
 from millpond.executor.local.rows import RowSource, rows_from
-from millpond.executor.pipeline.backfill import INPUT, Backfill
+from millpond.executor.pipeline.nodes import INPUT, Backfill
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Lifecycle, Phase
 from millpond.executor.run.progress import Progress

@@ -1,10 +1,7 @@
-"""Checks of a topology before it runs; every error names the computation, stream or sink that is wrong.
+"""Checks of a topology before it runs; every error names the wrong computation, stream or sink.
 
-They are pure functions of a `Topology`, listed once in ``CHECKS``: a new requirement of a pipeline is one more
-function there. A mistake in a single declaration (a malformed name, a negative bound, a wrong type) is refused
-by `Pipeline` in that call.
-
-Checks of an injector's arguments that its line alone shows, and what errors about its rows say of it.
+They are pure functions of a `Topology`, listed once in ``CHECKS``. `Pipeline` refuses a mistake in a single
+declaration in that call, with the functions at the end.
 """
 
 from __future__ import annotations
@@ -14,10 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import cloudpickle
 
+from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.injector import FieldExtractor
 from millpond.executor.inputs.keys import check_key_extractor
 from millpond.executor.inputs.payload import ROW_PREFIX, Payload
@@ -33,6 +31,7 @@ from millpond.executor.pipeline.topology import (
 from millpond.executor.time.instants import Duration, duration_us
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
 from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.statestore.rows.codec import Codec
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _RESERVED: Final = frozenset({DEAD_LETTERS, SIGNALS})
@@ -43,20 +42,11 @@ _AT_WORK: Final = (
 
 
 def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED) -> str:
-    """Refuse a name that could not be a table in SQL, a folder and a ZooKeeper node alike.
-
-    Args:
-        kind: what is named, for the error.
-        name: the name.
-        reserved: names that are taken.
-
-    Raises:
-        InvalidError: not text, empty, too long, with other characters, or reserved.
-    """
+    """Return the name, or refuse one that could not be a table in SQL, a folder and a ZooKeeper node alike."""
     if not isinstance(name, str):
-        raise InvalidError(f"the {kind}'s name is not text", name=name, type=type(name).__name__)
+        raise InvalidError(f"the {kind}'s name must be text", name=name, type=type(name).__name__)
     if not name:
-        raise InvalidError(f"the {kind}'s name is empty")
+        raise InvalidError(f"the {kind}'s name must not be empty")
     if not _NAME.fullmatch(name):
         usable = re.sub(r"^(?![A-Za-z_])", "_", re.sub(r"[^A-Za-z0-9_.-]", "_", name))[:100]
         raise InvalidError(
@@ -68,27 +58,24 @@ def check_name(kind: str, name: object, *, reserved: frozenset[str] = _RESERVED)
     return name
 
 
-def check_topology(topology: Topology) -> None:
-    """Refuse a pipeline that cannot run as declared.
+def type_name(value: Any) -> str:
+    """Return the name of a value's class, or of the class that the value is by mistake."""
+    return value.__qualname__ if inspect.isclass(value) else type(value).__qualname__
 
-    Raises:
-        InvalidError: the first check that fails; the error names what is wrong.
-    """
+
+def check_topology(topology: Topology) -> None:
+    """Refuse a pipeline that cannot run as declared."""
     for check in CHECKS:
         check(topology)
 
 
 def check_inputs(topology: Topology, inputs: Iterable[str]) -> None:
-    """Refuse inputs that no injector names, and injectors without an input.
-
-    Raises:
-        InvalidError: names the stream, or the inputs are not given by stream.
-    """
+    """Refuse inputs that no injector names, and injectors without an input."""
     if not isinstance(inputs, Mapping | AbstractSet | Sequence) or not all(
         isinstance(name, str) for name in inputs
     ):
         raise InvalidError(
-            f"the inputs of a run are given by stream, as in {{{next(iter(topology.injectors), 'stream')!r}: rows}}",
+            f"the inputs of a run must be given by stream, as in {{{next(iter(topology.injectors), 'stream')!r}: rows}}",
             pipeline=topology.name,
             type=type(inputs).__name__,
         )
@@ -137,7 +124,7 @@ def _gone_computations_are_gone(topology: Topology) -> None:
     for name in sorted(topology.retire & topology.computations.keys()):
         raise InvalidError("the pipeline still has the computation that it retires", computation=name)
     for name in sorted(topology.retire & topology.drop):
-        raise InvalidError("the rows of a former computation stay, or they are dropped", computation=name)
+        raise InvalidError("a former computation is in drop or in retire, not in both", computation=name)
     seen: dict[str, str] = {}
     for node in topology.computations.values():
         former = node.renamed_from
@@ -145,14 +132,14 @@ def _gone_computations_are_gone(topology: Topology) -> None:
             continue
         if former in topology.computations:
             raise InvalidError(
-                "a computation is renamed from one that the pipeline still has",
+                "a computation cannot be renamed from one that the pipeline still has",
                 computation=node.name,
                 renamed_from=former,
             )
         other = seen.setdefault(former, node.name)
         if former in topology.drop | topology.retire or other != node.name:
             raise InvalidError(
-                "the rows of a former computation can go to one other, or be dropped",
+                "the rows of a former computation can only go to one other, or be dropped",
                 computation=node.name,
                 renamed_from=former,
             )
@@ -161,7 +148,9 @@ def _gone_computations_are_gone(topology: Topology) -> None:
 def _injected_streams_are_not_produced(topology: Topology) -> None:
     for stream in topology.injectors:
         for node in topology.producers_of(stream):
-            raise InvalidError("an injected stream is also produced", stream=stream, computation=node.name)
+            raise InvalidError(
+                "an injected stream cannot be produced as well", stream=stream, computation=node.name
+            )
 
 
 def _sources(topology: Topology) -> set[str]:
@@ -199,7 +188,7 @@ def _feedbacks_come_back(topology: Topology) -> None:
         for subscription in node.subscriptions:
             if subscription.feedback and not comes_back(topology, node, subscription.stream):
                 raise InvalidError(
-                    "what the computation produces can never come back on this stream: it is no feedback",
+                    "this stream cannot be a feedback: no output of the computation ever returns on it",
                     computation=node.name,
                     stream=subscription.stream,
                 )
@@ -210,7 +199,7 @@ def _watermarks_have_an_injector(topology: Topology) -> None:
     for node in topology.computations.values():
         if node.name not in bounded:
             raise InvalidError(
-                "all records come to this computation on feedbacks, which hold no watermark, so all of them would be "
+                "this computation gets records only on feedbacks, which hold no watermark, so all of them would be "
                 "late: declare as a feedback the stream on which they come back to where others come in",
                 computation=node.name,
                 feedback=[own.stream for own in node.subscriptions if own.feedback],
@@ -221,8 +210,8 @@ def _horizons_are_in_no_cycle(topology: Topology) -> None:
     for node in topology.computations.values():
         if node.horizon_us and node.cycle:
             raise InvalidError(
-                "a computation in a cycle would hold its own watermark back for ever: "
-                "its late_data_horizon is 0 or unbounded, or the way back is a feedback of it",
+                "a computation in a cycle would hold its own watermark back indefinitely: "
+                "set its late_data_horizon to 0 or unbounded, or declare the way back as its feedback",
                 computation=node.name,
             )
 
@@ -274,7 +263,7 @@ def _sinks_take_productions(topology: Topology) -> None:
     for sink in topology.sinks.values():
         if sink.stream in topology.injectors:
             raise InvalidError(
-                "a sink takes what a computation produces, and this stream is injected: put a computation between",
+                "a sink cannot write an injected stream: put a computation between",
                 sink=sink.name,
                 stream=sink.stream,
             )
@@ -322,7 +311,7 @@ def _check_computation_pickles(node: ComputationNode) -> None:
 
 
 def _unpicklable_attribute(computation: object) -> str | None:
-    """The attribute of the object or its class that cannot be pickled."""
+    """Return the attribute of the object or its class that cannot be pickled."""
     attributes = dict(getattr(computation, "__dict__", {}))
     for name, value in inspect.getmembers_static(type(computation)):
         if not name.startswith("__"):
@@ -363,30 +352,19 @@ CHECKS: Final[tuple[Callable[[Topology], None], ...]] = (
     _sinks_have_their_own_destination,
     _code_can_travel,
 )
-"""Every check of a topology, in order."""
 
 
 def check_field(argument: str, field: object, stream: str) -> None:
-    """Refuse what names no field of a row.
-
-    Raises:
-        InvalidError: it is neither a column's name nor a function.
-    """
     if not (callable(field) or (isinstance(field, str) and field)):
         raise InvalidError(
-            "an injector's argument is a column's name or a function of the row",
+            "an injector's argument must be a column's name or a function of the row",
             stream=stream,
             argument=argument,
-            type=field.__qualname__ if inspect.isclass(field) else type(field).__qualname__,
+            type=type_name(field),
         )
 
 
 def check_key_field(key: object, stream: str) -> None:
-    """Refuse what names no key of a row.
-
-    Raises:
-        InvalidError: it is neither a column's name, nor a list of names, nor a function.
-    """
     if isinstance(key, list | tuple):
         check_key_extractor(key, stream=stream, argument="key")
     else:
@@ -394,11 +372,7 @@ def check_key_field(key: object, stream: str) -> None:
 
 
 def positive_us(stream: str, argument: str, duration: Duration) -> int:
-    """A duration in microseconds.
-
-    Raises:
-        InvalidError: it is not positive, or no duration.
-    """
+    """Return a positive duration in microseconds."""
     micros = duration_us(duration)
     if micros <= 0:
         raise InvalidError(f"{argument} must be positive", stream=stream, value=duration)
@@ -412,11 +386,7 @@ def check_ingress(
     members: Sequence[str],
     skew_limit: Duration | None,
 ) -> None:
-    """Refuse options that a stream by time of arrival does not have.
-
-    Raises:
-        InvalidError: one of them is given.
-    """
+    """Refuse options that a stream by time of arrival does not have."""
     has_own = watermark is not None and not isinstance(watermark, IngressTime)
     if has_own or idle_after is not None or members or skew_limit is not None:
         raise InvalidError(
@@ -427,40 +397,26 @@ def check_ingress(
 
 
 def check_members(stream: str, members: Sequence[str], member: FieldExtractor | None) -> None:
-    """Refuse members without a way to tell them, or the other way about.
-
-    Raises:
-        InvalidError: says what does not fit.
-    """
+    """Refuse members without a way to find a row's sender, or the reverse."""
     if isinstance(members, str) or not all(isinstance(name, str) and name for name in members):
-        raise InvalidError("members is a list of names", stream=stream, members=members)
+        raise InvalidError("members must be a list of names", stream=stream, members=members)
     if len(set(members)) < len(members):
-        raise InvalidError("a member is named twice", stream=stream, members=list(members))
+        raise InvalidError("members must name each sender once", stream=stream, members=list(members))
     if bool(members) != (member is not None):
-        raise InvalidError("members and member belong together", stream=stream)
+        raise InvalidError("members and member must be given together", stream=stream)
     if member is not None:
         check_field("member", member, stream)
 
 
 def check_payload(stream: str, payload: object, change: str | None, extractors: Sequence[object]) -> None:
-    """Refuse what decodes nothing, and names that are no fields of its values.
-
-    Args:
-        stream: the stream.
-        payload: what was given.
-        change: the column of the kind of a change, if the rows are changes.
-        extractors: where key, time, id and sender are, as they were given.
-
-    Raises:
-        InvalidError: says what does not fit.
-    """
+    """Refuse a payload of the wrong type, and extractors that name no field of its values."""
     if payload is None:
         return
     if not isinstance(payload, Payload):
         raise InvalidError(
-            "a payload is an AvroPayload, a ProtobufPayload or a JsonPayload",
+            "payload must be an AvroPayload, a ProtobufPayload or a JsonPayload",
             stream=stream,
-            type=payload.__qualname__ if inspect.isclass(payload) else type(payload).__qualname__,
+            type=type_name(payload),
         )
     if change is not None:
         raise InvalidError(
@@ -481,16 +437,65 @@ def check_payload(stream: str, payload: object, change: str | None, extractors: 
             )
 
 
+_HOOKS: Final = ("process_record", "process_records", "process_timer", "upgrade_state")
+
+
+def check_hooks(name: str, computation: Computation) -> None:
+    """Refuse hooks whose body would never run: calling one would only make a generator or a coroutine."""
+    for hook in _HOOKS:
+        function = getattr(computation, hook)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidError(
+                "a hook must be a plain function: nothing awaits an async one, so it would never run",
+                computation=name,
+                hook=hook,
+            )
+        if inspect.isgeneratorfunction(function):
+            raise InvalidError(
+                "a hook must be a plain function: nothing reads yielded values, so it would never run; "
+                "call context.produce instead of yield",
+                computation=name,
+                hook=hook,
+            )
+
+
+STATE_VERSION_MAX: Final = 2**31 - 1
+"""The greatest number that the column has room for."""
+
+
+def check_state_version(name: str, computation: Computation) -> None:
+    """Refuse a version that is not a number, and codecs for versions that are not earlier ones."""
+    version, codecs = computation.state_version, computation.codecs
+    if type(version) is not int or not 0 <= version <= STATE_VERSION_MAX:
+        raise InvalidError(
+            "state_version is a whole number of at least 0", computation=name, state_version=version
+        )
+    if not isinstance(codecs, Mapping):
+        raise InvalidError(
+            "codecs must map earlier state versions to their codecs",
+            computation=name,
+            type=type(codecs).__name__,
+        )
+    for of_version, codec in codecs.items():
+        if type(of_version) is not int or not 0 <= of_version < version:
+            raise InvalidError(
+                "codecs must name versions earlier than state_version",
+                computation=name,
+                version=of_version,
+                state_version=version,
+            )
+        if not isinstance(codec, Codec):
+            raise InvalidError(
+                "each codec must be a Codec instance",
+                computation=name,
+                version=of_version,
+                type=type(codec).__name__,
+            )
+
+
 @contextmanager
 def told_of_stream(stream: str) -> Iterator[None]:
-    """Let an error about the columns of some rows name the stream that they are for.
-
-    Args:
-        stream: the injected stream.
-
-    Raises:
-        InvalidError: that error, with the stream as its last detail.
-    """
+    """Add the stream to an error about the columns of its rows."""
     try:
         yield
     except InvalidError as error:

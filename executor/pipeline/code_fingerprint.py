@@ -1,9 +1,9 @@
-"""A fingerprint of a computation's code: equal in two processes that run the same code, another once it changes.
+"""A fingerprint of a computation's code, equal in two processes that run the same code.
 
-What counts: the computation's class and its bases as far as they are neither Millpond's nor installed by others, with
-the bytecode of their methods and their attributes; the values in the instance; functions and classes of the same module
-that this code names, and so on. What does not: line numbers, comments, other modules that it imports, and data that
-cannot be told from its type. Bytecode is that of one version of Python, so another one changes the fingerprint.
+It covers the computation's class and those bases that are neither Millpond's nor installed, with bytecode and
+attributes; the values in the instance; and functions and classes of the same module that this code names,
+recursively. It ignores line numbers, comments, other imported modules, and data that cannot be told from its
+type. Bytecode belongs to one version of Python, so another version changes the fingerprint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import CodeType, FunctionType, MemberDescriptorType, MethodType, Modu
 from typing import Any, Final
 
 _PLAIN: Final = (str, bytes, int, float, complex, bool, type(None), type(...))
-_UNTOLD: Final = frozenset(
+_NOT_CODE: Final = frozenset(
     [
         "__abstractmethods__",
         "__annotate__",
@@ -41,22 +41,17 @@ _UNTOLD: Final = frozenset(
         "_abc_impl",
     ]
 )
-"""What a class has that is no code of its own."""
+"""Attributes of every class that are not code."""
 
 _SHARED: Final = (tuple, frozenset, CodeType)
-"""Python may keep equal ones once or twice, so they are described wherever they are."""
+"""Python may share equal ones or not, so each occurrence is described."""
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _DEPTH_MAX: Final = 40
 """Values that are nested deeper count by their types alone."""
 
 
 def code_fingerprint(computation: object, keys: Sequence[object] = ()) -> str:
-    """64 hexadecimal digits that stand for a computation's code.
-
-    Args:
-        computation: the computation.
-        keys: how it extracts keys, of each stream.
-    """
+    """Return 64 hexadecimal digits for a computation's code and its key extractors of each stream."""
     description = _Description(_top(type(computation).__module__)).of((computation, list(keys)))
     return hashlib.sha256(repr(description).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -64,10 +59,8 @@ def code_fingerprint(computation: object, keys: Sequence[object] = ()) -> str:
 class _Description:
     """Describes values as nested tuples of text and numbers, in an order that does not depend on the process.
 
-    What has been described already is named by the number that it got then, so that cycles end.
-
-    Args:
-        package: whose code counts, wherever it is installed.
+    A value that was described before is named by its number, so that cycles end. Code of ``package`` counts
+    even if it is installed.
     """
 
     def __init__(self, package: str) -> None:
@@ -77,7 +70,6 @@ class _Description:
         self._depth = 0
 
     def of(self, value: object) -> object:
-        """The description of a value."""
         if isinstance(value, Enum):
             return "enum", _name(type(value)), value.name
         if isinstance(value, _PLAIN):
@@ -88,7 +80,7 @@ class _Description:
             return "deep", _name(type(value))
         if not isinstance(value, _SHARED):
             self._numbers[id(value)] = len(self._numbers)
-            # A number stands for an object, so none of them may go and leave its identity to another.
+            # Keep the object alive: a freed object's id could be reused, and its number with it.
             self._kept.append(value)
         self._depth += 1
         try:
@@ -98,10 +90,10 @@ class _Description:
 
     def _described(self, value: object) -> object:
         if isinstance(value, Mapping):
-            # In the order of insertion: a set of options written in another order is other code.
+            # Keep the order of insertion: options written in another order are other code.
             return "mapping", _name(type(value)), [(self.of(k), self.of(v)) for k, v in value.items()]
         if isinstance(value, set | frozenset):
-            # Each element alone, so that no number depends on the order, which does on the process.
+            # Describe each element alone: a set's order depends on the process, and numbers would depend on it.
             return "set", sorted(repr(_Description(self._package).of(element)) for element in value)
         if isinstance(value, list | tuple):
             return "sequence", _name(type(value)), [self.of(element) for element in value]
@@ -129,7 +121,7 @@ class _Description:
         return "object", self.of(type(value)), self._contents(value)
 
     def _contents(self, value: object) -> object:
-        """What tells an object from others of its class: its attributes, or else what it pickles to."""
+        """Return an object's attributes, or else its pickled form."""
         names = [name for one in type(value).__mro__ for name in copyreg._slotnames(one)]  # type: ignore[attr-defined]  # noqa: SLF001
         attributes = {name: getattr(value, name) for name in names if hasattr(value, name)}
         cached = {name for one in type(value).__mro__ for name, it in vars(one).items() if _is_cache(it)}
@@ -149,7 +141,7 @@ class _Description:
             return "class", name
         own = vars(value)
         attributes = [
-            (attribute, self.of(own[attribute])) for attribute in sorted(own) if attribute not in _UNTOLD
+            (attribute, self.of(own[attribute])) for attribute in sorted(own) if attribute not in _NOT_CODE
         ]
         return "class", name, [self.of(base) for base in value.__bases__], attributes
 
@@ -176,7 +168,7 @@ class _Description:
             return "empty"
 
     def _global(self, function: FunctionType, name: str) -> object:
-        """What a function's code names: code and plain values of the same module are part of it."""
+        """Describe a global that a function names: code and plain values of the same module are part of it."""
         if name not in function.__globals__:
             return "builtin"
         value = function.__globals__[name]
@@ -197,7 +189,7 @@ class _Description:
 
 
 def _names(code: CodeType) -> list[str]:
-    """The global names that code and the code within it may refer to, in a fixed order."""
+    """Return the global names that code and its nested code may refer to, in a fixed order."""
     inner: Collection[CodeType] = [const for const in code.co_consts if isinstance(const, CodeType)]
     return sorted({*code.co_names, *(name for one in inner for name in _names(one))})
 

@@ -1,35 +1,28 @@
 """The nodes of a pipeline's graph: injectors, computations and sinks, as the user declared them.
 
-Weak productions: delivered before the checkpoint that would make them durable (MillWheel §6.1.3).
-
-A computation with ``productions="weak"`` delivers its productions within the superstep that made them: its
-streams are *fused* with their consumers. The consumers' effects are part of the same commit, so the store
-loses and repeats nothing. In exchange, consumers' code may see records that are not durable yet.
-
-`fusion` decides which streams are fused.
-
-A fused production that is stored anyway is *addressed*: its stream names the consumer that it still waits for.
-``visits@cities`` waits only for the computation ``cities``, which was too slow to receive it within its
-superstep; ``visits@`` waits for sinks only.
-
-Names that the engine keeps for itself, and the interval that a pipeline's driver owns.
+A computation with weak productions delivers them within the superstep that made them (MillWheel §6.1.3): its
+streams are *fused* with their consumers. All effects are part of one commit, so nothing is lost or repeated,
+but consumers may see records that are not durable yet. A fused production that is stored anyway is
+*addressed*: ``visits@cities`` waits only for the computation ``cities``, which was too slow for the
+superstep, and ``visits@`` waits for sinks only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import declared_counters
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.time.clocks import declared_percentiles, horizon_us
+from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 
 ProductionMode: TypeAlias = Literal["strong", "weak"]
-"""When a production is delivered: once its checkpoint is durable, or before."""
+"""When a production is delivered: ``"strong"``: once its checkpoint is durable; ``"weak"``: before."""
 
 _MARK: Final = "@"
 
@@ -40,8 +33,8 @@ class WeakStreams:
 
     Attributes:
         fused: the streams whose productions reach their consumers before the commit.
-        kept: the fused streams whose productions are also written to the producer's rows, for a sink
-            or for a consumer in another task.
+        kept: the fused streams whose productions are also written to the producer's rows, for a sink or for a
+            consumer in another task.
     """
 
     fused: frozenset[str] = frozenset()
@@ -49,40 +42,31 @@ class WeakStreams:
 
 
 STRONG: Final = WeakStreams()
-"""Every production waits for its checkpoint."""
 
 
 def addressed(stream: str, consumer: str = "") -> str:
-    """The stream under which a fused production is kept for one computation, or for sinks only.
-
-    Example:
-        >>> addressed("visits", "cities")
-        'visits@cities'
-    """
+    """Return the stream under which a fused production is kept for one computation, or for sinks only."""
     return f"{stream}{_MARK}{consumer}"
 
 
 def is_addressed(stream: str) -> bool:
-    """Whether a stream holds fused productions that are stored for one consumer or for sinks."""
+    """Return True for a stream of fused productions that are stored for one consumer or for sinks."""
     return _MARK in stream
 
 
 OnError: TypeAlias = Literal["dead_letter", "stop"]
-"""What happens to a record whose code raises at every retry: it becomes a dead letter, or the run stops."""
+"""The fate of a record whose code raises at every retry: it becomes a dead letter, or the run stops."""
 
 
 OnLate: TypeAlias = Literal["process", "drop"]
-"""What happens to a record behind the low watermark: user code processes it, or it is only counted."""
+"""The fate of a record behind the low watermark: user code processes it, or it is only counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """A stream that a computation consumes, and how its records' keys are derived.
+    """A stream that a computation consumes; a ``key`` of ``None`` keeps the record's key.
 
-    Attributes:
-        stream: its name.
-        key: how keys are derived; ``None`` keeps the record's own.
-        feedback: whether what comes back on it from the computation itself holds the watermark not back.
+    Records that return on a ``feedback`` stream do not hold the computation's own watermark back.
     """
 
     stream: str
@@ -92,26 +76,14 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputationNode:
-    """A declared computation; `ComputationOptions` explains what is not said here.
+    """A declared computation; `ComputationOptions` explains its options.
 
     Attributes:
-        name: the partition of its rows, and its table in SQL.
         computation: the user's code; one object, shared by all keys.
-        subscriptions: the streams that it consumes.
-        produces: the streams that it may produce to.
-        exactly_once: whether records with ids are deduplicated.
-        on_error: what happens to a record whose code raises at every retry.
-        retries: how many times a failing record is tried again.
-        intervals: how many key intervals to start with; ``None`` lets the runner choose.
-        on_late: what happens to records behind the input low watermark, for all streams or by stream.
-            They are counted in either case.
-        productions: when productions are delivered (docs/design/004-weak-productions.md).
-        user_code_timeout_ms: the time limit of the code's work on one key of a bundle; ``None``: no limit.
         renamed_from: the name under which the store may have its rows.
-        prefix: what the names of its composite begin with; empty outside of composites.
-        time_sorted: whether records wait until they can be given in the order of their event times.
-        cycle: the way on which its own output watermark holds its input watermark back: computations, the first
-            and the last of which is this one. Empty unless there is such a cycle; `Pipeline.check` finds it.
+        prefix: the prefix of its composite's names; empty outside of composites.
+        cycle: the shortest cycle in which its output watermark holds its input watermark back: computation
+            names that begin and end with this one. Empty without such a cycle; `Pipeline.check` fills it in.
     """
 
     name: str
@@ -132,13 +104,13 @@ class ComputationNode:
 
     @property
     def inbox(self) -> tuple[str, ...]:
-        """The streams that it reads from committed rows, including those addressed to it."""
+        """The streams that it reads from committed rows, including streams addressed to it."""
         streams = [subscription.stream for subscription in self.subscriptions]
         return (*streams, *(addressed(stream, self.name) for stream in streams))
 
     @property
     def production_names(self) -> Mapping[str, str]:
-        """The streams that it may produce to, by the names that its code says: those in its composite, or whole."""
+        """The streams that it may produce to, by every name that its code may use: within its composite, or whole."""
         whole = {stream: stream for stream in self.produces}
         return whole | {stream.removeprefix(self.prefix): stream for stream in self.produces}
 
@@ -149,25 +121,22 @@ class ComputationNode:
 
     @property
     def counters(self) -> tuple[str, ...]:
-        """The counters that the code declares."""
         return declared_counters(self.computation.counters, self.name)
 
     def drops_late(self, stream: str) -> bool:
-        """Whether late records of a stream are dropped."""
         word = self.on_late if isinstance(self.on_late, str) else self.on_late.get(stream)
         return word == "drop"
 
     @property
     def horizon_us(self) -> int:
-        """How far the output watermark lags behind the input's, in microseconds."""
+        """Lag of the output watermark behind the input's, in microseconds."""
         return horizon_us(self.computation.late_data_horizon)
 
     def rank(self, stream: str) -> int:
-        """The place of a stream among those that it consumes."""
+        """Return the place of a stream among the consumed streams."""
         return next((rank for rank, own in enumerate(self.subscriptions) if own.stream == stream), 0)
 
     def subscription(self, stream: str) -> Subscription | None:
-        """The subscription to ``stream``; ``None`` without one."""
         return next((own for own in self.subscriptions if own.stream == stream), None)
 
 
@@ -185,12 +154,104 @@ DEAD_LETTERS = "dead_letters"
 
 
 SIGNALS = "window_signals"
-"""Reserved name of the injected stream on which signals from outside reach the windowed steps that wait for them."""
+"""Reserved name of the injected stream that carries outside signals to the windowed steps."""
 
 
 def control_interval(pipeline: str) -> Interval:
-    """The interval that the driver of a pipeline itself owns.
+    """Return the interval that the driver of a pipeline owns.
 
-    Every superstep's commit touches it, so a commit without any other row is fenced too.
+    Every superstep's commit touches it, so that a commit without any other row is fenced too.
     """
     return Interval(DEAD_LETTERS, f"{pipeline}/", f"{pipeline}0")
+
+
+INPUT: Final = "input"
+"""The backfill from the rows of the runner's bounded input that are consumed already."""
+
+Backfill: TypeAlias = Any
+"""Rows as a runner takes them, the path of a Parquet file, ``"input"``, or a mapping from streams to these."""
+
+
+def backfill_by_stream(computation: str, given: Backfill, streams: Sequence[str]) -> Mapping[str, Backfill]:
+    """Return a computation's declared backfill by stream."""
+    if isinstance(given, Mapping):
+        if not given or (unknown := sorted(set(map(str, given)) - set(streams))):
+            raise InvalidError(
+                "a backfill must be rows, or map streams that the computation consumes to rows",
+                computation=computation,
+                streams=list(streams),
+                given=list(given) if not given else unknown,
+            )
+        return dict(given)
+    if len(streams) > 1:
+        raise InvalidError(
+            "the computation consumes several streams: map each to its backfill",
+            computation=computation,
+            streams=list(streams),
+        )
+    return {streams[0]: given}
+
+
+class ComputationOptions(TypedDict, total=False):
+    """The optional settings of a computation, for `Pipeline.add`, `Stream.apply` and every windowed step.
+
+    Example:
+        ``stream.apply(Counter(), name="counts", retries=0, on_error="stop")``
+    """
+
+    exactly_once: bool
+    """Deduplicate records that carry an id; ``True`` by default (MillWheel §6.1.1)."""
+
+    on_error: OnError
+    """The fate of a record whose code still raises after all ``retries``. ``"dead_letter"``, the default,
+    writes it to the stream of dead letters and continues, unless the runner's ``dead_letter_limit`` is
+    exceeded; ``"stop"`` ends the run.
+    """
+
+    retries: int
+    """The number of times that a failing record is retried before ``on_error`` applies; 2 by default."""
+
+    intervals: int | None
+    """The number of key intervals into which the keys are cut at the first input; by default the runner
+    chooses. A later change of the number is refused when the pipeline opens.
+    """
+
+    on_late: OnLate | Mapping[str, OnLate]
+    """The fate of a record behind the input low watermark: ``"process"``, the default, passes it to the code;
+    ``"drop"`` only counts it. A mapping sets it by stream; streams outside the mapping are processed.
+    """
+
+    productions: ProductionMode
+    """``"strong"``, the default, delivers a production once it is durable; ``"weak"`` delivers it within the
+    superstep that made it (MillWheel §6.1.3).
+    """
+
+    user_code_timeout_ms: float | None
+    """The time limit, in milliseconds, for the code's work on one key of a bundle. Code that exceeds the
+    limit is interrupted, which counts as an exception. ``None``, the default, sets no limit.
+    """
+
+    time_sorted: bool
+    """Keep a key's records in its row until the low watermark has passed them, then pass them in order of
+    event time with the key's event timers between them, so that the result does not depend on how the input
+    is cut. ``False`` unless given here or by the computation's class (docs/how-to/order.md).
+    """
+
+    feedback: Collection[str]
+    """The consumed streams on which the computation's own output returns, through any number of others,
+    without holding its watermark back. Without a feedback, a windowed step in a cycle, or a timer that holds
+    an earlier time than its own, would wait for itself. A returning record is late if the watermark passed
+    its time before it was produced.
+    """
+
+    backfill: Backfill | None
+    """The past records that the computation gets before anything else, if it has never run in this store:
+    rows, as the stream's injector reads them, or ``"input"``, the rows of the runner's bounded input that
+    were consumed before it joined. For a computation with several streams, a mapping from streams to these
+    (docs/how-to/backfill.md).
+    """
+
+    renamed_from: str | None
+    """The computation's former name. Its rows, timers, record ids and watermarks in the store move to the new
+    name when the pipeline opens. The option may stay in the code afterwards.
+    """

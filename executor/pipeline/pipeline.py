@@ -1,7 +1,8 @@
-"""The pipeline: what the user declares, before it is checked and frozen (MillWheel §3).
+"""The pipeline and its streams: the user's declarations, before they are checked and frozen (MillWheel §3, §4.3).
 
-Declarations are refused at their own line when that line alone shows the mistake; what needs
-the whole picture is refused by `Pipeline.check`, which every runner calls before it starts.
+A mistake that one line shows is refused at that line. `Pipeline.check`, which every runner calls before it
+starts, refuses mistakes that need the whole picture. A dot joins the names of composites and steps because a
+computation's name is also a table in SQL, a folder and a ZooKeeper node.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
-from typing import Any, Final, Generic, Self, Unpack, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, Unpack, get_args
 
 from typing_extensions import TypeVar
 
@@ -19,34 +20,33 @@ from millpond.executor.computation.context import declared_counters
 from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, check_key_extractor, settled_key
 from millpond.executor.inputs.payload import Payload
-from millpond.executor.pipeline.backfill import Backfill, backfill_by_stream
 from millpond.executor.pipeline.checks import (
     check_field,
+    check_hooks,
     check_ingress,
     check_inputs,
     check_key_field,
     check_members,
     check_name,
     check_payload,
+    check_state_version,
     check_topology,
     positive_us,
+    type_name,
 )
 from millpond.executor.pipeline.nodes import (
+    DEAD_LETTERS,
+    Backfill,
     ComputationNode,
+    ComputationOptions,
     OnError,
     OnLate,
     ProductionMode,
     SinkNode,
     Subscription,
+    backfill_by_stream,
 )
-from millpond.executor.pipeline.streams import CompositeGraph, ComputationOptions, Stream
-from millpond.executor.pipeline.topology import (
-    Topology,
-    check_hooks,
-    check_state_version,
-    cycle_of,
-    holding_edges,
-)
+from millpond.executor.pipeline.topology import Topology, cycle_of, holding_edges
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.time.clocks import declared_percentiles, horizon_us
 from millpond.executor.time.instants import Duration, TimeReading, TimeUnit
@@ -56,35 +56,139 @@ from millpond.statestore.errors import InvalidError, did_you_mean
 _NO_DISORDER: Final = BoundedDisorder("0s")
 _OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Stream:
+    """A named stream of one pipeline, as returned by `Pipeline.inject`, `Pipeline.stream` and `apply`.
+
+    A higher layer adds operations (windows, for example) in a subclass; a pipeline subclass returns that
+    class by setting ``stream_class``.
+
+    Attributes:
+        pipeline: the pipeline that the stream belongs to.
+        name: the stream's name, unique within the pipeline.
+    """
+
+    pipeline: EnginePipeline
+    name: str
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r} of {self.pipeline.name!r})"
+
+    def apply(
+        self,
+        computation: Computation,
+        *,
+        name: str,
+        key: KeyExtractor = None,
+        produces: str | Sequence[str] | None = None,
+        **options: Unpack[ComputationOptions],
+    ) -> Self:
+        """Process this stream with a computation.
+
+        Args:
+            computation: an instance of the user's `Computation`.
+            name: the computation's name, which is also its table in SQL.
+            key: how to extract a record's key: a field of the value, a list of fields, a function of the
+                value that returns text or a tuple, or ``None`` for the record's own key.
+            produces: the stream or streams that the computation produces to; by default one stream with the
+                computation's name.
+            options: further settings; see `ComputationOptions`.
+
+        Returns:
+            The stream that the computation produces to; the first one if there are several.
+
+        Raises:
+            InvalidError: the declaration is invalid; the error names the wrong argument.
+
+        Example:
+            ``counts = words.apply(Counter(), name="counts", key="word")``
+        """
+        streams = _stream_names(name, produces)
+        produced = self.pipeline.add(
+            computation, name=name, subscribes={self.name: key}, produces=streams, **options
+        )
+        return replace(self, name=produced[streams[0]].name)
+
+    def transform(
+        self,
+        name: str,
+        function: Callable[Concatenate[Self, _Arguments], _Result],
+        /,
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        """Apply a function to this stream as a composite, and return its result; see `Pipeline.transform`.
+
+        Example:
+            ``visits = views.transform("visits", sessionize, gap="30m")``
+        """
+        return self.pipeline.transform(name, function, self, *args, **kwargs)
+
+    def sink(self, name: str, sink: Sink) -> Self:
+        """Write this stream's records outside Millpond, each exactly once.
+
+        Args:
+            name: the sink's name, unique within the pipeline.
+            sink: the destination, for example a `DeltaSink`.
+
+        Returns:
+            This stream, so that calls can be chained.
+
+        Raises:
+            InvalidError: the name is malformed or taken, or ``sink`` is not a `Sink`.
+
+        Example:
+            ``counts.sink("counts", DeltaSink("out/counts"))``
+        """
+        self.pipeline.add_sink(name, self.name, sink)
+        return self
+
+
+def _stream_names(name: str, produces: str | Sequence[str] | None) -> tuple[str, ...]:
+    if produces is None:
+        return (name,)
+    if isinstance(produces, str):
+        return (produces,)
+    if not produces:
+        raise InvalidError(
+            "apply needs a stream to return: use Pipeline.add for a computation that produces nothing",
+            computation=name,
+        )
+    return tuple(produces)
+
+
 StreamT_co = TypeVar("StreamT_co", bound=Stream, default=Stream, covariant=True)
 """The class of a pipeline's streams: an `EnginePipeline` without a parameter has plain `Stream` objects."""
 
 
-class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
+class EnginePipeline(Generic[StreamT_co]):
     """A graph of injectors, computations and sinks, joined by named streams.
 
     Args:
         name: the pipeline's name. The store keeps its input positions under this name, so a pipeline with
-            another one would read its inputs again from the start.
-        drop: the names of computations that the pipeline no longer has. Their rows are removed when it
-            opens; without that, a pipeline does not open that lacks a computation of which the store
-            has rows. What they have produced is still delivered. Names of which the store has no rows
-            are ignored, so it may stay in the code.
-        retire: the names of computations that the pipeline no longer has, and whose rows stay in the store as they
-            are: readable, with their timers, but nothing runs. Once the pipeline has such a computation again, it
-            goes on from them; the records of the time in between it has not seen. Names of which the store has no
-            rows are ignored.
-        renamed_from: the name that the pipeline had before. It continues with all that the store has under it;
-            once that is done, the argument does nothing and may stay in the code.
+            another name reads its inputs again from the start.
+        drop: the names of former computations whose rows are removed when the pipeline opens. A pipeline that
+            lacks a computation with rows in the store does not open unless the name is in ``drop`` or
+            ``retire``. Productions of a dropped computation are still delivered. Unknown names are ignored,
+            so a name may stay in the code.
+        retire: the names of former computations whose rows stay unchanged: readable, with their timers, but
+            nothing runs. If the pipeline gets such a computation again, it continues from these rows and has
+            missed the records in between. Unknown names are ignored.
+        renamed_from: the pipeline's former name. The pipeline continues with everything that the store has
+            under that name. Afterwards the argument has no effect and may stay in the code.
+
+    Raises:
+        InvalidError: a name is empty or contains a character that is not allowed, ``drop`` or ``retire`` is
+            not a list, or ``renamed_from`` is the same name.
 
     Example:
         >>> pipeline = Pipeline("zeitgeist")
         >>> pipeline.inject("queries", key="query", at="time", watermark=BoundedDisorder("30s"))
         Stream('queries' of 'zeitgeist')
-
-    Raises:
-        InvalidError: a name is empty or contains a character that is not allowed, ``drop`` or ``retire`` is no list, or
-            ``renamed_from`` is the same name.
     """
 
     stream_class: type[StreamT_co] = Stream  # type: ignore[assignment]  # the default of the parameter
@@ -102,9 +206,10 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         self._drop = _gone("drop", drop, name)
         self._retire = _gone("retire", retire, name)
         if renamed_from is not None and check_name("pipeline", renamed_from) == name:
-            raise InvalidError("a pipeline is renamed from another name", pipeline=name)
+            raise InvalidError("renamed_from must be another name", pipeline=name)
         self._renamed_from = renamed_from
-        super().__init__()
+        self._composites: dict[str, list[str]] = {}
+        self._within: tuple[str, ...] = ()
         self._injectors: dict[str, InjectorNode] = {}
         self._computations: dict[str, ComputationNode] = {}
         self._sinks: dict[str, SinkNode] = {}
@@ -136,49 +241,47 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         Args:
             name: the stream's name; the runner takes its input under the same name.
             key: where a row's key is: a column's name, a list of names, or a function of the row as a
-                ``dict``, which returns text or a tuple. A column of text is the key as it is; one of another type,
-                and a list, makes a typed key, of which `decode_key` gives the values. In a list any column may
-                be null; without one, a null is no key, and the row becomes a dead letter.
-            at: where a row's event time is, likewise: an ``int`` since 1970 UTC, a ``datetime``, or
-                ISO 8601 text; see ``at_unit`` and ``at_zone``. ``IngressTime()`` uses the time of
-                arrival instead and brings its own watermark.
-            id: where the publisher's id of a record is, likewise. Records that repeat an id are
-                dropped; with ``None`` every row counts, including a repeated one.
-            watermark: how the stream's low watermark follows from its records. By default rows are
-                assumed to arrive in order of event time, as ``BoundedDisorder("0s")`` has it; a warning
-                names the first record that this drops. On Spark the default is the delay of the
-                frame's own ``withWatermark``, if the column ``at`` has one.
-            idle_after: how long the stream, or one of its members, may be silent before it stops
-                holding the watermark back. Records that arrive after that may be late. ``None``
-                waits without a limit.
-            members: the names of the expected senders. The watermark is the minimum of theirs, so
-                a missing or silent member holds it until the member is idle or declared gone.
-                Records of unknown senders are accepted and do not move the watermark.
+                ``dict`` that returns text or a tuple. A text column is the key itself. A column of another
+                type, or a list, makes a typed key; `decode_key` returns its values. In a list any column may
+                be null. A single null is no key: the row becomes a dead letter.
+            at: where a row's event time is, likewise: an ``int`` since 1970 UTC, a ``datetime``, or ISO 8601
+                text; see ``at_unit`` and ``at_zone``. ``IngressTime()`` uses the time of arrival instead and
+                has its own watermark.
+            id: where the publisher's id of a record is, likewise. Records that repeat an id are dropped; with
+                ``None`` every row counts, including a repeated one.
+            watermark: how the stream's low watermark follows from its records. By default rows are assumed to
+                arrive in order of event time, as with ``BoundedDisorder("0s")``; a warning names the first
+                record that this drops. On Spark the default is the delay of the frame's ``withWatermark``, if
+                the column ``at`` has one.
+            idle_after: how long the stream, or one of its members, may be silent before it stops holding the
+                watermark back. Records that arrive after that may be late. ``None`` waits without a limit.
+            members: the names of the expected senders. The watermark is the minimum of theirs, so a missing
+                or silent member holds it until the member is idle or declared gone. Records of unknown
+                senders are accepted and do not move the watermark.
             member: where the name of a row's sender is: a column's name, or a function of the row.
-            skew_limit: how far the stream's watermark may run ahead of the slowest computation's
-                before the stream pauses. This bounds the state and memory of records that wait for
-                a slower stream. If that stream sends nothing, this one stays paused until the other
-                is idle or declared gone. Bounded runs (``run``) ignore the limit.
-            id_slack: how long a sender may repeat a record, three hours by default. Its id is kept
-                until this has passed both on the wall clock since it first arrived and in event time
-                since ``at``. After that a repetition counts as a new record. A longer slack keeps more
-                ids, about 20 bytes of disk each; a computation that subscribes to several streams keeps
-                all ids for the longest.
+            skew_limit: how far the stream's watermark may run ahead of the slowest computation's before the
+                stream pauses. This bounds the state and memory of records that wait for a slower stream. If
+                that stream sends nothing, this one stays paused until the other is idle or declared gone.
+                Bounded runs (``run``) ignore the limit.
+            id_slack: how long a sender may repeat a record, three hours by default. An id is kept until the
+                slack has passed both on the wall clock since it first arrived and in event time since ``at``.
+                A later repetition counts as a new record. A longer slack keeps more ids, about 20 bytes of
+                disk each. A computation with several streams keeps all ids for the longest slack.
             at_unit: the unit of times that are whole numbers: ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``. By
                 default microseconds; then numbers that are dates from 2000 to 2099 in milliseconds are
                 unreadable, because they would be days in January and February of 1970.
-            at_zone: the zone of times that name none, in text as in a ``datetime`` or a column of
-                timestamps: ``"UTC"`` or an offset such as ``"+02:00"``. By default such times are unreadable.
-            change: the column that says what kind of change a row is, if the rows are the changes of a
-                table: Debezium's envelope (``op``, with ``before`` and ``after``), Delta's change data feed
-                (``_change_type``), or ``+I -U +U -D``. The stream then has an element for each row that
-                appears and a retraction for each that goes, in the envelope of a pane, and windows take
-                back what has gone. ``key``, ``at`` and ``id`` are those of the row before or after the
-                change; the other fields of the change are next to them, as ``__change_ts_ms`` and so on.
-            payload: what decodes the values, if they are in one column of the rows: an `AvroPayload`, a
-                `ProtobufPayload` or a `JsonPayload`. ``key``, ``at`` and ``id`` are fields of the value, and the row's
-                other columns are next to them, as ``__row_offset``; records have the value alone. What cannot be
-                decoded becomes a dead letter with the row as it came.
+            at_zone: the zone of times without one, in text, in a ``datetime`` or in a column of timestamps:
+                ``"UTC"`` or an offset such as ``"+02:00"``. By default such times are unreadable.
+            change: the column with the kind of change, if the rows are the changes of a table: Debezium's
+                envelope (``op``, with ``before`` and ``after``), Delta's change data feed (``_change_type``),
+                or ``+I -U +U -D``. The stream then has an element for each row that appears and a retraction
+                for each that disappears, in the envelope of a pane, and windows remove retracted values.
+                ``key``, ``at`` and ``id`` are columns of the row before or after the change; the other fields
+                of the change are available as ``__change_ts_ms`` and so on.
+            payload: decodes the values from one column of the rows: an `AvroPayload`, a `ProtobufPayload` or
+                a `JsonPayload`. ``key``, ``at`` and ``id`` are then fields of the value, and the row's other
+                columns are available as ``__row_offset`` and so on; records have the value alone. A row that
+                cannot be decoded becomes a dead letter with the original row.
 
         Returns:
             The stream.
@@ -202,12 +305,14 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         if id is not None:
             check_field("id", id, name)
         if change is not None and not (isinstance(change, str) and change):
-            raise InvalidError("change is a column's name", stream=name, type=_type_name(change))
+            raise InvalidError("change must be a column's name", stream=name, type=type_name(change))
         check_payload(name, payload, change, (key, at, id, member))
         if watermark is None:
             watermark = _NO_DISORDER
         if inspect.isclass(watermark) or not isinstance(watermark, WatermarkPolicy):
-            raise InvalidError("the watermark is no watermark policy", stream=name, watermark=watermark)
+            raise InvalidError(
+                "watermark must be a WatermarkPolicy instance", stream=name, watermark=watermark
+            )
         check_members(name, members, member)
         self._injectors[name] = InjectorNode(
             stream=name,
@@ -241,8 +346,8 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         Args:
             computation: an instance of the user's `Computation`.
             name: the computation's name, which is also its table in SQL.
-            subscribes: the input streams by name, each with the way its records' keys are extracted:
-                a field of the value, a list of fields, a function of the value, or ``None`` for the record's own key.
+            subscribes: the input streams by name, each with the way to extract its records' keys: a field of
+                the value, a list of fields, a function of the value, or ``None`` for the record's own key.
             produces: the names of the streams that the computation may produce to.
             options: further settings; see `ComputationOptions`.
 
@@ -272,58 +377,97 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
         node = ComputationNode(
             name=name,
             computation=computation,
-            subscriptions=_subscriptions(
-                name, subscribes, options.get("feedback", ()), self._composites.prefix
-            ),
+            subscriptions=_subscriptions(name, subscribes, options.get("feedback", ()), self._prefix),
             produces=tuple(streams.values()),
-            prefix=self._composites.prefix,
+            prefix=self._prefix,
             **_checked_options(name, options),
         )
-        self._composites.note(name)
+        if name in self._composites:
+            raise InvalidError("a computation and a composite cannot share a name", computation=name)
+        for composite in self._within:
+            self._composites[composite].append(name)
         self._computations[name] = node
         if (backfill := options.get("backfill")) is not None:
             self._backfills[name] = backfill_by_stream(name, backfill, tuple(subscribes))
         return {stream: self.stream_class(self, whole) for stream, whole in streams.items()}
 
     def add_sink(self, name: str, stream: str, sink: Sink) -> None:
-        """Write a stream to a sink, each record exactly once; `Stream.sink` is the shorter form.
-
-        Args:
-            name: the sink's name, unique within the pipeline.
-            stream: the name of the stream; it may be declared later.
-            sink: the destination, for example a `DeltaSink`.
-
-        Raises:
-            InvalidError: the name is malformed or taken, or ``sink`` is not a `Sink`.
-        """
+        """Write a stream, which may be declared later, to a sink; `Stream.sink` is the shorter form."""
         name = self._named("sink", name, reserved=frozenset())
         if name in self._sinks:
-            raise InvalidError("two sinks have one name", sink=name)
+            raise InvalidError("two sinks cannot share a name", sink=name)
         if inspect.isclass(sink) or not isinstance(sink, Sink):
             raise InvalidError(
-                "the sink is no sink: give one, such as DeltaSink('out')", sink=name, type=_type_name(sink)
+                "sink must be a Sink instance, such as DeltaSink('out')", sink=name, type=type_name(sink)
             )
         self._sinks[name] = SinkNode(name=name, stream=stream, sink=sink)
 
     def stream(self, name: str) -> StreamT_co:
-        """The stream called ``name``, which may be declared later: this allows cycles.
+        """Return the stream called ``name``, which may be declared later: this allows cycles.
 
-        Within a composite it is the composite's own stream.
-
-        Args:
-            name: the stream's name.
-
-        Raises:
-            InvalidError: the name is empty or contains a character that is not allowed.
+        Within a composite it is the composite's stream of that name.
         """
         return self.stream_class(self, self._named("stream", name, reserved=frozenset()))
 
-    def with_sinks(self, place: Callable[[str, Sink], Sink]) -> Self:
-        """The same pipeline with other sinks.
+    def transform(
+        self,
+        name: str,
+        function: Callable[_Arguments, _Result],
+        /,
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        """Apply a function from streams to streams as a composite, whose steps share a name prefix.
+
+        Everything the function declares (steps, streams, sinks, inputs) is named after the composite: its
+        step ``clean`` is the computation ``visits.clean``, in SQL, in `millpond status` and everywhere else.
+        So a function may be applied several times under different names, and composites may be nested. Code
+        within the composite produces to its streams by their short names. Pass streams from outside as
+        arguments.
 
         Args:
-            place: returns the sink to take, given a sink's name and the sink that the pipeline has.
+            name: the composite's name; it is stored with every step, so keep it.
+            function: takes streams and any further arguments, and returns a stream, several, or nothing.
+            args: the arguments of the function.
+            kwargs: its keyword arguments.
+
+        Returns:
+            The function's result.
+
+        Raises:
+            InvalidError: the name is malformed, or a composite or computation has it; ``function`` is not
+                callable; or a declaration within is invalid.
+
+        Example:
+            ``matched = pipeline.transform("matching", match, clicks, orders, within="1h")``
         """
+        name = self._named("composite", name)
+        if not callable(function):
+            raise InvalidError(
+                "a composite must be a function of streams", composite=name, type=type(function).__qualname__
+            )
+        if name in self._composites:
+            raise InvalidError("two composites cannot share a name", composite=name)
+        if name in self._computations:
+            raise InvalidError("a computation and a composite cannot share a name", composite=name)
+        self._composites[name] = []
+        outside, self._within = self._within, (*self._within, name)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._within = outside
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._within[-1]}." if self._within else ""
+
+    def _named(self, kind: str, name: object, *, reserved: frozenset[str] = frozenset({DEAD_LETTERS})) -> str:
+        """Return the whole name of a declaration within its composite."""
+        own = check_name(kind, name, reserved=reserved)
+        return own if own == DEAD_LETTERS else check_name(kind, f"{self._prefix}{own}")
+
+    def with_sinks(self, place: Callable[[str, Sink], Sink]) -> Self:
+        """Return the same pipeline with the sinks that ``place`` returns for each name and sink."""
         other = copy(self)
         other._sinks = {  # noqa: SLF001 - its own
             name: replace(node, sink=place(name, node.sink)) for name, node in self._sinks.items()
@@ -352,7 +496,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
                 sinks=dict(self._sinks),
                 drop=self._drop,
                 retire=self._retire,
-                composites=self._composites.steps,
+                composites={name: tuple(steps) for name, steps in self._composites.items()},
                 backfills=dict(self._backfills),
                 renamed_from=self._renamed_from,
             )
@@ -365,7 +509,7 @@ class EnginePipeline(CompositeGraph, Generic[StreamT_co]):
 
 def _gone(argument: str, names: Sequence[str], pipeline: str) -> frozenset[str]:
     if isinstance(names, str):
-        raise InvalidError(f"{argument} is a list of computations", pipeline=pipeline, given=names)
+        raise InvalidError(f"{argument} must be a list of computations", pipeline=pipeline, given=names)
     return frozenset(check_name("computation", name) for name in names)
 
 
@@ -385,7 +529,9 @@ def _check_computation(name: str, computation: object) -> None:
             "the computation is a class: give an instance", computation=name, type=computation.__qualname__
         )
     if not isinstance(computation, Computation):
-        raise InvalidError("this is no Computation", computation=name, type=_type_name(computation))
+        raise InvalidError(
+            "computation must be a Computation instance", computation=name, type=type_name(computation)
+        )
     check_hooks(name, computation)
     check_state_version(name, computation)
 
@@ -395,20 +541,20 @@ def _subscriptions(
 ) -> tuple[Subscription, ...]:
     if not isinstance(subscribes, Mapping):
         raise InvalidError(
-            "subscribes maps streams to key extractors", computation=name, type=_type_name(subscribes)
+            "subscribes must map streams to key extractors", computation=name, type=type_name(subscribes)
         )
     if not subscribes:
-        raise InvalidError("the computation subscribes to nothing", computation=name)
+        raise InvalidError("the computation must subscribe to a stream", computation=name)
     for stream, key in subscribes.items():
         check_name("stream", stream, reserved=frozenset())
         check_key_extractor(key, computation=name, stream=stream)
     if isinstance(feedback, str) or not isinstance(feedback, Collection):
-        raise InvalidError("feedback is a list of streams", computation=name, feedback=feedback)
+        raise InvalidError("feedback must be a list of streams", computation=name, feedback=feedback)
     # Within a composite, its own streams may be named as they are declared.
     returning = {f"{prefix}{stream}" if f"{prefix}{stream}" in subscribes else stream for stream in feedback}
     if unknown := sorted(returning - subscribes.keys()):
         raise InvalidError(
-            "feedback names streams that the computation does not consume", computation=name, streams=unknown
+            "feedback must name streams that the computation consumes", computation=name, streams=unknown
         )
     return tuple(
         Subscription(stream=stream, key=settled_key(key), feedback=stream in returning)
@@ -418,31 +564,31 @@ def _subscriptions(
 
 def _productions(name: str, produces: Sequence[str]) -> tuple[str, ...]:
     if isinstance(produces, str):
-        raise InvalidError("produces is a list of stream names", computation=name, produces=produces)
+        raise InvalidError("produces must be a list of stream names", computation=name, produces=produces)
     for stream in produces:
         check_name("stream", stream)
     if len(set(produces)) < len(produces):
-        raise InvalidError("the computation names a stream twice", computation=name, produces=list(produces))
+        raise InvalidError("produces must name each stream once", computation=name, produces=list(produces))
     return tuple(produces)
 
 
 def _check_on_late(name: str, wanted: OnLate | Mapping[str, OnLate], streams: Iterable[str]) -> None:
     words = wanted.values() if isinstance(wanted, Mapping) else (wanted,)
     if not all(isinstance(word, str) and word in get_args(OnLate) for word in words):
-        raise InvalidError("no such way to treat late records", computation=name, on_late=wanted)
+        raise InvalidError("on_late must be process or drop", computation=name, on_late=wanted)
     if isinstance(wanted, Mapping) and (unknown := sorted(wanted.keys() - set(streams))):
         raise InvalidError(
-            "on_late names streams that the computation does not consume", computation=name, streams=unknown
+            "on_late must name streams that the computation consumes", computation=name, streams=unknown
         )
 
 
 def _check_order(name: str, computation: Computation) -> None:
     if type(computation.time_sorted) is not bool:
-        raise InvalidError("time_sorted is true or false", computation=name, value=computation.time_sorted)
-    if computation.time_sorted and computation.in_order_of_arrival:
         raise InvalidError(
-            "records are given in the order of arrival or of their times, not both", computation=name
+            "time_sorted must be true or false", computation=name, value=computation.time_sorted
         )
+    if computation.time_sorted and computation.in_order_of_arrival:
+        raise InvalidError("in_order_of_arrival and time_sorted cannot be combined", computation=name)
     _check_count(name, "waiting_max", computation.waiting_max, least=1)
 
 
@@ -455,16 +601,15 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
                 option=option,
                 options=sorted(_OPTIONS),
             )
-    if not isinstance(options.get("exactly_once", True), bool):
-        raise InvalidError("exactly_once is true or false", computation=name)
-    if not isinstance(options.get("time_sorted", False), bool):
-        raise InvalidError("time_sorted is true or false", computation=name, value=options["time_sorted"])
-    if options.get("on_error", "dead_letter") not in get_args(OnError):
-        raise InvalidError("no such way to treat errors", computation=name, on_error=options["on_error"])
-    if options.get("productions", "strong") not in get_args(ProductionMode):
-        raise InvalidError(
-            "productions are strong or weak", computation=name, productions=options["productions"]
-        )
+    given: Mapping[str, Any] = {**options}
+    for option in ("exactly_once", "time_sorted"):
+        if not isinstance(given.get(option, False), bool):
+            raise InvalidError(f"{option} must be true or false", computation=name, value=given[option])
+    for option, words in (("on_error", get_args(OnError)), ("productions", get_args(ProductionMode))):
+        if option in given and given[option] not in words:
+            raise InvalidError(
+                f"{option} must be {' or '.join(words)}", computation=name, **{option: given[option]}
+            )
     timeout_ms = options.get("user_code_timeout_ms")
     if timeout_ms is not None and not (isinstance(timeout_ms, int | float) and timeout_ms > 0):
         raise InvalidError("user_code_timeout_ms must be positive", computation=name, value=timeout_ms)
@@ -479,8 +624,6 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
 
 def _check_count(name: str, option: str, value: object, *, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidError(f"{option} is a whole number of at least {least}", computation=name, value=value)
-
-
-def _type_name(value: Any) -> str:
-    return value.__qualname__ if inspect.isclass(value) else type(value).__qualname__
+        raise InvalidError(
+            f"{option} must be a whole number of at least {least}", computation=name, value=value
+        )

@@ -1,8 +1,8 @@
-"""Signals from outside, which windowed steps wait for: records of a stream of their own.
+"""Signals from outside, for which windowed steps wait: records of a separate injected stream.
 
-A signal travels as any other record does: it gets a key, a time and perhaps an id, is routed to the interval
-of its key, and is consumed in the fenced commit that stores its effect. The stream that carries signals never
-ends, and holds no watermark back.
+A signal travels like any other record: it has a key, a time and perhaps an id, is routed to the interval of
+its key, and is consumed in the fenced commit that stores its effect. Its stream never ends, and holds no
+watermark back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros
 
 SignalWindow: TypeAlias = Sequence[int] | None
-"""The bounds of a window as panes show them, in microseconds since 1970 UTC; ``None`` for all of a key's windows."""
+"""The bounds of a window as in panes, in microseconds since 1970 UTC; ``None`` for all of a key's windows."""
 
 _SCHEMA: Final = pa.schema(
     {
@@ -38,19 +38,14 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class _HoldsNothing:
-    """The policy of a stream whose records are never waited for."""
+    """The policy of a stream that never holds a watermark back."""
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:  # noqa: ARG002 - wherever it was
         return FollowingLogic(TIME_MAX_US, None)
 
 
 def with_signals(topology: Topology, names: Mapping[str, frozenset[str]]) -> Topology:
-    """The topology with the stream of signals, and subscriptions to it.
-
-    Args:
-        topology: a checked pipeline.
-        names: by windowed step, the names of the signals that it waits for; steps without any are left out.
-    """
+    """Return the topology with the stream of signals and subscriptions to it; ``names`` is by windowed step."""
     if not names:
         return topology
     node = InjectorNode(
@@ -71,17 +66,13 @@ def with_signals(topology: Topology, names: Mapping[str, frozenset[str]]) -> Top
 
 def _listening(node: ComputationNode) -> ComputationNode:
     own = [subscription.stream for subscription in node.subscriptions]
-    # A signal is never too late: the step itself says whether its window is still there.
+    # A signal is never too late: only the step knows if its window is still there.
     on_late = dict.fromkeys(own, node.on_late) if isinstance(node.on_late, str) else node.on_late
     return replace(node, subscriptions=(*node.subscriptions, Subscription(stream=SIGNALS)), on_late=on_late)
 
 
 def listeners(topology: Topology, signal: str, step: str | None) -> list[str]:
-    """The windowed steps that a signal is for.
-
-    Raises:
-        InvalidError: no step, or not the given one, waits for a signal of this name.
-    """
+    """Return the windowed steps that a signal is for."""
     node = topology.injectors.get(SIGNALS)
     known = {} if node is None else node.signals
     found = [name for name, names in known.items() if signal in names and step in (None, name)]
@@ -104,22 +95,14 @@ def signal_rows(
     id_: str | None,
     watermarks: Iterable[EventTimeMicros],
 ) -> pa.Table:
-    """The row that carries a signal; its time is the end of its window, or now if that has passed.
+    """Return the row that carries a signal; its time is the end of its window, or now if that has passed.
 
-    Args:
-        signal: its name.
-        key: whose windows.
-        window: which of them.
-        step: the only windowed step that it is for; ``None`` for all that wait for it.
-        id_: tells a repeated signal; ``None`` if it is not repeated.
-        watermarks: the input watermarks of the steps.
-
-    Raises:
-        InvalidError: the key or id is not text, or the window is none.
+    ``step=None`` addresses all steps that wait for the signal; ``watermarks`` are the steps' input
+    watermarks.
     """
     for name, value in (("key", key), ("id", id_)):
         if not isinstance(value, str) and (name == "key" or value is not None):
-            raise InvalidError(f"a signal's {name} is text", signal=signal, value=value)
+            raise InvalidError(f"a signal's {name} must be text", signal=signal, value=value)
     bounds = None if window is None else _bounds(signal, window)
     passed = [INSTANT_MIN_US, *watermarks, *([] if bounds is None else [bounds[1] - 1])]
     row = {
@@ -137,12 +120,12 @@ def _bounds(signal: str, window: Sequence[int]) -> tuple[int, int]:
     bounds = tuple(window)
     is_valid = len(bounds) == 2 and all(type(bound) is int for bound in bounds)
     if not is_valid or bounds[0] >= bounds[1]:
-        raise InvalidError("a window is its start and end in microseconds", signal=signal, window=window)
+        raise InvalidError("a window must be its start and end in microseconds", signal=signal, window=window)
     return bounds[0], bounds[1]
 
 
 def read_signal(value: Mapping[str, Any], step: str) -> tuple[str, tuple[int, int] | None] | None:
-    """The name of a signal and the bounds of its window, from its record; ``None`` if it is for another step."""
+    """Return a signal's name and the bounds of its window, from its record; ``None`` if it is for another step."""
     if value["step"] not in ("", step):
         return None
     start, _, end = value["window"].partition("/")

@@ -1,42 +1,28 @@
-"""The topology: a pipeline after it has been checked, frozen (MillWheel §3, §4.3).
+"""The topology: a checked, frozen pipeline (MillWheel §3, §4.3), its cycles and its fused streams.
 
-Runners, tasks and the watermark authority read it and never change it. Streams are edges with
-names: any number of computations may produce to one, any number may subscribe to it, each with
-its own key extractor, and cycles are allowed.
+Streams are edges with names: any number of computations may produce to one or subscribe to it, and cycles are
+allowed. Every edge holds the watermark except a declared *feedback*. Around a cycle of holding edges a
+watermark would wait for itself; a feedback cuts the cycle. It does not hold for records that may still come,
+but for records on their way.
 
-Cycles of a topology, and which edges hold the watermark: all but those that are declared a feedback.
-
-Around a cycle of edges that hold, a watermark waits for itself: nothing in it fires that owes a production at
-an earlier time than its own. A *feedback* cuts the cycle. It holds back nothing of what could still come, but
-does hold what is on its way; other producers to the same stream hold as ever.
-
-Fused streams: which weak productions reach their consumers within the superstep that made them.
-
-A stream is not fused, and so is delivered as if it were strong, where its records could come back to
-their producer by weak productions (a superstep would never end), and where a consumer also takes
-outside records (they come before anything is produced).
-
-The hooks of a computation, looked at before they run.
-
-What a computation declares of the versions of its state, looked at before it runs.
+A weak stream is not fused, and so is delivered like a strong one, if its records could return to their
+producer by weak productions (a superstep would never end), or if a consumer also takes outside records (they
+come before anything is produced).
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import TopologicalSorter
-from typing import Final
 
-from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.injector import InjectorNode
 from millpond.executor.inputs.positions import stream_number
-from millpond.executor.pipeline.backfill import Backfill
 from millpond.executor.pipeline.nodes import (
     DEAD_LETTERS,
     SIGNALS,
+    Backfill,
     ComputationNode,
     SinkNode,
     Subscription,
@@ -46,70 +32,7 @@ from millpond.executor.pipeline.nodes import (
 )
 from millpond.executor.time.clocks import EXACT
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.rows.codec import Codec
 from millpond.statestore.rows.record_ids import ID_SLACK_US
-
-
-def fused_streams(
-    computations: Mapping[str, ComputationNode], injected: Mapping[str, object]
-) -> dict[str, frozenset[str]]:
-    """The streams of each computation whose productions are delivered within their superstep.
-
-    Args:
-        computations: by name.
-        injected: the injected streams.
-    """
-    return {
-        name: frozenset(stream for stream in node.produces if _is_fused(node, stream, computations, injected))
-        for name, node in computations.items()
-        if node.productions == "weak"
-    }
-
-
-def _is_fused(
-    producer: ComputationNode,
-    stream: str,
-    computations: Mapping[str, ComputationNode],
-    injected: Mapping[str, object],
-) -> bool:
-    consumers = list(_consumers(stream, computations))
-    takes_outside = any(
-        subscription.stream in injected for node in consumers for subscription in node.subscriptions
-    )
-    return (
-        bool(consumers)
-        and not takes_outside
-        and producer.name not in _weakly_reached(consumers, computations)
-    )
-
-
-def _consumers(stream: str, computations: Mapping[str, ComputationNode]) -> Iterator[ComputationNode]:
-    return (node for node in computations.values() if node.subscription(stream) is not None)
-
-
-def _weakly_reached(start: list[ComputationNode], computations: Mapping[str, ComputationNode]) -> set[str]:
-    """Whom records may reach by weak productions, those at the start included."""
-    visited: set[str] = set()
-    fresh = list(start)
-    while fresh:
-        node = fresh.pop()
-        if node.name not in visited:
-            visited.add(node.name)
-            if node.productions == "weak":
-                fresh += [other for stream in node.produces for other in _consumers(stream, computations)]
-    return visited
-
-
-def fused_order(
-    computations: Mapping[str, ComputationNode], fused: Mapping[str, frozenset[str]]
-) -> tuple[str, ...]:
-    """The computations so that each comes after those whose fused streams it consumes."""
-    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(sorted(computations), ()))
-    for producer in sorted(fused):
-        for stream in sorted(fused[producer]):
-            for consumer in _consumers(stream, computations):
-                sorter.add(consumer.name, producer)
-    return tuple(sorter.static_order())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +48,14 @@ class Topology:
     """A checked pipeline; only `Pipeline.check` creates one, so it needs no further check.
 
     Attributes:
-        name: the pipeline's name; in a run the one that the store knows it by, which is its first.
+        name: the pipeline's name; in a run the store's name for it, which is its first.
         injectors: the injectors, by the stream that each feeds.
         computations: the computations, by name.
         sinks: the sinks, by name.
-        drop: computations that it no longer has, whose rows are removed.
-        retire: computations that it no longer has, whose rows stay.
+        drop: former computations whose rows are removed.
+        retire: former computations whose rows stay.
         composites: the computations of each composite, by its name.
-        backfills: by computation, what each is given of its streams before their records, by stream.
+        backfills: each computation's backfill, by computation and stream.
         renamed_from: the name under which the store may know it.
         declared_name: the name in the code, where the store knows it by another.
     """
@@ -154,54 +77,51 @@ class Topology:
         return self.declared_name or self.name
 
     def consumers_of(self, stream: str) -> tuple[Consumer, ...]:
-        """The computations that subscribe to ``stream``, in the order of their declaration."""
+        """Return the computations that subscribe to ``stream``, in the order of their declaration."""
         return self._consumers.get(stream, ())
 
     def readers_of(self, streams: Iterable[str]) -> frozenset[str]:
-        """The names of the computations that subscribe to any of ``streams``."""
+        """Return the names of the computations that subscribe to any of ``streams``."""
         consumers = (consumer for stream in streams for consumer in self.consumers_of(stream))
         return frozenset(consumer.computation.name for consumer in consumers)
 
     def reached_from(self, streams: Iterable[str]) -> frozenset[str]:
-        """The names of the computations that records of ``streams`` reach, directly or through others."""
-        reached: set[str] = set()
-        fresh = [*streams]
-        while fresh:
-            for consumer in self.consumers_of(fresh.pop()):
-                if consumer.computation.name not in reached:
-                    reached.add(consumer.computation.name)
-                    fresh.extend(consumer.computation.produces)
-        return frozenset(reached)
+        """Return the names of the computations that records of ``streams`` reach, directly or through others."""
+        return frozenset(
+            _closure(self.readers_of(streams), lambda name: self.readers_of(self.computations[name].produces))
+        )
 
     def sampled_by(self, streams: Iterable[str]) -> frozenset[str]:
-        """The names of the computations whose keys are seen in ``streams``.
+        """Return the names of the computations whose keys ``streams`` sample.
 
         A signal is no sample of a step's keys: it finds no windows where there are no intervals.
         """
         return self.readers_of(stream for stream in streams if stream != SIGNALS)
 
     def id_scope(self, computation: str, stream: str, bare: int | None = None) -> bytes:
-        """The prefix of the record ids of ``stream`` in the rows of ``computation``.
+        """Return the prefix of the record ids of ``stream`` in the rows of ``computation``.
 
-        Ids are unique per publisher: where a computation consumes several streams with ids, the same id
-        on two streams identifies two records. The ids of the first such stream have no prefix.
+        Ids are unique per publisher: in a computation with several streams with ids, the same id on two
+        streams identifies two records. The ids of the first such stream have no prefix.
 
         Args:
             computation: the consumer.
             stream: the injected stream.
-            bare: the `stream_number` of the first stream, once it has been recorded; it never changes.
+            bare: the recorded `stream_number` of the first stream, which never changes; ``None`` before it is
+                recorded.
         """
+        # The recorded stream wins: stored ids stay valid when the code subscribes to the streams in another order.
         first = self.bare_stream(computation)
         chosen = bare if bare is not None or first is None else stream_number(first)
         return b"" if chosen in (None, stream_number(stream)) else f"{stream}\0".encode()
 
     def bare_stream(self, computation: str) -> str | None:
-        """The first stream with record ids that a computation subscribes to."""
+        """Return the first stream with record ids that a computation subscribes to."""
         subscriptions = self.computation(computation).subscriptions
         return next((s.stream for s in subscriptions if self._has_ids(s.stream)), None)
 
     def id_slack_us(self, computation: str) -> int:
-        """How long the senders of any stream that a computation subscribes to may repeat a record."""
+        """Return how long the senders of any stream of a computation may repeat a record, in microseconds."""
         streams = (s.stream for s in self.computation(computation).subscriptions)
         slacks = (self.injectors[stream].id_slack_us for stream in streams if self._has_ids(stream))
         return max(slacks, default=ID_SLACK_US)
@@ -211,30 +131,30 @@ class Topology:
         return injector is not None and injector.id is not None
 
     def producers_of(self, stream: str) -> tuple[ComputationNode, ...]:
-        """The computations that may produce to ``stream``; for dead letters, all of them."""
+        """Return the computations that may produce to ``stream``; for dead letters, all of them."""
         if stream == DEAD_LETTERS:
             return tuple(self.computations.values())
         return self._producers.get(stream, ())
 
     def sinks_of(self, stream: str) -> tuple[SinkNode, ...]:
-        """The sinks that ``stream`` flows into."""
+        """Return the sinks of ``stream``."""
         return self._sinks.get(stream, ())
 
     @cached_property
     def sorts(self) -> bool:
-        """Whether any computation gets its records in the order of time."""
+        """True if any computation gets its records in order of event time."""
         return any(node.time_sorted for node in self.computations.values())
 
     @cached_property
     def former_names(self) -> Mapping[str, str]:
-        """The computations that have been renamed: former name to name."""
+        """The renamed computations: former name to name."""
         nodes = self.computations.values()
         return {node.renamed_from: node.name for node in nodes if node.renamed_from is not None}
 
     def current_stream(self, stream: str) -> str:
-        """The stream under which a production is delivered that was written before a computation was renamed.
+        """Return the current name of a stream from before a computation was renamed.
 
-        A computation's own stream is renamed with it, and so is a consumer that a stream is addressed to.
+        A computation's own stream is renamed with it, and so is a consumer to which a stream is addressed.
         """
         former = self.former_names
         if not former:
@@ -247,23 +167,41 @@ class Topology:
 
     @cached_property
     def fused(self) -> Mapping[str, frozenset[str]]:
-        """The streams that each computation's weak productions are delivered on within their superstep."""
-        fused = fused_streams(self.computations, self.injectors)
+        """The streams of each computation whose weak productions are delivered within their superstep."""
+        fused = {
+            name: frozenset(stream for stream in node.produces if self._is_fused(name, stream))
+            for name, node in self.computations.items()
+            if node.productions == "weak"
+        }
         return {name: streams for name, streams in fused.items() if streams}
+
+    def _is_fused(self, producer: str, stream: str) -> bool:
+        readers = self.readers_of([stream])
+        inputs = {own.stream for name in readers for own in self.computations[name].subscriptions}
+        returns = producer in _closure(readers, self._weakly_fed)
+        return bool(readers) and not returns and inputs.isdisjoint(self.injectors)
+
+    def _weakly_fed(self, name: str) -> frozenset[str]:
+        node = self.computations[name]
+        return self.readers_of(node.produces) if node.productions == "weak" else frozenset()
 
     @cached_property
     def fused_order(self) -> tuple[str, ...]:
         """The computations, each after those whose fused streams it consumes."""
-        return fused_order(self.computations, self.fused)
+        sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(sorted(self.computations), ()))
+        for producer in sorted(self.fused):
+            for stream in sorted(self.fused[producer]):
+                for consumer in self.consumers_of(stream):
+                    sorter.add(consumer.computation.name, producer)
+        return tuple(sorter.static_order())
 
     def waves(self, planned: Collection[str]) -> tuple[tuple[str, ...], ...]:
-        """The order in which computations run: those with work, and those that may receive weak productions.
+        """Return the computations with work, or with weak productions to come, in groups that may run at once.
+
+        Each group comes after the groups that feed it.
 
         Args:
-            planned: the computations with work of their own.
-
-        Returns:
-            Computations that may run at the same time; each after the ones before it.
+            planned: the computations that already have work.
         """
         levels: dict[str, int] = {}
         for name in self.fused_order:
@@ -278,11 +216,11 @@ class Topology:
         return tuple(tuple(n for n, level in levels.items() if level == wave) for wave in range(count))
 
     def weak_streams(self, computation: str, *, keep_all: bool = False) -> WeakStreams:
-        """How a computation's productions are delivered within a superstep.
+        """Return how a computation's productions are delivered within a superstep.
 
         Args:
             computation: its name.
-            keep_all: whether they are written to its rows even without a sink.
+            keep_all: write them to its rows even without a sink.
         """
         fused = self.fused.get(computation, frozenset())
         kept = fused if keep_all else frozenset(stream for stream in fused if self.sinks_of(stream))
@@ -295,10 +233,10 @@ class Topology:
         return tuple(sorted(declared, reverse=True))
 
     def percentile(self, percentile: float) -> float:
-        """The percentile as a ``float``, if it is 100 or any computation declares it.
+        """Return the percentile as a ``float``.
 
         Raises:
-            InvalidError: no computation declares it.
+            InvalidError: it is below 100 and no computation declares it.
         """
         if percentile == EXACT or percentile in self.percentiles:
             return float(percentile)
@@ -316,14 +254,14 @@ class Topology:
 
     @cached_property
     def wanted_addresses(self) -> frozenset[str]:
-        """`wanted_streams` and the addressed streams of fused productions (`millpond.executor.pipeline.nodes`)."""
+        """`wanted_streams`, and the addressed streams of fused productions (`millpond.executor.pipeline.nodes`)."""
         return frozenset(self._consumers) | frozenset(self._sinks)
 
     def computation(self, name: str) -> ComputationNode:
-        """The computation called ``name``.
+        """Return the computation called ``name``.
 
         Raises:
-            InvalidError: there is none.
+            InvalidError: the pipeline has no such computation.
         """
         if name not in self.computations:
             raise InvalidError(
@@ -335,10 +273,10 @@ class Topology:
         return self.computations[name]
 
     def injector(self, stream: str) -> InjectorNode:
-        """The injector that feeds ``stream``.
+        """Return the injector that feeds ``stream``.
 
         Raises:
-            InvalidError: there is none.
+            InvalidError: no injector feeds the stream.
         """
         if stream not in self.injectors:
             raise InvalidError(
@@ -383,7 +321,7 @@ _Edges = Mapping[str, tuple[tuple[str, str], ...]]
 
 
 def holding_edges(topology: Topology) -> _Edges:
-    """For each computation, the streams and consumers whose input watermarks its output watermark bounds."""
+    """Return, for each computation, the streams and consumers whose input watermark its output watermark bounds."""
     behind = {
         name: _reached(topology, node)
         for name, node in topology.computations.items()
@@ -400,34 +338,24 @@ def holding_edges(topology: Topology) -> _Edges:
 
 
 def bounded_by_injectors(topology: Topology) -> set[str]:
-    """The computations whose input watermark an injector bounds, directly or through the outputs of others."""
+    """Return the computations whose input watermark an injector bounds, directly or through other outputs."""
     edges = holding_edges(topology)
     # An unreadable outside record becomes a dead letter before any computation sees it.
-    bounded = set(topology.readers_of([*topology.injectors, DEAD_LETTERS]))
-    fresh = list(bounded)
-    while fresh:
-        more = {consumer for _, consumer in edges[fresh.pop()]} - bounded
-        bounded |= more
-        fresh += more
-    return bounded
+    start = topology.readers_of([*topology.injectors, DEAD_LETTERS])
+    return _closure(start, lambda name: (consumer for _, consumer in edges[name]))
 
 
 def comes_back(topology: Topology, node: ComputationNode, stream: str) -> bool:
-    """Whether a computation that is reached from ``node``, such as itself, produces to ``stream``."""
+    """Return True if a computation that ``node`` reaches, such as ``node`` itself, produces to ``stream``."""
     reached = _reached(topology, node)
     return any(producer.name in reached for producer in topology.producers_of(stream))
 
 
 def cycle_of(edges: _Edges, name: str) -> Cycle:
-    """The shortest way from a computation back to itself; empty if there is none.
-
-    Args:
-        edges: see `holding_edges`.
-        name: the computation.
-    """
+    """Return the shortest way from a computation back to itself along holding edges; empty without a cycle."""
     ways: dict[str, Cycle] = {name: ()}
     fresh = [name]
-    # It grows by each computation at most once.
+    # The list grows while it is read, by each computation at most once.
     for here in fresh:
         for stream, consumer in edges[here]:
             way = (*ways[here], (here, stream))
@@ -440,7 +368,7 @@ def cycle_of(edges: _Edges, name: str) -> Cycle:
 
 
 def is_in_cycle(topology: Topology, node: ComputationNode) -> bool:
-    """Whether records may come back to a computation, on a feedback or another way."""
+    """Return True if records may return to a computation, on a feedback or another way."""
     return any(
         node.name in _reached(topology, topology.computations[consumer])
         for _, consumer, _ in _edges(topology, node)
@@ -448,85 +376,22 @@ def is_in_cycle(topology: Topology, node: ComputationNode) -> bool:
 
 
 def _reached(topology: Topology, node: ComputationNode) -> set[str]:
-    """Whom records may reach from a computation; itself too, as it may produce to itself."""
-    visited: set[str] = {node.name}
-    fresh = [node]
+    """Return the computations that records may reach from ``node``, including ``node``."""
+    nodes = topology.computations
+    return _closure([node.name], lambda name: (consumer for _, consumer, _ in _edges(topology, nodes[name])))
+
+
+def _closure(start: Iterable[str], following: Callable[[str], Iterable[str]]) -> set[str]:
+    reached = set(start)
+    fresh = list(reached)
     while fresh:
-        for _, consumer, _ in _edges(topology, fresh.pop()):
-            if consumer not in visited:
-                visited.add(consumer)
-                fresh.append(topology.computations[consumer])
-    return visited
+        more = {name for name in following(fresh.pop()) if name not in reached}
+        reached |= more
+        fresh += more
+    return reached
 
 
 def _edges(topology: Topology, node: ComputationNode) -> Iterator[tuple[str, str, bool]]:
     for stream in (*node.produces, DEAD_LETTERS):
         for consumer in topology.consumers_of(stream):
             yield stream, consumer.computation.name, consumer.subscription.feedback
-
-
-_HOOKS: Final = ("process_record", "process_records", "process_timer", "upgrade_state")
-
-
-def check_hooks(name: str, computation: Computation) -> None:
-    """Refuse hooks whose body would never run: a call of theirs only makes a generator or a coroutine.
-
-    Args:
-        name: the computation's name, for the error.
-        computation: the user's code.
-
-    Raises:
-        InvalidError: names the hook.
-    """
-    for hook in _HOOKS:
-        function = getattr(computation, hook)
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidError(
-                "a hook is a plain function: nothing awaits one that is async, so it would never run",
-                computation=name,
-                hook=hook,
-            )
-        if inspect.isgeneratorfunction(function):
-            raise InvalidError(
-                "a hook is a plain function: nothing reads what it yields, so it would never run; "
-                "call context.produce instead of yield",
-                computation=name,
-                hook=hook,
-            )
-
-
-STATE_VERSION_MAX: Final = 2**31 - 1
-"""The greatest number that the column has room for."""
-
-
-def check_state_version(name: str, computation: Computation) -> None:
-    """Refuse a version that is no number, and codecs of versions that are not earlier ones.
-
-    Args:
-        name: the computation's name, for the error.
-        computation: the user's code.
-
-    Raises:
-        InvalidError: names the computation and what is wrong.
-    """
-    version, codecs = computation.state_version, computation.codecs
-    if type(version) is not int or not 0 <= version <= STATE_VERSION_MAX:
-        raise InvalidError(
-            "state_version is a whole number of at least 0", computation=name, state_version=version
-        )
-    if not isinstance(codecs, Mapping):
-        raise InvalidError(
-            "codecs maps earlier state versions to their codecs", computation=name, type=type(codecs).__name__
-        )
-    for of_version, codec in codecs.items():
-        if type(of_version) is not int or not 0 <= of_version < version:
-            raise InvalidError(
-                "codecs names a version that is not earlier than state_version",
-                computation=name,
-                version=of_version,
-                state_version=version,
-            )
-        if not isinstance(codec, Codec):
-            raise InvalidError(
-                "this is no codec", computation=name, version=of_version, type=type(codec).__name__
-            )

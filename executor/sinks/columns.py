@@ -1,20 +1,10 @@
-"""Sink columns: productions as the columns of a table outside of Millpond.
+"""Sink columns: productions as the columns of a table outside of Millpond, and a sink's record of its store.
 
-Without a schema a sink has three columns: ``key``, ``at`` and ``value`` as JSON text. With one,
-the columns ``key`` and ``at`` are the record's own, and every other column is the field of that
-name in the record's value (a value that is not an object fills the column ``value``). A field that
-the schema does not name is left out; a column without a field is null.
-
-A windowed step's pane travels in an envelope. Its columns may be fields of the envelope,
-``window_start``, ``window_end`` (null for the global window), ``is_retraction``, or fields of the
-value inside.
-
-A sink's record of a store in the sink's table: the last superstep of each incarnation, as transactions.
-
-A superstep's number identifies what was delivered only within one incarnation of a store. So the record
-has the incarnation in its name, and a sink refuses a store that the record does not fit: a store that was
-restored from an older copy, if the table has other versions of its supersteps; and a copy that writes into
-the table of its original, or the other way round.
+Without a schema a sink has the columns ``key``, ``at`` and ``value`` as JSON text. With a schema, ``key`` and
+``at`` are the record's own and every other column is the field of that name in the value; a value that is not
+an object fills the column ``value``. Fields outside the schema are left out; a column without a field is
+null. The columns of a pane may also be ``window_start``, ``window_end`` (null for the global window),
+``is_retraction``, or fields of the inner value.
 """
 
 from __future__ import annotations
@@ -54,12 +44,12 @@ ROW_SCHEMA_BY_WINDOW: Final = pa.schema(
         pa.field("value", pa.string()),
     ]
 )
-"""Columns of a sink without a schema that keeps one row per key and window; ``value`` is JSON text."""
+"""Columns of an upsert sink without a schema: one row per key and window; ``value`` is JSON text."""
 
 TYPED_FIELD: Final = {b"millpond.column": b"typed"}
-"""
-Metadata of a column that is a typed field of the value, also if it is called ``key`` or ``at``: there, bytes are
-Base64, maps are lists of pairs, and floats that are not finite have their names.
+"""Metadata of a column that is a typed field of the value, even under the name ``key`` or ``at``.
+
+In typed fields bytes are Base64, maps are lists of pairs, and non-finite floats have their names.
 """
 
 _OWN: Final = ("key", "at")
@@ -72,12 +62,7 @@ _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError, In
 
 
 class ColumnWatch:
-    """Warns of columns that no value has: they would always be null, and the intended field would be lost.
-
-    Args:
-        schema: the sink's schema.
-        sink: its name.
-    """
+    """Warns of columns that no value has: they would stay null, and the intended field would be lost."""
 
     def __init__(self, schema: pa.Schema | None, sink: str) -> None:
         names = () if schema is None or schema is ROW_SCHEMA_BY_WINDOW else schema.names
@@ -105,18 +90,7 @@ class ColumnWatch:
 def sink_table(
     productions: pa.Table, schema: pa.Schema | None, sink: str, watch: ColumnWatch | None = None
 ) -> pa.Table:
-    """The productions as a table with the sink's columns, in the same order.
-
-    Args:
-        productions: columns ``key``, ``at``, ``value`` (JSON text) and ``value_bytes``.
-        schema: the sink's schema; ``None`` means `SINK_SCHEMA`.
-        sink: the sink's name, for errors.
-        watch: warns of columns that no value has.
-
-    Raises:
-        InvalidError: a value does not fit its column, or has no fields; the error names sink, column and key.
-        DataError: a value is not JSON.
-    """
+    """Return the productions as a table with the sink's columns, in the same order."""
     _refuse_bytes(productions, sink)
     if schema is None:
         return _as_texts(productions.select(SINK_SCHEMA.names).cast(SINK_SCHEMA))
@@ -132,7 +106,7 @@ def sink_table(
 
 
 def _as_texts(table: pa.Table) -> pa.Table:
-    """Strip the space that marks, within a store only, the text of an object that looks like a pane."""
+    """Strip the space that, only within a store, marks an object that looks like a pane."""
     column = table.column(_VALUE)
     if not has_marks(column):
         return table
@@ -142,17 +116,13 @@ def _as_texts(table: pa.Table) -> pa.Table:
 
 
 def retractions(productions: pa.Table, sink: str) -> list[bool]:
-    """Which productions are retractions, in order.
-
-    Raises:
-        DataError: a value is not JSON.
-    """
+    """Return, for each production in order, True if it is a retraction."""
     values = _decoded(productions, sink)
     return [is_envelope(value) and bool(value["pane"]["is_retraction"]) for value in values]
 
 
 def _with_text(value: Any) -> Any:
-    """The value with its inner value as JSON text; window bounds are kept."""
+    """Return the value with its inner value as JSON text; window bounds are kept."""
     if is_envelope(value):
         return {**value, _VALUE: orjson.dumps(value[_VALUE]).decode()}
     return orjson.dumps(value).decode()
@@ -250,7 +220,7 @@ def _array(cells: list[Any], field: pa.Field) -> pa.Array:
 
 
 def _converted(cell: Any, kind: pa.DataType) -> Any:
-    """Types that JSON lacks are read from text: times, dates, decimal numbers."""
+    """Parse types that JSON lacks from text: times, dates, decimal numbers."""
     if pa.types.is_timestamp(kind):
         return pa.scalar(parse_instant_us(cell), TIMESTAMP).cast(kind)
     if pa.types.is_date(kind):
@@ -263,7 +233,6 @@ def _is_typed(field: pa.Field) -> bool:
 
 
 def _typed(cell: Any, kind: pa.DataType) -> Any:
-    """A cell of a typed field, with the types inside it."""
     if cell is None:
         return None
     if pa.types.is_struct(kind):
@@ -287,7 +256,11 @@ def _fits(cell: Any, field: pa.Field) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SinkRecord:
-    """The record of one sink of one pipeline of one store.
+    """A sink's record of a store in the sink's table: the last superstep of each incarnation.
+
+    A superstep's number is unique only within one incarnation of a store, so the record's name has the
+    incarnation. A sink refuses a store that was restored from an older copy if the table has later
+    supersteps, and refuses a copy that writes into the table of its original, or the reverse.
 
     Args:
         lineage: the store's lineage.
@@ -303,7 +276,7 @@ class SinkRecord:
 
     @staticmethod
     def of_store(store_id: str, pipeline: str, name: str) -> SinkRecord:
-        """The record of a store that is known only by its id."""
+        """Return the record of a store that is known only by its id."""
         return SinkRecord(Lineage.of(store_id, {}), pipeline, name)
 
     @property
@@ -312,15 +285,15 @@ class SinkRecord:
         return sink_app_id(self.lineage.store_id, self.pipeline, self.name, self.lineage.current.id)
 
     def delivered(self, txns: Mapping[str, int]) -> Superstep:
-        """This store's last superstep in the table; 0 before the first."""
+        """Return this store's last superstep in the table; 0 before the first."""
         return Superstep(max((superstep for _, superstep in self.records(txns)), default=0))
 
     def records(self, txns: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-        """The last superstep of each incarnation of the store that has written to the table."""
+        """Yield the last superstep of each incarnation of the store that has written to the table."""
         return ((incarnation, txns[app_id]) for app_id, incarnation in self.app_ids(txns))
 
     def limits(self, txns: Mapping[str, int], reached: Superstep) -> dict[str, int]:
-        """The highest superstep of each transaction that fits a store whose incarnation is at ``reached``.
+        """Return the highest superstep of each transaction that fits a store at superstep ``reached``.
 
         Transactions of other copies of the store are left out.
         """
@@ -332,7 +305,7 @@ class SinkRecord:
         return limits
 
     def app_ids(self, txns: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-        """The transactions of this sink, each with the incarnation that moves it."""
+        """Yield the transactions of this sink, each with the incarnation that advances it."""
         first = sink_app_id(self.lineage.store_id, self.pipeline, self.name)
         for app_id in txns:
             if app_id == first or app_id.startswith(f"{first}/"):
@@ -343,12 +316,13 @@ class SinkRecord:
 
         Raises:
             InvalidError: the original of this copy, or another copy of this store, writes into the table.
-            DataError: the table is ahead of where an earlier incarnation was left.
+            DataError: the table is ahead of the point where an earlier incarnation was left.
         """
+        # Runs again with each commit, because another copy may begin to write after the sink was opened.
         for incarnation, superstep in self.records(snapshot.txns):
             if self.lineage.is_of_another_copy(incarnation):
                 raise InvalidError(
-                    "another copy of this store writes into the sink's table: give this one a sink of its own",
+                    "another copy of this store writes into the sink's table: give this one a separate sink",
                     sink=self.name,
                     table=(snapshot.metadata.name if snapshot.metadata else None) or self.name,
                     incarnation=self.lineage.current.id,
@@ -359,11 +333,7 @@ class SinkRecord:
                 refuse_sink_ahead(self.name, superstep, left)
 
     def check_on_opening(self, snapshot: Snapshot, path: str = "") -> None:
-        """Refuse a table whose record does not fit the store as it is now; warn of one that another store writes to.
-
-        Args:
-            snapshot: the table.
-            path: where it lies, for the warning.
+        """Refuse a table that does not fit the store's present state; warn of rows from another store.
 
         Raises:
             InvalidError: another copy of this store writes into the table.
@@ -375,7 +345,7 @@ class SinkRecord:
             refuse_sink_ahead(self.name, self.delivered(snapshot.txns), self.reached)
 
     def _warn_of_others(self, snapshot: Snapshot, path: str) -> None:
-        """Warn of a table that has rows of another store: one that is no longer there, whose rows come a second time."""
+        """Warn of rows from another store: if that store is gone, its rows will be delivered a second time."""
         writers = (AppId.SINK.parts(name)[0] for name in snapshot.txns if name.startswith(AppId.SINK))
         others = sorted(set(writers) - {self.lineage.store_id})
         if others and not self.delivered(snapshot.txns):
@@ -389,16 +359,12 @@ class SinkRecord:
 
 
 def refuse_sink_ahead(sink: str, delivered: int, reached: int) -> None:
-    """Refuse a sink that is ahead of the store.
-
-    Raises:
-        DataError: the sink has a later superstep.
-    """
+    """Refuse a sink that is ahead of the store."""
     if delivered > reached:
         raise DataError(
-            "the sink is ahead of the store, which was restored from an older copy: what it would deliver "
-            "again may differ from what the sink has. Put the newer store back; or continue with this one and "
-            "write to a new sink, or take the sink back (`millpond adopt STORE --as restored --take-back SINK`)",
+            "the sink is ahead of the store, which was restored from an older copy: its next deliveries "
+            "may differ from the rows of the sink. Put the newer store back; or continue with this one and "
+            "write to a new sink, or revert the sink (`millpond adopt STORE --as restored --take-back SINK`)",
             sink=sink,
             delivered=delivered,
             store=reached,

@@ -1,25 +1,26 @@
-"""Opens the Delta table of a sink, or creates it, and writes its files.
-
-Older versions of a sink's table: the one that a superstep left, and its rows.
-"""
+"""The Delta table of a sink: opened or created, appended to, read at older versions, and reverted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millpond.executor.sinks.columns import SINK_SCHEMA, ColumnWatch, SinkRecord, sink_table
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.failpoint import reach
-from millpond.statestore.history.replayed_log import read_histories, replay_log
-from millpond.statestore.log.action import Add, delta_schema
+from millpond.statestore.history.lineage import Lineage
+from millpond.statestore.history.replayed_log import Change, read_histories, replay_log
+from millpond.statestore.log.action import Action, Add, Remove, Txn, delta_schema
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot, load
-from millpond.statestore.log.table import change_schema, create_table
-from millpond.statestore.log.writer import LogWriter
+from millpond.statestore.log.table import append, change_schema, create_table
+from millpond.statestore.log.writer import CommitDraft, LogWriter
 from millpond.statestore.objects.obstore import put_new
 from millpond.statestore.types import Clock, Objects, Rng, Superstep, TableVersion
 
@@ -27,32 +28,18 @@ from millpond.statestore.types import Clock, Objects, Rng, Superstep, TableVersi
 def open_table(
     objects: Objects, clock: Clock, rng: Rng, name: str, schema: pa.Schema, *, whole: bool = False
 ) -> LogWriter:
-    """The writer of a sink's table, which is created if it does not exist.
+    """Return the writer of a sink's table, which is created if it does not exist.
 
-    The columns of a table that a sink of this name has created can change: without restriction while it has no rows;
-    later it can get further nullable columns, except if its rows are rewritten, where a row and its retraction would
-    differ.
-
-    Args:
-        objects: the table's root.
-        clock: for timestamps and waiting.
-        rng: for the table's identity.
-        name: the sink's name.
-        schema: the columns that the table must have.
-        whole: whether it must have no other columns, because its rows are rewritten.
-
-    Raises:
-        InvalidError: the table has other columns, or is partitioned.
-        ConflictError: another process is changing the table.
-        UnavailableError: the folder or bucket does not respond.
+    A table that a sink of this name created can change its columns: freely while it has no rows, later by
+    further nullable columns. Not with ``whole``: an upsert rewrites rows, and a row would no longer equal its
+    retraction.
     """
     log = Log(objects)
     if log.latest_version() is None:
         try:
             return create_table(log, clock, rng, schema=schema, name=name)
         except ConflictError:
-            # Another process has created it since; whether it fits is checked below.
-            pass
+            pass  # Another process created the table first: check below that it fits.
     snapshot = load(log)
     writer = LogWriter(log, snapshot, clock, rng)
     columns = _new_columns(snapshot, schema, name, may_grow=not whole)
@@ -70,7 +57,7 @@ _WAY_OUT: Final = "give the sink another path, or change the columns of the tabl
 
 
 def _new_columns(snapshot: Snapshot, schema: pa.Schema, name: str, *, may_grow: bool) -> str | None:
-    """The columns with which a table would fit; ``None`` if it fits already, or cannot change."""
+    """Return the columns with which a table would fit; ``None`` if it fits already, or cannot change."""
     metadata = snapshot.metadata
     if metadata is None or metadata.partition_columns or metadata.configuration or metadata.name != name:
         # Not a table that a sink of this name has created.
@@ -125,62 +112,98 @@ def _check_no_others(snapshot: Snapshot, schema: pa.Schema, name: str, url: str)
         )
 
 
-def write_sink_file(
-    objects: Objects,
-    clock: Clock,
-    rng: Rng,
-    sink: str,
-    superstep: Superstep,
-    rows: pa.Table,
-    *,
-    tags: Mapping[str, str] | None = None,
-) -> Add:
-    """Write rows to one Parquet file of a sink's table; it takes effect once a commit adds it.
+class TableWriter:
+    """The open Delta table of one sink, with the sink's record in it."""
 
-    Args:
-        objects: the table's folder.
-        clock: stamps the file.
-        rng: the source of its name.
-        sink: the sink's name, the first part of the file's.
-        superstep: the superstep that the rows belong to.
-        rows: at least one row.
-        tags: the file's tags in the commit.
-    """
-    buffer = pa.BufferOutputStream()
-    pq.write_table(rows, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
-    data = buffer.getvalue().to_pybytes()
-    path = f"{sink}-{superstep:010d}-{rng.token()}.parquet"
-    # The commit that adds it syncs it first.
-    put_new(objects, path, data, synced=False)
-    reach("sink.file_written")
-    return Add(
-        path=path,
-        size_bytes=len(data),
-        partition_values={},
-        modification_time_ms=clock.now_us() // 1_000,
-        stats=orjson.dumps({"numRecords": rows.num_rows}).decode(),
-        tags=dict(tags or {}),
-    )
+    def __init__(
+        self,
+        objects: Objects,
+        clock: Clock,
+        rng: Rng,
+        *,
+        name: str,
+        record: SinkRecord,
+        schema: pa.Schema,
+        whole: bool = False,
+    ) -> None:
+        self._objects = objects
+        self._clock = clock
+        self._rng = rng
+        self._name = name
+        self._record = record
+        self._watch = ColumnWatch(schema, name)
+        self._writer = open_table(objects, clock, rng, name, schema, whole=whole)
+        record.check_on_opening(self._writer.snapshot, objects.url)
+
+    @property
+    def delivered(self) -> Superstep:
+        return self._record.delivered(self._writer.snapshot.txns)
+
+    def _put(self, superstep: Superstep, rows: pa.Table, tags: Mapping[str, str] | None = None) -> Add:
+        """Write rows to a Parquet file, which takes effect once a commit adds it."""
+        buffer = pa.BufferOutputStream()
+        pq.write_table(rows, buffer, compression="zstd", coerce_timestamps="us", write_page_checksum=True)
+        data = buffer.getvalue().to_pybytes()
+        path = f"{self._name}-{superstep:010d}-{self._rng.token()}.parquet"
+        # No sync yet: the commit that adds the file syncs it first.
+        put_new(self._objects, path, data, synced=False)
+        reach("sink.file_written")
+        return Add(
+            path=path,
+            size_bytes=len(data),
+            partition_values={},
+            modification_time_ms=self._clock.now_us() // 1_000,
+            stats=orjson.dumps({"numRecords": rows.num_rows}).decode(),
+            tags=dict(tags or {}),
+        )
+
+
+class DeltaSinkWriter(TableWriter):
+    """Appends supersteps to one Delta table: one file and one commit each; `SINK_SCHEMA` without a schema."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        clock: Clock,
+        rng: Rng,
+        *,
+        name: str,
+        record: SinkRecord,
+        schema: pa.Schema | None,
+    ) -> None:
+        columns = SINK_SCHEMA if schema is None else schema
+        super().__init__(objects, clock, rng, name=name, record=record, schema=columns)
+        self._schema = schema
+
+    def write(self, superstep: Superstep, productions: pa.Table) -> None:
+        # The table has it: a runner repeats the last superstep after a crash.
+        if superstep <= self.delivered or not productions.num_rows:
+            return
+        table = sink_table(productions, self._schema, self._name, self._watch)
+        # Data and superstep in one commit, guarded by the record: otherwise a crash between them would deliver
+        # the superstep twice, and another copy of the store could mix its rows with these.
+        append(
+            self._writer,
+            (self._put(superstep, table),),
+            txns={self._record.app_id: superstep},
+            metadata={"sink": self._name, "superstep": superstep},
+            rows=table.num_rows,
+            guard=self._record.check,
+        )
 
 
 def version_within(log: Log, limits: Mapping[str, int]) -> TableVersion | None:
-    """The newest version of a table in which no transaction is beyond its limit.
+    """Return a table's newest version in which no transaction is beyond its limit; ``None`` if it has none.
 
-    Args:
-        log: the table's log.
-        limits: by application id.
-
-    Returns:
-        ``None`` if that is before the table's first version.
-
-    Raises:
-        DataError: the log is damaged, or does not reach back that far.
+    ``limits`` is by application id. Raises `DataError` if the log is damaged or does not reach back far
+    enough.
     """
     histories = read_histories(log, None)
     if not histories:
         raise DataError("the log of the sink's table cannot be read", store=log.objects.url)
     history = histories[0]
     version, at = history.newest, dict(history.state.txns)
+    # Undo the transactions commit by commit, newest first, until each is within its limit.
     for change in reversed(history.changes):
         if _is_within(at, limits):
             return version
@@ -197,11 +220,152 @@ def _is_within(at: Mapping[str, int], limits: Mapping[str, int]) -> bool:
 
 
 def read_rows(objects: Objects, version: TableVersion) -> pa.Table:
-    """The rows of a table at a version; no columns if it has no files.
-
-    Raises:
-        DataError: the log is damaged, or files of that version have been vacuumed.
-    """
+    """Return the rows of a table at a version; no columns if it has no files."""
     paths = replay_log(Log(objects), version).adds
     tables = [pq.read_table(pa.BufferReader(objects.get(path))) for path in paths]
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenBack:
+    """How far one sink was reverted: its last superstep before and now, and the number of removed files."""
+
+    pipeline: str
+    name: str
+    delivered: int
+    superstep: int
+    files: int
+
+
+def take_back_sink(
+    objects: Objects, lineage: Lineage, supersteps: Mapping[str, Superstep], clock: Clock, rng: Rng
+) -> tuple[TakenBack, ...]:
+    """Revert a store's deliveries to a table after the store's last superstep in ``supersteps``, by pipeline.
+
+    A store that was restored from an older copy runs these supersteps again, possibly with other results. One
+    commit removes the files that they added, restores the files that they replaced, and sets the sink's
+    record to the store's superstep. Files of other writers stay; if those changed the same files, it raises
+    `ConflictError` and changes nothing. The call can be repeated after a crash.
+    """
+    log = Log(objects)
+    snapshot = load(log)
+    done = []
+    for record in _records_of(lineage, snapshot.txns, supersteps):
+        plan = _plan(log, snapshot, record, supersteps[record.pipeline])
+        if plan is not None:
+            writer = LogWriter(log, snapshot, clock, rng)
+            # Check before the commit: no reader could open a table that names vacuumed files.
+            _check_files(objects, plan.restored)
+            writer.write(plan)
+            snapshot = writer.snapshot
+            done.append(plan.result)
+    return tuple(done)
+
+
+def _records_of(
+    lineage: Lineage, txns: Mapping[str, int], supersteps: Mapping[str, Superstep]
+) -> Sequence[SinkRecord]:
+    parts = [AppId.SINK.parts(app_id) for app_id in txns if app_id.startswith(AppId.SINK)]
+    sinks = {(pipeline, name) for store_id, pipeline, name, *_ in parts if store_id == lineage.store_id}
+    return [SinkRecord(lineage, *sink) for sink in sorted(sinks) if sink[0] in supersteps]
+
+
+def _plan(log: Log, snapshot: Snapshot, record: SinkRecord, superstep: Superstep) -> _TakeBackPlan | None:
+    limits = record.limits(snapshot.txns, superstep)
+    ahead = {app_id: limit for app_id, limit in limits.items() if snapshot.txns[app_id] > limit}
+    if not ahead:
+        return None
+    histories = read_histories(log, None)
+    newest = histories[0] if histories else None
+    if newest is None or newest.newest != snapshot.version:
+        raise DataError("the log of the sink's table cannot be read", store=log.objects.url)
+    undone = _undone(newest.changes, ahead, log.objects.url)
+    added = {add.path: add for change in undone for add in change.added}
+    removed = {add.path: add for change in undone for add in change.removed}
+    obsolete = [add for path, add in added.items() if path not in removed]
+    restored = [add for path, add in removed.items() if path not in added]
+    # A compaction by another engine, for example, merges rows of several supersteps into one file: removing the
+    # sink's own files would then revert nothing, and restoring them would repeat rows.
+    touched = [add.path for add in obsolete if snapshot.file(add.path) is None]
+    touched += [add.path for add in restored if snapshot.file(add.path) is not None]
+    if touched:
+        raise ConflictError(
+            "another writer has changed the same files of the sink's table since: write to a new sink",
+            store=log.objects.url,
+            path=touched[0],
+        )
+    result = TakenBack(
+        pipeline=record.pipeline,
+        name=record.name,
+        delivered=max(snapshot.txns[app_id] for app_id in ahead),
+        superstep=min(ahead.values()),
+        files=len(obsolete),
+    )
+    return _TakeBackPlan(
+        result=result,
+        obsolete=tuple(obsolete),
+        restored=tuple(restored),
+        txns=dict(sorted(ahead.items())),
+        read_at=snapshot.version,
+    )
+
+
+def _undone(changes: Sequence[Change], ahead: Mapping[str, int], url: str) -> list[Change]:
+    """Return the deliveries of later supersteps, newest first."""
+    undone, left = [], set(ahead)
+    for change in reversed(changes):
+        moved = dict(change.txns_before)
+        if left & moved.keys():
+            undone.append(change)
+            left -= {app_id for app_id in left & moved.keys() if (moved[app_id] or 0) <= ahead[app_id]}
+        if not left:
+            return undone
+    raise DataError(
+        "the log of the sink's table does not reach back that far: write to a new sink", store=url
+    )
+
+
+def _check_files(objects: Objects, restored: Sequence[Add]) -> None:
+    gone = {add.path for add in restored} - set(objects.list("")) if restored else set()
+    if gone:
+        raise DataError(
+            "files that the sink replaced have been vacuumed: write to a new sink",
+            store=objects.url,
+            path=min(gone),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TakeBackPlan:
+    result: TakenBack
+    obsolete: tuple[Add, ...]
+    restored: tuple[Add, ...]
+    txns: Mapping[str, int] = field(default_factory=dict)
+    read_at: TableVersion
+
+    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
+        # An earlier try has landed, so a repeated call after a crash changes nothing.
+        if all(snapshot.txns.get(app_id, -1) == at for app_id, at in self.txns.items()):
+            return None
+        if snapshot.version != self.read_at:
+            raise ConflictError(
+                "the table has changed since it was read; repeat the call", version=snapshot.version
+            )
+        removes = [
+            Remove(
+                path=add.path,
+                deletion_time_ms=now_ms,
+                partition_values=add.partition_values,
+                size_bytes=add.size_bytes,
+            )
+            for add in self.obsolete
+        ]
+        txns = [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
+        return CommitDraft(
+            operation="MILLPOND TAKE BACK",
+            actions=(*txns, *removes, *self.restored),
+            fields={"kind": "take_back", "sink": self.result.name, "superstep": self.result.superstep},
+        )
+
+    def admit(self, winner: tuple[Action, ...]) -> None:
+        """Accept every commit here: `build` refuses any version except the one that was read."""

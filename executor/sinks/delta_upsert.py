@@ -1,17 +1,12 @@
 """A sink table that keeps one row per key: panes replace rows, retractions delete them.
 
-The table's files are the leaves of a tree of one level: each holds the rows of one range of
-keys, sorted, and at most `LEAF_ROWS_MAX` of them. A superstep rewrites only the leaves that its
-keys fall into, in one commit that also records the superstep. So every version of the table has
-one row per key, for any Delta reader, and the cost of a superstep depends on the leaves that it
-touches and not on the size of the table. One leaf at a time is in memory.
+The table's files are the leaves of a tree of one level: each holds the sorted rows of one range of keys, at
+most `LEAF_ROWS_MAX`. A superstep rewrites only the leaves of its keys, in one commit that also records the
+superstep. So every version of the table has one row per key for any Delta reader, and a superstep's cost
+depends on the touched leaves, not on the table's size. One leaf at a time is in memory.
 
-Takes a sink back: undoes the deliveries of supersteps that the store does not have.
-
-A store that was restored from an older copy runs these supersteps again, and their results may differ. One commit
-removes the files that they added, restores those that they replaced, and sets the sink's record to the store's
-superstep. Files of other sinks and other writers stay; if those changed the same files, nothing is done. The call
-can be repeated after a crash.
+Panes and retractions that cancel each other within a superstep are left out, even across keys of the pipeline:
+a value that moves from one key to another keeps its row.
 """
 
 from __future__ import annotations
@@ -19,51 +14,38 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millpond.executor.sinks.changes import (
-    RowChange,
-    RowKey,
-    contents,
-    key_columns,
-    key_texts,
-    net_changes,
-    row_keys,
-)
-from millpond.executor.sinks.columns import (
-    ROW_SCHEMA_BY_WINDOW,
-    ColumnWatch,
-    SinkRecord,
-    retractions,
-    sink_table,
-)
-from millpond.executor.sinks.delta_table import open_table, write_sink_file
-from millpond.statestore.app_ids import AppId
-from millpond.statestore.errors import ConflictError, DataError
-from millpond.statestore.history.lineage import Lineage
-from millpond.statestore.history.replayed_log import Change, read_histories
-from millpond.statestore.log.action import Action, Add, Remove, Txn
+from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SinkRecord, retractions, sink_table
+from millpond.executor.sinks.delta_table import TableWriter
+from millpond.statestore.errors import ConflictError, DataError, InvalidError
+from millpond.statestore.log.action import Add
 from millpond.statestore.log.files import LiveFile
-from millpond.statestore.log.log import Log
-from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.table import replace_files
-from millpond.statestore.log.writer import CommitDraft, LogWriter
-from millpond.statestore.types import Clock, Objects, Rng, Superstep, TableVersion
+from millpond.statestore.types import Clock, Objects, Rng, Superstep
 
 LEAF_ROWS_MAX: Final = 20_000
 """A leaf with more rows is split."""
 
 _LEAF_BYTES: Final = 16 * 1024 * 1024
-"""The size of a leaf with wide rows: about this many bytes, uncompressed."""
+"""Uncompressed size of a leaf with wide rows, in bytes."""
 
 _TRIES: Final = 10
 _FIRST_TAG: Final = "millpond.first"
 _LAST_TAG: Final = "millpond.last"
+
+
+RowKey: TypeAlias = tuple[tuple[bool, Any], ...]
+"""The key columns of one row, comparable: nulls come first."""
+
+_NOT_CONTENT: Final = ("at", "pane", "is_retraction")
+"""Columns in which a retraction may differ from the retracted row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +60,8 @@ class _Leaf:
         return self.first is None or self.last is None or self.first <= key <= self.last
 
 
-class UpsertSinkWriter:
-    """Updates one Delta table with each superstep, in one commit.
-
-    Args:
-        objects: the table's root.
-        clock: for timestamps and waiting.
-        rng: for file names and the table's identity.
-        name: the sink's name.
-        record: records the last superstep in the table.
-        schema: the columns; ``None`` means `ROW_SCHEMA_BY_WINDOW`.
-        keys: the columns that identify a row, all of them in the schema.
-        leaf_rows_max: how many rows a file may hold.
-    """
+class UpsertSinkWriter(TableWriter):
+    """Updates one Delta table with each superstep, in one commit; `ROW_SCHEMA_BY_WINDOW` without a schema."""
 
     def __init__(
         self,
@@ -104,40 +75,23 @@ class UpsertSinkWriter:
         keys: Sequence[str],
         leaf_rows_max: int = LEAF_ROWS_MAX,
     ) -> None:
-        self._objects = objects
-        self._clock = clock
-        self._rng = rng
-        self._name = name
-        self._record = record
         self._schema = ROW_SCHEMA_BY_WINDOW if schema is None else schema
-        self._watch = ColumnWatch(schema, name)
+        super().__init__(objects, clock, rng, name=name, record=record, schema=self._schema, whole=True)
         self._keys = tuple(keys)
         self._leaf_rows_max = leaf_rows_max
-        self._writer = open_table(objects, clock, rng, name, self._schema, whole=True)
-        record.check_on_opening(self._writer.snapshot, objects.url)
         self._known: dict[str, _Leaf] = {}
-
-    @property
-    def delivered(self) -> Superstep:
-        """The last superstep that the table has; 0 when it has none."""
-        return self._record.delivered(self._writer.snapshot.txns)
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         """Update the table with a superstep's productions, unless it has the superstep already.
 
-        Raises:
-            InvalidError: a value does not fit its column; the error names sink, column and key.
-            ConflictError: other writers of the table won every try; nothing was written.
-            DataError: a file of the table that must be rewritten is missing or damaged; nothing was written.
-            OutcomeUnknownError: the commit may have landed; repeating the call decides.
-            UnavailableError: the table is unavailable; nothing was written.
+        Raises `ConflictError` if other writers of the table won every try; nothing was written then.
         """
         if superstep <= self.delivered or not productions.num_rows:
             return
         rows = sink_table(productions, self._schema, self._name, self._watch)
         changes = net_changes(rows, self._keys, retractions(productions, self._name))
         for _ in range(_TRIES):
-            # Leaves are rewritten from their current rows; if another commit intervenes, they are read again.
+            # Read the leaves again after each conflict: they are rewritten from their current rows.
             snapshot = self._writer.refresh()
             if superstep <= self.delivered:
                 return
@@ -146,12 +100,11 @@ class UpsertSinkWriter:
             except ConflictError:
                 continue
             return
-        raise ConflictError("other writers of the sink's table came first in every try", sink=self._name)
+        raise ConflictError("cannot commit to the sink's table: other writers won every try", sink=self._name)
 
     def _update(
         self, snapshot: Snapshot, superstep: Superstep, rows: pa.Table, changes: Mapping[RowKey, RowChange]
     ) -> None:
-        version = snapshot.version
         removed: list[LiveFile] = []
         added: list[Add] = []
         written = 0
@@ -159,13 +112,15 @@ class UpsertSinkWriter:
             if leaf is not None:
                 removed.append(leaf.file)
             for part in self._parts(table, is_last=is_last):
-                added.append(self._put(superstep, part))
+                added.append(self._put_leaf(superstep, part))
                 written += part.num_rows
+        # A commit since `read_at` is a conflict: the leaves were rewritten from their rows at that version, so
+        # rows of another commit would be lost.
         replace_files(
             self._writer,
             removed,
             added,
-            read_at=version,
+            read_at=snapshot.version,
             txns={self._record.app_id: superstep},
             metadata={"sink": self._name, "superstep": superstep},
             rows=written,
@@ -175,7 +130,7 @@ class UpsertSinkWriter:
     # -- leaves ----------------------------------------------------------------------------
 
     def _leaves(self, snapshot: Snapshot) -> list[_Leaf]:
-        """The table's files in key order; those of other engines come first."""
+        """Return the table's files in key order, after the files of other engines."""
         self._known = {file.path: self._known.get(file.path) or _leaf_of(file) for file in snapshot.files}
         return sorted(
             self._known.values(),
@@ -185,7 +140,7 @@ class UpsertSinkWriter:
     def _rewritten(
         self, leaves: Sequence[_Leaf], rows: pa.Table, changes: Mapping[RowKey, RowChange]
     ) -> Iterator[tuple[_Leaf | None, pa.Table, bool]]:
-        """Each leaf that changes, with its new rows, and whether it is the last one."""
+        """Yield each changed leaf, its new rows, and True for the last leaf of the table."""
         ordered = sorted(changes)
         texts = dict(zip(ordered, key_texts(_table_of(ordered, rows, self._keys)).to_pylist(), strict=True))
         if not leaves:
@@ -203,12 +158,12 @@ class UpsertSinkWriter:
                 continue
             before = self._read(leaf)
             kept = self._without(before, touched)
-            # Another engine's file is split into leaves as soon as it is read.
+            # Split another engine's file into leaves at once: until then every superstep must read it.
             if kept.num_rows < before.num_rows or new or leaf.first is None:
                 yield leaf, self._with(kept, rows, changes, new), index == len(leaves) - 1
 
     def _without(self, table: pa.Table, touched: Mapping[str, RowChange]) -> pa.Table:
-        """A leaf's rows except those that are replaced or retracted."""
+        """Return a leaf's rows except the replaced and retracted ones."""
         if not touched or not table.num_rows:
             return table
         texts = key_texts(key_columns(table, self._keys))
@@ -234,11 +189,11 @@ class UpsertSinkWriter:
         return table.take(_order(key_columns(table, self._keys)))
 
     def _parts(self, table: pa.Table, *, is_last: bool) -> Iterator[pa.Table]:
-        """The rows of a leaf, split if there are too many for one."""
+        """Yield the rows of a leaf, split if there are too many for one."""
         rows = table.num_rows
         rows_by_bytes = max(1, _LEAF_BYTES * rows // max(table.nbytes, 1))
         rows_max = min(self._leaf_rows_max, rows_by_bytes)
-        # Keys that follow time come at the end, so leaves there are filled before the next one begins.
+        # Fill the last leaves before beginning the next: keys that follow time are appended there.
         size = rows_max if is_last or rows <= rows_max else -(-rows // -(-rows // rows_max))
         for start in range(0, rows, size):
             yield table.slice(start, size)
@@ -258,15 +213,14 @@ class UpsertSinkWriter:
                 reason=error,
             ) from error
 
-    def _put(self, superstep: Superstep, table: pa.Table) -> Add:
+    def _put_leaf(self, superstep: Superstep, table: pa.Table) -> Add:
         ends = key_columns(pa.concat_tables([table.slice(0, 1), table.slice(table.num_rows - 1)]), self._keys)
         first, last = row_keys(ends)
-        tags = {_FIRST_TAG: _tag(first), _LAST_TAG: _tag(last)}
-        return write_sink_file(self._objects, self._clock, self._rng, self._name, superstep, table, tags=tags)
+        return self._put(superstep, table, {_FIRST_TAG: _tag(first), _LAST_TAG: _tag(last)})
 
 
 def _order(columns: pa.Table) -> pa.Array:
-    """The indices of rows in the order of their `RowKey`, nulls first."""
+    """Return the indices of rows in the order of their `RowKey`, nulls first."""
     by: dict[str, pa.ChunkedArray] = {}
     for name in columns.column_names:
         by |= {f"{name} is there": pc.is_valid(columns.column(name)), name: columns.column(name)}
@@ -288,7 +242,7 @@ def _leaf_of(file: LiveFile) -> _Leaf:
 
 
 def _overlapping(leaves: Sequence[_Leaf]) -> set[int]:
-    """Leaves that share keys with others, or may: none, unless other engines wrote to the table."""
+    """Return leaves that may share keys with others: none, unless other engines wrote to the table."""
     overlapping: set[int] = set()
     widest: int | None = None
     for index, leaf in enumerate(leaves):
@@ -304,7 +258,7 @@ def _overlapping(leaves: Sequence[_Leaf]) -> set[int]:
 
 
 def _keys_by_leaf(leaves: Sequence[_Leaf], keys: Iterable[RowKey]) -> dict[int, list[RowKey]]:
-    """The keys that belong to each leaf: a key's leaf is the last that begins at or before it, or the first."""
+    """Assign each key to the last leaf that begins at or before it, or to the first leaf."""
     firsts = [leaf.first or () for leaf in leaves]
     by_leaf: dict[int, list[RowKey]] = {}
     for key in keys:
@@ -313,7 +267,7 @@ def _keys_by_leaf(leaves: Sequence[_Leaf], keys: Iterable[RowKey]) -> dict[int, 
 
 
 def _table_of(ordered: Sequence[RowKey], rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The columns of keys, in the form of `key_columns`."""
+    """Return the columns of keys, in the form of `key_columns`."""
     kinds = key_columns(rows.slice(0, 0), keys).schema
     arrays = [
         pa.array(
@@ -324,161 +278,82 @@ def _table_of(ordered: Sequence[RowKey], rows: pa.Table, keys: Sequence[str]) ->
     return pa.Table.from_arrays(arrays, schema=kinds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakenBack:
-    """How far one sink was taken back.
+@dataclass(slots=True)
+class RowChange:
+    """The change of one row.
 
     Attributes:
-        pipeline: the pipeline's name.
-        name: the sink's name.
-        delivered: the last superstep in the table before.
-        superstep: the last superstep in the table now.
-        files: how many files were removed.
+        put: the index of its new content among the superstep's rows; ``None`` without one.
+        taken_back: retracted contents: the row is deleted if it has one of them.
     """
 
-    pipeline: str
-    name: str
-    delivered: int
-    superstep: int
-    files: int
+    put: int | None = None
+    taken_back: list[str] = field(default_factory=list)
 
 
-def take_back_sink(
-    objects: Objects, lineage: Lineage, supersteps: Mapping[str, Superstep], clock: Clock, rng: Rng
-) -> tuple[TakenBack, ...]:
-    """Undo what a store's sinks have written to a table after the store's last superstep.
-
-    Args:
-        objects: the table's folder.
-        lineage: the store's lineage.
-        supersteps: by pipeline, the store's last superstep.
-        clock: for timestamps.
-        rng: the source of the writer's name.
-
-    Returns:
-        The sinks that were taken back; none if the table is not ahead of the store.
-
-    Raises:
-        ConflictError: another writer has changed the same files since, or has just committed.
-        DataError: the table's log does not reach back that far, or files to be restored are gone.
-        UnavailableError: the table is unavailable.
-        OutcomeUnknownError: it may or may not have been done; repeat the call.
-    """
-    log = Log(objects)
-    snapshot = load(log)
-    done = []
-    for record in _records_of(lineage, snapshot.txns, supersteps):
-        plan = _plan(log, snapshot, record, supersteps[record.pipeline])
-        if plan is not None:
-            writer = LogWriter(log, snapshot, clock, rng)
-            _check_files(objects, plan.restored)
-            writer.write(plan)
-            snapshot = writer.snapshot
-            done.append(plan.result)
-    return tuple(done)
+def key_columns(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return the key columns as plain numbers and text."""
+    return pa.table({f"k{index}": _plain(table.column(name), name) for index, name in enumerate(keys)})
 
 
-def _records_of(
-    lineage: Lineage, txns: Mapping[str, int], supersteps: Mapping[str, Superstep]
-) -> Sequence[SinkRecord]:
-    parts = [AppId.SINK.parts(app_id) for app_id in txns if app_id.startswith(AppId.SINK)]
-    sinks = {(pipeline, name) for store_id, pipeline, name, *_ in parts if store_id == lineage.store_id}
-    return [SinkRecord(lineage, *sink) for sink in sorted(sinks) if sink[0] in supersteps]
+def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
+    if pa.types.is_date32(kind):
+        return column.cast(pa.int32()).cast(pa.int64())
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return column.cast(pa.int64())
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return column.cast(pa.string())
+    raise InvalidError("a row's keys must be text, whole numbers or times", column=name, type=kind)
 
 
-def _plan(log: Log, snapshot: Snapshot, record: SinkRecord, superstep: Superstep) -> _TakeBackPlan | None:
-    limits = record.limits(snapshot.txns, superstep)
-    ahead = {app_id: limit for app_id, limit in limits.items() if snapshot.txns[app_id] > limit}
-    if not ahead:
-        return None
-    histories = read_histories(log, None)
-    newest = histories[0] if histories else None
-    if newest is None or newest.newest != snapshot.version:
-        raise DataError("the log of the sink's table cannot be read", store=log.objects.url)
-    undone = _undone(newest.changes, ahead, log.objects.url)
-    added = {add.path: add for change in undone for add in change.added}
-    removed = {add.path: add for change in undone for add in change.removed}
-    obsolete = [add for path, add in added.items() if path not in removed]
-    restored = [add for path, add in removed.items() if path not in added]
-    touched = [add.path for add in obsolete if snapshot.file(add.path) is None]
-    touched += [add.path for add in restored if snapshot.file(add.path) is not None]
-    if touched:
-        raise ConflictError(
-            "another writer has changed the same files of the sink's table since: write to a new sink",
-            store=log.objects.url,
-            path=touched[0],
-        )
-    result = TakenBack(
-        pipeline=record.pipeline,
-        name=record.name,
-        delivered=max(snapshot.txns[app_id] for app_id in ahead),
-        superstep=min(ahead.values()),
-        files=len(obsolete),
-    )
-    return _TakeBackPlan(
-        result=result,
-        obsolete=tuple(obsolete),
-        restored=tuple(restored),
-        txns=dict(sorted(ahead.items())),
-        read_at=snapshot.version,
-    )
+def row_keys(columns: pa.Table) -> list[RowKey]:
+    """Return the key of each row, from `key_columns`."""
+    lists = [column.to_pylist() for column in columns.columns]
+    return [
+        tuple((value is not None, 0 if value is None else value) for value in row)
+        for row in zip(*lists, strict=True)
+    ]
 
 
-def _undone(changes: Sequence[Change], ahead: Mapping[str, int], url: str) -> list[Change]:
-    """The deliveries of later supersteps, newest first."""
-    undone, left = [], set(ahead)
-    for change in reversed(changes):
-        moved = dict(change.txns_before)
-        if left & moved.keys():
-            undone.append(change)
-            left -= {app_id for app_id in left & moved.keys() if (moved[app_id] or 0) <= ahead[app_id]}
-        if not left:
-            return undone
-    raise DataError(
-        "the log of the sink's table does not reach back that far: write to a new sink", store=url
-    )
+def key_texts(columns: pa.Table) -> pa.Array:
+    """Return one text for the key of each row, different for different keys."""
+    parts = []
+    for column in columns.combine_chunks().columns:
+        text = column.cast(pa.string())
+        length = pc.utf8_length(text).cast(pa.string())
+        parts.append(pc.fill_null(pc.binary_join_element_wise(length, text, ":"), "-"))
+    joined = pc.binary_join_element_wise(*parts, "|") if len(parts) > 1 else parts[0]
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
-def _check_files(objects: Objects, restored: Sequence[Add]) -> None:
-    gone = {add.path for add in restored} - set(objects.list("")) if restored else set()
-    if gone:
-        raise DataError(
-            "files that the sink replaced have been vacuumed: write to a new sink",
-            store=objects.url,
-            path=min(gone),
-        )
+def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:
+    """Return the columns of each row outside its key, as comparable text."""
+    names = [name for name in table.column_names if name not in (*keys, *_NOT_CONTENT)]
+    if not names:
+        return [""] * table.num_rows
+    return [repr(tuple(row.values())) for row in table.select(names).to_pylist()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TakeBackPlan:
-    result: TakenBack
-    obsolete: tuple[Add, ...]
-    restored: tuple[Add, ...]
-    txns: Mapping[str, int] = field(default_factory=dict)
-    read_at: TableVersion
-
-    def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
-        if all(snapshot.txns.get(app_id, -1) == at for app_id, at in self.txns.items()):
-            return None
-        if snapshot.version != self.read_at:
-            raise ConflictError(
-                "the table has changed since it was read; repeat the call", version=snapshot.version
-            )
-        removes = [
-            Remove(
-                path=add.path,
-                deletion_time_ms=now_ms,
-                partition_values=add.partition_values,
-                size_bytes=add.size_bytes,
-            )
-            for add in self.obsolete
-        ]
-        txns = [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in self.txns.items()]
-        return CommitDraft(
-            operation="MILLPOND TAKE BACK",
-            actions=(*txns, *removes, *self.restored),
-            fields={"kind": "take_back", "sink": self.result.name, "superstep": self.result.superstep},
-        )
-
-    def admit(self, winner: tuple[Action, ...]) -> None:
-        """Accept every commit here: `build` refuses any version except the one that was read."""
+def net_changes(table: pa.Table, keys: Sequence[str], retracts: Sequence[bool]) -> dict[RowKey, RowChange]:
+    """Return the net changes of a superstep's rows in order of production, by key."""
+    changes: dict[RowKey, RowChange] = {}
+    texts = contents(table, keys)
+    pending: dict[RowKey, list[int]] = {}
+    for index, (key, is_retraction) in enumerate(
+        zip(row_keys(key_columns(table, keys)), retracts, strict=True)
+    ):
+        change, puts = changes.setdefault(key, RowChange()), pending.setdefault(key, [])
+        if not is_retraction:
+            puts.append(index)
+            continue
+        cancelled = next((put for put in reversed(puts) if texts[put] == texts[index]), None)
+        if cancelled is None:
+            change.taken_back.append(texts[index])
+        else:
+            puts.remove(cancelled)
+    for key, change in changes.items():
+        change.put = pending[key][-1] if pending[key] else None
+    return {key: change for key, change in changes.items() if change.put is not None or change.taken_back}

@@ -1,7 +1,8 @@
-"""The sinks of a fork: tables of its own, which begin with what its parent had delivered by then.
+"""The sinks of a fork: separate tables, which begin with the deliveries of the parent up to the fork.
 
-A fork runs the code of its parent, which names the parent's tables. It must not write into them, so each sink gets a
-table in the fork's folder. On one disk its files are those of the parent's table (`millpond.statestore.objects.disk_tier`).
+A fork runs its parent's code, which names the parent's tables. It must not write into them, so each sink gets
+a table in the fork's folder. On one disk the tables share their files
+(`millpond.statestore.objects.disk_tier`).
 """
 
 from __future__ import annotations
@@ -27,21 +28,14 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.types import Clock, Objects, Rng, TableVersion
 
 SINKS_FOLDER = "sinks"
-"""Where in a store's folder its sinks are if they must not be where the code says."""
+"""Folder within a store for sinks that must not lie where the code puts them."""
 
 _LOG = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkFolder:
-    """The folder in which a fork has tables in place of those that the code names.
-
-    Args:
-        store: the fork's path or URL.
-        storage_options: credentials and endpoints of an object store.
-        clock: for timestamps.
-        rng: for the tables' identities.
-    """
+    """The folder in which a fork has tables in place of the parent's."""
 
     store: str
     storage_options: Mapping[str, str]
@@ -49,22 +43,13 @@ class SinkFolder:
     rng: Rng
 
     def place_of(self, name: str) -> str:
-        """Where the table of a sink lies."""
         return f"{self.store}/{SINKS_FOLDER}/{quote(name, safe='')}"
 
     def own(self, sink: Sink, record: SinkRecord) -> DeltaSink:
-        """The sink that takes the place of another one; its table is made if need be.
+        """Return the sink that replaces ``sink``; its table is made if needed.
 
-        Only of a `DeltaSink` whose table the parent has written is the new table a fork. All others begin empty, with
-        the columns ``key``, ``at`` and ``value`` if the sink is none.
-
-        Args:
-            sink: the sink that the code names.
-            record: the fork's record of it.
-
-        Raises:
-            DataError: the log of the parent's table is damaged, or does not reach back to where the fork began.
-            UnavailableError: a table is unavailable.
+        Only a `DeltaSink` whose table the parent has written gets a fork of that table. All others begin
+        empty; a sink of another kind is replaced by a `DeltaSink` without a schema.
         """
         place = self.place_of(record.name)
         options = dict(self.storage_options) or None
@@ -77,7 +62,7 @@ class SinkFolder:
         return replace(sink, path=place, storage_options=options)
 
     def _source_of(self, sink: DeltaSink, record: SinkRecord) -> Objects:
-        """The table that the parent wrote: its own, if it is a fork that had to have one, or the one that the code names."""
+        """Return the parent's table: in the parent's folder if that is a fork itself, else where the code puts it."""
         for parent in record.lineage.parents:
             table = open_objects(
                 replace(self, store=parent).place_of(record.name), dict(self.storage_options) or None
@@ -86,7 +71,7 @@ class SinkFolder:
                 return table
             if not Log(open_objects(f"{parent}/{ROWS_FOLDER}", self.storage_options)).latest_version():
                 raise DataError(
-                    "the fork that this one was made of is gone, and its sinks with it: give this one a sink of its own",
+                    "the parent of this fork is gone, and its sinks with it: give this one a separate sink",
                     sink=record.name,
                     parent=parent,
                 )
@@ -94,11 +79,7 @@ class SinkFolder:
 
 
 def is_of_the_parent(sink: DeltaSink, record: SinkRecord) -> bool:
-    """Whether a table has been written by another copy of the store: by the one that this is a fork of, or another fork.
-
-    Raises:
-        UnavailableError: the table is unavailable.
-    """
+    """Return True if another copy of the store has written the table: the parent of this fork, or another fork."""
     log = Log(open_objects(sink.path, sink.storage_options))
     if log.latest_version() is None:
         return False
@@ -107,22 +88,7 @@ def is_of_the_parent(sink: DeltaSink, record: SinkRecord) -> bool:
 
 
 def fork_sink_table(source: Objects, target: Objects, record: SinkRecord, clock: Clock, rng: Rng) -> bool:
-    """Make a table of what a sink's table had when the fork began.
-
-    Args:
-        source: the parent's table.
-        target: where the new one's root is; there is nothing yet.
-        record: the fork's record of the sink.
-        clock: for timestamps.
-        rng: for the table's identity.
-
-    Returns:
-        Whether there was anything: not if the parent has delivered nothing by then. No table is made then.
-
-    Raises:
-        DataError: the log of the parent's table is damaged or does not reach back that far, or files are gone.
-        UnavailableError: a table, or this machine's disk, failed.
-    """
+    """Make a table with the rows that a sink's table had when the fork began; False if it had none."""
     log = Log(source)
     if log.latest_version() is None:
         return False
@@ -136,15 +102,17 @@ def fork_sink_table(source: Objects, target: Objects, record: SinkRecord, clock:
         return False
     replayed = replay_log(log, version)
     delivered = max((replayed.snapshot.txns.get(app_id, 0) for app_id in limits), default=0)
+    # Files first, the commit last: until it lands there is no table, so a crash in between is simply retried.
     for path in replayed.adds:
         try:
             share_object(source, target, path)
         except ObjectMissingError as error:
             raise DataError(
-                "files of the sink's table have been vacuumed since: give the fork a sink of its own",
+                "files of the sink's table have been vacuumed since: give the fork a separate sink",
                 store=source.url,
                 path=path,
             ) from error
+    # Otherwise a power cut could keep the commit and lose the files that it names.
     target.sync()
     data = encode(_actions(replayed, record, delivered, clock.now_us() // 1_000, rng.token()))
     target.put_if_absent(commit_path(TableVersion(0)), data)

@@ -1,12 +1,8 @@
 """Sinks: streams leave Millpond through them, each record exactly once (MillWheel §6.1, architecture §6).
 
-A runner passes each committed superstep's productions to the sink, in order, and repeats the last one
+A runner passes each committed superstep's productions to the sink, in order, and repeats the last superstep
 after a crash. The sink stores the superstep's number in the same commit as the data and skips a superstep
 that it already has. Uncommitted productions never reach a sink.
-
-`DeltaSink` writes a Delta table: it appends every production, retractions included, or keeps one row per
-key, which new panes replace and retractions delete. A sink of your own implements `Sink`; its writer must
-store the superstep as durably as the records.
 """
 
 from __future__ import annotations
@@ -19,11 +15,10 @@ from typing import Final, Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from millpond.executor.sinks.changes import key_columns
 from millpond.executor.sinks.columns import ROW_SCHEMA_BY_WINDOW, SinkRecord
-from millpond.executor.sinks.delta_append import DeltaSinkWriter
-from millpond.executor.sinks.delta_upsert import UpsertSinkWriter
-from millpond.statestore.errors import InvalidError, did_you_mean
+from millpond.executor.sinks.delta_table import DeltaSinkWriter
+from millpond.executor.sinks.delta_upsert import UpsertSinkWriter, key_columns
+from millpond.statestore.errors import InvalidError, UnavailableError, did_you_mean
 from millpond.statestore.log.action import delta_schema
 from millpond.statestore.objects.obstore import is_local, open_objects
 from millpond.statestore.system import SystemClock, SystemRng
@@ -38,13 +33,15 @@ class SinkWriter(Protocol):
     @property
     def delivered(self) -> Superstep:
         """The last superstep that the sink has stored; 0 before the first."""
-        ...
 
     def write(self, superstep: Superstep, productions: pa.Table) -> None:
         """Store a superstep's productions, unless the sink has stored that superstep already.
 
+        Store the superstep's number as durably as the records and together with them: it decides after a
+        crash.
+
         Args:
-            superstep: the number of the superstep that produced them, which is committed.
+            superstep: the number of the committed superstep that produced them.
             productions: the columns ``key`` (text), ``at`` (microseconds), ``value`` (JSON text) and
                 ``value_bytes``; one of the last two is null.
 
@@ -53,20 +50,18 @@ class SinkWriter(Protocol):
             UnavailableError: the sink does not respond; the runner repeats the call.
             OutcomeUnknownError: the records may have been stored; the runner repeats the call.
         """
-        ...
 
 
 @runtime_checkable
 class Sink(Protocol):
     """The destination of a stream: configuration without state.
 
-    Implement it to write to a system of your own; give an instance to `Stream.sink`.
+    Implement this protocol to write to another system; pass an instance to `Stream.sink`.
     """
 
     @property
     def identity(self) -> str:
-        """The destination, as text: two sinks of one pipeline must not share it."""
-        ...
+        """The destination as text; two sinks of one pipeline must not share it."""
 
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
@@ -74,22 +69,21 @@ class Sink(Protocol):
         """Create the writer of one sink of one pipeline of one store.
 
         Args:
-            store_id: the store whose supersteps are counted; a copy of a store has an id of its own here.
+            store_id: the store whose supersteps are counted; each copy of a store has a different id here.
             pipeline: the pipeline's name.
             name: the sink's name in the pipeline.
-            clock: used for timestamps and waiting; the system's unless given.
-            rng: used for file names; the system's unless given.
+            clock: used for timestamps and waiting; by default the system's.
+            rng: used for file names; by default the system's.
 
         Raises:
             InvalidError: the destination holds something else.
             UnavailableError: the destination does not respond.
         """
-        ...
 
 
 @runtime_checkable
 class RecordingSink(Protocol):
-    """A sink that keeps a `SinkRecord`, and so tells the incarnations of a store apart."""
+    """A sink that keeps a `SinkRecord`, and so distinguishes the incarnations of a store."""
 
     def open_for(
         self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
@@ -100,38 +94,36 @@ class RecordingSink(Protocol):
             InvalidError: the destination belongs to another copy of the store.
             DataError: the destination is ahead of the store.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
     """Writes a stream to a Delta table, which is created if it does not exist.
 
-    With ``mode="append"`` every production is appended, in order: for a windowed step, each pane and each
-    retraction (``pane.is_retraction``, or the column ``is_retraction``). With ``mode="upsert"`` the table
-    has one row per value of ``keys``: a new pane replaces the row, a retraction deletes it, and each
-    version of the table holds the current results. Replaced files stay until you vacuum the table, as in
-    any Delta table (docs/windows.md).
+    With ``mode="append"`` every production is appended, in order; from a windowed step, each pane and each
+    retraction (``pane.is_retraction``, or the column ``is_retraction``). With ``mode="upsert"`` the table has
+    one row per value of ``keys``: a new pane replaces the row, a retraction deletes it, and each version of
+    the table holds the current results. Replaced files stay until you vacuum the table, as in any Delta table
+    (docs/windows.md).
 
     Args:
         path: the table's folder or URL.
-        schema: the table's columns. ``key`` and ``at`` are the record's own, the others are fields of its
-            value; for a pane, ``window_start``, ``window_end`` and fields of the value inside it are
-            allowed too. Without a schema the columns are ``key``, ``at`` and ``value`` as JSON text,
-            and with ``"upsert"`` also ``window_start`` and ``window_end``. A value that does not fit
-            stops the run.
+        schema: the table's columns. ``key`` and ``at`` come from the record, the others from fields of its
+            value; for a pane, ``window_start``, ``window_end`` and fields of the inner value are allowed too.
+            Without a schema the columns are ``key``, ``at`` and ``value`` as JSON text, and with ``"upsert"``
+            also ``window_start`` and ``window_end``. A value that does not fit stops the run.
         storage_options: the options that ``obstore`` needs to open the URL.
-        durability: what rows in a local folder survive; see `Store.open`. ``None`` takes what the store has.
-            With less than the store has, the table lacks rows after a power cut, and they do not come again:
-            the store counts a superstep as delivered once the table has it.
         mode: ``"append"``, or ``"upsert"`` to replace rows.
         keys: with ``"upsert"``, the columns that identify a row: text, whole numbers or times. Rows are
-            sorted by them, so supersteps cost least if the first one follows time. By default
+            sorted by them, so supersteps cost least if the first key follows time. By default
             ``window_start``, ``window_end`` and ``key``, as far as the table has them.
+        durability: what rows in a local folder survive; see `Store.open`. ``None`` takes the store's. With a
+            weaker durability than the store's, a power cut can lose rows for good: the store counts a
+            superstep as delivered once the table has it.
 
     Raises:
-        InvalidError: the path is empty, a column's type has no Delta equivalent, or ``mode`` and
-            ``keys`` do not fit each other or the columns.
+        InvalidError: the path is empty, a column's type has no Delta equivalent, or ``mode`` and ``keys`` do
+            not fit each other or the columns.
 
     Example:
         >>> DeltaSink("out/spikes", pa.schema([("key", pa.string()), ("flights", pa.int64())])).path
@@ -146,7 +138,6 @@ class DeltaSink:
     durability: Durability | None = None
 
     def __post_init__(self) -> None:
-        """Refuse arguments that cannot describe a table."""
         if not isinstance(self.path, str) or not self.path:
             raise InvalidError("a Delta sink needs a path", path=self.path)
         if self.durability not in (None, *DURABILITIES):
@@ -154,9 +145,11 @@ class DeltaSink:
         if self.schema is not None:
             delta_schema(self.schema)
         if self.mode not in ("append", "upsert"):
-            raise InvalidError("a Delta sink's mode is append or upsert", mode=self.mode)
+            raise InvalidError("a Delta sink's mode must be append or upsert", mode=self.mode)
         if self.mode == "append" and self.keys is not None:
-            raise InvalidError('only an upsert has keys: say mode="upsert"', path=self.path, keys=self.keys)
+            raise InvalidError(
+                'keys are for an upsert only: set mode="upsert"', path=self.path, keys=self.keys
+            )
         if self.mode == "upsert":
             self._row_keys()
 
@@ -168,7 +161,7 @@ class DeltaSink:
             unknown = [name for name in keys if name not in schema.names]
             hint = did_you_mean(unknown[0], schema.names) if unknown else ""
             raise InvalidError(
-                f"keys are some of the table's columns, each once{hint}",
+                f"keys must be columns of the table, each once{hint}",
                 path=self.path,
                 keys=keys,
                 columns=schema.names,
@@ -182,10 +175,25 @@ class DeltaSink:
         return _absolute(self.path)
 
     def following(self, durability: Durability) -> DeltaSink:
-        """The same sink with a store's durability, unless it has one of its own or its URL leaves no choice."""
+        """Return this sink with a store's durability, unless it sets one itself or its URL leaves no choice."""
         if self.durability is not None or not is_local(self.path):
             return self
         return replace(self, durability=durability)
+
+    def read(self) -> pa.Table:
+        """Return the current rows of the table, in no particular order; see `read_table`.
+
+        With ``mode="append"`` these are all productions, including retractions; with ``mode="upsert"`` the
+        current row of each key.
+
+        Raises:
+            InvalidError: the table does not exist yet.
+            UnavailableError: the table cannot be read now.
+
+        Example:
+            ``balances.read().sort_by("key").to_pylist()``
+        """
+        return read_table(self.path, self.storage_options)
 
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
@@ -220,6 +228,40 @@ class DeltaSink:
             record=record,
             schema=self.schema,
         )
+
+
+def read_table(path: str | Path, storage_options: Mapping[str, str] | None = None) -> pa.Table:
+    """Return the current rows of a Delta table, such as the table of a `DeltaSink`, as a `pyarrow.Table`.
+
+    All rows are of one version of the table, so a superstep is in it as a whole or not at all. They come in no
+    particular order and with the columns of the table's schema; times are UTC, in microseconds. The whole table
+    is read into memory: for a part of a large table use SQL, for example DuckDB or Spark.
+
+    Args:
+        path: the table's folder or URL.
+        storage_options: the credentials and endpoints of an object store, as for `DeltaSink`.
+
+    Raises:
+        InvalidError: there is no Delta table at the path.
+        UnavailableError: the table cannot be read now: its storage does not respond, or a file is gone.
+
+    Example:
+        ``read_table("counts").sort_by("window_start").to_pylist()``
+    """
+    from deltalake import DeltaTable, QueryBuilder
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    try:
+        table = DeltaTable(path, storage_options=None if storage_options is None else dict(storage_options))
+        # Not to_pyarrow_table: its threads may outlive the program's last line, which then exits with 134
+        # (delta-rs issue 2184).
+        rows = pa.table(QueryBuilder().register("rows", table).execute("SELECT * FROM rows"))
+        # The query gives views of text, which fewer of Arrow's functions take than plain text.
+        return rows.cast(pa.schema(table.schema().to_arrow()))
+    except TableNotFoundError as cause:
+        raise InvalidError("there is no Delta table at this path", path=path) from cause
+    except (DeltaError, pa.ArrowException, OSError) as cause:
+        raise UnavailableError("the Delta table cannot be read", path=path, reason=cause) from cause
 
 
 def _absolute(path: str) -> str:

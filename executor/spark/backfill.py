@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from millpond.executor.inputs.positions import BOUNDED_SOURCE
-from millpond.executor.pipeline.backfill import INPUT, Backfill
+from millpond.executor.pipeline.nodes import INPUT, Backfill
 from millpond.executor.spark.frames import table_of
 from millpond.executor.spark.routing import check_frame
 from millpond.executor.spark.session import refuse_connect

@@ -28,10 +28,15 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.injector import FieldExtractor
 from millpond.executor.inputs.keys import KeyField
 from millpond.executor.inputs.payload import Payload
-from millpond.executor.pipeline.backfill import Backfill
-from millpond.executor.pipeline.nodes import SIGNALS, OnError, OnLate, ProductionMode
+from millpond.executor.pipeline.nodes import (
+    SIGNALS,
+    Backfill,
+    ComputationOptions,
+    OnError,
+    OnLate,
+    ProductionMode,
+)
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.streams import ComputationOptions
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.spark.micro_batches import QueryStart
 from millpond.executor.spark.run import SparkRun

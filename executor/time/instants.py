@@ -1,21 +1,9 @@
 """Durations and instants: every form that users write, converted to microseconds.
 
 Inside Millpond a time is an ``int`` of microseconds since 1970 UTC. Users write ``"30s"``, a `timedelta`, an
-aware `datetime` or ISO text; this module converts them or says why it cannot. A time without a zone is refused,
-as text and as a `datetime`, unless its injector names the zone (`TimeReading`). `INSTANT_TEXT` defines the
-accepted ISO text for both runners, so that the same text is the same time wherever it is read.
-
-How an injector reads times that do not say everything themselves: numbers without a unit, times without a zone.
-
-Nothing is guessed. A number is in microseconds unless the injector says otherwise, and one that would be a date of
-this century in milliseconds is refused. A time that names no zone is refused, be it text, a `datetime` or a column
-of timestamps, unless the injector names the zone.
-
-Times that user code passes to the engine, converted to microseconds.
-
-A time is an integer of microseconds since 1970 UTC or a ``datetime`` with an offset. A naive ``datetime`` is
-refused, because the instant that it means is ambiguous. Unlike `duration.instant_us`, which bounds the times
-of records to the years that SQL engines can show, these may use all 64 bits: a timer may lie after all time.
+aware `datetime` or ISO 8601 text. Nothing is guessed: a time without a zone, or a number that looks like a
+date in milliseconds, is refused unless the injector declares zone or unit (`TimeReading`). `INSTANT_TEXT`
+defines the accepted text for both runners.
 """
 
 from __future__ import annotations
@@ -43,22 +31,17 @@ MILLISECONDS_MIN: Final = 946_684_800_000
 MILLISECONDS_MAX: Final = 4_102_444_799_999
 """The end of the year 2099 in milliseconds; in microseconds it is 17 February 1970."""
 
-_PER_US: Final[Mapping[str, tuple[int, int]]] = {
-    "s": (1_000_000, 1),
-    "ms": (1_000, 1),
-    "us": (1, 1),
-    "ns": (1, 1_000),
-}
+_FACTORS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 _OFFSET: Final = re.compile(r"([+-])(0[0-9]|1[0-7]):([0-5][0-9])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeReading:
-    """How times are read that do not say their unit or zone.
+    """An injector's reading of times that lack a unit or a zone.
 
     Attributes:
         unit: the unit of whole numbers.
-        is_unit_given: whether the user has said so; otherwise dates in milliseconds are refused.
+        is_unit_given: the user has declared the unit; otherwise dates in milliseconds are refused.
         zone: the offset of times without a zone, as ``Z`` or ``+02:00``; ``None`` refuses them.
     """
 
@@ -68,24 +51,15 @@ class TimeReading:
 
     @classmethod
     def of(cls, unit: TimeUnit | None, zone: str | None, *, stream: str) -> TimeReading:
-        """The reading that an injector declares.
-
-        Args:
-            unit: its ``at_unit``.
-            zone: its ``at_zone``.
-            stream: its stream, for errors.
-
-        Raises:
-            InvalidError: there is no such unit, or the zone is neither ``UTC`` nor an offset.
-        """
+        """Return the reading that an injector declares with ``at_unit`` and ``at_zone``."""
         if unit is not None and unit not in get_args(TimeUnit):
-            raise InvalidError("at_unit is s, ms, us or ns", stream=stream, at_unit=unit)
-        if zone is None or zone in {"UTC", "Z"}:
-            return cls(unit=unit or "us", is_unit_given=unit is not None, zone=None if zone is None else "Z")
-        if not isinstance(zone, str) or _OFFSET.fullmatch(zone) is None:
+            raise InvalidError("at_unit must be s, ms, us or ns", stream=stream, at_unit=unit)
+        if zone in {"UTC", "Z"}:
+            zone = "Z"
+        elif zone is not None and (not isinstance(zone, str) or _OFFSET.fullmatch(zone) is None):
             raise InvalidError(
-                "at_zone is UTC or an offset such as +02:00: a place has an hour twice when summer ends, "
-                "so give the times a zone before",
+                "at_zone must be UTC or an offset such as +02:00: a place has one hour twice when summer ends, "
+                "so add a zone to the times first",
                 stream=stream,
                 at_zone=zone,
             )
@@ -93,26 +67,21 @@ class TimeReading:
 
     @property
     def factors(self) -> tuple[int, int]:
-        """By what a number is multiplied, then divided and rounded down, to be microseconds."""
-        return _PER_US[self.unit]
+        """Multiplier and divisor that turn a number into microseconds, rounded down."""
+        return _FACTORS[self.unit]
 
     @property
     def offset_us(self) -> int | None:
-        """How far times without a zone are ahead of UTC, in microseconds; ``None`` where they are refused."""
+        """Offset from UTC of times without a zone, in microseconds; ``None`` where such times are refused."""
         if self.zone is None or self.zone == "Z":
             return None if self.zone is None else 0
         parts = _OFFSET.fullmatch(self.zone)
         if parts is None:
-            raise InvalidError("not an offset", zone=self.zone)
+            raise InvalidError("the zone must be Z or an offset such as +02:00", zone=self.zone)
         minutes = 60 * int(parts[2]) + int(parts[3])
         return (-minutes if parts[1] == "-" else minutes) * 60_000_000
 
     def number_us(self, number: int) -> int:
-        """A whole number as microseconds.
-
-        Raises:
-            InvalidError: no unit was given, and the number plainly is a date in milliseconds.
-        """
         if not self.is_unit_given and MILLISECONDS_MIN <= number <= MILLISECONDS_MAX:
             raise InvalidError(self.unit_mistake, value=number)
         factor, divisor = self.factors
@@ -120,23 +89,23 @@ class TimeReading:
 
     @property
     def unit_mistake(self) -> str:
-        """Why a date in milliseconds is refused."""
         return 'the time is a date in milliseconds: say at_unit="ms", or at_unit="us" if it means 1970'
 
 
 PLAIN: Final = TimeReading()
-"""Microseconds, whatever their size, and no time without a zone."""
+"""Microseconds of any size; times without a zone are refused."""
 
 DEFAULT_READING: Final = TimeReading(is_unit_given=False)
-"""What an injector does unless it says otherwise."""
+"""The reading of an injector that declares neither unit nor zone."""
 
 
 Duration: TypeAlias = int | str | timedelta
-"""Microseconds, text such as ``"250ms"`` or ``"1h30m"``, or a `timedelta`."""
+"""A length of time: microseconds, text such as ``"250ms"`` or ``"1h30m"``, or a `timedelta`."""
 
 Instant: TypeAlias = int | datetime
-"""Microseconds since 1970 UTC, or a `datetime` with a time zone."""
+"""A point in time: microseconds since 1970 UTC, or a `datetime` with a time zone."""
 
+_PARSED_TYPES: Final = frozenset({pa.string(), pa.large_string(), pa.string_view(), pa.null(), pa.uint64()})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _INT64_MAX: Final = 2**63 - 1
@@ -163,11 +132,10 @@ INSTANT_MAX_US: Final = EventTimeMicros(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstantText:
-    """Regular expressions of the parts of a time in ISO 8601 text, for Python and Java alike.
+    """Regular expressions for the parts of ISO 8601 text, valid in Python and Java alike.
 
-    A time is a ``date``, or a ``date`` and a ``minute`` separated by ``T`` or a space, optionally followed by
-    ``second`` and ``zone``. Other forms of the standard (weeks, no separators) and forms that only some
-    parsers accept (a time without a date, an hour of one digit) are refused.
+    A time is a ``date``, or a ``date`` and a ``minute`` separated by ``T`` or a space, then optionally
+    ``second`` and ``zone``. Forms that only some parsers accept are refused.
     """
 
     date: str = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -177,12 +145,10 @@ class InstantText:
 
 
 NO_ZONE: Final = 'the time has no time zone: add one, or say at_zone="UTC" where it is injected'
-"""Why a time without a zone is refused."""
-
 _NO_INSTANT: Final = "the time is not ISO 8601 text, as in 2024-05-01T12:00:00Z"
 
 INSTANT_TEXT: Final = InstantText()
-"""The text that both runners accept as a time."""
+"""The time text that both runners accept."""
 
 _INSTANT: Final = re.compile(
     f"({INSTANT_TEXT.date})(?:[T ]({INSTANT_TEXT.minute})({INSTANT_TEXT.second})?({INSTANT_TEXT.zone})?)?"
@@ -190,19 +156,7 @@ _INSTANT: Final = re.compile(
 
 
 def duration_us(value: Duration) -> int:
-    """Convert a duration to microseconds.
-
-    Args:
-        value: microseconds, a `timedelta`, or text of numbers with the units
-            ``us ms s m min h d``, in any order, with an optional leading ``-``.
-
-    Example:
-        >>> duration_us("1h30m"), duration_us("250ms"), duration_us(timedelta(seconds=2))
-        (5400000000, 250000, 2000000)
-
-    Raises:
-        InvalidError: the text is malformed, the type is none of the three, or the duration exceeds 64 bits.
-    """
+    """Convert a duration to microseconds: text has numbers with units ``us ms s m min h d``, in any order."""
     match value:
         case bool():
             raise InvalidError("a duration cannot be a bool", value=value)
@@ -211,17 +165,12 @@ def duration_us(value: Duration) -> int:
         case str():
             return _bounded_duration(_parse_duration_us(value), value)
     return _bounded_duration(
-        _integer(value, "a duration is microseconds, text such as '30s' or a timedelta"), value
+        _integer(value, "a duration must be microseconds, text such as '30s' or a timedelta"), value
     )
 
 
 def duration_text(duration: int) -> str:
-    """A duration in microseconds as text that `duration_us` reads.
-
-    Example:
-        >>> duration_text(577_000_250), duration_text(0)
-        ('9m37s250us', '0s')
-    """
+    """Return a duration in microseconds as text that `duration_us` reads."""
     text, rest = "", abs(duration)
     for unit, size in sorted(_UNITS_US.items(), key=lambda item: -item[1]):
         count, rest = divmod(rest, size)
@@ -257,7 +206,7 @@ def _term_us(term: re.Match[str], text: str) -> int:
     numerator = unit * int(term[1] + fraction)
     scale: int = 10 ** len(fraction)
     if numerator % scale:
-        raise InvalidError("a duration is a whole number of microseconds", value=text)
+        raise InvalidError("a duration must be a whole number of microseconds", value=text)
     return numerator // scale
 
 
@@ -271,29 +220,16 @@ def _integer(value: object, message: str) -> int:
 
 
 def instant_us(value: Instant) -> EventTimeMicros:
-    """Convert a point in time to microseconds since 1970 UTC.
-
-    Example:
-        >>> instant_us(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
-        1000000
-
-    Raises:
-        InvalidError: a `datetime` without a zone, a time outside the years 1 to 9999, or another type.
-    """
-    match value:
-        case bool():
-            raise InvalidError("a time cannot be a bool", value=value)
-        case datetime():
-            return _bounded_instant(datetime_us(value), value)
-    return _bounded_instant(_integer(value, "a time is microseconds or a datetime with a zone"), value)
+    """Convert a point in time within the years 1 to 9999 to microseconds since 1970 UTC."""
+    if isinstance(value, bool):
+        raise InvalidError("a time cannot be a bool", value=value)
+    if isinstance(value, datetime):
+        return _bounded_instant(datetime_us(value), value)
+    return _bounded_instant(_integer(value, "a time must be microseconds or a datetime with a zone"), value)
 
 
 def datetime_us(value: datetime) -> int:
-    """Convert a `datetime` to microseconds since 1970 UTC.
-
-    Raises:
-        InvalidError: it has no time zone.
-    """
+    """Convert a `datetime` with a time zone to microseconds since 1970 UTC."""
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidError(NO_ZONE, value=value.isoformat())
     return (value - _EPOCH) // _MICROSECOND
@@ -306,19 +242,7 @@ def _bounded_instant(instant: int, value: object) -> EventTimeMicros:
 
 
 def parse_instant_us(value: Any, reading: TimeReading = PLAIN) -> EventTimeMicros:
-    """Convert the time of an outside record: what `instant_us` accepts, and ISO 8601 text.
-
-    Args:
-        value: the time.
-        reading: the unit of numbers, and the zone of times that name none.
-
-    Example:
-        >>> parse_instant_us("1970-01-01T01:00:01+01:00")
-        1000000
-
-    Raises:
-        InvalidError: the value is null, unreadable, without a zone, plainly in another unit, or out of range.
-    """
+    """Convert the time of an outside record: everything `instant_us` accepts, and ISO 8601 text."""
     if value is None:
         raise InvalidError("the time is null")
     if isinstance(value, str):
@@ -327,7 +251,7 @@ def parse_instant_us(value: Any, reading: TimeReading = PLAIN) -> EventTimeMicro
         return instant_us(_with_zone(value, reading))
     if isinstance(value, bool):
         return instant_us(value)
-    number = _integer(value, "a time is a whole number, a datetime with a zone or ISO 8601 text")
+    number = _integer(value, "a time must be a whole number, a datetime with a zone or ISO 8601 text")
     return _bounded_instant(reading.number_us(number), value)
 
 
@@ -356,12 +280,7 @@ def _parse_text_us(text: str, reading: TimeReading) -> EventTimeMicros:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstantColumn:
-    """The times of a whole column.
-
-    Attributes:
-        at: microseconds; undefined where ``errors`` has an entry.
-        errors: why a row's time is unreadable, by row index.
-    """
+    """The times of a column in microseconds, undefined in the rows that ``errors`` names."""
 
     at: npt.NDArray[np.int64]
     errors: Mapping[int, str] = field(default_factory=dict)
@@ -370,45 +289,24 @@ class InstantColumn:
 def instant_column_us(
     column: pa.Array | pa.ChunkedArray, name: str, reading: TimeReading = PLAIN
 ) -> InstantColumn:
-    """The times of an Arrow column: integers, timestamps, or ISO text.
-
-    Args:
-        column: the column.
-        name: its name, for the error.
-        reading: the unit of numbers, and the zone of times that name none.
-
-    Raises:
-        InvalidError: the column's type cannot hold a time with a zone.
-    """
+    """Convert an Arrow column of integers, timestamps or ISO text; ``name`` is for errors."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_timestamp(array.type):
         is_local = array.type.tz is None
         if is_local and reading.offset_us is None:
             raise InvalidError(NO_ZONE, column=name, type=array.type)
         ahead_us = (reading.offset_us or 0) if is_local else 0
-        return _checked_column(array, _scaled(array.cast(pa.int64()), *_TICKS_US[array.type.unit]) - ahead_us)
+        return _checked_column(array, _scaled(array.cast(pa.int64()), *_FACTORS[array.type.unit]) - ahead_us)
     if pa.types.is_integer(array.type) and not pa.types.is_uint64(array.type):
         numbers = _integer_values(array)
         return _checked_column(array, _scaled(array, *reading.factors), _in_other_unit(numbers, reading))
-    if _is_text(array.type) or pa.types.is_null(array.type) or pa.types.is_uint64(array.type):
+    if array.type in _PARSED_TYPES:
         return _parsed_column(array, reading)
     raise InvalidError(
         "the time column is no time: cast it to a timestamp, to whole microseconds or to ISO 8601 text",
         column=name,
         type=array.type,
     )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-_TICKS_US: Final[Mapping[str, tuple[int, int]]] = {
-    "s": (1_000_000, 1),
-    "ms": (1_000, 1),
-    "us": (1, 1),
-    "ns": (1, 1_000),
-}
 
 
 def _scaled(array: pa.Array, multiplier: int, divisor: int) -> npt.NDArray[np.int64]:
@@ -419,7 +317,7 @@ def _scaled(array: pa.Array, multiplier: int, divisor: int) -> npt.NDArray[np.in
 
 
 def _in_other_unit(numbers: npt.NDArray[np.int64], reading: TimeReading) -> Mapping[int, str]:
-    """The rows whose number plainly is a date in another unit than microseconds, which are only assumed."""
+    """Return the rows whose number is a date in milliseconds, where the unit is only assumed."""
     if reading.is_unit_given:
         return {}
     rows = np.flatnonzero((numbers >= MILLISECONDS_MIN) & (numbers <= MILLISECONDS_MAX))
@@ -455,33 +353,21 @@ def _parsed_column(array: pa.Array, reading: TimeReading) -> InstantColumn:
 
 
 Moment: TypeAlias = Instant
-"""A point in time that user code passes: microseconds since 1970 UTC, or a ``datetime`` with an offset."""
+"""A point in time from user code: microseconds since 1970 UTC, or a ``datetime`` with an offset."""
 
 
 def to_micros(moment: Moment | SupportsIndex) -> int:
-    """The moment in microseconds since 1970 UTC.
-
-    Example:
-        >>> to_micros(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
-        1000000
-
-    Raises:
-        InvalidError: not a time, a ``datetime`` without an offset, or outside 64 bits.
-    """
+    """Convert a moment to microseconds of any 64 bits, unlike `instant_us`: a timer may lie after all time."""
     if type(moment) is int:
         micros = moment
     elif isinstance(moment, datetime):
         micros = datetime_us(moment)
+    elif isinstance(moment, bool) or not isinstance(moment, SupportsIndex):
+        raise InvalidError(
+            "a time must be an int of microseconds or a datetime", at=moment, type=type(moment).__name__
+        )
     else:
-        micros = _of_number(moment)
+        micros = moment.__index__()
     if TIME_MIN_US <= micros <= TIME_MAX_US:
         return micros
     raise InvalidError("a time must fit in 64 bits of microseconds", at=micros)
-
-
-def _of_number(moment: object) -> int:
-    if isinstance(moment, bool) or not isinstance(moment, SupportsIndex):
-        raise InvalidError(
-            "a time is an int of microseconds or a datetime", at=moment, type=type(moment).__name__
-        )
-    return moment.__index__()

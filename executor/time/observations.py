@@ -1,16 +1,8 @@
 """Observations: summaries of the event times of outside records, from which watermarks are computed.
 
-A task sees part of a superstep's records in no particular order; the observations of all parts are merged.
-A record's delay is measured against the newest record *committed* before, because the watermark that the
-record met had been computed from it.
-
-Delay sketches: how far behind the newest record later records come, at any percentile.
-
-A t-digest of Apache DataSketches (the ``datasketches`` wheel, from the project that Druid and
-Spark take their sketches from): 5 KB whatever has been seen, sharpest at the tails, where
-marks such as 99 lie, mergeable across tasks, and, unlike the KLL sketches of the same library, without
-randomness, so that a simulation repeats itself. It stands in for the exact distribution that
-MillWheel §7.2 needs for percentile low watermarks.
+A task sees part of a superstep's records in no particular order; the driver merges the observations of all
+tasks. A record's delay is measured against the newest record *committed* before, because that record set the
+watermark which the late record met.
 """
 
 from __future__ import annotations
@@ -27,22 +19,23 @@ from millpond.statestore.types import EventTimeMicros, quickly_pickled
 
 _ACCURACY: Final = 200
 _GENERATION: Final = 100_000
-"""Delays after which the older half is forgotten, so that a source may change its habits."""
+"""Delays per sketch before the older sketch is forgotten, so that the percentile adapts to a changing source."""
 
 
 def check_percentile(percentile: float) -> float:
-    """Refuse what is no percentile: it must lie above 0 and not above 100.
-
-    Raises:
-        InvalidError: it does not.
-    """
+    """Return the percentile as a ``float``, or refuse one that is not above 0 and at most 100."""
     if isinstance(percentile, bool) or not isinstance(percentile, int | float) or not 0 < percentile <= 100:
-        raise InvalidError("a percentile lies above 0 and not above 100", percentile=percentile)
+        raise InvalidError("a percentile must be above 0 and at most 100", percentile=percentile)
     return float(percentile)
 
 
 class DelaySketch:
-    """The distribution of some delays in microseconds; travels from tasks to the driver."""
+    """The distribution of delays in microseconds, sent from tasks to the driver.
+
+    A t-digest of Apache DataSketches: 5 KB for any number of delays, mergeable, most accurate at the tails
+    where percentiles such as 99 lie. Unlike the library's KLL sketches it has no randomness, so simulations
+    repeat exactly.
+    """
 
     __slots__ = ("_digest",)
 
@@ -54,22 +47,19 @@ class DelaySketch:
         )
 
     def __reduce__(self) -> tuple[type[DelaySketch], tuple[bytes]]:
-        """Travel as the library's own bytes."""
         return DelaySketch, (self._digest.serialize(),)
 
     def __len__(self) -> int:
         return int(self._digest.get_total_weight())
 
     def add(self, delays: npt.NDArray[np.int64]) -> None:
-        """Take in a column of delays."""
         self._digest.update(delays.astype(np.float64))
 
     def merge(self, other: DelaySketch) -> None:
-        """Take in what another sketch has seen."""
         self._digest.merge(other._digest)
 
     def at(self, percentile: float) -> int:
-        """The delay that ``percentile`` percent of the records do not exceed; 0 before the first record."""
+        """Return the delay that ``percentile`` percent of the records do not exceed; 0 without records."""
         if not len(self):
             return 0
         delay: float = self._digest.get_quantile(percentile / 100)
@@ -77,7 +67,7 @@ class DelaySketch:
 
 
 class RecentDelays:
-    """The delays of the last 100,000 to 200,000 records: two sketches, the older one forgotten in turn."""
+    """The delays of the last 100,000 to 200,000 records, in two sketches; the older is forgotten in turn."""
 
     __slots__ = ("_newer", "_older")
 
@@ -89,7 +79,6 @@ class RecentDelays:
         return sum(len(sketch) for sketch in (self._older, self._newer) if sketch is not None)
 
     def merge(self, seen: DelaySketch) -> None:
-        """Take in the delays of a superstep."""
         if self._newer is None:
             self._newer = DelaySketch()
         self._newer.merge(seen)
@@ -97,7 +86,6 @@ class RecentDelays:
             self._older, self._newer = self._newer, None
 
     def at(self, percentile: float) -> int:
-        """The delay that ``percentile`` percent of the recent records do not exceed; 0 when there are none."""
         both = DelaySketch()
         for sketch in (self._older, self._newer):
             if sketch is not None:
@@ -106,17 +94,17 @@ class RecentDelays:
 
 
 DEFAULT_MEMBER: Final = ""
-"""The member of a stream that has none: the stream itself."""
+"""The name under which a stream without members observes itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What to observe in the records of a stream.
+    """Settings for observing the records of a stream.
 
     Attributes:
         stream: the injected stream.
         newest: the newest committed time, by member.
-        with_delays: whether to measure the delays of records.
+        with_delays: measure the delays of records.
         stamp_at: the event time to give to records; ``None`` if they carry their own.
     """
 
@@ -128,14 +116,14 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimesSeen:
-    """The event times of some records of one member, in microseconds since 1970 UTC.
+    """The event times of one superstep's records of one member, in microseconds since 1970 UTC.
 
     Attributes:
         newest_at: the greatest event time.
         oldest_at: the least event time.
-        delays: how far each record lay behind the newest committed before; ``None`` if delays are not
-            measured, or there was no record before.
-        mark_at: the greatest mark of the source; ``None`` if it makes none.
+        delays: how far each record lay behind the newest record committed before; ``None`` if not measured,
+            or if there was no record before.
+        mark_at: the source's greatest mark; ``None`` without marks (see `MarkColumn`).
     """
 
     newest_at: EventTimeMicros
@@ -149,14 +137,7 @@ class TimesSeen:
 class InputObservation:
     """The observation of one outside input, from which the injector's low watermark follows.
 
-    Attributes:
-        stream: the injected stream.
-        records: the number of readable records, each counted once for all its consumers.
-        newest_at: the greatest event time; ``None`` without a record.
-        oldest_at: the least event time; ``None`` without a record.
-        delays: how far the records lay behind the newest committed before, if that is measured.
-        mark_at: the greatest mark of the source, if it makes any.
-        members: the times by member, where the stream has members.
+    ``records`` counts each readable record once for all its consumers; times are ``None`` without a record.
     """
 
     stream: str
@@ -175,14 +156,7 @@ def observe_times(
     *,
     records: int | None = None,
 ) -> InputObservation:
-    """Summarise the times of readable records.
-
-    Args:
-        watch: what to observe.
-        at: the event times.
-        members: the member that sent each record, ``None`` if unknown; where the stream has members.
-        records: the count to report if it is not the number of times.
-    """
+    """Summarise the times of readable records; ``records`` overrides the count, ``members`` names the senders."""
     count = len(at) if records is None else records
     if not len(at):
         return InputObservation(stream=watch.stream, records=count, newest_at=None)

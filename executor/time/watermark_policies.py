@@ -1,24 +1,8 @@
-"""Watermark policies: how the low watermark of outside data follows from its records (MillWheel §5.2).
+"""Watermark policies: how the low watermark of outside data follows from its records (MillWheel §5.2, §7.2).
 
-A policy is the user's configuration: frozen, without state. Its *logic* runs: it observes the consumed
-records and gives the stream's low watermark, which never falls. Logic is rebuilt from the journaled
-watermark alone, so a restart can delay the watermark and never moves it back.
-
-`policies` has the policies that need more than a bound; the runners know only the two protocols.
-
-Further watermark policies (MillWheel §5.2, §7.2).
-
-`Monotone` suits ordered sources, `ObservedPercentile` sources of unknown disorder, `MarkColumn` sources
-that announce their own progress, `UserWatermark` those that a function of the user's judges best, and
-`Perfect` bounded input.
-
-Ingress time: the event time of a record is the time of its arrival (windowing patent, §"arrival time").
-
-The injector stamps all records of a superstep with one time, no earlier than its own watermark. The
-superstep commits the stamp: a task that runs again uses the same one, and a superstep that is lost gets a
-new stamp before any consumer has seen the first. Between supersteps the watermark follows the wall clock,
-with or without records, so it is exact: no record is ever late, and a window by ingress time is complete
-when the clock has passed its end.
+A policy is the user's frozen configuration. Its *logic* runs: it observes the committed records and gives the
+stream's low watermark, which never falls. Logic restarts from the journaled watermark alone, so a restart can
+delay the watermark but never moves it back.
 """
 
 from __future__ import annotations
@@ -34,79 +18,73 @@ from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros,
 
 
 class InjectorLogic(Protocol):
-    """The running side of a `WatermarkPolicy`, one per injected stream; used by one thread at a time."""
+    """The running side of a `WatermarkPolicy`: one object per injected stream, used by one thread at a time."""
 
     @property
     def watermark(self) -> EventTimeMicros:
         """The lower bound of the event times still to come, in microseconds; it never falls."""
-        ...
 
     def observe(self, seen: TimesSeen) -> None:
-        """Note the times of records that the current commit consumes.
+        """Observe the times of the records that the current commit consumes.
 
-        The engine publishes the resulting watermark only after that commit: earlier, it could pass a
-        record that has not been processed.
+        The engine publishes the resulting watermark only after that commit. Earlier, the watermark could pass
+        a record that is not processed yet.
 
         Args:
             seen: the times of the superstep's records.
         """
-        ...
 
     def advance(self, at: EventTimeMicros) -> None:
         """Raise the watermark to ``at``, because the source promises no older record.
 
         An older record that arrives anyway is late. A time before the current watermark has no effect.
         """
-        ...
 
     def finish(self) -> None:
         """Move the watermark to the end of time, because the input has ended: any further record is late."""
-        ...
 
 
 @runtime_checkable
 class WatermarkPolicy(Protocol):
-    """How an injected stream's low watermark follows from its records: configuration without state.
+    """The protocol of watermark policies: configuration that creates the running logic of one stream.
 
-    Implement it for a policy of your own; `UserWatermark` is enough if a function can decide.
+    Implement it for a policy that needs its own state. `UserWatermark` is enough if a function can decide.
     """
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """Create the running logic.
 
         Args:
-            saved: the watermark that the store journaled last, in microseconds, from which the logic
-                continues; ``None`` on the first run.
+            saved: the last journaled watermark in microseconds, from which the logic continues; ``None`` on
+                the first run.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedDisorder:
-    """Records are at most ``bound`` out of order: the watermark stays ``bound`` behind the newest record.
+    """A watermark that stays ``bound`` behind the newest record, for sources whose disorder is known.
 
     A record before the watermark is late.
 
     Args:
-        bound: a duration that is not negative: microseconds, text such as ``"30s"``, or a
-            `timedelta`. A longer bound makes fewer records late and delays every window and timer.
+        bound: a non-negative duration: microseconds, text such as ``"30s"``, or a `timedelta`. A longer bound
+            makes fewer records late and delays every window and timer.
+
+    Raises:
+        InvalidError: ``bound`` is not a duration, or is negative.
 
     Example:
         >>> logic = BoundedDisorder("10us").start()
         >>> logic.observe(TimesSeen(newest_at=EventTimeMicros(100), oldest_at=EventTimeMicros(95)))
         >>> logic.watermark
         90
-
-    Raises:
-        InvalidError: ``bound`` is not a duration, or is negative.
     """
 
     bound: Duration
 
     def __post_init__(self) -> None:
-        """Refuse an invalid bound."""
         if self.bound_us < 0:
-            raise InvalidError("the bound on disorder is negative", bound=self.bound)
+            raise InvalidError("the bound on disorder must not be negative", bound=self.bound)
 
     @property
     def bound_us(self) -> int:
@@ -120,10 +98,7 @@ class BoundedDisorder:
 
 @dataclass(frozen=True, slots=True)
 class ManualWatermark:
-    """The watermark moves only when the source or the user moves it, with ``run.advance_watermark``.
-
-    It suits sources that know their own progress, and tests.
-    """
+    """A watermark that moves only with ``run.advance_watermark``, for sources that know their own progress."""
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """Create the running logic, which continues from the watermark ``saved`` if there is one."""
@@ -131,12 +106,7 @@ class ManualWatermark:
 
 
 class FollowingLogic:
-    """Follows the newest record at a fixed distance, and what `advance` is told.
-
-    Args:
-        saved: the watermark to continue from; ``None``: the beginning of time.
-        bound_us: the distance in microseconds; ``None`` ignores records.
-    """
+    """Logic that stays ``bound_us`` behind the newest record and obeys `advance`; ``None`` ignores records."""
 
     __slots__ = ("_bound_us", "_watermark")
 
@@ -146,26 +116,22 @@ class FollowingLogic:
 
     @property
     def watermark(self) -> EventTimeMicros:
-        """The current watermark."""
         return self._watermark
 
     def observe(self, seen: TimesSeen) -> None:
-        """Follow the newest record, unless this watermark ignores records."""
         if self._bound_us is not None:
             self.advance(EventTimeMicros(seen.newest_at - self._bound_us))
 
     def advance(self, at: EventTimeMicros) -> None:
-        """Raise the watermark to ``at``; never lower it."""
         self._watermark = max(self._watermark, at)
 
     def finish(self) -> None:
-        """Move to the end of time."""
         self._watermark = TIME_MAX_US
 
 
 @dataclass(frozen=True, slots=True)
 class Monotone:
-    """Records arrive in order of event time: the watermark is the time of the newest record.
+    """A watermark at the newest record, for sources that deliver in order of event time.
 
     A record older than one of an earlier superstep is late; order within a superstep does not matter.
     """
@@ -177,7 +143,7 @@ class Monotone:
 
 @dataclass(frozen=True, slots=True)
 class Perfect:
-    """The input is bounded: the watermark stays at the beginning of time until the input ends.
+    """A watermark that stays at the beginning of time until the input ends, for bounded input.
 
     No record is ever late. Event timers fire and windows close only at the end.
     """
@@ -189,15 +155,15 @@ class Perfect:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPercentile:
-    """The watermark's distance behind the newest record is a percentile of the observed delays.
+    """A watermark behind the newest record by a percentile of the delays, for sources of unknown disorder.
 
-    Delays are measured over the last 100,000 to 200,000 records, so the distance adapts to a source that
-    changes. About ``100 - percentile`` percent of the records are late.
+    Delays are measured over the last 100,000 to 200,000 records, so the distance adapts to a changing source.
+    About ``100 - percentile`` percent of the records are late.
 
     Args:
         percentile: above 0 and at most 100; 100 waits as long as the largest observed delay.
         records_min: the number of records to measure before the watermark moves. After a restart the
-            journaled watermark stays until that many have been measured again.
+            journaled watermark stays until that many records are measured again.
 
     Raises:
         InvalidError: an argument is out of range.
@@ -209,10 +175,9 @@ class ObservedPercentile:
     percentile: float
     records_min: int = 1_000
 
-    with_delays = True
+    with_delays = True  # measured only on request: see `wants_delays`
 
     def __post_init__(self) -> None:
-        """Refuse arguments that are out of range."""
         check_percentile(self.percentile)
         if self.records_min < 1:
             raise InvalidError("records_min must be at least 1", value=self.records_min)
@@ -224,16 +189,16 @@ class ObservedPercentile:
 
 @dataclass(frozen=True, slots=True)
 class MarkColumn:
-    """The watermark is the greatest time in a column that the source fills with marks of its progress.
+    """A watermark at the greatest time in a column that the source fills with marks of its own progress.
 
-    This gives Spark's file sources the watermark of MillWheel's figure 10: files arrive whole, in order
-    of modification, so with ``_metadata.file_modification_time`` in the column (or the time at which the
-    file was opened, if its name has it) no unfinished file is older than the mark. Where the stream has
-    members, each has the marks of its own rows, and the watermark is the least of theirs.
+    Spark's file sources get the watermark of MillWheel's figure 10 this way. Files arrive whole, in order of
+    modification, so with ``_metadata.file_modification_time`` (or the opening time in the file's name) as the
+    mark, no unfinished file is older than the mark. In a stream with members, each member has the marks of
+    its own rows, and the watermark is the least of theirs.
 
     Args:
-        column: the name of a column of times, or a function of the row; a row without a time does not
-            move the watermark.
+        column: the name of a column of times, or a function of the row. A row without a time does not move
+            the watermark.
 
     Raises:
         InvalidError: ``column`` is neither a name nor a function.
@@ -242,9 +207,10 @@ class MarkColumn:
     column: str | Callable[[Any], Any]
 
     def __post_init__(self) -> None:
-        """Refuse an argument that is neither a name nor a function."""
         if not self.column or not (isinstance(self.column, str) or callable(self.column)):
-            raise InvalidError("marks come from a column or a function of the row", column=self.column)
+            raise InvalidError(
+                "marks must come from a column's name or a function of the row", column=self.column
+            )
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """Create the running logic, which continues from the watermark ``saved`` if there is one."""
@@ -253,13 +219,13 @@ class MarkColumn:
 
 @dataclass(frozen=True, slots=True)
 class UserWatermark:
-    """The watermark is computed by a function of the user's.
+    """A watermark that a function computes from the times of each superstep's records.
 
     Args:
-        function: takes the `TimesSeen` of a superstep's records (``newest_at``, ``oldest_at``) and
-            returns the time to raise the watermark to, or ``None`` to leave it. It runs on the
-            driver, once per superstep (on Spark once per task). It may keep state of its own, which is
-            lost with the process; the watermark is not.
+        function: takes the `TimesSeen` of a superstep's records (``newest_at``, ``oldest_at``) and returns
+            the time to raise the watermark to, or ``None`` to leave the watermark. The function runs on the
+            driver, once per superstep (on Spark once per task). Its own state is lost with the process; the
+            watermark is not.
 
     Raises:
         InvalidError: ``function`` is not callable.
@@ -271,9 +237,8 @@ class UserWatermark:
     function: Callable[[TimesSeen], Instant | None]
 
     def __post_init__(self) -> None:
-        """Refuse an argument that is not callable."""
         if not callable(self.function):
-            raise InvalidError("the watermark's function is not callable", type=type(self.function).__name__)
+            raise InvalidError("the watermark's function must be callable", type=type(self.function).__name__)
 
     def start(self, saved: EventTimeMicros | None = None) -> InjectorLogic:
         """Create the running logic, which continues from the watermark ``saved`` if there is one."""
@@ -281,13 +246,11 @@ class UserWatermark:
 
 
 def wants_delays(policy: object) -> bool:
-    """Whether a policy needs the delays of records, which cost a sort of their times to measure."""
+    """Return True if the policy needs record delays, which cost a sort of their times to measure."""
     return bool(getattr(policy, "with_delays", False))
 
 
 class _PercentileLogic(FollowingLogic):
-    """Follows the newest record at a measured distance."""
-
     __slots__ = ("_delays", "_newest_at", "_policy")
 
     def __init__(self, saved: EventTimeMicros | None, policy: ObservedPercentile) -> None:
@@ -305,8 +268,6 @@ class _PercentileLogic(FollowingLogic):
 
 
 class _MarkLogic(FollowingLogic):
-    """Follows the marks of the source."""
-
     __slots__ = ()
 
     def observe(self, seen: TimesSeen) -> None:
@@ -315,8 +276,6 @@ class _MarkLogic(FollowingLogic):
 
 
 class _UserLogic(FollowingLogic):
-    """Follows the user's function."""
-
     __slots__ = ("_function",)
 
     def __init__(
@@ -336,10 +295,11 @@ class _UserLogic(FollowingLogic):
 
 @dataclass(frozen=True, slots=True)
 class IngressTime:
-    """As ``at`` of `Pipeline.inject`: the event time of a record is the time of its arrival.
+    """Event time is arrival time: pass it as ``at`` of `Pipeline.inject` (windowing patent, "arrival time").
 
-    It brings its own watermark, which follows the wall clock. If the clock is set back, event time stands
-    still until the clock has caught up.
+    The stream's watermark follows the wall clock, with or without records, so no record is ever late. A
+    window by arrival time is complete when the clock has passed its end. If the clock is set back, event time
+    stands still until the clock has caught up.
 
     Example:
         ``pipeline.inject("clicks", key="user", at=IngressTime())``
@@ -351,5 +311,8 @@ class IngressTime:
 
 
 def stamp_of(now: WallTimeMicros, watermark: EventTimeMicros) -> EventTimeMicros:
-    """The event time of records that arrive now: never before the watermark, unless the input has ended."""
+    """Return the event time of records that arrive now, never before the watermark of an open input.
+
+    The superstep commits the stamp, so a retried task uses the same one.
+    """
     return EventTimeMicros(now) if watermark == TIME_MAX_US else EventTimeMicros(max(now, watermark))

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from millpond.executor.computation.records import Record
 from millpond.executor.inputs.keys import KeyExtractor
-from millpond.executor.pipeline.streams import ComputationOptions
+from millpond.executor.pipeline.nodes import ComputationOptions
 from millpond.executor.windows.combine_fn import CombineFn, ValueExtractor, check_extractor
 from millpond.executor.windows.strategy import WindowingStrategy
 from millpond.executor.windows.stream import DataflowStream

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
-from millpond.executor.pipeline.backfill import Backfill
-from millpond.executor.pipeline.streams import ComputationOptions, Stream
+from millpond.executor.pipeline.nodes import Backfill, ComputationOptions
+from millpond.executor.pipeline.pipeline import Stream
 from millpond.executor.windows.combine_fn import CombineFields, CombineFn, ValueExtractor, check_extractor
 from millpond.executor.windows.combiners import ToList, TopN
 from millpond.executor.windows.pane import Pane

@@ -10,7 +10,7 @@ import click
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
 from millpond.cli.terminal.opening import read_options, store_argument, zookeeper_options
 from millpond.cli.terminal.output import json_option, result_as_json
-from millpond.executor.sinks.delta_upsert import take_back_sink
+from millpond.executor.sinks.delta_table import take_back_sink
 from millpond.statestore.app_ids import supersteps_of
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.history.lineage import Adoption

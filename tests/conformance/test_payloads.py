@@ -127,7 +127,7 @@ _CASES: dict[str, tuple[mp.types.Payload, list[bytes | None], list[tuple[int, st
         [
             (
                 1,
-                f"{_MISFIT}`Payment` reason=`it is no JSON: unexpected end of data: line 1 column 2 (char 1)`",
+                f"{_MISFIT}`Payment` reason=`it is not JSON: unexpected end of data: line 1 column 2 (char 1)`",
             ),
             (2, f'{_MISFIT}`Payment` field=`account` reason=`"x" is not of type "integer"`'),
             (3, f'{_MISFIT}`Payment` reason=`[] is not of type "object"`'),
@@ -153,11 +153,11 @@ _CASES: dict[str, tuple[mp.types.Payload, list[bytes | None], list[tuple[int, st
             (
                 1,
                 (
-                    "the payload is no single object of Avro: it begins with c3 01 and eight bytes of a fingerprint "
+                    "the payload is not a single object of Avro, which begins with c3 01 and eight bytes of a fingerprint "
                     f"begins=`{_AVRO[:10].hex(' ')}`"
                 ),
             ),
-            (2, f"the payload was written with a schema that is not known fingerprint=`{'00' * 8}`"),
+            (2, f"the payload was written with an unknown schema fingerprint=`{'00' * 8}`"),
         ],
         {
             name: _value("a")[name]
@@ -168,11 +168,11 @@ _CASES: dict[str, tuple[mp.types.Payload, list[bytes | None], list[tuple[int, st
         mp.AvroPayload(PAYMENT_AVRO, framing="confluent", schemas={3: PAYMENT_AVRO}),
         [confluent(3, _AVRO), confluent(4, _AVRO), _AVRO],
         [
-            (1, "the payload names a schema that is not known schema_id=`4`"),
+            (1, "the payload names an unknown schema schema_id=`4`"),
             (
                 2,
                 (
-                    "the payload is not in Confluent's wire format: it begins with a zero byte and four bytes of a schema's "
+                    "the payload is not in Confluent's wire format, which begins with a zero byte and four bytes of a schema's "
                     f"number begins=`{_AVRO[:5].hex(' ')}`"
                 ),
             ),
@@ -188,7 +188,7 @@ _CASES: dict[str, tuple[mp.types.Payload, list[bytes | None], list[tuple[int, st
                 2,
                 f"{_MISFIT}`shop.Payment` field=`account` reason=`it was written as another type: wire type 2 instead of 0`",
             ),
-            (3, f"{_MISFIT}`shop.Payment` field=`card` reason=`it is no UTF-8: invalid start byte`"),
+            (3, f"{_MISFIT}`shop.Payment` field=`card` reason=`it is not UTF-8: invalid start byte`"),
         ],
         {
             "card": "a",
@@ -250,7 +250,7 @@ def test_letters_are_decoded_once_more(play: Callable[..., Play], tmp_path: Path
         (error.partition(" schema_id")[0], value.get("offset", value)) for error, value in _letters(pond)
     ] == [
         ("ValueError: no refunds", refund),
-        ("the payload names a schema that is not known", 3),
+        ("the payload names an unknown schema", 3),
     ]
 
 

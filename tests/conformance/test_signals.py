@@ -96,7 +96,7 @@ def test_a_signal_shows_the_windows_of_its_key(play: Open) -> None:
     assert missed(pond) == 1
     with pytest.raises(mp.InvalidError, match="no windowed step waits for this signal"):
         pond.signal("hide", "red")
-    with pytest.raises(mp.InvalidError, match="a window is its start and end"):
+    with pytest.raises(mp.InvalidError, match="a window must be its start and end"):
         pond.signal("show", "red", (10, 0))
 
 

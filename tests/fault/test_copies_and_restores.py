@@ -16,7 +16,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.sinks.delta_upsert import take_back_sink
+from millpond.executor.sinks.delta_table import take_back_sink
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.errors import ConflictError, DataError, InvalidError
 from millpond.statestore.history.lineage import Adoption
@@ -26,7 +26,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Superstep
 
-AHEAD: Final = "the sink is ahead of the store.*new sink.*take the sink back"
+AHEAD: Final = "the sink is ahead of the store.*new sink.*revert the sink"
 ELSEWHERE: Final = "lies elsewhere than it did.*moved.*copy.*restored"
 OTHER_COPY: Final = "another copy of this store writes into the sink's table"
 

@@ -16,7 +16,7 @@ import orjson
 
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.sinks.delta_upsert import take_back_sink
+from millpond.executor.sinks.delta_table import take_back_sink
 from millpond.statestore.errors import DataError, InvalidError, MillpondError
 from millpond.statestore.history.lineage import Adoption, adopt_store
 from millpond.statestore.history.verification import verify_store

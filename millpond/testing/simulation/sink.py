@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.columns import SinkRecord
-from millpond.executor.sinks.delta_append import DeltaSinkWriter
+from millpond.executor.sinks.delta_table import DeltaSinkWriter
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.types import Clock, Objects, Rng
 

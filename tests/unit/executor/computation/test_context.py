@@ -229,9 +229,9 @@ class TestProduce:
     @pytest.mark.parametrize(
         ("hook", "reason"),
         [
-            (lambda c, r: c.produce("out", 1, at=r.at - 1), "may not be before that of the input"),
+            (lambda c, r: c.produce("out", 1, at=r.at - 1), "must not be before the input"),
             (lambda c, _: c.produce("out", object()), "cannot encode"),
-            (lambda c, _: c.produce("out", 1, key=5), "production key is text"),
+            (lambda c, _: c.produce("out", 1, key=5), "production key must be text"),
             (lambda c, _: c.produce("out", 1, key=([],)), "no values of this type"),
             (lambda c, _: c.produce("out", 1, key="\ud800"), "UTF-8"),
             (lambda c, _: c.produce("out", 1, at=2**63), "64 bits"),
@@ -239,9 +239,9 @@ class TestProduce:
             (lambda c, _: c.set_timer(2**63), "64 bits"),
             (lambda c, _: c.set_timer(1, domain="lunar"), "event or wall"),
             (lambda c, _: c.delete_timer(domain="lunar"), "event or wall"),
-            (lambda c, _: c.set_timer(1, tag=1), "timer tag is text"),
+            (lambda c, _: c.set_timer(1, tag=1), "timer tag must be text"),
             (lambda c, _: c.set_timer(1, tag="\ud800"), "UTF-8"),
-            (lambda c, r: c.set_timer(500, output_at=r.at - 1), "may not be before that of the input"),
+            (lambda c, r: c.set_timer(500, output_at=r.at - 1), "must not be before the input"),
         ],
     )
     def test_what_is_refused_fails_the_record(self, hook: Hook, reason: str) -> None:

@@ -34,7 +34,7 @@ def test_a_looked_up_schema_may_be_none() -> None:
     payload = mp.AvroPayload(_OLD, framing="confluent", schemas=lambda number: found[number])
     encoded = confluent(1, avro_bytes(_OLD, {"n": 5}))
 
-    with pytest.raises(mp.InvalidError, match="schema 1 of the payloads is no JSON"):
+    with pytest.raises(mp.InvalidError, match="schema 1 of the payloads is not JSON"):
         payload.decode(encoded)
     found[1] = _OLD
     assert payload.decode(encoded) == {"n": 5}
@@ -48,26 +48,26 @@ def test_single_objects_are_told_by_fingerprints(tmp_path: Path) -> None:
 
     assert [listed.decode(one) for one in (new, old)] == [{"n": 5, "note": "x"}, {"n": 5, "note": "-"}]
     assert folder.decode(new) == {"n": 5, "note": "x"}
-    with pytest.raises(mp.InvalidError, match=f"is not known fingerprint=`{old[2:10].hex()}`"):
+    with pytest.raises(mp.InvalidError, match=f"unknown schema fingerprint=`{old[2:10].hex()}`"):
         folder.decode(old)
     (tmp_path / "old.avsc").write_bytes(orjson.dumps(_OLD))
     assert folder.decode(old) == {"n": 5, "note": "-"}
-    with pytest.raises(mp.InvalidError, match=r"no single object of Avro: .* begins=`c3 01 00`"):
+    with pytest.raises(mp.InvalidError, match=r"not a single object of Avro, .* begins=`c3 01 00`"):
         folder.decode(b"\xc3\x01\x00")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"framing": "zipped"}, "no such framing of Avro framing=`zipped`"),
+        ({"framing": "zipped"}, "unknown framing of Avro framing=`zipped`"),
         ({"framing": "confluent"}, "give schemas="),
-        ({"framing": "confluent", "schemas": {}, "writer": _OLD}, "given for plain payloads"),
+        ({"framing": "confluent", "schemas": {}, "writer": _OLD}, "for plain payloads only"),
         ({"schemas": {}}, "plain payloads name no schema"),
-        ({"framing": "confluent", "schemas": "gone"}, "there is no such folder of schemas"),
+        ({"framing": "confluent", "schemas": "gone"}, "the folder of schemas does not exist"),
         ({"writer": "gone.avsc"}, "the writer's Avro schema cannot be read"),
         (
             {"framing": "single_object", "schemas": ['"int"']},
-            "a writer's Avro schema is not that of a record",
+            "a writer's Avro schema must describe a record",
         ),
     ],
 )

@@ -91,11 +91,11 @@ def test_a_named_type_has_its_defaults_wherever_it_stands() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"type":"record","name":"R"}', "is not that of a record"),
-        ('{"type":"record","name":"R","fields":[{"name":"a","type":"nothing"}]}', "is no Avro schema"),
-        ("5", "is no Avro schema"),
-        ('"string"', "is not that of a record"),
-        ('["null","string"]', "is not that of a record"),
+        ('{"type":"record","name":"R"}', "must describe a record"),
+        ('{"type":"record","name":"R","fields":[{"name":"a","type":"nothing"}]}', "is not an Avro schema"),
+        ("5", "is not an Avro schema"),
+        ('"string"', "must describe a record"),
+        ('["null","string"]', "must describe a record"),
     ],
 )
 def test_other_schemas_are_refused(text: str, reason: str) -> None:

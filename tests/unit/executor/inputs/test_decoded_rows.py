@@ -50,7 +50,7 @@ def test_tables_and_mappings_give_the_same(kind: pa.DataType) -> None:
     assert isinstance(undecoded, UndecodedRow)
     assert (undecoded.row, value_of_row(undecoded)) == (table.to_pylist()[1], None)
     assert undecoded.reason.startswith(
-        "the payload does not fit its schema schema=`JSON Schema` reason=`it is no JSON"
+        "the payload does not fit its schema schema=`JSON Schema` reason=`it is not JSON"
     )
     assert [decoded, undecoded] == again
 
@@ -111,6 +111,6 @@ def test_values_that_were_decoded_once_are_decoded_again() -> None:
     assert decoded_values(_PAYLOAD, rows, stream="s") == [{"a": 1}, {"a": 2}]
     with pytest.raises(
         mp.InvalidError,
-        match="a decoder gives the same for the same bytes stream=`s` reason=`the payload is null`",
+        match="a decoder must give the same fields for the same bytes stream=`s` reason=`the payload is null`",
     ):
         decoded_values(_PAYLOAD, [*rows, {"value": None}], stream="s")

@@ -59,14 +59,14 @@ def test_a_value_is_a_dict() -> None:
     value = Words().decode(b"a=1")
 
     assert type(value) is dict
-    with pytest.raises(mp.InvalidError, match="no object with fields type=`str`"):
+    with pytest.raises(mp.InvalidError, match="must be an object with fields type=`str`"):
         Words().decode(b"a")
 
 
 @pytest.mark.parametrize("column", ["", None, 3])
 def test_a_column_has_a_name(column: Any) -> None:
     """A column that is no name is refused at once."""
-    with pytest.raises(mp.InvalidError, match="the column of a payload is a name"):
+    with pytest.raises(mp.InvalidError, match="the column of a payload must be a name"):
         Words(column)
 
 

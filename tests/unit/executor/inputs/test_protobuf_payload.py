@@ -59,7 +59,7 @@ def test_a_place_that_is_cut_is_told(rest: bytes) -> None:
     ("arguments", "message"),
     [
         ((_SET, "Payment"), "no such message: .* type=`Payment` types=`.*'shop.Payment'"),
-        ((b"\xff", "shop.Payment"), "this is no descriptor set"),
+        ((b"\xff", "shop.Payment"), "descriptor_set must be a descriptor set"),
         (("gone.desc", "shop.Payment"), "the descriptor set cannot be read path=`gone.desc`"),
     ],
 )
@@ -67,7 +67,7 @@ def test_what_is_no_type_is_refused(arguments: Any, message: str) -> None:
     """An unknown message, bytes that are no descriptor set and a missing file are refused."""
     with pytest.raises(mp.InvalidError, match=message):
         mp.ProtobufPayload(*arguments)
-    with pytest.raises(mp.InvalidError, match="no such framing of Protobuf"):
+    with pytest.raises(mp.InvalidError, match="unknown framing of Protobuf"):
         mp.ProtobufPayload(_SET, "shop.Payment", framing="single_object")  # type: ignore[arg-type]
 
 
@@ -86,7 +86,7 @@ def test_a_set_has_what_its_files_import() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the package the declaration says what to install."""
-    monkeypatch.delitem(sys.modules, "millpond.executor.inputs.protobuf_payload", raising=False)
+    monkeypatch.delitem(sys.modules, "millpond.executor.inputs.protobuf_messages", raising=False)
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
 
     with pytest.raises(mp.InvalidError, match=r"pip install 'millpond\[protobuf\]'"):

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 import millpond as mp
-from millpond.executor.inputs.protobuf_payload import message_type, reader_of
+from millpond.executor.inputs.protobuf_messages import message_type, reader_of
 from tests.payloads import descriptor_set, message_bytes
 
 _SPECIAL: Final = descriptor_set(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from millpond.executor.inputs.protobuf_payload import first_failure, message_type
+from millpond.executor.inputs.protobuf_messages import first_failure, message_type
 from tests.payloads import message_bytes, payment_descriptors
 
 _SET = payment_descriptors()
@@ -16,7 +16,7 @@ _SET = payment_descriptors()
         (b"\x10\x80", ("account", "the payload ends within it")),
         (b"\x80", ("", "the payload ends within a field's tag")),
         (b"\x2a\x04\x0a\x09ab", ("lines.sku", "the payload ends within it")),
-        (b"\x2a\x03\x0a\x01\xff", ("lines.sku", "it is no UTF-8: invalid start byte")),
+        (b"\x2a\x03\x0a\x01\xff", ("lines.sku", "it is not UTF-8: invalid start byte")),
         (b"\x0f", ("card", "there is no wire type 7")),
         (b"\xa1\x06\x00", ("100", "the payload ends within it")),
         (b"\xa5\x06\x00", ("100", "the payload ends within it")),

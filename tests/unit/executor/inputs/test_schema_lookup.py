@@ -27,7 +27,7 @@ def test_each_schema_is_looked_up_once() -> None:
 
     assert lookup.find(2) == lookup.find(2) == ("text", "schema 2")
     for number in (1, 1, 3):
-        with pytest.raises(mp.InvalidError, match=f"a schema that is not known schema_id=`{number}`"):
+        with pytest.raises(mp.InvalidError, match=f"an unknown schema schema_id=`{number}`"):
             lookup.find(number)
     assert lookup.find(3) == ("text", "schema 3")
     assert asked == [2, 1, 1, 3, 3]
@@ -36,7 +36,7 @@ def test_each_schema_is_looked_up_once() -> None:
 def test_a_folder_has_a_file_for_each_number(tmp_path: Path) -> None:
     """A file is found by its number and suffix, also if it comes later."""
     lookup = SchemaLookup(tmp_path, ".avsc", _made)
-    with pytest.raises(mp.InvalidError, match="is not known schema_id=`7` folder="):
+    with pytest.raises(mp.InvalidError, match="unknown schema schema_id=`7` folder="):
         lookup.find(7)
 
     (tmp_path / "7.avsc").write_bytes(b"{}")

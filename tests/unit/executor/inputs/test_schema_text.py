@@ -23,8 +23,8 @@ def test_a_schema_is_a_file_a_text_or_an_object(tmp_path: Path) -> None:
     ("schema", "message"),
     [
         ("none.avsc", "the schema cannot be read path=`none.avsc` reason=`No such file or directory`"),
-        ('{"a"', "the schema is no JSON"),
-        ({1: object()}, "the schema is the path of a file, text, or what JSON makes of it type=`dict`"),
+        ('{"a"', "the schema is not JSON"),
+        ({1: object()}, "the schema must be the path of a file, text, or parsed JSON type=`dict`"),
     ],
 )
 def test_what_is_no_schema_is_refused(schema: Any, message: str) -> None:

@@ -418,7 +418,7 @@ class TestDeclaration:
             time_sorted = True
             in_order_of_arrival = True
 
-        with pytest.raises(InvalidError, match="not both"):
+        with pytest.raises(InvalidError, match="in_order_of_arrival and time_sorted cannot be combined"):
             one(Both())()
 
     def test_the_class_may_say_it(self) -> None:
@@ -439,5 +439,5 @@ class TestDeclaration:
     @pytest.mark.parametrize("value", [None, 1, "yes"])
     def test_it_is_true_or_false(self, value: Any) -> None:
         """Another value is refused."""
-        with pytest.raises(InvalidError, match="time_sorted is true or false"):
+        with pytest.raises(InvalidError, match="time_sorted must be true or false"):
             one(time_sorted=value)()

@@ -381,7 +381,7 @@ def test_what_has_no_history_is_refused_when_the_pipeline_is_checked() -> None:
         declared(ROWS, at=mp.IngressTime()).check()
     with pytest.raises(mp.InvalidError, match="a stream of changes"):
         declared(ROWS, change="op").check()
-    with pytest.raises(mp.InvalidError, match="maps streams that the computation consumes"):
+    with pytest.raises(mp.InvalidError, match="or map streams that the computation consumes"):
         declared({"other": ROWS})
     made = mp.Pipeline("p")
     for name in ("left", "right"):

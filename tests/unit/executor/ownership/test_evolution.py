@@ -116,7 +116,7 @@ def test_a_dropped_computations_files_are_removed():
     [
         (one("a", renamed_from="a"), "still has"),
         (one("a", drop=("a",)), "still has the computation that it drops"),
-        (one("a", renamed_from="b", drop=("b",)), "can go to one other, or be dropped"),
+        (one("a", renamed_from="b", drop=("b",)), "can only go to one other, or be dropped"),
     ],
 )
 def test_contradictions_are_refused_without_a_store(pipeline: EnginePipeline, message: str):

@@ -200,9 +200,9 @@ def test_an_upgrade_that_returns_nothing_is_refused():
         ({"state_version": -1}, "state_version is a whole number"),
         ({"state_version": True}, "state_version is a whole number"),
         ({"state_version": "2"}, "state_version is a whole number"),
-        ({"codecs": [JsonCodec()]}, "codecs maps"),
-        ({"codecs": {0: JsonCodec()}}, "not earlier"),
-        ({"state_version": 1, "codecs": {0: "json"}}, "no codec"),
+        ({"codecs": [JsonCodec()]}, "codecs must map"),
+        ({"codecs": {0: JsonCodec()}}, "codecs must name versions earlier than state_version"),
+        ({"state_version": 1, "codecs": {0: "json"}}, "each codec must be a Codec instance"),
     ],
 )
 def test_wrong_declarations_are_refused(attributes: dict[str, Any], message: str):

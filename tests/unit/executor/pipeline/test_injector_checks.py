@@ -49,9 +49,9 @@ def test_fields_of_the_schema_and_columns_of_the_row_are_known(arguments: dict[s
         ({"id": "gone"}, "field=`gone`"),
         (
             {"payload": mp.AvroPayload},
-            "a payload is an AvroPayload, a ProtobufPayload or a JsonPayload.* type=`AvroPayload`",
+            "payload must be an AvroPayload, a ProtobufPayload or a JsonPayload.* type=`AvroPayload`",
         ),
-        ({"payload": "value"}, "a payload is .* type=`str`"),
+        ({"payload": "value"}, "payload must be .* type=`str`"),
         ({"change": "op"}, "a stream of changes takes no payload"),
     ],
 )

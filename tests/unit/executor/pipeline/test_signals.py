@@ -49,9 +49,9 @@ def test_signals_are_not_dropped_as_late_records() -> None:
     ("arguments", "message"),
     [
         (("hide", "a"), "no windowed step waits"),
-        (("show", 1), "a signal's key is text"),
-        (("show", "a", (0, 10, 20)), "a window is its start and end"),
-        (("show", "a", (0.5, 10)), "a window is its start and end"),
+        (("show", 1), "a signal's key must be text"),
+        (("show", "a", (0, 10, 20)), "a window must be its start and end"),
+        (("show", "a", (0.5, 10)), "a window must be its start and end"),
     ],
 )
 def test_malformed_signals_are_refused(arguments: tuple[Any, ...], message: str) -> None:
@@ -61,7 +61,7 @@ def test_malformed_signals_are_refused(arguments: tuple[Any, ...], message: str)
             run.signal(*arguments)
         with pytest.raises(mp.InvalidError, match="no windowed step waits"):
             run.signal("show", "a", step="others")
-        with pytest.raises(mp.InvalidError, match="a signal's id is text"):
+        with pytest.raises(mp.InvalidError, match="a signal's id must be text"):
             run.signal("show", "a", id=7)  # type: ignore[arg-type]
 
 

@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 
 from millpond.executor.sinks.columns import SinkRecord, sink_table
-from millpond.executor.sinks.delta_append import DeltaSinkWriter
-from millpond.executor.sinks.sink import DeltaSink, Sink
+from millpond.executor.sinks.delta_table import DeltaSinkWriter
+from millpond.executor.sinks.sink import DeltaSink, Sink, read_table
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.objects.memory import MemoryObjects
@@ -277,3 +277,55 @@ class TestPlace:
         table = sink_table(productions(("a", 1, '{"d":"2013-02-08","m":"1.10"}')), schema, "s")
 
         assert table.to_pylist() == [{"d": date(2013, 2, 8), "m": Decimal("1.10")}]
+
+
+class TestRead:
+    def test_appended_rows_are_all_there(self, tmp_path):
+        """Every production is a row, of several files, with the columns of the schema."""
+        schema = pa.schema(
+            [("key", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("count", pa.int64())]
+        )
+        sink = DeltaSink(str(tmp_path / "out"), schema)
+        writer = sink.open("store", "p", "spikes")
+        writer.write(1, productions(("a", 5, '{"count":1}')))
+        writer.write(2, productions(("a", 6, '{"count":2}'), ("b", 7, '{"count":1}')))
+
+        rows = sink.read().sort_by("at")
+
+        assert rows.schema == schema
+        assert rows.column("key").to_pylist() == ["a", "a", "b"]
+        assert rows.column("count").to_pylist() == [1, 2, 1]
+        assert rows.column("at").to_pylist()[0] == datetime(1970, 1, 1, 0, 0, 0, 5, tzinfo=UTC)
+        assert read_table(tmp_path / "out").sort_by("at") == rows
+
+    def test_upserted_rows_are_the_current_ones(self, tmp_path):
+        """A replaced row is not read, though its file is still in the folder."""
+        schema = pa.schema([("key", pa.string()), ("count", pa.int64())])
+        sink = DeltaSink(str(tmp_path / "out"), schema, mode="upsert")
+        writer = sink.open("store", "p", "spikes")
+        writer.write(1, productions(("a", 5, '{"count":1}'), ("b", 5, '{"count":1}')))
+        writer.write(2, productions(("a", 6, '{"count":2}')))
+
+        expected = [{"key": "a", "count": 2}, {"key": "b", "count": 1}]
+        assert sink.read().sort_by("key").to_pylist() == expected
+        assert read_table(str(tmp_path / "out")).sort_by("key").to_pylist() == expected
+
+    def test_table_without_rows_has_its_columns(self, tmp_path):
+        sink = DeltaSink(str(tmp_path / "out"))
+        sink.open("store", "p", "spikes")
+
+        assert sink.read().num_rows == 0
+        assert sink.read().column_names == ["key", "at", "value"]
+
+    def test_missing_table_is_named(self, tmp_path):
+        with pytest.raises(InvalidError, match=r"there is no Delta table at this path path=`.*nothing`"):
+            read_table(tmp_path / "nothing")
+
+    def test_table_with_a_missing_file_is_unavailable(self, tmp_path):
+        sink = DeltaSink(str(tmp_path / "out"))
+        sink.open("store", "p", "spikes").write(1, productions(("a", 5, "1")))
+        for file in (tmp_path / "out").glob("*.parquet"):
+            file.unlink()
+
+        with pytest.raises(UnavailableError, match="the Delta table cannot be read"):
+            sink.read()

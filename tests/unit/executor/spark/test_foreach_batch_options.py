@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.pipeline.nodes import DEAD_LETTERS
+from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationOptions
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.pipeline.streams import ComputationOptions
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.foreach_batch import INPUT, ForeachBatchOptions, foreach_batch
@@ -76,7 +75,7 @@ def test_each_stream_may_have_a_sink(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"on_eror": "stop"}, "no such option; did you mean 'on_error'\\? option=`on_eror`"),
-        ({"on_error": "ignore"}, "no such way to treat errors"),
+        ({"on_error": "ignore"}, "on_error must be dead_letter or stop"),
         ({"sink": {"elsewhere": DeltaSink("x")}}, "unknown stream.*`elsewhere`"),
         ({"dead_letter_limit": 0.5}, "dead_letter_limit is a DeadLetterLimit or None"),
     ],

@@ -52,7 +52,7 @@ def test_nulls_of_a_permissive_function_are_dead_letters(spark: SparkSession, tm
     (letter,) = _letters(tmp_path / "pond")
     assert letter["error"] == "the key is null"
     payload = mp.letter_value(letter)["value"]
-    with pytest.raises(mp.InvalidError, match="does not fit its schema schema=`R` reason=`it is no JSON"):
+    with pytest.raises(mp.InvalidError, match="does not fit its schema schema=`R` reason=`it is not JSON"):
         mp.JsonPayload({"title": "R"}).decode(payload)
 
 
@@ -78,7 +78,7 @@ def test_a_registry_that_is_away_ends_the_run(spark: SparkSession, tmp_path: Pat
 
     assert (summary.run.records, summary.run.dead_letters) == (1, 1)
     assert [letter["error"] for letter in _letters(tmp_path / "pond")] == [
-        "the payload names a schema that is not known schema_id=`2`"
+        "the payload names an unknown schema schema_id=`2`"
     ]
 
 

@@ -164,7 +164,7 @@ class TestColumn:
     @pytest.mark.parametrize(("unit", "zone"), [("m", None), (None, "Europe/Oslo"), (None, "+2")])
     def test_units_and_zones_that_do_not_exist(self, unit, zone):
         """A unit that is none, and a zone whose clock is put back, are refused at the call."""
-        with pytest.raises(InvalidError, match=r"at_unit is|at_zone is"):
+        with pytest.raises(InvalidError, match=r"at_unit must be|at_zone must be"):
             TimeReading.of(unit, zone, stream="s")
 
     def test_bad_cells_are_named_and_the_others_are_kept(self):

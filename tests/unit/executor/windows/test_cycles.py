@@ -111,9 +111,9 @@ class TestWhatIsRefused:
 
     def test_a_feedback_must_come_back(self):
         """A stream that the computation does not consume, or that nothing after it produces, is refused."""
-        with pytest.raises(InvalidError, match="does not consume"):
+        with pytest.raises(InvalidError, match="feedback must name streams that the computation consumes"):
             _looping(_Late(), feedback=["elsewhere"])
-        with pytest.raises(InvalidError, match="never come back"):
+        with pytest.raises(InvalidError, match="no output of the computation ever returns"):
             _looping(_Late(), feedback=["in", "again"]).check()
         with pytest.raises(InvalidError, match="list of streams"):
             _looping(_Late(), feedback="again")

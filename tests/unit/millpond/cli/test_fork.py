@@ -155,7 +155,7 @@ def test_a_fork_of_a_fork_begins_with_the_sinks_of_the_first(pond: Path, zookeep
 
     assert counts_in(second / "sinks" / "out") == [1, 2, 3, 4]
     shutil.rmtree(first)
-    with pytest.raises(mp.DataError, match="a sink of its own"):
+    with pytest.raises(mp.DataError, match="a separate sink"):
         consume(pond.with_name("third"), zookeeper_hosts, 3, sink=theirs)
 
 
