@@ -212,8 +212,8 @@ class TimeSortedExecutor(KeyExecutor):
         self._is_batch = type(node.computation).process_records is not Computation.process_records
         self._bundle_records = self._sorted(columns)
 
-    def _make_timers(self, bundle: Bundle) -> KeyTimers:
-        return _TimeSortedTimers(bundle.clocks, bundle.until)
+    def _make_timers(self, clocks: Clocks, bundle: Bundle) -> KeyTimers:
+        return _TimeSortedTimers(clocks, bundle.until)
 
     def _sorted(self, columns: RecordColumns) -> _TimeSortedRecords:
         return _TimeSortedRecords(

@@ -14,7 +14,7 @@ from millpond.executor.computation.records import Record
 from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import PythonValues
 from millpond.executor.interval.bundle import Deliveries
-from millpond.executor.interval.known_ids import KnownIds
+from millpond.executor.interval.known_files import KnownIds
 from millpond.executor.interval.row_cache import MemoryBudget
 from millpond.executor.interval.row_reader import FileKeys, StoreRowReader
 from millpond.executor.interval.soft_state import SoftState
@@ -165,7 +165,7 @@ class TestFollowing:
         soft_state.synchronise(run.files)
 
         assert (due(soft_state, 99), soft_state.timers.hold()) == ({"a"}, 10)
-        assert [timer.at for timer in soft_state.timers_of("a")] == [10]
+        assert [timer.at for timer in soft_state.timers_of(["a"])[0]] == [10]
 
     def test_a_lost_bundles_rows_may_have_been_evicted(self) -> None:
         """A row that went while its bundle was pending comes back whole, timers included."""
@@ -317,7 +317,7 @@ class TestMemory:
 
         assert state_of(soft_state, "a", "c") == ["[1]", "[3]"]
         assert [(count, keys) for count, _, keys in reader.reads] == [(1, ["a", "c"])]
-        assert [timer.at for timer in soft_state.timers_of("c")] == [3]
+        assert [timer.at for timer in soft_state.timers_of(["c"])[0]] == [3]
 
     def test_files_that_have_none_of_the_missing_rows_are_not_read(self) -> None:
         """Whatever lies in the same range of keys: what this process wrote since it began to evict, it knows."""
@@ -415,7 +415,7 @@ class TestKnownIds:
             {f"k{number:03}" for number in range(2, 100) if number != 7},
         )
         assert state_of(owner, "k000", "k007", "none") == ['[100,"fired 100"]', "[107,5000]", None]
-        assert [timer.at for timer in owner.timers_of("k007")] == [5_000]
+        assert [timer.at for timer in owner.timers_of(["k007"])[0]] == [5_000]
         assert reader.reads[-1][2] == ["k000", "k007"]
 
     def test_fresh_ids_cost_no_read(self) -> None:
