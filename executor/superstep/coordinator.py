@@ -649,7 +649,7 @@ class Coordinator(PartsInUse):
             self.recut(cut, answer)
 
     def _apply(self, manifests: Sequence[Manifest], letters: WrittenLetters) -> None:
-        self.watermarks.note_commit()
+        self.watermarks.record_commit()
         written = [(letters.file, letters.productions)]
         for manifest in manifests:
             owned = self._ownership.get(manifest.interval)
