@@ -1,16 +1,13 @@
-"""Evolution: what has changed in a pipeline since the store was written, and whether its rows allow it.
+"""Evolution: the changes in a pipeline since the store was written, and whether its rows allow them.
 
 A pipeline's code changes between runs; its rows do not. So before a pipeline opens, its declarations are compared
-with what the table records about its computations: which names have rows, which codec wrote the states, how many
-intervals the keys were cut into. The table itself holds all of that (in claims and other ``txn`` actions, in the
-partitions of live files, in rows), so a lost catalog changes nothing. A mismatch that neither ``renamed_from`` nor
-``drop`` explains is refused: to continue would mean empty state and timers that never fire.
+with the table's records of its computations: which names have rows, the codec, version and parts of the states, the
+number of intervals. All of it is in the table (claims and other ``txn`` actions, partitions of live files, rows), so a
+lost catalog changes nothing. A mismatch that neither ``renamed_from`` nor ``drop`` explains is refused: to continue
+would mean empty state and timers that never fire.
 
-What a pipeline is called: the name in its code, and the one under which the store has it.
-
-Input positions, totals, watermarks, fences, dead letters and the tables of sinks have the pipeline's first name in them,
-some of them in files and in other tables. So a rename moves nothing: the commit that takes the pipeline's intervals
-records what it is called from then on, and all else stays under the name that the store knows.
+A renamed pipeline moves nothing: input positions, totals, watermarks, fences, dead letters and sink tables keep its
+first name, some of them in files and in other tables. The commit that takes its intervals records the new name.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow.compute as pc
 
-from millpond.executor.computation.computation import codec_of
+from millpond.executor.computation.computation import Computation, codec_of
 from millpond.executor.inputs.positions import (
     claimed_by,
     conflicting_pipeline,
@@ -49,6 +46,7 @@ from millpond.statestore.app_ids import (
     pipeline_name_app_id,
     pipeline_number,
     recorded_word,
+    state_columns_app_id,
     state_version_app_id,
     supersteps_of,
 )
@@ -58,18 +56,14 @@ from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.types import Objects
+from millpond.statestore.view_columns import fits, state_columns_in, state_word
 
 _LOG = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evolution:
-    """What happens to the rows of computations that the pipeline no longer has.
-
-    Attributes:
-        renames: computations whose rows move: former name to new name.
-        drops: computations whose rows are removed.
-    """
+    """The computations whose rows move, former name to new name, and those whose rows are removed."""
 
     renames: Mapping[str, str] = field(default_factory=dict)
     drops: frozenset[str] = frozenset()
@@ -79,7 +73,7 @@ class Evolution:
 
     @property
     def leaving(self) -> frozenset[str]:
-        """The computations that end up without rows."""
+        """The computations that end up without rows under their name."""
         return self.drops.union(self.renames)
 
 
@@ -152,7 +146,7 @@ def _cuts(snapshot: Snapshot, computation: str) -> frozenset[tuple[str, str | No
 
 
 def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> None:
-    """Refuse a number of intervals that is neither what was declared when the keys were cut nor what they were cut into."""
+    """Refuse a declared number of intervals that differs from both the stored and the formerly declared number."""
     count = 0 if node.intervals is None else len(_cuts(snapshot, name))
     if count in (0, node.intervals):
         return
@@ -178,10 +172,58 @@ def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> No
     )
 
 
+def check_states(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
+    """Refuse to run code that cannot read the stored states of its computations.
+
+    Raises:
+        InvalidError: states were written by newer code, by earlier code without an ``upgrade_state`` now, with
+            another codec, or with a part of another type; the error names the computation and the ways out.
+        DataError: a file is missing or its bytes are wrong.
+    """
+    former = {new: old for old, new in evolution.renames.items()}
+    for node in topology.computations.values():
+        name = former.get(node.name, node.name)
+        if not snapshot.files_in(name):
+            continue
+        stored, declared = stored_state_version(snapshot.txns, name), node.computation.state_version
+        if stored > declared:
+            raise InvalidError(
+                "newer code has written the computation's states: run that code, or take the store back to a version "
+                "before it (`millpond rewind`), or go on from such a version elsewhere (`millpond fork`)",
+                computation=node.name,
+                stored=stored,
+                state_version=declared,
+            )
+        if stored < declared and type(node.computation).upgrade_state is Computation.upgrade_state:
+            raise InvalidError(
+                "the computation's states are of an earlier state_version, and its code has no upgrade_state: give it "
+                "one, which returns the state in its new form",
+                computation=node.name,
+                stored=stored,
+                state_version=declared,
+            )
+        if stored == declared:
+            _check_columns(node, snapshot, name)
+    check_codecs(topology, snapshot, evolution, objects)
+
+
+def _check_columns(node: ComputationNode, snapshot: Snapshot, name: str) -> None:
+    declared = {column.name: column for column in node.computation.state_columns}
+    for column in state_columns_in(snapshot.txns, name):
+        now = declared.get(column.name)
+        if now is not None and not fits(column, now):
+            raise InvalidError(
+                "the computation has stored a state variable with another schema: fields may come and go and numbers "
+                "become wider, and for anything else the variable needs another name",
+                computation=node.name,
+                state=column.name,
+                stored=state_word([column]),
+                declared=state_word([now]),
+            )
+
+
 def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
     """Refuse to read states with another codec than the one that wrote them.
-
-    In a store of a version that recorded no codec, the column of a state still tells text from bytes.
 
     Raises:
         InvalidError: names the computation, both codecs and the ways out.
@@ -194,6 +236,7 @@ def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
             continue
         codec = codec_of(node.computation, stored_state_version(snapshot.txns, name))
         written = recorded_word(snapshot.txns, CODEC_PREFIX, name)
+        # A version that recorded no codec still separated text from bytes, in columns of their own.
         if written is None and (is_text := _is_text(snapshot, name, objects)) is not None:
             written = codec.name if is_text == codec.is_text else "one of text" if is_text else "one of bytes"
         if written not in (None, str(codec.name)):
@@ -207,7 +250,7 @@ def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
 
 
 def _is_text(snapshot: Snapshot, computation: str, objects: Objects) -> bool | None:
-    """Whether the newest stored state is text; ``None`` if the rows have no state."""
+    """Return True if the newest stored state is text, ``None`` if the rows have no state."""
     for file in reversed(snapshot.files_in(computation)):
         rows = read_row_files(objects, [file.path], ["state", "state_bytes"])
         if pc.any(rows.column("state").is_valid()).as_py():
@@ -217,18 +260,30 @@ def _is_text(snapshot: Snapshot, computation: str, objects: Objects) -> bool | N
     return None
 
 
-def codec_records(topology: Topology, snapshot: Snapshot, names: frozenset[str]) -> dict[str, int]:
-    """The positions that record the codecs of computations, except those that the table already has."""
+def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str]) -> dict[str, int]:
+    """Return the positions that record codecs, state versions, parts of states and the pipeline's name, if they are new.
+
+    Raises:
+        InvalidError: another process has renamed the pipeline meanwhile.
+    """
     records: dict[str, int] = {}
-    for name in sorted(names & topology.computations.keys()):
+    known, version = sorted(names & topology.computations.keys()), snapshot.version + 1
+    for name in known:
         codec = str(topology.computations[name].computation.codec.name)
         if recorded_word(snapshot.txns, CODEC_PREFIX, name) != codec:
-            records[codec_app_id(name, codec)] = snapshot.version + 1
+            records[codec_app_id(name, codec)] = version
+    records |= name_records(topology, snapshot)
+    for name in known:
+        code = topology.computations[name].computation
+        if stored_state_version(snapshot.txns, name) != code.state_version:
+            records[state_version_app_id(name, code.state_version)] = version
+        if state_columns_in(snapshot.txns, name) != code.state_columns:
+            records[state_columns_app_id(name, state_word(code.state_columns))] = version
     return records
 
 
 def moved_positions(topology: Topology, snapshot: Snapshot, evolution: Evolution) -> dict[str, int]:
-    """The positions of renamed computations, under their new names."""
+    """Return the positions of renamed computations, under their new names."""
     positions: dict[str, int] = {}
     for old, new in evolution.renames.items():
         positions |= _moved(topology, snapshot, old, new)
@@ -257,7 +312,7 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
                 pairs[app_id] = backfill_app_id(pipeline, new, stream)
     moved = {target: txns[source] for source, target in pairs.items() if source in txns}
     moved[claim_app_id(new)] = pipeline_number(pipeline)
-    # What the rows will be written with from now on; `check_states` has seen to it that it reads those that move.
+    # The codec and version of future rows: `check_states` has checked that they read the moved ones.
     code = topology.computations[new].computation
     if recorded_word(txns, CODEC_PREFIX, old) is not None:
         moved[codec_app_id(new, str(code.codec.name))] = snapshot.version + 1
@@ -275,7 +330,7 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
 def evolution_request(
     topology: Topology, snapshot: Snapshot, evolution: Evolution, writes: Iterable[IntervalWrite]
 ) -> CommitRequest:
-    """The commit that moves or removes the rows of computations that the pipeline no longer has."""
+    """Return the commit that moves or removes the rows of computations that the pipeline no longer has."""
     return CommitRequest(
         kind="evolution",
         writes=tuple(writes),
@@ -291,12 +346,12 @@ def evolution_request(
 
 
 def intervals_of(snapshot: Snapshot, computations: frozenset[str]) -> list[Interval]:
-    """The intervals of some computations, as the table has cut their keys."""
+    """Return the intervals into which the table has cut the keys of some computations."""
     return [interval for interval in snapshot.live_intervals() if interval.computation in computations]
 
 
 def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Interval, Interval]:
-    """For each new interval of a renamed computation, the former interval that it replaces."""
+    """Return the former interval that each new interval of a renamed computation replaces."""
     return {
         replace(former, computation=evolution.renames[former.computation]): former
         for former in leaving
@@ -305,10 +360,10 @@ def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Inter
 
 
 def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
-    """The pipeline under the name by which the store knows it; as it is if the store does not know it.
+    """Return the pipeline under the name by which the store knows it, if any.
 
     Raises:
-        InvalidError: the store has a pipeline under either name, or the one that is meant has another name by now.
+        InvalidError: the store has a pipeline under either name, or under another name by now.
     """
     stored = _stored_pipelines(snapshot)
     by_name = {current_name(snapshot.txns, pipeline): pipeline for pipeline in stored}
@@ -336,7 +391,7 @@ def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
 
 
 def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
-    """The position that records what the pipeline is called; none where the table says the same.
+    """Return the position that records a pipeline's new name, if it has one.
 
     Raises:
         InvalidError: another process has renamed it meanwhile.
@@ -353,6 +408,6 @@ def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
 
 
 def _stored_pipelines(snapshot: Snapshot) -> frozenset[str]:
-    """The pipelines that have run in the store, or at least opened, by the names that the store has for them."""
+    """Return the stored names of the pipelines that have run in the store, or at least opened."""
     opened = (interval.low.removesuffix("/") for interval in snapshot.live_intervals(DEAD_LETTERS))
     return frozenset([*supersteps_of(snapshot.txns), *opened])

@@ -1,48 +1,43 @@
 """Ownership: the intervals of a pipeline that this process holds, and their fences.
 
-Taking over is a commit: before a new owner writes anything, it commits a fence without
-files, and from then on every write of the former owner fails, however late it lands
-(MillWheel §6.2: "new workers invalidate any extant sequencers"). The owner of the control
-interval owns the pipeline: keys are cut into intervals only by a commit that carries its fence,
-so two owners never leave two sets of intervals behind, whose timers would fire twice.
+Taking over is a commit: before a new owner writes anything, it commits a fence without files, and from then on every
+write of the former owner fails, however late it lands (MillWheel §6.2: "new workers invalidate any extant
+sequencers"). The owner of the control interval owns the pipeline: keys are cut into intervals only by a commit that
+carries its fence, so two owners never leave two sets of intervals behind, whose timers would fire twice.
 
-An interval that this process holds.
-
-Claims: what the commit that takes intervals records about their computations, and what its leases must exceed.
-
-File names that an owner draws: never those of an earlier owner, even from the same seed.
-
-A process that restarts with the same seed draws the same tokens, and would overwrite files that
-it left uncommitted, or fail on them. So each token is hashed with the pipeline and the sequencer
-of its lease: no two owners share both, and a repeated run draws the same names.
-
-ServiceRetry: a run retries while a service is unavailable, until a timeout or until it is told to stop.
+A new owner then scans the committed files for pending timers and holds (§7.1). The rows stay in their files; a
+worker's soft state reads them when it needs them.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from millpond.executor.computation.timers import oldest_but
 from millpond.executor.inputs.positions import conflicting_pipeline, id_slack_position, stream_number
+from millpond.executor.interval.row_cache import clock_names
 from millpond.executor.interval.row_update import BundleResult
 from millpond.executor.ownership.catalog_recorder import definition_metadata
 from millpond.executor.ownership.cuts import Cut, boundaries_of
 from millpond.executor.ownership.evolution import (
     Evolution,
+    check_states,
     evolution_request,
     intervals_of,
     moved_intervals,
     plan_evolution,
+    state_records,
 )
-from millpond.executor.ownership.recovery import IntervalSummary, check_states, scan_interval, state_records
 from millpond.executor.pipeline.nodes import ComputationNode, control_interval
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.time.clocks import EXACT, PercentileTimes
 from millpond.statestore.app_ids import (
     bare_ids_app_id,
     claim_app_id,
@@ -61,16 +56,19 @@ from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld
 from millpond.statestore.log.action import JsonValue
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.writer import Committed
-from millpond.statestore.rows.files import RowFile
-from millpond.statestore.rows.row import Fence
+from millpond.statestore.rows.files import LARGE_BYTES, RowFile, read_row_files
+from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import (
     Clock,
     CommitNumber,
     EventTimeMicros,
+    Objects,
     Rng,
     Sequencer,
     TableVersion,
@@ -78,31 +76,107 @@ from millpond.statestore.types import (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalSummary:
+    """The driver's knowledge of an interval between supersteps.
+
+    Attributes:
+        hold: oldest output time that a row still owes.
+        next_percentile_timers: earliest pending timer for each percentile watermark.
+        percentile_holds: by percentile *p*, the oldest output time without the oldest 100 - *p* percent of the rows.
+    """
+
+    next_event_timer: EventTimeMicros | None = None
+    next_wall_timer: WallTimeMicros | None = None
+    hold: EventTimeMicros | None = None
+    next_percentile_timers: PercentileTimes = field(default_factory=dict)
+    percentile_holds: PercentileTimes = field(default_factory=dict)
+
+
+_STATE_COLUMNS: Final = ("state", "state_bytes", "state_version")
+# State is the bulk of a row and does not affect timers or holds, so a scan does not read it.
+_SCAN_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUMNS)
+
+
+def scan_interval(
+    objects: Objects, interval: Interval, files: Sequence[LiveFile], percentiles: Collection[float] = ()
+) -> IntervalSummary:
+    """Read the timers and holds of an interval from all its live files, for the pipeline's percentile watermarks.
+
+    Raises:
+        DataError: a file is missing or its bytes are wrong.
+    """
+    if not files:
+        return IntervalSummary()
+    updates = read_row_files(
+        objects,
+        [file.path for file in files],
+        columns=list(_SCAN_COLUMNS),
+        interval=interval,
+        large={file.path for file in files if file.size_bytes >= LARGE_BYTES},
+    )
+    for name in _STATE_COLUMNS:
+        updates = updates.append_column(name, pa.nulls(updates.num_rows, ROW_SCHEMA.field(name).type))
+    rows = combine_updates(updates)
+    timers = pc.list_flatten(rows.column("timers").combine_chunks())
+    holds = rows.column("hold").cast(pa.int64()).drop_null().to_numpy()
+    clocks = clock_names(timers.field("domain"))
+    by_percentile = {percentile: _earliest(timers, names) for percentile, names in clocks.percentiles.items()}
+    event, wall = _earliest(timers, clocks.event), _earliest(timers, clocks.wall)
+    return IntervalSummary(
+        next_event_timer=None if event is None else EventTimeMicros(event),
+        next_wall_timer=None if wall is None else WallTimeMicros(wall),
+        hold=EventTimeMicros(int(holds.min())) if len(holds) else None,
+        next_percentile_timers={
+            percentile: EventTimeMicros(at) for percentile, at in by_percentile.items() if at is not None
+        },
+        percentile_holds=oldest_but(holds, percentiles) if len(holds) else {},
+    )
+
+
+def _earliest(timers: pa.StructArray, names: Sequence[str]) -> int | None:
+    if not names:
+        return None
+    chosen = timers.filter(pc.is_in(timers.field("domain"), pa.array(names, pa.string())))
+    earliest = pc.min(chosen.field("at").cast(pa.int64())).as_py()
+    return None if earliest is None else int(earliest)
+
+
 class OwnedInterval:
-    """An interval that this process holds: its lease, its last fence, what is pending in it."""
+    """An interval that this process holds: its lease, its pending work, and the fences of its last and next commit."""
+
+    fence: Fence
+    next_fence: Fence
 
     def __init__(self, interval: Interval, lease: Lease, summary: IntervalSummary) -> None:
         self.interval = interval
         self.lease = lease
-        self.fence: Fence = Fence(lease.sequencer, CommitNumber(0))
         self.summary: IntervalSummary = summary
+        self.advance(Fence(lease.sequencer, CommitNumber(0)))
 
-    @property
-    def next_fence(self) -> Fence:
-        """What the interval's next commit must carry."""
-        return Fence(self.fence.sequencer, CommitNumber(self.fence.commit_number + 1))
+    def advance(self, fence: Fence) -> None:
+        """Record the fence of the last commit."""
+        self.fence = fence
+        # Numbers rise by exactly 1: a gap would hide a lost commit of the same sequencer (I4).
+        self.next_fence = Fence(fence.sequencer, CommitNumber(fence.commit_number + 1))
 
     def is_due(self, now: WallTimeMicros, mark: Callable[[str, float], EventTimeMicros]) -> bool:
-        """Whether a timer of the interval fires now.
+        """Return True if a timer of the interval fires now.
 
-        Args:
-            now: the wall time.
-            mark: the input watermark of a computation at a percentile.
+        ``mark`` returns the input watermark of a computation at a percentile.
         """
-        return self.summary.is_due(now, partial(mark, self.interval.computation))
+        pending, computation = self.summary, self.interval.computation
+        if pending.next_wall_timer is not None and pending.next_wall_timer <= now:
+            return True
+        if pending.next_event_timer is not None and pending.next_event_timer <= mark(computation, EXACT):
+            return True
+        for percentile, at in pending.next_percentile_timers.items():
+            if at <= mark(computation, percentile):
+                return True
+        return False
 
     def observe(self, result: BundleResult) -> None:
-        """Replace the summary by what a committed bundle reports as pending."""
+        """Replace the summary by the pending work that a committed bundle reports."""
         self.summary = IntervalSummary(
             next_event_timer=result.next_event_timer,
             next_wall_timer=result.next_wall_timer,
@@ -113,10 +187,10 @@ class OwnedInterval:
 
 
 def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: Iterable[str]) -> None:
-    """Refuse computations whose rows another pipeline of the store has.
+    """Refuse computations whose rows belong to another pipeline of the store.
 
     Raises:
-        InvalidError: names the first of them, and the pipeline that it belongs to.
+        InvalidError: names the first of them, and its pipeline.
     """
     for name in sorted(computations):
         rival = conflicting_pipeline(positions, pipeline, name)
@@ -133,13 +207,9 @@ def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: It
 def claims_of(
     store: Store, topology: Topology, names: frozenset[str], moved: frozenset[str]
 ) -> dict[str, int]:
-    """The positions of the commit that takes intervals of some computations, which no other pipeline may have.
+    """Return the positions that the commit that takes intervals records about their computations.
 
-    Args:
-        store: the open store.
-        topology: the checked pipeline.
-        names: the computations.
-        moved: those that receive the rows of others, which have scoped ids already.
+    ``moved`` are computations that receive the rows of others, which have scoped ids already.
 
     Raises:
         InvalidError: a computation belongs to another pipeline of the store.
@@ -164,12 +234,14 @@ def sequencers_before(
     replaced: Collection[Interval],
     above: Mapping[Interval, Interval],
 ) -> dict[Interval, Sequencer]:
-    """By interval, the sequencer that its new lease must exceed.
+    """Return the sequencer that the new lease of each interval must exceed.
+
+    Otherwise the fence could be lower than a former owner's, whose late writes would then pass.
 
     Args:
         snapshot: the table.
-        intervals: those that are taken.
-        replaced: those whose keys they take over.
+        intervals: the intervals to take.
+        replaced: the intervals whose keys they take over.
         above: by interval, the one whose rows it receives.
     """
     wanted = {interval: _stored_sequencer(snapshot.fence_of(interval)) for interval in intervals}
@@ -188,11 +260,9 @@ _Result = TypeVar("_Result")
 
 
 class ServiceRetry:
-    """Retries while ZooKeeper or the object store is unavailable; safe to `end` from any thread.
+    """Retries while ZooKeeper or the object store is unavailable, each `run` for at most ``timeout_ms``.
 
-    Args:
-        clock: the source of time.
-        timeout_ms: how long each `run` may wait.
+    Any thread may `end` it.
     """
 
     def __init__(self, clock: Clock, timeout_ms: float) -> None:
@@ -201,17 +271,13 @@ class ServiceRetry:
         self._ended = False
 
     def end(self) -> None:
-        """Stop retrying: from now on `run` raises the next error at once, also where it is already waiting."""
+        """Stop retrying: from now on `run` raises the next error at once, even where it is already waiting."""
         self._ended = True
 
     def run(self, action: Callable[[], _Result], meanwhile: Callable[[], None] | None = None) -> _Result:
-        """Call ``action``, again while it reports that a service is unavailable, and return its result.
+        """Call ``action`` until no service is unavailable, with ``meanwhile`` before each retry; return its result.
 
         It must be safe to repeat: it first reads back what its last call left unknown.
-
-        Args:
-            action: the call to retry.
-            meanwhile: called before each retry.
 
         Raises:
             OutcomeUnknownError: the outcome is still unknown at the timeout.
@@ -232,21 +298,18 @@ class ServiceRetry:
 KeepUndelivered: TypeAlias = Callable[[frozenset[str], Fence], RowFile | None]
 """Writes the undelivered productions of computations to a file of the control interval, under a fence."""
 
+# Cuts by a former owner while a new one takes the keys; each cut needs its fences, so it is rarely more than one.
 _CUTS_MEANWHILE_MAX: Final = 8
-"""How often a former owner may cut keys while a new one takes them; each cut needs its fences, so it is rarely once."""
 
+# A standby waits while the owner lives, in effect indefinitely. An owner does not wait for a successor that fenced it.
 _STANDBY_MS: Final = 10 * 365 * 86_400_000
-"""A standby waits while the owner lives: in effect for ever. An owner does not wait for a successor that fenced it."""
 
 
 class Ownership:
-    """Takes, fences and gives back the intervals of one pipeline.
+    """Takes, fences and releases the intervals of one pipeline.
 
     Args:
-        store: the open store.
-        topology: the checked pipeline.
-        clock: times the waits.
-        intervals: how many intervals a computation gets unless it declares a number.
+        intervals: the number of intervals of a computation that declares none.
         on_held: what to do when another process holds an interval.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_taken: called after every commit that takes over intervals.
@@ -282,26 +345,26 @@ class Ownership:
         return self._owned[self._control]
 
     def all(self) -> Sequence[OwnedInterval]:
-        """Every interval held, the control interval included."""
+        """Return every held interval, the control interval included."""
         return list(self._owned.values())
 
     def of(self, computation: str) -> tuple[OwnedInterval, ...]:
-        """The intervals of a computation in key order; empty when it has never run."""
+        """Return the intervals of a computation in key order; empty when it has never run."""
         return self._by_computation.get(computation, ())
 
     def get(self, interval: Interval) -> OwnedInterval:
-        """The interval's ownership."""
+        """Return a held interval."""
         return self._owned[interval]
 
     def next_wall_timer(self) -> WallTimeMicros | None:
-        """The earliest wall timer of all intervals; ``None`` without one."""
+        """Return the earliest wall timer of all intervals; ``None`` without one."""
         times = (owned.summary.next_wall_timer for owned in self._owned.values())
         return min((at for at in times if at is not None), default=None)
 
     def open(self) -> None:
         """Take every interval that the table has for this pipeline, and the control interval.
 
-        Computations that were renamed or dropped leave the table before this returns.
+        Renamed and dropped computations leave the table before this returns.
 
         Raises:
             InvalidError: a computation of this name belongs to another pipeline of the store, or the
@@ -331,16 +394,11 @@ class Ownership:
         self._plan_evolution(topology)
 
     def update(self, topology: Topology) -> TableVersion:
-        """Go on with a changed pipeline, between two supersteps: the leases on what it keeps stay held.
+        """Continue with a changed pipeline, between two supersteps, and return the version of the last commit.
 
-        Intervals of computations that it no longer has are given back, and those that the table has of the
-        others are taken, as `open` takes them. The last commit says in the log which pipeline runs from it on.
-
-        Args:
-            topology: the changed pipeline, which `check_update` has let pass.
-
-        Returns:
-            The version of that commit.
+        The leases on what the pipeline keeps stay held. Intervals of computations that it no longer has are released,
+        and all others are taken, as `open` takes them. The last commit names in the log the pipeline that runs from
+        it on. `check_update` must have accepted ``topology``.
         """
         former, self._topology = self._topology, topology
         for interval in [one for one in self._owned if one != self._control]:
@@ -350,7 +408,7 @@ class Ownership:
         reach("update.leases_released")
         self._take_rest()
         if topology.percentiles != former.percentiles:
-            # What is known of an interval is known for each percentile.
+            # Summaries are by percentile, so they lack the new ones.
             self._scan([*self._owned])
         control = IntervalWrite(interval=self._control, fence=self.control.next_fence)
         kept = frozenset(one.computation for one in self._owned if one != self._control)
@@ -367,7 +425,7 @@ class Ownership:
         return committed.version
 
     def _take_rest(self) -> None:
-        """Take what the table has and is not held, and let rows follow the changes of the pipeline.
+        """Take all other intervals of the table, and let rows follow the changes of the pipeline.
 
         A former owner may have cut keys until it was fenced; no process can after that.
         """
@@ -384,7 +442,7 @@ class Ownership:
             self._evolve(evolution)
 
     def _take_known(self, intervals: Sequence[Interval], new_names: Collection[str]) -> None:
-        """Take intervals of the table; if a former owner cuts them meanwhile, take those that replace them.
+        """Take intervals of the table; if a former owner cuts them meanwhile, take the replacements.
 
         Raises:
             ConflictError: another process holds one, or keeps cutting.
@@ -412,10 +470,8 @@ class Ownership:
         return evolution
 
     def _evolve(self, evolution: Evolution) -> None:
-        """Move or remove the rows of computations that the pipeline no longer has, in one commit.
-
-        All their intervals are fenced first, so that no write of a former owner lands after it.
-        """
+        """Move or remove the rows of computations that the pipeline no longer has, in one commit."""
+        # All their intervals are fenced first, so that no write of a former owner lands after the move.
         leaving = intervals_of(self._store.committer.snapshot, evolution.leaving)
         coming = moved_intervals(evolution, leaving)
         self._take([*leaving, *coming], above=coming, is_scanned=False)
@@ -458,12 +514,8 @@ class Ownership:
     def recut(self, cut: Cut, records: Mapping[str, int]) -> None:
         """Split an interval, or merge neighbours (MillWheel §7.1).
 
-        One commit fences those that go and those that come, under higher sequencers, so a process that believes to
+        One commit fences the replaced and the new intervals, under higher sequencers, so a process that believes to
         own any of the former is fenced. Files stay where they are, and are read by range.
-
-        Args:
-            cut: of intervals that this process holds.
-            records: further positions for the commit.
 
         Raises:
             FencedError: another process owns the pipeline; nothing was written.
@@ -473,7 +525,7 @@ class Ownership:
         self._take(cut.by, cut=cut, records=records)
 
     def record(self, positions: Mapping[str, int]) -> None:
-        """Commit positions, and nothing else."""
+        """Commit positions without rows."""
         control = IntervalWrite(interval=self._control, fence=self.control.next_fence)
         self.commit(CommitRequest(kind="record", writes=(control,), positions=positions))
 
@@ -492,7 +544,7 @@ class Ownership:
             )
 
     def check_leases(self) -> None:
-        """Check that no lease is known to be lost, without asking a service.
+        """Check that no lease is known to be lost, without a call to a service.
 
         Raises:
             FencedError: another process has taken an interval.
@@ -502,7 +554,7 @@ class Ownership:
                 owned.lease.check()
 
     def close(self) -> None:
-        """Give every lease back."""
+        """Release every lease."""
         for owned in self._owned.values():
             self._store.leases.release(owned.lease)
         self._owned.clear()
@@ -512,11 +564,17 @@ class Ownership:
     def commit(self, request: CommitRequest) -> Committed:
         """Commit, and advance the fences of the intervals that it writes.
 
-        Waits while a lease is suspended or the outcome is unknown, up to the pause timeout;
-        settles an unknown outcome by reading back, never by a blind retry.
+        Waits while a lease is suspended or the outcome is unknown, up to the pause timeout.
         """
-        committed = self._commit_settled(request)
-        self._move_on(request)
+
+        def attempt() -> Committed:
+            self.wait_until_held()
+            # Equal requests are one commit: a retry reads back the outcome of the last attempt before it writes.
+            return self._store.committer.commit(request)
+
+        committed = self.patience.run(attempt)
+        for write in request.writes:
+            self._owned[write.interval].advance(write.fence)
         return committed
 
     def wait_until_held(self) -> None:
@@ -534,7 +592,7 @@ class Ownership:
         self.patience.run(check, self._store.revive_zookeeper)
 
     def _known(self) -> list[Interval]:
-        """The pipeline's intervals in the table, except the control interval."""
+        """Return the pipeline's intervals in the table, except the control interval."""
         intervals = self._store.committer.snapshot.live_intervals()
         return [interval for interval in intervals if interval.computation in self._topology.computations]
 
@@ -557,8 +615,8 @@ class Ownership:
             intervals: the intervals.
             records: further positions for the commit that fences them.
             above: by interval, the one whose rows it receives and whose sequencer it must exceed.
-            cut: what the intervals replace; it is given up in the same commit.
-            is_scanned: whether to scan their rows for timers and holds.
+            cut: the cut that the intervals result from; the replaced ones are released in the same commit.
+            is_scanned: scan their rows for timers and holds.
         """
         snapshot = self._store.committer.refresh()
         names = frozenset(interval.computation for interval in intervals if interval != self._control)
@@ -590,8 +648,7 @@ class Ownership:
             positions=claims,
             metadata=self._metadata(intervals, replaced),
         )
-        committed = self._commit_settled(request)
-        self._move_on(request)
+        committed = self.commit(request)
         if self._on_taken is not None:
             self._on_taken(request, committed)
         reach("lease.fenced")
@@ -613,14 +670,10 @@ class Ownership:
         reach("recovery.scanned")
 
     def _metadata(self, taken: Collection[Interval], replaced: Collection[Interval]) -> dict[str, JsonValue]:
-        """What readers of the log are told of a commit that takes intervals; a new owner says which pipeline it runs."""
+        """Return the metadata of a commit that takes intervals; a new owner records which pipeline it runs."""
         if replaced:
             return {"replaced": [one.app_id for one in replaced]}
         return definition_metadata(self._topology) if self._control in taken else {}
-
-    def _move_on(self, request: CommitRequest) -> None:
-        for write in request.writes:
-            self._owned[write.interval].fence = write.fence
 
     def _index(self) -> None:
         self._by_computation = {
@@ -630,27 +683,13 @@ class Ownership:
             for name in self._topology.computations
         }
 
-    def _commit_settled(self, request: CommitRequest) -> Committed:
-        """Commit the request once, over any number of retries.
-
-        ``commit`` first settles what an earlier call left unknown, and equal requests are one
-        commit, so a retry reads back before it writes.
-        """
-
-        def commit() -> Committed:
-            self.wait_until_held()
-            return self._store.committer.commit(request)
-
-        return self.patience.run(commit)
-
 
 class OwnedNames:
-    """An `Rng` whose tokens belong to one owner of a pipeline.
+    """An `Rng` whose tokens belong to one owner of a pipeline, so that its file names do too.
 
-    Args:
-        rng: the source of tokens.
-        pipeline: the pipeline whose files are named.
-        sequencer: returns the sequencer of the owner's lease on the pipeline; called at every draw.
+    A process that restarts with the same seed draws the same tokens, and would overwrite files that it left
+    uncommitted, or fail on them. So each token is hashed with the pipeline and the sequencer of its lease: no two
+    owners share both, and a repeated run draws the same names. ``sequencer`` is called at every draw.
 
     Example:
         >>> from millpond.testing.fixtures.determinism import SeededRng
@@ -665,10 +704,10 @@ class OwnedNames:
         self._sequencer = sequencer
 
     def random(self) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
         return self._rng.random()
 
     def token(self) -> str:
-        """32 hexadecimal digits that no other owner draws."""
+        """Return 32 hexadecimal digits that no other owner draws."""
         drawn = f"{self._pipeline}\n{self._sequencer()}\n{self._rng.token()}"
         return hashlib.sha256(drawn.encode("utf-8", "surrogatepass")).hexdigest()[:32]
