@@ -312,19 +312,19 @@ class KeyExecutor:
 
     def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
         if self.timers.due:
-            self._fire_due()
+            self._fire_due(self._process_timer)
         if stop > start:
             self._input.slack_us = self._records_slack_us
             self._records.bind(key, start, stop)
             self._node.computation.process_records(self._context, self._records)
             if self.timers.due:
-                self._fire_due()
+                self._fire_due(self._process_timer)
         return self.state.settle()
 
-    def _fire_due(self) -> None:
+    def _fire_due(self, fire: Callable[[Timer], None]) -> None:
         while (timer := self.timers.pop_due()) is not None:
             self._count_firing()
-            self._process_timer(timer)
+            fire(timer)
 
     def _process_timer(self, timer: Timer) -> None:
         if timer.domain is TimeDomain.RECORD:
@@ -367,10 +367,10 @@ class KeyExecutor:
     # ------------------------------------------------------------- one at a time
 
     def _run_carefully(self, key: str, start: int, stop: int) -> StoredState | None:
-        self._fire_due_carefully()
+        self._fire_due(self._try_timer)
         for index in range(start, stop):
             self._try_record(key, self._records, index)
-        self._fire_due_carefully()
+        self._fire_due(self._try_timer)
         return self.state.settle()
 
     def _try_record(self, key: str, records: Records, index: int) -> None:
@@ -386,11 +386,6 @@ class KeyExecutor:
         self._fail(
             columns.streams[index], value, columns.at[index], failure, columns.id(index), retried=retried
         )
-
-    def _fire_due_carefully(self) -> None:
-        while (timer := self.timers.pop_due()) is not None:
-            self._count_firing()
-            self._try_timer(timer)
 
     def _try_timer(self, timer: Timer, *, retried: int = 0) -> None:
         if timer.domain is TimeDomain.RECORD:

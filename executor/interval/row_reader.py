@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -48,42 +48,8 @@ def large_among(files: Iterable[FileKeys]) -> frozenset[str]:
     return frozenset(file.path for file in files if file.size_bytes >= LARGE_BYTES)
 
 
-class RowReader(Protocol):
-    """Reads row updates from files."""
-
-    def read(
-        self,
-        paths: Sequence[str],
-        columns: Sequence[str],
-        *,
-        keys: Iterable[str] | None = None,
-        interval: Interval | None = None,
-        large: Collection[str] = (),
-    ) -> pa.Table:
-        """Read the updates of ``keys`` within ``interval``, the ``large`` files in parts.
-
-        Raises:
-            DataError: a file is missing or its bytes are wrong.
-        """
-        ...
-
-    def scan(
-        self,
-        file: FileKeys,
-        columns: Sequence[str],
-        interval: Interval,
-        keep: Callable[[pa.Table], pa.Table],
-    ) -> pa.Table:
-        """Read the updates of a file, a large one in parts, and filter each part through ``keep``.
-
-        Raises:
-            DataError: the file is missing or its bytes are wrong.
-        """
-        ...
-
-
-class StoreRowReader:
-    """`RowReader` over an object store."""
+class RowReader:
+    """Reads row updates from files in an object store; a missing or damaged file is a `DataError`."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects

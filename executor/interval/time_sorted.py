@@ -207,13 +207,8 @@ class TimeSortedExecutor(KeyExecutor):
         return _TimeSortedTimers(clocks, bundle.until)
 
     def _sorted(self, columns: RecordColumns) -> _TimeSortedRecords:
-        return _TimeSortedRecords(
-            columns,
-            self._input,
-            context=self._context,
-            due=self.timers.event_due,
-            fire=self._fire_until,
-        )
+        due = self.timers.event_due
+        return _TimeSortedRecords(columns, self._input, context=self._context, due=due, fire=self._fire_until)
 
     def run(
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
@@ -257,7 +252,7 @@ class TimeSortedExecutor(KeyExecutor):
 
     def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
         if self.timers.due:
-            self._fire_due()
+            self._fire_due(self._process_timer)
         ready, first_waiting = self._ready(start, stop)
         self._input.slack_us = self._records_slack_us
         for records, first, last in ready:
@@ -266,7 +261,7 @@ class TimeSortedExecutor(KeyExecutor):
             else:
                 records.bind(key, first, last)
                 self._node.computation.process_records(self._context, records)
-        self._fire_rest()
+        self._fire_rest(self._process_timer)
         self._check_room(stop - first_waiting)
         for index in range(first_waiting, stop):
             self._keep(index)
@@ -284,53 +279,42 @@ class TimeSortedExecutor(KeyExecutor):
             records.bind(key, index, index + 1)
             process_records(context, records)
 
-    def _fire_until(self, limit: int) -> None:
+    def _fire_until(self, limit: int, fire: Callable[[Timer], None] | None = None) -> None:
         due = self.timers.event_due
         if not due or due[0][0] > limit:
             return
         while (timer := self.timers.pop_event_due(limit)) is not None:
             self._count_firing()
             self._context.watermark = EventTimeMicros(timer.at)
-            self._process_timer(timer)
+            (fire or self._process_timer)(timer)
         self._input.slack_us = self._records_slack_us
 
-    def _fire_rest(self) -> None:
-        """Fire the timers after the last record, and those of other clocks that have become due."""
+    def _fire_rest(self, fire: Callable[[Timer], None]) -> None:
+        """Fire the timers after the last record, and timers of other clocks that have become due."""
         while True:
-            self._fire_until(self._until)
+            self._fire_until(self._until, fire)
             if not self.timers.due:
                 return
             self._context.watermark = EventTimeMicros(self._until)
-            self._fire_due()
+            self._fire_due(fire)
 
     # ------------------------------------------------------------- one at a time
 
     def _run_carefully(self, key: str, start: int, stop: int) -> StoredState | None:
-        self._fire_due_carefully()
+        self._fire_due(self._try_timer)
         ready, first_waiting = self._ready(start, stop)
         for records, first, last in ready:
             for index in range(first, last):
-                self._fire_until_carefully(records.columns.at[index])
+                self._fire_until(records.columns.at[index], self._try_timer)
                 self._try_record(key, records, index)
-        self._fire_rest_carefully()
+        self._fire_rest(self._try_timer)
         self._check_room(stop - first_waiting)
         for index in range(first_waiting, stop):
-            self._try_to_keep(index)
+            try:
+                self._keep(index)
+            except Exception as failure:  # noqa: BLE001 - reading a value may raise anything
+                self._fail_record(self._columns, index, Failure(failure, 1))
         return self.state.settle()
-
-    def _fire_until_carefully(self, limit: int) -> None:
-        while (timer := self.timers.pop_event_due(limit)) is not None:
-            self._count_firing()
-            self._context.watermark = EventTimeMicros(timer.at)
-            self._try_timer(timer)
-
-    def _fire_rest_carefully(self) -> None:
-        while True:
-            self._fire_until_carefully(self._until)
-            if not self.timers.due:
-                return
-            self._context.watermark = EventTimeMicros(self._until)
-            self._fire_due_carefully()
 
     # ------------------------------------------------------------- what waits
 
@@ -347,12 +331,6 @@ class TimeSortedExecutor(KeyExecutor):
 
     def _keep(self, index: int) -> None:
         self.timers.added.append(waiting_timer(self._columns, index, self._superstep, self._node.horizon_us))
-
-    def _try_to_keep(self, index: int) -> None:
-        try:
-            self._keep(index)
-        except Exception as failure:  # noqa: BLE001 - reading a value may raise anything
-            self._fail_record(self._columns, index, Failure(failure, 1))
 
 
 def _ranges(ranked: Sequence[tuple[int, int, Records, int]]) -> Iterator[_Range]:

@@ -17,7 +17,7 @@ from millpond.executor.interval.bundle import Bundle, Deliveries
 from millpond.executor.interval.letters import RetriedLetter
 from millpond.executor.interval.processor import IntervalProcessor
 from millpond.executor.interval.row_cache import MemoryBudget
-from millpond.executor.interval.row_reader import StoreRowReader
+from millpond.executor.interval.row_reader import RowReader
 from millpond.executor.interval.row_update import BundleResult, Manifest
 from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import STRONG, ComputationNode, WeakStreams
@@ -99,7 +99,7 @@ class IntervalWorker:
         self._interval = interval
         self._objects = objects
         self._row_format = row_format
-        reader = StoreRowReader(objects)
+        reader = RowReader(objects)
         self._soft_state = SoftState(
             interval,
             reader,

@@ -161,10 +161,7 @@ class OwnedInterval:
         self.next_fence = Fence(fence.sequencer, CommitNumber(fence.commit_number + 1))
 
     def is_due(self, now: WallTimeMicros, mark: Callable[[str, float], EventTimeMicros]) -> bool:
-        """Return True if a timer of the interval fires now.
-
-        ``mark`` returns the input watermark of a computation at a percentile.
-        """
+        """Return True if a timer fires now; ``mark`` returns a computation's input watermark at a percentile."""
         pending, computation = self.summary, self.interval.computation
         if pending.next_wall_timer is not None and pending.next_wall_timer <= now:
             return True
@@ -238,11 +235,7 @@ def sequencers_before(
 
     Otherwise the fence could be lower than a former owner's, whose late writes would then pass.
 
-    Args:
-        snapshot: the table.
-        intervals: the intervals to take.
-        replaced: the intervals whose keys they take over.
-        above: by interval, the one whose rows it receives.
+    ``intervals`` take over the keys of ``replaced``, and by interval the rows of ``above``.
     """
     wanted = {interval: _stored_sequencer(snapshot.fence_of(interval)) for interval in intervals}
     former = [*above.items(), *((by, one) for by in wanted for one in replaced if one.overlaps(by))]
@@ -373,8 +366,7 @@ class Ownership:
         self._store.committer.refresh()
         # Before any lease is taken, so that a refused pipeline disturbs no running one.
         new_names = frozenset(self._plan_evolution(self._topology).renames.values())
-        known = [interval for interval in self._known() if interval.computation not in new_names]
-        self._take_known([self._control, *known], new_names)
+        self._take_known(new_names)
         try:
             self._take_rest()
         except InvalidError:
@@ -386,8 +378,7 @@ class Ownership:
 
         Raises:
             FencedError: another process owns the pipeline.
-            InvalidError: a computation belongs to another pipeline of the store, or the pipeline has changed
-                in a way that its rows do not allow; see `plan_evolution`.
+            InvalidError: as for `open`.
         """
         self.check_owner()
         refuse_claimed(self._store.committer.snapshot.txns, topology.name, topology.computations)
@@ -410,17 +401,15 @@ class Ownership:
         if topology.percentiles != former.percentiles:
             # Summaries are by percentile, so they lack the new ones.
             self._scan([*self._owned])
-        control = IntervalWrite(interval=self._control, fence=self.control.next_fence)
         kept = frozenset(one.computation for one in self._owned if one != self._control)
-        request = CommitRequest(
-            kind="topology",
-            writes=(control,),
-            positions=claims_of(self._store, topology, kept, frozenset()),
-            metadata=definition_metadata(topology),
+        committed = self._commit_taken(
+            CommitRequest(
+                kind="topology",
+                writes=(self._write(self._control),),
+                positions=claims_of(self._store, topology, kept, frozenset()),
+                metadata=definition_metadata(topology),
+            )
         )
-        committed = self.commit(request)
-        if self._on_taken is not None:
-            self._on_taken(request, committed)
         reach("update.committed")
         return committed.version
 
@@ -431,34 +420,27 @@ class Ownership:
         """
         evolution = self._plan_evolution(self._topology)
         new_names = frozenset(evolution.renames.values())
-        missed = [
-            interval
-            for interval in self._known()
-            if interval not in self._owned and interval.computation not in new_names
-        ]
+        missed = [interval for interval in self._known(new_names) if interval not in self._owned]
         if missed:
             self._take(missed)
         if evolution:
             self._evolve(evolution)
 
-    def _take_known(self, intervals: Sequence[Interval], new_names: Collection[str]) -> None:
-        """Take intervals of the table; if a former owner cuts them meanwhile, take the replacements.
+    def _take_known(self, new_names: Collection[str]) -> None:
+        """Take the control interval and the table's; if a former owner cuts them meanwhile, take the replacements.
 
         Raises:
             ConflictError: another process holds one, or keeps cutting.
         """
         for _ in range(_CUTS_MEANWHILE_MAX):
             try:
-                self._take(intervals)
+                self._take([self._control, *self._known(new_names)])
             except ConflictError:
                 live = self._store.committer.refresh().live_intervals()
                 if self._owned.keys() - {self._control} <= live.keys():
+                    # All intervals still exist, so the conflict is no cut of a former owner.
                     raise
                 self.close()
-                intervals = [
-                    self._control,
-                    *(one for one in self._known() if one.computation not in new_names),
-                ]
             else:
                 return
         raise ConflictError("another process keeps cutting the keys", pipeline=self._topology.name)
@@ -475,23 +457,14 @@ class Ownership:
         leaving = intervals_of(self._store.committer.snapshot, evolution.leaving)
         coming = moved_intervals(evolution, leaving)
         self._take([*leaving, *coming], above=coming, is_scanned=False)
-        snapshot, control = self._store.committer.snapshot, self.control
         kept = None
         if evolution.drops and self._keep_undelivered is not None:
-            kept = self._keep_undelivered(evolution.drops, control.next_fence)
-        writes = [
-            IntervalWrite(
-                interval=self._control, fence=control.next_fence, added=() if kept is None else (kept,)
-            ),
-            *(
-                IntervalWrite(interval=interval, fence=self._owned[interval].next_fence)
-                for interval in (*leaving, *coming)
-            ),
-        ]
-        request = evolution_request(self._topology, snapshot, evolution, writes)
-        committed = self.commit(request)
-        if self._on_taken is not None:
-            self._on_taken(request, committed)
+            # Consumers still wait for these productions, and the rows that hold them go with the commit.
+            kept = self._keep_undelivered(evolution.drops, self.control.next_fence)
+        writes = [self._write(self._control, *([] if kept is None else [kept]))]
+        writes += [self._write(interval) for interval in (*leaving, *coming)]
+        snapshot = self._store.committer.snapshot
+        self._commit_taken(evolution_request(self._topology, snapshot, evolution, writes))
         for interval in leaving:
             self._store.leases.release(self._owned.pop(interval).lease)
         self._scan(list(coming))
@@ -506,9 +479,9 @@ class Ownership:
         """
         # Before any lease is taken: a new owner may hold one on the same interval.
         self.check_owner()
-        count = node.intervals or self._intervals
-        cuts = boundaries_of(sample, count)
-        declared = {declared_intervals_app_id(node.name, node.intervals or 0): self._next_version}
+        cuts = boundaries_of(sample, node.intervals or self._intervals)
+        next_version = self._store.committer.snapshot.version + 1
+        declared = {declared_intervals_app_id(node.name, node.intervals or 0): next_version}
         self._take(list(intervals_from_boundaries(node.name, cuts)), records=declared)
 
     def recut(self, cut: Cut, records: Mapping[str, int]) -> None:
@@ -526,8 +499,7 @@ class Ownership:
 
     def record(self, positions: Mapping[str, int]) -> None:
         """Commit positions without rows."""
-        control = IntervalWrite(interval=self._control, fence=self.control.next_fence)
-        self.commit(CommitRequest(kind="record", writes=(control,), positions=positions))
+        self.commit(CommitRequest(kind="record", writes=(self._write(self._control),), positions=positions))
 
     def check_owner(self) -> None:
         """Check that this process owns the pipeline, by its leases and by the fence in the table.
@@ -544,11 +516,7 @@ class Ownership:
             )
 
     def check_leases(self) -> None:
-        """Check that no lease is known to be lost, without a call to a service.
-
-        Raises:
-            FencedError: another process has taken an interval.
-        """
+        """Raise `FencedError` if a lease is known to be lost, without a call to a service."""
         for owned in [*self._owned.values()]:
             if owned.lease.state is LeaseState.LOST:
                 owned.lease.check()
@@ -578,12 +546,7 @@ class Ownership:
         return committed
 
     def wait_until_held(self) -> None:
-        """Wait while ZooKeeper is unavailable.
-
-        Raises:
-            FencedError: a lease is lost.
-            UnavailableError: ZooKeeper did not come back within the pause timeout.
-        """
+        """Wait while ZooKeeper is unavailable; raise `FencedError` if a lease is lost."""
 
         def check() -> None:
             for owned in self._owned.values():
@@ -591,14 +554,19 @@ class Ownership:
 
         self.patience.run(check, self._store.revive_zookeeper)
 
-    def _known(self) -> list[Interval]:
-        """Return the pipeline's intervals in the table, except the control interval."""
-        intervals = self._store.committer.snapshot.live_intervals()
-        return [interval for interval in intervals if interval.computation in self._topology.computations]
+    def _known(self, new_names: Collection[str]) -> list[Interval]:
+        """Return the pipeline's intervals in the table, except the control interval and those of new names."""
+        names = self._topology.computations.keys() - new_names
+        return [one for one in self._store.committer.snapshot.live_intervals() if one.computation in names]
 
-    @property
-    def _next_version(self) -> int:
-        return self._store.committer.snapshot.version + 1
+    def _write(self, interval: Interval, *added: RowFile) -> IntervalWrite:
+        return IntervalWrite(interval=interval, fence=self._owned[interval].next_fence, added=added)
+
+    def _commit_taken(self, request: CommitRequest) -> Committed:
+        committed = self.commit(request)
+        if self._on_taken is not None:
+            self._on_taken(request, committed)
+        return committed
 
     def _take(
         self,
@@ -615,9 +583,10 @@ class Ownership:
             intervals: the intervals.
             records: further positions for the commit that fences them.
             above: by interval, the one whose rows it receives and whose sequencer it must exceed.
-            cut: the cut that the intervals result from; the replaced ones are released in the same commit.
+            cut: the cut that the intervals result from; the replaced ones are fenced too, and released.
             is_scanned: scan their rows for timers and holds.
         """
+        # Claims and sequencers come from the newest version: an older one could miss a rival's commit.
         snapshot = self._store.committer.refresh()
         names = frozenset(interval.computation for interval in intervals if interval != self._control)
         moved = frozenset(interval.computation for interval in above or ())
@@ -632,25 +601,22 @@ class Ownership:
             timeout_ms = _STANDBY_MS
         leases = self._store.leases.take_all(wanted, on_held=self._on_held, timeout_ms=timeout_ms)
         reach("lease.taken")
-        self._owned |= {
-            interval: OwnedInterval(interval, lease, IntervalSummary())
-            for interval, lease in zip(intervals, leases, strict=True)
-        }
-        writes = [
-            IntervalWrite(interval=interval, fence=self._owned[interval].fence) for interval in intervals
-        ]
+        writes = []
+        for interval, lease in zip(intervals, leases, strict=True):
+            owned = self._owned[interval] = OwnedInterval(interval, lease, IntervalSummary())
+            writes.append(IntervalWrite(interval=interval, fence=owned.fence))
         if owned_before is not None:
-            writes.append(IntervalWrite(interval=self._control, fence=owned_before.next_fence))
-        writes += [IntervalWrite(interval=one, fence=self._owned[one].next_fence) for one in replaced]
+            # The control interval's fence proves that this process still owns the pipeline.
+            writes.append(self._write(self._control))
+        writes += [self._write(one) for one in replaced]
         request = CommitRequest(
             kind="fence" if cut is None else cut.kind,
             writes=tuple(writes),
             positions=claims,
             metadata=self._metadata(intervals, replaced),
         )
-        committed = self.commit(request)
-        if self._on_taken is not None:
-            self._on_taken(request, committed)
+        # From this commit on every late write of a former owner fails. A lease alone could not stop one.
+        self._commit_taken(request)
         reach("lease.fenced")
         for one in replaced:
             self._store.leases.release(self._owned.pop(one).lease)

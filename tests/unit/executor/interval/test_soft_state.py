@@ -16,7 +16,7 @@ from millpond.executor.computation.values import PythonValues
 from millpond.executor.interval.bundle import Deliveries
 from millpond.executor.interval.known_files import KnownIds
 from millpond.executor.interval.row_cache import MemoryBudget
-from millpond.executor.interval.row_reader import FileKeys, StoreRowReader
+from millpond.executor.interval.row_reader import FileKeys, RowReader
 from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.errors import DataError, InternalError
@@ -41,7 +41,7 @@ class Append(Computation):
         context.state.set([*context.state.get([]), f"fired {timer.at}"])
 
 
-class CountingReader(StoreRowReader):
+class CountingReader(RowReader):
     """Remembers what was read."""
 
     def __init__(self, run: IntervalRun) -> None:
@@ -131,7 +131,7 @@ class TestFollowing:
         node = ComputationNode(name="c", computation=Deletes(), subscriptions=())
         run = IntervalRun(node, INTERVAL)
         run.step(records(("a", 10), ("b", 50)))
-        behind = SoftState(INTERVAL, StoreRowReader(run.objects))
+        behind = SoftState(INTERVAL, RowReader(run.objects))
         behind.synchronise(run.files)
         run.step(watermark=10)
         behind.synchronise(run.files)
@@ -262,7 +262,7 @@ class TestFollowing:
         """After a failed read the soft state is empty, and the next synchronise reads everything."""
         run = run_of()
         run.step(records(("a", 10)))
-        behind = SoftState(INTERVAL, StoreRowReader(run.objects))
+        behind = SoftState(INTERVAL, RowReader(run.objects))
         behind.synchronise(run.files)
         run.step(records(("b", 20)))
         path = run.files[-1].path
@@ -279,7 +279,7 @@ class TestFollowing:
         """A file may hold keys of several intervals; only this one's are taken in."""
         run = run_of()
         run.step(records(("a", 10), ("m", 20), ("z", 30)))
-        part = SoftState(Interval("c", "b", "n"), StoreRowReader(run.objects))
+        part = SoftState(Interval("c", "b", "n"), RowReader(run.objects))
         part.synchronise(run.files)
 
         assert (due(part, 99), part.timers.hold()) == ({"m"}, 20)
@@ -339,8 +339,8 @@ class TestMemory:
         """One that is idle gives back what another one needs, and both have the right rows afterwards."""
         run, memory = run_of(), MemoryBudget(24_000)
         run.step(records(*((f"key {number:03}", 10) for number in range(100))))
-        idle = SoftState(Interval("c", "", "key 050"), StoreRowReader(run.objects), memory)
-        busy = SoftState(Interval("c", "key 050"), StoreRowReader(run.objects), memory)
+        idle = SoftState(Interval("c", "", "key 050"), RowReader(run.objects), memory)
+        busy = SoftState(Interval("c", "key 050"), RowReader(run.objects), memory)
         idle.synchronise(run.files)
         assert 12_000 < idle.used_bytes == memory.used_bytes
         busy.synchronise(run.files)
@@ -360,7 +360,7 @@ class TestMemory:
     def test_filters_count_towards_the_budget(self) -> None:
         """The fewer rows stay, the more keys and ids there are to know of: rows keep a quarter."""
         run, memory = run_of(), MemoryBudget(200_000)
-        soft_state = SoftState(INTERVAL, StoreRowReader(run.objects), memory)
+        soft_state = SoftState(INTERVAL, RowReader(run.objects), memory)
         run.replace_soft_state(0, soft_state)
         for start in range(0, 10_000, 100):
             run.step(records(*((f"key {number:05}", 10) for number in range(start, start + 100))))
@@ -466,7 +466,7 @@ class TestKnownIds:
         run = run_of()
         run.step(records(*(("a", number) for number in range(60)), ids=[b"%d" % n for n in range(60)]))
         files = run.soft_state(0).files
-        known = KnownIds(INTERVAL, StoreRowReader(run.objects), lambda: 1 << 20, capacity_max=100)
+        known = KnownIds(INTERVAL, RowReader(run.objects), lambda: 1 << 20, capacity_max=100)
         known.prepare(files)
         gone = fingerprints(pa.array([b"gone %d" % number for number in range(100)], pa.binary()))
         known.add(gone[:99])
