@@ -160,11 +160,7 @@ class Admission:
 
 
 def admit(arrivals: Arrivals, keys: KeyCodes, soft_state: SoftState) -> Admission:
-    """Drop the records that have been consumed before.
-
-    Raises:
-        DataError: a file needed to decide about a candidate is missing or damaged.
-    """
+    """Drop the records that have been consumed before."""
     ids = arrivals.ids
     if ids is None:
         return Admission()
@@ -226,8 +222,8 @@ class _Identified:
 def unseen_ids(letters: Sequence[RetriedLetter]) -> Deliveries | None:
     """Return the ids of dead letters whose records never reached the code, as the last records to arrive.
 
-    Their rows must keep these ids, and check them, like those of any record. The values are empty because the
-    code gets the records themselves with the other letters.
+    Their rows must check and keep these ids like any record's. The values are empty because the code gets the records
+    themselves with the other letters.
     """
     unseen = [letter for letter in letters if letter.unseen_id is not None]
     if not unseen:

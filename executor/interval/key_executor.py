@@ -73,9 +73,6 @@ def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: in
         index: the record's index.
         superstep: the bundle's superstep; with the record's position in the bundle it makes the tag unique.
         lag_us: how far before the record's time its productions may be.
-
-    Raises:
-        InvalidError: the value has parts that have no text form.
     """
     at, record_id = columns.at[index], columns.scoped_id(index)
     header: dict[str, Any] = {"stream": columns.streams[index], "number": [superstep, columns.sources[index]]}
@@ -119,7 +116,7 @@ def _marked_text(value: Any) -> tuple[str | None, int]:
         encoded = orjson.dumps(value, default=mark, option=_OPTIONS)
     except TypeError:
         return None, 0
-    # orjson writes NaN and infinities as null, so a null may stand for one of them.
+    # orjson writes NaN and infinities as null, so a null may stand for either.
     if encoded.count(_MARK_BYTES) != marks or (b"null" in encoded and has_non_finite(value)):
         return None, 0
     return encoded.decode(), marks
@@ -136,11 +133,7 @@ def _unmarked(value: Any) -> Any:
 
 
 def waiting_columns(timers: Sequence[Timer]) -> RecordColumns:
-    """Return the records that wait under these entries, in the same order; none of them is late.
-
-    Raises:
-        DataError: an entry was not made by `waiting_timer`.
-    """
+    """Return the records that wait under these entries, in the same order; none of them is late."""
     entries = [_read(timer) for timer in timers]
     ids = [entry.get("id") for entry in entries]
     has_ids = any(record_id is not None for record_id in ids)
@@ -261,12 +254,7 @@ class KeyExecutor:
     def run(
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
     ) -> StoredState | None:
-        """Run a key's turn on the records from ``start`` up to ``stop``, and return its new state.
-
-        Raises:
-            InvalidError: the code failed and failures stop the pipeline, it used what the program does not
-                declare, or its timers never end.
-        """
+        """Run a key's turn on the records from ``start`` up to ``stop``, and return its new state."""
         produced, fired = len(self.productions.at), self.fired
         self.counters.settle()
         letters = self._letters.get(key, ())
@@ -400,7 +388,7 @@ class KeyExecutor:
     def _retry(self, key: str, letters: Sequence[RetriedLetter]) -> None:
         """Give the code the records and timers of dead letters, before all else of the turn.
 
-        They keep their times, so their productions may be late, like those of a late record.
+        They keep their times, so their productions may be late, like a late record's productions.
         """
         for letter in letters:
             self.retried += 1
@@ -432,9 +420,6 @@ class KeyExecutor:
         """Run a hook until it succeeds or has no attempts left; return the last failure.
 
         ``value`` reads the value of the hook's input.
-
-        Raises:
-            InvalidError: the code uses what the program does not declare.
         """
         savepoint = _RollbackPoint(
             self.state.settle(), self.timers.savepoint(), len(self.productions.at), len(self.counters)
@@ -516,7 +501,7 @@ class KeyExecutor:
 class MicroBatchExecutor(KeyExecutor):
     """Runs a key's turn as Spark's stateful operators do: all records as one call, then the timers that are due then.
 
-    As in Spark the due timers are looked up first: one that another deletes fires anyway, and the timers that they
+    As in Spark the due timers are looked up first: a timer fires even if another deletes it, and the timers that they
     set wait for the next turn. Each is pending until its hook has returned, so a timer that is set again with the
     same time is gone afterwards.
     """

@@ -107,7 +107,7 @@ class KeysOfFiles:
     """The key fingerprints of the newest files, within a bound of memory: a file without a wanted key is not read.
 
     A superstep's file is read whole, and there are many of them. Their keys are mostly in the cache, so nearly none is
-    wanted from them. Large files have a filter of their own keys (`millpond.statestore.rows.page_index`).
+    wanted from them. A large file contains a filter of its keys (`millpond.statestore.rows.page_index`).
     """
 
     def __init__(self, limit_bytes: Callable[[], int]) -> None:
@@ -158,8 +158,8 @@ class KeysOfFiles:
 class KnownIds:
     """The consumed record ids of one interval: a filter, built when first needed, and the newest ids themselves.
 
-    A filter forgets nothing, while compactions drop the ids that are past the horizon. So the filter is rebuilt from
-    the files once as many ids have been added as it was built for.
+    A filter forgets nothing, while compactions drop the ids that are past the horizon. So a full filter is rebuilt from
+    the files.
 
     Args:
         interval: the interval.
@@ -196,7 +196,7 @@ class KnownIds:
         return self._filter is not None
 
     def prepare(self, files: Sequence[FileKeys]) -> None:
-        """Build the filter from all files with rows of the interval, unless there is one that is not full."""
+        """Build the filter from all files with rows of the interval, unless the present one has room."""
         if self._filter is not None and self._filter.count < self._full_at:
             return
         affordable = max(self._limit_bytes() // _FILTER_BYTES, _CAPACITY_MIN)

@@ -227,7 +227,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetriedLetter:
-    """A letter to retry: everything that the code got.
+    """A letter to retry, with the whole input of the code.
 
     Attributes:
         name: the key of the letter's row.
@@ -254,11 +254,7 @@ class RetriedLetter:
 
     @classmethod
     def read(cls, name: str, letter: Mapping[str, Any]) -> RetriedLetter:
-        """Read a letter from the fields of its row in the table ``dead_letters``; ``name`` is the row's key.
-
-        Raises:
-            InvalidError: the letter lacks a part of the record or timer.
-        """
+        """Read a letter from the fields of its row in the table ``dead_letters``; ``name`` is the row's key."""
         key, at = letter.get("key"), letter.get("at")
         if key is None:
             raise InvalidError("the record has no key")
@@ -281,11 +277,7 @@ class RetriedLetter:
 
 
 def check_types_kept(letter: Mapping[str, Any]) -> None:
-    """Refuse a record's letter of a version that wrote values without their types: a time in it is only text.
-
-    Raises:
-        InvalidError: the letter has no time of failure, like all letters of that version.
-    """
+    """Refuse a record's letter of a version that wrote values without their types: a time in it is only text."""
     if letter.get("failed_at") is None:
         raise InvalidError(
             "the letter is of a version that did not keep the types of values: inject its value"

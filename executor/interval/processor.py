@@ -81,10 +81,6 @@ class IntervalProcessor:
 
         Due timers and records run key by key in key order. If this raises, soft state is
         unchanged.
-
-        Raises:
-            InvalidError: user code failed and failures stop the pipeline, or timers never end.
-            DataError: a committed file is missing or its bytes are wrong.
         """
         node, soft_state, letters = self._node, self._soft_state, bundle.retried
         soft_state.begin()
@@ -197,7 +193,7 @@ class IntervalProcessor:
     def _conclude(
         self, draft: RowUpdateDraft, admission: Admission, turns: KeyExecutor, statistics: BundleStatistics
     ) -> BundleResult:
-        """Build the row updates, apply them to soft state, and summarise what the interval still owes."""
+        """Build the row updates, apply them to soft state, and summarise the interval's pending work."""
         soft_state, bundle, weak = self._soft_state, draft.bundle, None
         if draft.outcome.state_version:
             draft = draft.with_upgrades()

@@ -1,8 +1,7 @@
 """The row cache: encoded states and timers of keys, within a budget of bytes (MillWheel §8.3).
 
 Until the first eviction, a key that is not here has no row. After it, a filter of all keys that ever had a row
-answers for most new keys, and the others are read. When a new owner scans its rows (MillWheel §7.1), there may be
-millions: their next timers, holds and sizes are computed on whole columns, and only rows that fit are decoded.
+answers for most new keys, and the others are read. A new owner may scan millions of rows (MillWheel §7.1): their next timers, holds and sizes are computed on whole columns, and only rows that fit are decoded.
 """
 
 from __future__ import annotations
@@ -469,7 +468,7 @@ def _weight(keys: Sequence[str], states: Iterable[_Cached]) -> int:
 class MemoryBudget:
     """A bound on the soft state of all intervals of a process; threads may share it.
 
-    An interval may use what the others leave, and its part of the budget always. So one that is alone, or hot, has
+    An interval may use the memory that the others leave, and its part of the budget always. So a lone or hot interval has
     nearly all of it, and an idle one gives up its surplus when others need it.
 
     Args:

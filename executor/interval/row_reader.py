@@ -104,21 +104,13 @@ class RowChanges:
 
 
 def load_rows(merged: pa.Table, state_version: int = 0) -> LoadedRows:
-    """Decode merged rows, one per key, into Python objects; states of earlier code come with their version.
-
-    Raises:
-        InvalidError: code newer than ``state_version`` wrote a state.
-    """
+    """Decode merged rows, one per key, into Python objects; states of earlier code come with their version."""
     keys = merged.column("key").to_pylist()
     return LoadedRows(keys, _load_states(merged, state_version), _load_timers(keys, merged.column("timers")))
 
 
 def load_changes(combined: pa.Table, state_version: int = 0) -> RowChanges:
-    """Decode combined row updates, one per key, into Python objects; nulls keep their meaning of "unchanged".
-
-    Raises:
-        InvalidError: code newer than ``state_version`` wrote a state.
-    """
+    """Decode combined row updates, one per key, into Python objects; nulls keep their meaning of "unchanged"."""
     keys = combined.column("key").to_pylist()
     deleted = combined.column("deleted")
     has_state = pc.or_(combined.column("state").is_valid(), combined.column("state_bytes").is_valid())

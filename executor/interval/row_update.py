@@ -2,7 +2,7 @@
 
 Columns are assembled whole: record ids go from the deliveries to the file without becoming Python objects. A key
 without a change has no update. Weak productions are delivered within the superstep, before the commit, and the rows
-keep only those that a consumer did not get in time (MillWheel §6.1.3, figure 11).
+keep only the productions that a consumer did not get in time (MillWheel §6.1.3, figure 11).
 
 The result of a bundle and its manifest are plain values, which travel from a worker to the committing driver.
 """
@@ -349,7 +349,7 @@ class WeakProductions:
 
 
 def split_productions(draft: RowUpdateDraft) -> WeakProductions:
-    """Split productions into those that the rows keep and those that are delivered before the commit."""
+    """Separate the productions to deliver before the commit from those in the rows."""
     outcome, weak = draft.outcome, draft.bundle.weak
     values = production_values(outcome.productions)
     owners = np.repeat(np.arange(len(outcome.production_counts)), outcome.production_counts).astype(np.int64)
@@ -392,7 +392,7 @@ class BundleResult:
         productions: one summary per stream of the productions that rows keep.
         weak: the productions to deliver within the superstep.
         key_sample: keys of the bundle; a key with more records occurs more often.
-        retried: the names of the retried dead letters; those that failed again are also in ``dead_letters``.
+        retried: the names of the retried dead letters, including failed ones, which are also in ``dead_letters``.
     """
 
     updates: pa.Table | None

@@ -131,7 +131,7 @@ class SoftState:
         return max(limit - self._lookup_bytes(), limit // _ROWS_SHARE)
 
     def _lookup_bytes(self) -> int:
-        """Return the memory of what tells which rows and ids there are."""
+        """Return the memory of filters, newest ids and keys of files."""
         return self.ids.size_bytes + self._keys_of_files.size_bytes + self._cache.filter_bytes
 
     def _is_over_budget(self) -> bool:
@@ -163,7 +163,7 @@ class SoftState:
     # ------------------------------------------------------------- following the store
 
     def synchronise(self, files: Sequence[LiveFile]) -> None:
-        """Follow the committed files: read what is new in them, and undo what they lack.
+        """Follow the committed files: read the new ones, and undo bundles that they lack.
 
         Args:
             files: all live files that may hold the interval's rows.
@@ -189,7 +189,7 @@ class SoftState:
         self._resolve_tentative(set() if file is None else {file.path})
 
     def _resolve_tentative(self, committed: set[str]) -> None:
-        # Newest first: each undo restores what the bundle before it left.
+        # Newest first: each undo restores the rows after the bundle before.
         while self._tentative and self._tentative[-1].path not in committed:
             self._undo(self._tentative.pop())
         for bundle in self._tentative:

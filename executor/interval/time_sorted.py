@@ -213,11 +213,7 @@ class TimeSortedExecutor(KeyExecutor):
     def run(
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
     ) -> StoredState | None:
-        """Run a key's turn, and return its new state.
-
-        Raises:
-            InvalidError: as for `KeyExecutor.run`, or too many records wait.
-        """
+        """Run a key's turn, and return its new state."""
         settled = super().run(key, encoded, timers, start, stop)
         self.waited += len(self.timers.added)
         self.resumed += len(self.timers.ready)
@@ -240,7 +236,7 @@ class TimeSortedExecutor(KeyExecutor):
             *self._ranked(waiting, 0, len(self.timers.ready)),
             *self._ranked(self._bundle_records, start, first_waiting),
         ]
-        # Records that waited arrived earlier, so they come first among those of one time and stream.
+        # Records that waited arrived earlier, so they come first among records of one time and stream.
         ranked.sort(key=itemgetter(0, 1))
         return list(_ranges(ranked)), first_waiting
 

@@ -77,7 +77,7 @@ class IntervalWorker:
 
     A bundle takes four steps: `process`, `write` (on any thread), `finish`, and `confirm` once the
     manifest is committed. If a bundle is not confirmed, the next `process` reads the committed
-    files first and undoes what is not among them. Only `fall_behind` and `write` may be called
+    files first and undoes the bundle if it is not among them. Only `fall_behind` and `write` may be called
     while `process` runs on another thread.
 
     Args:
@@ -138,11 +138,6 @@ class IntervalWorker:
         """Process a bundle and write its row file, uncommitted; after a failure soft state is empty.
 
         ``files`` is as for `process`; ``token`` makes the file's name unique.
-
-        Raises:
-            InvalidError: user code failed and failures stop the pipeline.
-            DataError: a committed file is missing or its bytes are wrong.
-            UnavailableError: the object store cannot be reached.
         """
         try:
             result = self.process(bundle, files)
@@ -157,10 +152,6 @@ class IntervalWorker:
 
         ``files`` returns the live files that may hold the interval's rows. It is called only if soft state may differ
         from them, so a superstep does not cost more as files accumulate.
-
-        Raises:
-            InvalidError: user code failed and failures stop the pipeline.
-            DataError: a committed file is missing or its bytes are wrong.
         """
         began_us = self._stopwatch()
         with self._transition:
@@ -175,11 +166,7 @@ class IntervalWorker:
         return result
 
     def write(self, bundle: Bundle, result: BundleResult, token: str) -> RowFile | None:
-        """Write the row updates of a bundle, uncommitted; ``None`` if there are none.
-
-        Raises:
-            UnavailableError: the object store cannot be reached.
-        """
+        """Write the row updates of a bundle, uncommitted; ``None`` if there are none."""
         if result.updates is None:
             return None
         file = write_row_file(

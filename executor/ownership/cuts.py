@@ -59,11 +59,7 @@ class Cut:
 
     @classmethod
     def split(cls, interval: Interval, keys: Sequence[str]) -> Cut:
-        """Cut an interval in front of some of its keys.
-
-        Raises:
-            InvalidError: a key is not in the interval, is its first one, or they do not rise.
-        """
+        """Cut an interval in front of some of its keys."""
         bounds = [interval.low, *keys]
         inside = all(interval.contains(key) for key in keys)
         if not keys or not inside or any(left >= right for left, right in pairwise(bounds)):
@@ -76,11 +72,7 @@ class Cut:
 
     @classmethod
     def merge(cls, intervals: Sequence[Interval]) -> Cut:
-        """Join neighbours, in key order, into one interval.
-
-        Raises:
-            InvalidError: they are not neighbours, or fewer than two.
-        """
+        """Join neighbours, in key order, into one interval."""
         if len(intervals) < 2 or any(left.high != right.low for left, right in pairwise(intervals)):
             raise InvalidError(
                 "two or more neighbours are merged", intervals=[interval.app_id for interval in intervals]

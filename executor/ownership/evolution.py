@@ -78,12 +78,7 @@ class Evolution:
 
 
 def plan_evolution(topology: Topology, snapshot: Snapshot) -> Evolution:
-    """Plan the change from the pipeline that wrote the table to the pipeline that opens it.
-
-    Raises:
-        InvalidError: a computation with rows in the table has vanished, a renamed one cannot move, or a
-            different number of intervals is declared. The error names the computation and the ways out.
-    """
+    """Plan the change from the pipeline that wrote the table to the pipeline that opens it."""
     claimed = claimed_by(snapshot.txns, topology.name)
     stored = frozenset(name for name in claimed if snapshot.files_in(name))
     evolution = Evolution(
@@ -173,13 +168,7 @@ def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> No
 
 
 def check_states(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
-    """Refuse to run code that cannot read the stored states of its computations.
-
-    Raises:
-        InvalidError: states were written by newer code, by earlier code without an ``upgrade_state`` now, with
-            another codec, or with a part of another type; the error names the computation and the ways out.
-        DataError: a file is missing or its bytes are wrong.
-    """
+    """Refuse to run code that cannot read the stored states of its computations."""
     former = {new: old for old, new in evolution.renames.items()}
     for node in topology.computations.values():
         name = former.get(node.name, node.name)
@@ -223,12 +212,7 @@ def _check_columns(node: ComputationNode, snapshot: Snapshot, name: str) -> None
 
 
 def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
-    """Refuse to read states with another codec than the one that wrote them.
-
-    Raises:
-        InvalidError: names the computation, both codecs and the ways out.
-        DataError: a file is missing or its bytes are wrong.
-    """
+    """Refuse to read states with a codec that did not write them."""
     former = {new: old for old, new in evolution.renames.items()}
     for node in topology.computations.values():
         name = former.get(node.name, node.name)
@@ -236,7 +220,7 @@ def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
             continue
         codec = codec_of(node.computation, stored_state_version(snapshot.txns, name))
         written = recorded_word(snapshot.txns, CODEC_PREFIX, name)
-        # A version that recorded no codec still separated text from bytes, in columns of their own.
+        # A version that recorded no codec still kept text and bytes in different columns.
         if written is None and (is_text := _is_text(snapshot, name, objects)) is not None:
             written = codec.name if is_text == codec.is_text else "one of text" if is_text else "one of bytes"
         if written not in (None, str(codec.name)):
@@ -261,11 +245,7 @@ def _is_text(snapshot: Snapshot, computation: str, objects: Objects) -> bool | N
 
 
 def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str]) -> dict[str, int]:
-    """Return the positions that record codecs, state versions, parts of states and the pipeline's name, if they are new.
-
-    Raises:
-        InvalidError: another process has renamed the pipeline meanwhile.
-    """
+    """Return the positions that record codecs, state versions, parts of states and the pipeline's name, if they are new."""
     records: dict[str, int] = {}
     known, version = sorted(names & topology.computations.keys()), snapshot.version + 1
     for name in known:
@@ -360,11 +340,7 @@ def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Inter
 
 
 def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
-    """Return the pipeline under the name by which the store knows it, if any.
-
-    Raises:
-        InvalidError: the store has a pipeline under either name, or under another name by now.
-    """
+    """Return the pipeline under the name by which the store knows it, if any."""
     stored = _stored_pipelines(snapshot)
     by_name = {current_name(snapshot.txns, pipeline): pipeline for pipeline in stored}
     name, former = topology.title, topology.renamed_from
@@ -391,11 +367,7 @@ def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
 
 
 def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
-    """Return the position that records a pipeline's new name, if it has one.
-
-    Raises:
-        InvalidError: another process has renamed it meanwhile.
-    """
+    """Return the position that records a pipeline's new name, if it has one."""
     stored, title = topology.name, topology.title
     current = current_name(snapshot.txns, stored)
     if current == title:

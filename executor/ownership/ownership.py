@@ -101,11 +101,7 @@ _SCAN_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name not in _STAT
 def scan_interval(
     objects: Objects, interval: Interval, files: Sequence[LiveFile], percentiles: Collection[float] = ()
 ) -> IntervalSummary:
-    """Read the timers and holds of an interval from all its live files, for the pipeline's percentile watermarks.
-
-    Raises:
-        DataError: a file is missing or its bytes are wrong.
-    """
+    """Read the timers and holds of an interval from all its live files, for the pipeline's percentile watermarks."""
     if not files:
         return IntervalSummary()
     updates = read_row_files(
@@ -184,11 +180,7 @@ class OwnedInterval:
 
 
 def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: Iterable[str]) -> None:
-    """Refuse computations whose rows belong to another pipeline of the store.
-
-    Raises:
-        InvalidError: names the first of them, and its pipeline.
-    """
+    """Refuse computations whose rows belong to another pipeline of the store."""
     for name in sorted(computations):
         rival = conflicting_pipeline(positions, pipeline, name)
         if rival is not None:
@@ -207,9 +199,6 @@ def claims_of(
     """Return the positions that the commit that takes intervals records about their computations.
 
     ``moved`` are computations that receive the rows of others, which have scoped ids already.
-
-    Raises:
-        InvalidError: a computation belongs to another pipeline of the store.
     """
     pipeline, positions = topology.name, store.committer.snapshot.txns
     refuse_claimed(positions, pipeline, names)
@@ -387,7 +376,7 @@ class Ownership:
     def update(self, topology: Topology) -> TableVersion:
         """Continue with a changed pipeline, between two supersteps, and return the version of the last commit.
 
-        The leases on what the pipeline keeps stay held. Intervals of computations that it no longer has are released,
+        The leases on kept intervals stay held. Intervals of computations that it no longer has are released,
         and all others are taken, as `open` takes them. The last commit names in the log the pipeline that runs from
         it on. `check_update` must have accepted ``topology``.
         """
@@ -427,11 +416,7 @@ class Ownership:
             self._evolve(evolution)
 
     def _take_known(self, new_names: Collection[str]) -> None:
-        """Take the control interval and the table's; if a former owner cuts them meanwhile, take the replacements.
-
-        Raises:
-            ConflictError: another process holds one, or keeps cutting.
-        """
+        """Take the control interval and the table's; if a former owner cuts them meanwhile, take the replacements."""
         for _ in range(_CUTS_MEANWHILE_MAX):
             try:
                 self._take([self._control, *self._known(new_names)])
@@ -555,7 +540,7 @@ class Ownership:
         self.patience.run(check, self._store.revive_zookeeper)
 
     def _known(self, new_names: Collection[str]) -> list[Interval]:
-        """Return the pipeline's intervals in the table, except the control interval and those of new names."""
+        """Return the pipeline's intervals in the table, except the control interval and intervals of ``new_names``."""
         names = self._topology.computations.keys() - new_names
         return [one for one in self._store.committer.snapshot.live_intervals() if one.computation in names]
 
@@ -582,7 +567,7 @@ class Ownership:
         Args:
             intervals: the intervals.
             records: further positions for the commit that fences them.
-            above: by interval, the one whose rows it receives and whose sequencer it must exceed.
+            above: by interval, the former interval whose rows it receives and whose sequencer it must exceed.
             cut: the cut that the intervals result from; the replaced ones are fenced too, and released.
             is_scanned: scan their rows for timers and holds.
         """

@@ -228,11 +228,7 @@ class WatermarkAuthority:
                 self._inputs[name] = max(self._inputs[name], at)
 
     def update_injector(self, stream: str, watermark: EventTimeMicros) -> None:
-        """Raise an injector's low watermark; a lower value has no effect.
-
-        Raises:
-            InvalidError: no injector feeds this stream.
-        """
+        """Raise an injector's low watermark; a lower value has no effect."""
         known = self.injected.get(stream)
         if known is None:
             raise InvalidError("no injector feeds this stream", stream=stream)
@@ -259,12 +255,7 @@ class WatermarkAuthority:
         self._changed = True
 
     def update_interval(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
-        """Replace the oldest output time that an interval holds; ``None`` if it holds none.
-
-        Raises:
-            FencedError: the sequencer belongs to a former owner.
-            InvalidError: the pipeline has no such computation.
-        """
+        """Replace the oldest output time that an interval holds; ``None`` if it holds none."""
         intervals = self._intervals.get(interval.computation)
         if intervals is None:
             raise InvalidError("the pipeline has no such computation", computation=interval.computation)
@@ -399,11 +390,7 @@ class Conditions:
 
     @staticmethod
     def from_json(fields: Any) -> Conditions:
-        """Restore the conditions from `to_json`.
-
-        Raises:
-            DataError: the fields have another form.
-        """
+        """Restore the conditions from `to_json`."""
         try:
             return Conditions(
                 wall_time=WallTimeMicros(fields["wall_time"]),

@@ -162,11 +162,7 @@ class InjectorTime:
     def advance(
         self, at: EventTimeMicros, now_us: int, member: str | None = None, percentile: float = EXACT
     ) -> None:
-        """Record the promise that ``percentile`` percent of the stream's, or member's, records before ``at`` have arrived.
-
-        Raises:
-            InvalidError: no such member is expected.
-        """
+        """Record the promise that ``percentile`` percent of the stream's, or member's, records before ``at`` have arrived."""
         for sender in self._chosen(member):
             if percentile == EXACT:
                 sender.logic.advance(at)
@@ -183,11 +179,7 @@ class InjectorTime:
         self.settle(now_us)
 
     def declare(self, status: MemberStatus, now_us: int, member: str | None = None) -> None:
-        """Declare a member (``None``: the stream) idle, gone, or expected again.
-
-        Raises:
-            InvalidError: no such member is expected.
-        """
+        """Declare a member (``None``: the stream) idle, gone, or expected again."""
         for sender in self._chosen(member):
             sender.declare(status)
             sender.heard_us = now_us
