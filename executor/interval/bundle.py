@@ -165,13 +165,9 @@ def id_base64(record_id: bytes | None) -> str | None:
 class BundleStatistics:
     """The counts of one bundle.
 
-    Attributes:
-        dropped: late records that were not passed to user code.
-        weak: productions delivered within the superstep.
-        counters: the sums of the user's counters.
-        waited: records that began to wait in their rows for their turn in time.
-        resumed: waiting records of earlier bundles that were processed now.
-        retried: retried dead letters, which ``records`` and ``timers`` also count.
+    ``dropped`` records were late and not passed to user code, ``weak`` productions were delivered within the
+    superstep. ``waited`` records began to wait in their rows for their turn in time, ``resumed`` ones had waited since
+    earlier bundles. ``records`` and ``timers`` also count the ``retried`` dead letters.
     """
 
     records: int = 0

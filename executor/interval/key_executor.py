@@ -43,12 +43,12 @@ from millpond.executor.interval.letters import (
     typed_value,
     worded,
 )
-from millpond.executor.time.clocks import Clocks, slack_us
+from millpond.executor.time.clocks import Clocks
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.codec import PlainObject, has_non_finite
 from millpond.statestore.rows.row import TimeDomain
-from millpond.statestore.types import TIME_MIN_US
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
 if TYPE_CHECKING:
     from millpond.executor.interval.bundle import Bundle
@@ -192,6 +192,8 @@ class Failure:
 class KeyExecutor:
     """Runs one key after the other, with one context for all of them.
 
+    ``slack_us`` is how far the productions of a record may lie before it.
+
     Attributes:
         state: the state of the key that had the last turn.
         timers: its timers.
@@ -208,6 +210,7 @@ class KeyExecutor:
         node: ComputationNode,
         bundle: Bundle,
         columns: RecordColumns,
+        slack_us: int,
         limit: UserCodeWatchdog | None = None,
     ) -> None:
         computation, clocks = node.computation, bundle.clocks
@@ -241,9 +244,9 @@ class KeyExecutor:
             self._context.late_before = bundle.late_before
         self._firings_left = 0
         self._watermark = clocks.watermark
-        # The watermark is held at a timer's output time, so no horizon may go below it.
-        self._records_slack_us = slack_us(computation.late_data_horizon)
-        self._timers_slack_us = self._records_slack_us if not node.horizon_us else 0
+        self._records_slack_us = slack_us
+        # The watermark is held at a timer's output time, so only an unbounded horizon may go below it.
+        self._timers_slack_us = slack_us if slack_us == TIME_MAX_US else 0
 
     def _upgrade(self, former: FormerState) -> FormerState:
         return upgrade(self._node.computation, self._node.name, self._context.key, former)

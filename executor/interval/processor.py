@@ -39,6 +39,7 @@ from millpond.executor.interval.row_update import (
     split_productions,
 )
 from millpond.executor.interval.time_sorted import TimeSortedExecutor
+from millpond.executor.time.clocks import slack_us
 from millpond.statestore.check import check
 from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
@@ -70,6 +71,8 @@ class IntervalProcessor:
         self._node = node
         self._interval = interval
         self._soft_state = soft_state
+        # A duration is text that must be parsed, so not in every bundle.
+        self._slack_us = slack_us(node.computation.late_data_horizon)
         self._executor: type[KeyExecutor] = KeyExecutor
         if node.time_sorted:
             self._executor = TimeSortedExecutor
@@ -155,7 +158,8 @@ class IntervalProcessor:
         """Run user code for each key of the grouping, in order."""
         if letters is not bundle.retried:
             bundle = replace(bundle, retried=letters)
-        turns, computation = self._executor(self._node, bundle, columns, self._limit), self._node.computation
+        computation = self._node.computation
+        turns = self._executor(self._node, bundle, columns, self._slack_us, self._limit)
         run, productions, key_timers = turns.run, turns.productions.at, turns.timers
         states: list[StoredState | None] = []
         timers: dict[int, Timers] = {}

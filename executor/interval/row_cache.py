@@ -45,11 +45,8 @@ TIMER_BYTES: Final = 160
 class RowSummary:
     """Next timers, holds and costs of merged rows.
 
-    Attributes:
-        event: the earliest event timer of each key that has one; ``wall`` and ``percentiles`` likewise.
-        hold: the oldest output time that the timers of each key hold, for keys that hold any.
-        waits: for each row, the time of its next timer on any clock, or `NEVER`.
-        weights: for each row, its estimated cost in the cache, in bytes.
+    ``event``, ``wall`` and ``percentiles`` have the earliest timer of each key, ``hold`` its oldest held output time,
+    ``waits`` the time of each row's next timer on any clock (or `NEVER`), ``weights`` its bytes in the cache.
     """
 
     event: KeyTimes
@@ -232,12 +229,6 @@ class LastUses:
 class RowCache:
     """Rows in order of their last use.
 
-    Args:
-        limit_bytes: returns the present limit of the rows' estimated memory.
-        policy: orders rows for eviction.
-        weigh: estimates the memory of a key's timers.
-        state_version: the version of the computation's code.
-
     Attributes:
         is_complete: every key that has a row is here.
         used_bytes: the estimated memory of the rows.
@@ -395,10 +386,7 @@ class RowCache:
     ) -> int:
         """Evict rows until the cache is below its limit; return their number.
 
-        Args:
-            waits: the time until the next timer, of each key with timers.
-            clocks: low watermark and wall time.
-            expectations: the causes of row uses.
+        ``waits`` are the times until the next timer, ``clocks`` the low watermark and the wall time.
         """
         if self.used_bytes <= self._limit_bytes():
             return 0

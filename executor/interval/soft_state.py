@@ -77,13 +77,8 @@ class _Tentative:
 class SoftState:
     """Rows, timers and record ids of one interval.
 
-    Args:
-        interval: the interval.
-        reader: reads committed row updates.
-        memory: the budget of all intervals of the process, for rows, newest ids and keys of files.
-        policy: orders rows for eviction.
-        keeps_records: records may wait in the rows.
-        state_version: the version of the computation's code; states of earlier code are kept with theirs.
+    ``memory`` is the budget of all intervals of the process. With ``keeps_records``, records may wait in the rows.
+    States of code before ``state_version`` are kept with their version.
 
     Attributes:
         timers: the next timers of each key.
@@ -319,13 +314,8 @@ class SoftState:
     ) -> None:
         """Apply a bundle's outcome tentatively, until `adopt` and `synchronise` resolve whether it was committed.
 
-        Args:
-            updates: the row updates that will be written.
-            keys: all keys of the bundle.
-            states: their states now.
-            timers: the timers of the keys whose timers changed.
-            fingerprints: fingerprints of the consumed ids.
-            clocks: low watermark and wall time, for choosing what to evict.
+        ``keys`` and ``states`` are all of the bundle's, ``timers`` only the changed ones, ``fingerprints`` the consumed
+        ids', ``clocks`` the low watermark and the wall time.
         """
         cache = self._cache
         self._clocks = clocks

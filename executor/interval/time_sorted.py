@@ -195,9 +195,10 @@ class TimeSortedExecutor(KeyExecutor):
         node: ComputationNode,
         bundle: Bundle,
         columns: RecordColumns,
+        slack_us: int,
         limit: UserCodeWatchdog | None = None,
     ) -> None:
-        super().__init__(node, bundle, columns, limit)
+        super().__init__(node, bundle, columns, slack_us, limit)
         self._superstep = bundle.superstep
         self._until = bundle.until
         self._is_batch = type(node.computation).process_records is not Computation.process_records

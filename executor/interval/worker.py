@@ -75,14 +75,10 @@ class WorkerState(Enum):
 class IntervalWorker:
     """Runs the bundles of one interval; everything it remembers can be rebuilt from committed files.
 
-    A bundle takes four steps: `process`, `write` (on any thread), `finish`, and `confirm` once the
-    manifest is committed. If a bundle is not confirmed, the next `process` reads the committed
-    files first and undoes the bundle if it is not among them. Only `fall_behind` and `write` may be called
-    while `process` runs on another thread.
-
-    Args:
-        stopwatch: reads a clock that runs while a bundle is processed, in microseconds.
-        on_stuck: called if user code exceeds its time limit and cannot be interrupted.
+    A bundle takes four steps: `process`, `write` (on any thread), `finish`, and `confirm` once the manifest is
+    committed. If a bundle is not confirmed, the next `process` reads the committed files first and undoes the bundle
+    if it is not among them. Only `fall_behind` and `write` may be called while `process` runs on another thread.
+    The stopwatch is in microseconds.
     """
 
     def __init__(
@@ -196,10 +192,7 @@ class IntervalWorker:
         )
 
     def confirm(self, file: RowFile | None) -> None:
-        """Record that the last bundle was committed, as part of a version that nothing else changed.
-
-        ``file`` is the bundle's row file; ``None`` if it changed nothing.
-        """
+        """Record that the last bundle was committed, as part of a version that nothing else changed."""
         check(
             self._state is not WorkerState.FOLLOWING,
             "a bundle is confirmed once, after it ran",

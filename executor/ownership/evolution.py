@@ -167,13 +167,20 @@ def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> No
     )
 
 
-def check_states(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
-    """Refuse to run code that cannot read the stored states of its computations."""
+def _with_rows(
+    topology: Topology, snapshot: Snapshot, evolution: Evolution
+) -> Iterator[tuple[ComputationNode, str]]:
+    """Yield the computations that have rows, with the names under which the table has these."""
     former = {new: old for old, new in evolution.renames.items()}
     for node in topology.computations.values():
         name = former.get(node.name, node.name)
-        if not snapshot.files_in(name):
-            continue
+        if snapshot.files_in(name):
+            yield node, name
+
+
+def check_states(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
+    """Refuse to run code that cannot read the stored states of its computations."""
+    for node, name in _with_rows(topology, snapshot, evolution):
         stored, declared = stored_state_version(snapshot.txns, name), node.computation.state_version
         if stored > declared:
             raise InvalidError(
@@ -213,11 +220,7 @@ def _check_columns(node: ComputationNode, snapshot: Snapshot, name: str) -> None
 
 def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
     """Refuse to read states with a codec that did not write them."""
-    former = {new: old for old, new in evolution.renames.items()}
-    for node in topology.computations.values():
-        name = former.get(node.name, node.name)
-        if not snapshot.files_in(name):
-            continue
+    for node, name in _with_rows(topology, snapshot, evolution):
         codec = codec_of(node.computation, stored_state_version(snapshot.txns, name))
         written = recorded_word(snapshot.txns, CODEC_PREFIX, name)
         # A version that recorded no codec still kept text and bytes in different columns.
@@ -262,16 +265,6 @@ def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str])
     return records
 
 
-def moved_positions(topology: Topology, snapshot: Snapshot, evolution: Evolution) -> dict[str, int]:
-    """Return the positions of renamed computations, under their new names."""
-    positions: dict[str, int] = {}
-    for old, new in evolution.renames.items():
-        positions |= _moved(topology, snapshot, old, new)
-    stored = snapshot.txns
-    # A reused name may already have a higher position, and positions never go back.
-    return {app_id: max(version, stored.get(app_id, version)) for app_id, version in positions.items()}
-
-
 def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[str, int]:
     pipeline, txns = topology.name, snapshot.txns
     pairs = {
@@ -290,6 +283,7 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
             of, computation, stream = app_id_parts(app_id, BACKFILL_PREFIX)
             if (of, computation) == (pipeline, old):
                 pairs[app_id] = backfill_app_id(pipeline, new, stream)
+    # Everything that belongs to the rows moves with them, otherwise the computation would start from nothing.
     moved = {target: txns[source] for source, target in pairs.items() if source in txns}
     moved[claim_app_id(new)] = pipeline_number(pipeline)
     # The codec and version of future rows: `check_states` has checked that they read the moved ones.
@@ -311,10 +305,15 @@ def evolution_request(
     topology: Topology, snapshot: Snapshot, evolution: Evolution, writes: Iterable[IntervalWrite]
 ) -> CommitRequest:
     """Return the commit that moves or removes the rows of computations that the pipeline no longer has."""
+    moved: dict[str, int] = {}
+    for old, new in evolution.renames.items():
+        moved |= _moved(topology, snapshot, old, new)
+    stored = snapshot.txns
     return CommitRequest(
         kind="evolution",
         writes=tuple(writes),
-        positions=moved_positions(topology, snapshot, evolution),
+        # A reused name may already have a higher position, and positions never go back.
+        positions={app_id: max(version, stored.get(app_id, version)) for app_id, version in moved.items()},
         metadata={
             "pipeline": topology.name,
             "renamed": dict(evolution.renames),

@@ -156,11 +156,8 @@ def solve_inputs(
     order of their outputs settles each edge once, cycles included (Dijkstra's argument). Only a horizon can
     lower an output again, and no cycle contains one, so the loop ends.
 
-    Args:
-        consumers: the computations that consume the streams of each computation.
-        bases: the bound of each computation's input apart from its producers.
-        holds: the bound of each computation's output apart from its input.
-        horizons: how far a computation's output lags behind its input, where it does.
+    ``bases`` bound each input apart from its producers, ``holds`` each output apart from its input; ``horizons`` are
+    the lags of outputs behind inputs.
 
     Example:
         >>> solve_inputs({"a": ["b"], "b": ["a"]}, {"a": 7, "b": 9}, {"a": 8, "b": 5})
@@ -244,10 +241,7 @@ class WatermarkAuthority:
             self._changed = True
 
     def hold_back(self, computation: str, at: EventTimeMicros | None) -> None:
-        """Hold a computation's input watermark back during its backfill, at the earliest time still to come.
-
-        ``None`` ends the hold.
-        """
+        """Hold a computation's input watermark at ``at`` during its backfill; ``None`` ends the hold."""
         if at is None:
             self._held_back.pop(computation, None)
         else:
