@@ -196,6 +196,7 @@ class SoftState:
         self._cache.undo(bundle.undo)
         self.timers.put(bundle.undo.timers)
         if bundle.path is not None:
+            # The file exists but was not committed, so neither its rows nor its ids count.
             self._files.disown(bundle.path)
             self._keys_of_files.drop(bundle.path)
             self.ids.drop(bundle.path)
@@ -351,6 +352,7 @@ class SoftState:
             self.ids.keep(file.path, bundle.updates)
         if not self._cache.is_complete:
             self._keys_of_files.add(file.path, bundle.updates.column("key"))
+        # The updates are in the file now, and would otherwise stay in memory until the next commit.
         bundle.updates = bundle.updates.slice(0, 0)
         self._files.adopt(file)
         check(len(self._tentative) <= _TENTATIVE_MAX, "soft state is synchronised every few bundles")

@@ -174,6 +174,7 @@ class IntervalWorker:
             token=token,
             row_format=self._row_format,
         )
+        # A crash here leaves a file that no commit names; gc removes it.
         reach("superstep.file_written")
         return file
 
@@ -182,11 +183,13 @@ class IntervalWorker:
         check(
             self._state is not WorkerState.FOLLOWING, "a bundle is finished after it ran", state=self._state
         )
+        # The commit may still fail, so soft state keeps what it needs to undo the bundle.
         self._soft_state.adopt(file)
         return Manifest(
             interval=self._interval,
             fence=bundle.fence,
             file=file,
+            # The updates are in the file: the manifest travels to the driver, and must stay small.
             result=replace(result, updates=None, weak=None),
             work_us=self._work_us,
         )

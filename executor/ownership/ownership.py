@@ -381,6 +381,7 @@ class Ownership:
         it on. `check_update` must have accepted ``topology``.
         """
         former, self._topology = self._topology, topology
+        # No superstep runs, so no write of this process can follow the release.
         for interval in [one for one in self._owned if one != self._control]:
             if interval.computation not in topology.computations:
                 self._store.leases.release(self._owned.pop(interval).lease)
@@ -450,6 +451,7 @@ class Ownership:
         writes += [self._write(interval) for interval in (*leaving, *coming)]
         snapshot = self._store.committer.snapshot
         self._commit_taken(evolution_request(self._topology, snapshot, evolution, writes))
+        # Released only after the commit, otherwise another process could take an interval whose rows are about to move.
         for interval in leaving:
             self._store.leases.release(self._owned.pop(interval).lease)
         self._scan(list(coming))
@@ -494,6 +496,7 @@ class Ownership:
             UnavailableError: ZooKeeper did not come back within the pause timeout.
         """
         self.wait_until_held()
+        # A lease may be lost without notice, but the fence in the table cannot: it is part of the rival's take-over.
         stored = self._store.committer.refresh().fence_of(self._control)
         if stored != self.control.fence:
             raise FencedError(
@@ -603,6 +606,7 @@ class Ownership:
         # From this commit on every late write of a former owner fails. A lease alone could not stop one.
         self._commit_taken(request)
         reach("lease.fenced")
+        # Released only after the fence, otherwise another process could take an interval that is about to vanish.
         for one in replaced:
             self._store.leases.release(self._owned.pop(one).lease)
         if is_scanned:

@@ -309,6 +309,7 @@ class WatermarkAuthority:
             holds[name] = intervals.least
             bases[name] = self._base(name)
         for name, solved in solve_inputs(self._consumers, bases, holds, self._horizons).items():
+            # Published watermarks never fall (I7), even if a late record lowers the solution.
             self._inputs[name] = max(self._inputs[name], solved)
             # A hold behind the published input comes from a late record and binds unchanged.
             output = min(held_back(solved, self._horizons[name]), holds[name])

@@ -88,6 +88,7 @@ class PipelineWatermarks:
             authority.restore(journaled)
             if percentile == EXACT:
                 self._journaled = journaled
+        # Records of a stream that an earlier run ended are refused.
         self.ended_before = self.ended
         if former is not None:
             self._continue_from(former)
