@@ -33,7 +33,7 @@ from millpond.executor.computation.values import ArrowValues
 from millpond.executor.interval.bundle import Deliveries
 from millpond.executor.interval.eviction import Candidates, EvictionPolicy, least_recently_used, window_aware
 from millpond.executor.interval.row_cache import MemoryBudget
-from millpond.executor.interval.row_reader import StoreRowReader
+from millpond.executor.interval.row_reader import RowReader
 from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.gc.compaction import CompactionRules
@@ -79,7 +79,7 @@ class Future:
         return uses[place] if place < len(uses) else float("inf")
 
 
-class _CountingReader(StoreRowReader):
+class _CountingReader(RowReader):
     """Counts the rows that are read because they are not in memory."""
 
     def __init__(self, objects: MeteredObjects) -> None:

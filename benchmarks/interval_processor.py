@@ -22,7 +22,7 @@ from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import ArrowValues
 from millpond.executor.interval.bundle import Bundle, Deliveries
 from millpond.executor.interval.processor import IntervalProcessor
-from millpond.executor.interval.row_reader import StoreRowReader
+from millpond.executor.interval.row_reader import RowReader
 from millpond.executor.interval.row_update import BundleResult
 from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import ComputationNode
@@ -114,7 +114,7 @@ class Run:
 
     def __init__(self, computation: Computation) -> None:
         self.objects = MemoryObjects()
-        self.soft_state = SoftState(_INTERVAL, StoreRowReader(self.objects))
+        self.soft_state = SoftState(_INTERVAL, RowReader(self.objects))
         node = ComputationNode(
             name="counter", computation=computation, subscriptions=(), produces=("windows",)
         )
@@ -194,7 +194,7 @@ def measure(computation: Computation, load: Load, *, profile: bool) -> Run:
 
 def measure_rebuild(run: Run) -> None:
     """Read the run's files into empty soft state: all at once, and only the last."""
-    soft_state = SoftState(_INTERVAL, StoreRowReader(run.objects))
+    soft_state = SoftState(_INTERVAL, RowReader(run.objects))
     for name, files in (("cold", run.files[:-1]), ("catch-up of one file", run.files)):
         started_us = cpu_us()
         soft_state.synchronise(files)

@@ -1,10 +1,7 @@
-"""The bundle: the work of one interval in one superstep, and its outcome.
+"""One interval's work in one superstep, and its outcome, as plain values.
 
-One checkpoint covers many records (MillWheel §6.1.1). A `Bundle` goes into the
-`IntervalProcessor` and a `BundleResult` comes out. Both are plain values, so the same core runs in a
-Spark task, in the local runner and in the simulator.
-
-Arrivals: the concatenated deliveries of a bundle, column by column, in order of arrival.
+One checkpoint covers many records (MillWheel §6.1.1). A `Bundle` goes into the `IntervalProcessor` and a
+`BundleResult` comes out, so the same core runs in a Spark task, in the local runner and in the simulator.
 """
 
 from __future__ import annotations
@@ -33,11 +30,9 @@ class Deliveries:
     """The records of one stream for one interval, column by column, in arrival order.
 
     Attributes:
-        stream: the stream that they arrived on.
         keys: the consumer's keys, a string array without nulls.
-        at: event times in microseconds, an int64 array as long as ``keys``.
-        values: the values, as long as ``keys``.
-        ids: ids of outside records (binary, nulls allowed: no deduplication), or ``None``.
+        at: event times in microseconds.
+        ids: ids of outside records (binary; a null disables deduplication), or ``None``.
     """
 
     stream: str
@@ -52,17 +47,13 @@ class Bundle:
     """One interval's work in one superstep.
 
     Attributes:
-        interval: the interval; every key lies in it.
         fence: owner and *new* commit number under which the result will be committed.
-        superstep: number of the superstep.
         watermark: the computation's input low watermark during the whole bundle.
         wall_time: the superstep's wall time; tasks never read a clock.
-        percentile_watermarks: the computation's percentile watermarks, all that the pipeline keeps.
-        deliveries: the records, any number of streams.
-        weak: which of its productions are delivered before the commit.
-        settled: no record before this time comes in a later bundle; ``None``: that is known only up to ``watermark``.
-        late_before: records before this time are late; ``None``: those before ``watermark``.
-        retried: dead letters that are given once more, before all else.
+        weak: the streams whose productions are delivered before the commit.
+        settled: no later bundle has a record before this time; ``None`` means ``watermark``.
+        late_before: records before this time are late; ``None`` means ``watermark``.
+        retried: dead letters to process once more, before all other input.
     """
 
     interval: Interval
@@ -79,7 +70,7 @@ class Bundle:
 
     @property
     def until(self) -> EventTimeMicros:
-        """The time up to which all records have arrived, including those of the bundle."""
+        """The time up to which all records have arrived, including this bundle's."""
         return self.watermark if self.settled is None else max(self.watermark, self.settled)
 
     @property
@@ -99,16 +90,14 @@ class DeadLetter:
     Attributes:
         computation: the computation whose code failed, or the consumer of the unreadable record.
         stream: the record's stream, or ``""`` for a timer.
-        key: its key; ``None`` if it has none.
         value: the record's value as JSON text; see `letter_value`.
         at: event time in microseconds, ``None`` when unreadable.
         error: one line.
         diagnostics: the traceback, cut to a bounded length.
-        id: the record's id as its publisher gave it; ``None`` without one. Bytes that are not text are escaped.
+        id: the record's id; bytes that are not UTF-8 are escaped here and exact in ``id_base64``.
         attempt: the number of the last attempt; 1 for a record that never reached the code.
-        value_types: the types of the parts whose type JSON lacks, by their JSON pointers.
-        id_base64: the id's bytes, where they are not text.
-        retried: how often it has been given once more to the code, which has failed each time.
+        value_types: the types that JSON lacks, by JSON pointer.
+        retried: the number of failed retries of the letter.
     """
 
     computation: str
@@ -136,17 +125,7 @@ class DeadLetter:
         at: int | None = None,
         record_id: bytes | None = None,
     ) -> Self:
-        """The letter of a record that never reached the code.
-
-        Args:
-            computation: the record's consumer.
-            stream: the record's stream.
-            value: returns its value.
-            error: why it cannot be read.
-            key: its key, if it has one.
-            at: its event time, if it has one.
-            record_id: its id, if it has one.
-        """
+        """Return the letter of a record that never reached the code; ``value`` reads its value, and may raise."""
         described = describe_value(value)
         return cls(
             computation=computation,
@@ -162,12 +141,12 @@ class DeadLetter:
 
 
 def id_text(record_id: bytes | None) -> str | None:
-    """A record's id as text; bytes that are not text are escaped."""
+    """Return a record's id as text, with bytes that are not UTF-8 escaped."""
     return None if record_id is None else record_id.decode(errors="backslashreplace")
 
 
 def id_base64(record_id: bytes | None) -> str | None:
-    r"""A record's id in base64 if its bytes are not text, so that `id_text` is not all of it.
+    r"""Return a record's id in base64 if it is not UTF-8, since `id_text` is lossy for it.
 
     Example:
         >>> [id_base64(record_id) for record_id in (None, b"a7", b"\\xff")]
@@ -185,13 +164,9 @@ def id_base64(record_id: bytes | None) -> str | None:
 class BundleStatistics:
     """The counts of one bundle.
 
-    Attributes:
-        dropped: the late records that were not passed to user code.
-        weak: the productions that are delivered within the superstep.
-        counters: the sums of the user's counters.
-        waited: the records that began to wait in their rows for their turn in time.
-        resumed: the waiting records of earlier bundles that were processed now.
-        retried: the dead letters that were given once more; ``records`` and ``timers`` have them too.
+    ``dropped`` records were late and not passed to user code, ``weak`` productions were delivered within the
+    superstep. ``waited`` records began to wait in their rows for their turn in time, ``resumed`` ones had waited since
+    earlier bundles. ``records`` and ``timers`` also count the ``retried`` dead letters.
     """
 
     records: int = 0
@@ -213,11 +188,7 @@ class ProductionSummary:
     """A summary of a bundle's productions to one stream.
 
     Attributes:
-        stream: the stream.
-        count: the number of productions.
-        oldest_at: their earliest event time.
-        percentile_oldest_at: the oldest times when a share of the records is left out, for each percentile
-            that the pipeline keeps.
+        percentile_oldest_at: by percentile *p*, the oldest time without the oldest 100 - *p* percent.
     """
 
     stream: str
@@ -228,15 +199,12 @@ class ProductionSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """The records of a bundle.
+    """The concatenated deliveries of a bundle, column by column, in order of arrival.
 
     Attributes:
-        keys: the consumer's keys.
-        at: event times.
-        values: the values.
         ids: ids of outside records; ``None`` when no record has one.
-        streams: the names of the streams, one per delivery.
-        counts: how many records each delivery has.
+        streams: the stream of each delivery.
+        counts: the number of records of each delivery.
     """
 
     keys: pa.StringArray
@@ -246,33 +214,43 @@ class Arrivals:
     streams: Sequence[str]
     counts: Sequence[int]
 
-    def __len__(self) -> int:
-        return len(self.at)
-
     @staticmethod
     def of(deliveries: Sequence[Deliveries], *, with_ids: bool) -> Arrivals:
-        """Concatenate deliveries.
-
-        Args:
-            deliveries: any number of deliveries, which may be empty.
-            with_ids: whether to keep the record ids.
-        """
-        some = [delivery for delivery in deliveries if len(delivery.at)]
-        for delivery in some:
-            sizes = {len(delivery.keys), len(delivery.at), len(delivery.values)}
-            check(len(sizes) == 1, "the columns of a delivery have one length", stream=delivery.stream)
-            check(not delivery.keys.null_count, "delivered records have keys", stream=delivery.stream)
+        """Concatenate deliveries, any of which may be empty."""
+        some: list[Deliveries] = []
+        for delivery in deliveries:
+            count = len(delivery.at)
+            if count:
+                check(
+                    len(delivery.keys) == count == len(delivery.values),
+                    "the columns of a delivery have one length",
+                    stream=delivery.stream,
+                )
+                check(not delivery.keys.null_count, "delivered records have keys", stream=delivery.stream)
+                some.append(delivery)
+        if len(some) == 1:
+            (only,) = some
+            return Arrivals(
+                keys=_as(only.keys, pa.string()),
+                at=only.at,
+                values=only.values,
+                ids=_ids(some) if with_ids and only.ids is not None else None,
+                streams=[only.stream],
+                counts=[len(only.at)],
+            )
         return Arrivals(
-            keys=_joined([_as(delivery.keys, pa.string()) for delivery in some], pa.string()),
-            at=_times([delivery.at for delivery in some]),
-            values=_values([delivery.values for delivery in some]),
+            keys=pa.concat_arrays(
+                [pa.array([], pa.string()), *(_as(part.keys, pa.string()) for part in some)]
+            ),
+            at=np.concatenate([np.empty(0, np.int64), *(part.at for part in some)]),
+            values=ConcatenatedValues([part.values for part in some]) if some else PythonValues([]),
             ids=_ids(some) if with_ids else None,
-            streams=[delivery.stream for delivery in some],
-            counts=[len(delivery.at) for delivery in some],
+            streams=[part.stream for part in some],
+            counts=[len(part.at) for part in some],
         )
 
     def streams_of(self, sources: npt.NDArray[np.int64]) -> Sequence[str]:
-        """The streams of the records at the indices ``sources``."""
+        """Return the streams of the records at the indices ``sources``."""
         if len(self.streams) <= 1:
             return [*self.streams] * len(sources)
         names = np.repeat(np.array(self.streams, dtype=object), self.counts)
@@ -280,35 +258,17 @@ class Arrivals:
         return stream_names
 
 
-def _joined(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:
-    if len(arrays) == 1:
-        return arrays[0]
-    return pa.concat_arrays(arrays) if arrays else pa.array([], kind)
-
-
 def _as(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return array if array.type == kind else array.cast(kind)
 
 
-def _times(times: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    if len(times) == 1:
-        return times[0]
-    return np.concatenate(times) if times else np.empty(0, np.int64)
-
-
-def _values(values: list[Values]) -> Values:
-    if len(values) == 1:
-        return values[0]
-    return ConcatenatedValues(values) if values else PythonValues([])
-
-
 def _ids(deliveries: list[Deliveries]) -> pa.BinaryArray | None:
     if all(delivery.ids is None for delivery in deliveries):
         return None
-    ids = [
-        pa.nulls(len(delivery.at), pa.binary()) if delivery.ids is None else _as(delivery.ids, pa.binary())
-        for delivery in deliveries
+    columns = [
+        pa.nulls(len(part.at), pa.binary()) if part.ids is None else _as(part.ids, pa.binary())
+        for part in deliveries
     ]
-    joined = _joined(ids, pa.binary())
-    return None if joined.null_count == len(joined) else joined
+    ids = columns[0] if len(columns) == 1 else pa.concat_arrays(columns)
+    return None if ids.null_count == len(ids) else ids

@@ -1,21 +1,11 @@
-"""Which rows to evict when memory is short (MillWheel §8.3).
+"""The choice of rows to evict when memory is short (MillWheel §8.3).
 
-A row that waits for its window to close was modified last and will be needed last: the case that a
-least-recently-used cache gets wrong. The engine knows the timers, so it estimates when each row is needed next: at its
-next timer, or with its next record, whichever comes first. Of records it knows how long ago the last one came, and how
-often a row that waits for a timer is needed by a record before. So it first evicts the rows that are needed last.
+A row that waits for its window to close was modified last and is needed last: the case that a least-recently-used
+cache gets wrong. The engine knows the timers, so it expects each row at its next timer or its next record, whichever
+comes first, and evicts the row that is expected last. It estimates when records come from the age of each row's last
+use, and from a sample of uses, each followed to the row's next use.
 
-Policies are functions of plain columns; `least_recently_used` is the baseline to beat, and `python -m benchmarks.cache`
-compares them with the optimum.
-
-When rows were used last, at the cost of one entry for a bundle.
-
-A cache keeps its rows in order of their last use. So it is enough to know when the first row of each bundle was used:
-those behind it were used then, up to the first row of the next bundle.
-
-What rows are used by: learned from a sample of uses, each followed to the row's next use.
-
-A sample is followed whether or not its row is evicted meanwhile, so what is learned does not depend on what is kept.
+`least_recently_used` is the baseline to beat; `python -m benchmarks.cache` compares both with the optimum.
 """
 
 from __future__ import annotations
@@ -27,20 +17,20 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+# The wait of a row without timers, and the age of a row that was never used.
 NEVER: Final = float("inf")
-"""The wait of a row without timers, and the age of one that was never used."""
 
 Waits: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectations:
-    """What rows are used by, in this interval.
+    """The causes of row uses in an interval.
 
     Attributes:
-        by_record: how often a row that waits for a timer is used by a record before, of all its uses.
-        record_gap: how long after a use that record comes on average, in microseconds.
-        free_gap: how long a row without timers is not used on average, in microseconds.
+        by_record: the share of uses of timer-waiting rows that a record causes before the timer.
+        record_gap: the average time from a use to that record, in microseconds.
+        free_gap: the average time between uses of a row without timers, in microseconds.
     """
 
     by_record: float = 0.0
@@ -50,13 +40,11 @@ class Expectations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Rows of which some are to be evicted, in order of their last use.
+    """Rows among which to evict, in order of their last use.
 
     Attributes:
-        keys: their keys.
-        waits: how long each waits for its next timer, in microseconds; `NEVER`: it has none.
-        ages: how long ago each was used, in microseconds; `NEVER`: not since it was read.
-        expectations: what rows are used by.
+        waits: the time until each row's next timer, in microseconds, or `NEVER`.
+        ages: the time since each row's last use, in microseconds; `NEVER`: not since it was read.
     """
 
     keys: Iterable[str]
@@ -70,10 +58,10 @@ EvictionPolicy: TypeAlias = Callable[[Candidates], npt.NDArray[np.intp]]
 
 
 def window_aware(candidates: Candidates) -> npt.NDArray[np.intp]:
-    """The rows first that are expected to be needed last; among equals the least recently used.
+    """Order the rows by the time at which they are expected, latest first; among equals the least recently used first.
 
-    A row that waits for a timer is needed then, or before by a record: that is the less likely the longer none has
-    come. A row without timers is expected to be unused for as long as it has been, or as such rows are on average.
+    A row that waits for a timer is needed then, or earlier by a record, which is the less likely the longer none has
+    come. A row without timers is expected to be unused for its age, or for the average gap of such rows if longer.
 
     Example:
         >>> waits, ages = np.array([5.0, NEVER, 90.0]), np.array([40.0, 30.0, 20.0])
@@ -91,69 +79,26 @@ def window_aware(candidates: Candidates) -> npt.NDArray[np.intp]:
 
 
 def least_recently_used(candidates: Candidates) -> npt.NDArray[np.intp]:
-    """The least recently used first, whatever the rows wait for."""
+    """Keep the rows in the order of their last use, whatever they wait for."""
     return np.arange(len(candidates.waits), dtype=np.intp)
 
 
-class LastUses:
-    """The times at which runs of rows were used last, on two clocks.
-
-    Example:
-        >>> uses = LastUses()
-        >>> uses.note("a", (10, 0))
-        >>> uses.note("c", (30, 1))
-        >>> uses.ages(["a", "b", "c"], (50, 1)).tolist()
-        [40.0, 40.0, 20.0]
-    """
-
-    def __init__(self) -> None:
-        self._at: dict[str, tuple[int, int]] = {}
-
-    def note(self, first: str, clocks: tuple[int, int]) -> None:
-        """Note a bundle by the first of its rows, which are now the last ones of the cache.
-
-        Args:
-            first: its key.
-            clocks: low watermark and wall time.
-        """
-        self._at[first] = clocks
-
-    def ages(self, keys: Iterable[str], clocks: tuple[int, int]) -> npt.NDArray[np.float64]:
-        """How long ago each row was used, in microseconds of the clock on which that is longer.
-
-        A bundle whose first row has been used again counts to the one before.
-
-        Args:
-            keys: all rows in order of their last use.
-            clocks: low watermark and wall time.
-        """
-        now_event, now_wall = clocks
-        age = float("inf")
-        ages: list[float] = []
-        for key in keys:
-            at = self._at.get(key)
-            if at is not None:
-                # Of a row that was put back, an older bundle's entry is left.
-                age = min(age, float(max(now_event - at[0], now_wall - at[1])))
-            ages.append(age)
-        return np.array(ages, np.float64)
-
-    def keep_only(self, keys: Iterable[str]) -> None:
-        """Forget the bundles that begin with any other row."""
-        self._at = {key: self._at[key] for key in self._at.keys() & set(keys)}
-
-
+# Uses sampled in a bundle, and uses followed at once.
 _SAMPLED: Final = 64
 _FOLLOWED_MAX: Final = 8_192
+# After so many uses, older ones count half.
 _WEIGHT_MAX: Final = 4_096.0
-"""How many uses of a bundle are sampled, how many are followed at once, and after how many older ones count half."""
 
+# The low watermark and the wall time.
 _Clocks: TypeAlias = tuple[int, int]
 _WaitOf: TypeAlias = Callable[[str], float]
 
 
 class UseStatistics:
-    """How often records come to rows that wait for a timer, and how soon, and how soon rows without timers are used again."""
+    """Learns how often and how soon records come to rows, with and without timers.
+
+    A sample is followed even if its row is evicted meanwhile, so the result does not depend on the cache's content.
+    """
 
     def __init__(self) -> None:
         self._followed: dict[str, tuple[_Clocks, bool]] = {}
@@ -162,13 +107,10 @@ class UseStatistics:
         self._free_uses = 1.0
         self._free_gaps = 0.0
 
-    def note_uses(self, keys: Sequence[str], wait_of: _WaitOf, clocks: _Clocks) -> None:
-        """Note the uses of a bundle, before it changes any timer.
+    def record_uses(self, keys: Sequence[str], wait_of: _WaitOf, clocks: _Clocks) -> None:
+        """Record the uses of a bundle, before it changes any timer.
 
-        Args:
-            keys: the rows that it uses.
-            wait_of: how long a row waits for its next timer; 0 or less: the timer is why it is used.
-            clocks: low watermark and wall time.
+        ``wait_of`` returns a row's wait for its next timer; if it is 0 or less, the timer causes the use.
         """
         for key in filter(self._followed.__contains__, keys):
             at, waits = self._followed.pop(key)
@@ -181,7 +123,11 @@ class UseStatistics:
             else:
                 self._by_record += 1
                 self._record_gaps += gap
-        self._forget()
+        if self._by_record + self._by_timer > _WEIGHT_MAX:
+            self._by_record, self._by_timer = self._by_record / 2, self._by_timer / 2
+            self._record_gaps /= 2
+        if self._free_uses > _WEIGHT_MAX:
+            self._free_uses, self._free_gaps = self._free_uses / 2, self._free_gaps / 2
 
     def follow(self, keys: Sequence[str], wait_of: _WaitOf, clocks: _Clocks) -> None:
         """Follow some uses of a bundle from now on, after it has changed timers."""
@@ -190,11 +136,11 @@ class UseStatistics:
         while len(self._followed) > _FOLLOWED_MAX:
             at, waits = self._followed.pop(next(iter(self._followed)))
             if not waits:
-                # It was not used for so long: that is known of it as well.
+                # The time without a use counts too, otherwise rarely used rows would seem used often.
                 self._free_gaps += _between(at, clocks)
 
     def expectations(self, clocks: _Clocks) -> Expectations:
-        """What to expect of rows."""
+        """Return the present estimates."""
         unused = sum(_between(at, clocks) for at, waits in self._followed.values() if not waits)
         return Expectations(
             by_record=self._by_record / (self._by_record + self._by_timer),
@@ -202,14 +148,7 @@ class UseStatistics:
             free_gap=(self._free_gaps + unused) / self._free_uses,
         )
 
-    def _forget(self) -> None:
-        if self._by_record + self._by_timer > _WEIGHT_MAX:
-            self._by_record, self._by_timer = self._by_record / 2, self._by_timer / 2
-            self._record_gaps /= 2
-        if self._free_uses > _WEIGHT_MAX:
-            self._free_uses, self._free_gaps = self._free_uses / 2, self._free_gaps / 2
-
 
 def _between(at: _Clocks, now: _Clocks) -> float:
-    """How long ago that was, on the clock that has gone further."""
+    """Return the elapsed time, on the clock that has advanced further."""
     return float(max(now[0] - at[0], now[1] - at[1]))

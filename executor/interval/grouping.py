@@ -1,20 +1,14 @@
-"""Grouping: a bundle's records sorted by key, then time, then arrival, without a Python loop over records.
-
-Deduplication of outside records by their ids, a whole bundle at once (MillWheel §6.1.1).
+"""A bundle's records: deduplicated by id, and sorted by key, then time, then arrival, without a loop over records.
 
 A record is a duplicate if its key has consumed its id before, or if the same key and id arrived earlier in the
-same bundle. Fingerprints and the Bloom filter only select candidates; the ids themselves decide.
-
-The ids of dead letters whose records never reached the code: they are checked, and kept, as those of any record.
-
-For that they are among the arrivals of the bundle, last and with no value; the records themselves are given to the code
-with the other letters.
+same bundle (MillWheel §6.1.1). Fingerprints and the Bloom filter only select candidates; the ids themselves decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import count as count_from
 from typing import Final
 
 import numpy as np
@@ -31,16 +25,12 @@ from millpond.statestore.rows.record_ids import fingerprints
 _PACKED_BITS: Final = 63
 
 _Index = npt.NDArray[np.int64]
+_Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyCodes:
-    """Each record's key as a small integer.
-
-    Attributes:
-        codes: for each record, the index of its key in ``keys``.
-        keys: the distinct keys, unordered.
-    """
+    """Each record's key as an index into the distinct ``keys``, which are unordered."""
 
     codes: _Index
     keys: pa.StringArray
@@ -52,7 +42,6 @@ class Grouping:
 
     Attributes:
         keys: the keys with records and the additional keys, sorted by their UTF-8 bytes.
-        key_column: the keys in Arrow.
         bounds: the records of key *i* are at ``bounds[i]`` up to ``bounds[i + 1]``.
         sources: for each record in that order, its position on arrival.
         admitted: the same keys with all records except duplicates; ``None`` if the grouping has them all.
@@ -66,7 +55,7 @@ class Grouping:
 
 
 def encode_keys(keys: pa.StringArray) -> KeyCodes:
-    """The distinct keys, and each record's index among them."""
+    """Return the distinct keys, and each record's index among them."""
     encoded = keys.dictionary_encode()
     return KeyCodes(codes=encoded.indices.to_numpy().astype(np.int64), keys=encoded.dictionary)
 
@@ -82,13 +71,19 @@ def group(
         kept: the indices of the records to sort, ascending; ``None``: all.
         others: keys to include even without records.
     """
-    codes, keys = encoded.codes, _with_others(encoded.keys, others)
+    codes, keys, named = encoded.codes, encoded.keys, pa.array([], pa.string())
+    if others:
+        named = pa.array(list(others), pa.string())
+        keys = pa.concat_arrays([keys, named.filter(pc.invert(pc.is_in(named, keys)))])
     if kept is not None:
         codes, at = codes[kept], at[kept]
     counts = np.bincount(codes, minlength=len(keys))
     order = pc.sort_indices(keys).to_numpy().astype(np.int64)
-    # A key with only duplicates gets no turn, unless it is among ``others``.
-    order = order[_is_wanted(keys, counts, others)[order]]
+    wanted = counts > 0
+    if not wanted.all():
+        # A key with only duplicates gets no turn, unless it is among the others.
+        wanted |= pc.is_in(keys, named).to_numpy(zero_copy_only=False)
+        order = order[wanted[order]]
     rank = np.empty(len(keys), np.int64)
     rank[order] = np.arange(len(order))
     indices = _by_key_and_time(rank[codes], at)
@@ -102,52 +97,36 @@ def group(
 
 
 def sample_keys(grouping: Grouping, count: int) -> tuple[str, ...]:
-    """Keys at even distances in a bundle's work, of which each key has as much as it has records, and one more.
+    """Return keys at even distances in a bundle's work; a key's share is its number of records plus one.
 
     Example:
         >>> encoded = encode_keys(pa.array(["a", "b", "b", "b", "b", "b", "b"]))
         >>> sample_keys(group(encoded, np.zeros(7, np.int64)), 3)
         ('a', 'b', 'b')
     """
-    if not grouping.keys:
+    keys = grouping.keys
+    if not keys:
         return ()
-    work = grouping.bounds[1:] + np.arange(1, len(grouping.keys) + 1)
+    work = grouping.bounds[1:] + np.arange(1, len(keys) + 1)
     at = (2 * np.arange(count) + 1) * (work[-1] / (2 * count))
-    return tuple(grouping.keys[index] for index in np.searchsorted(work, at, side="right").tolist())
-
-
-def _with_others(keys: pa.StringArray, others: Collection[str]) -> pa.StringArray:
-    if not others:
-        return keys
-    named = pa.array(list(others), pa.string())
-    new = named.filter(pc.invert(pc.is_in(named, keys)))
-    return pa.concat_arrays([keys, new])
-
-
-def _is_wanted(keys: pa.StringArray, counts: _Index, others: Collection[str]) -> npt.NDArray[np.bool_]:
-    wanted: npt.NDArray[np.bool_] = counts > 0
-    if others and not wanted.all():
-        named = pc.is_in(keys, pa.array(list(others), pa.string()))
-        wanted |= named.to_numpy(zero_copy_only=False)
-    return wanted
+    return tuple(map(keys.__getitem__, np.searchsorted(work, at, side="right").tolist()))
 
 
 def _by_key_and_time(ranks: _Index, at: _Index) -> _Index:
-    """The indices sorted by (rank, time, index)."""
+    """Return the indices sorted by (rank, time, index)."""
     count = len(ranks)
+    if count < 2:
+        return np.arange(count, dtype=np.int64)
     if _rises(at):
         return _stable_order(ranks)
-    if _rises(ranks) and _rises_within(ranks, at):
+    if _rises(ranks) and bool(((at[1:] >= at[:-1]) | (ranks[1:] > ranks[:-1])).all()):
         return np.arange(count, dtype=np.int64)
     by_time = _stable_order(at)
     return by_time[_stable_order(ranks[by_time])]
 
 
 def _stable_order(column: _Index) -> _Index:
-    """The indices sorted by (value, index).
-
-    Packing both into one integer lets numpy sort without indirection, several times faster.
-    """
+    """Return the indices sorted by (value, index)."""
     count = len(column)
     if _rises(column):
         return np.arange(count, dtype=np.int64)
@@ -155,6 +134,7 @@ def _stable_order(column: _Index) -> _Index:
     index_bits = count.bit_length()
     if (greatest - least).bit_length() + index_bits >= _PACKED_BITS:
         return np.argsort(column, kind="stable").astype(np.int64)
+    # Value and index packed into one integer let numpy sort without indirection, several times faster.
     packed = ((column - least) << np.int64(index_bits)) | np.arange(count, dtype=np.int64)
     packed.sort()
     return packed & np.int64((1 << index_bits) - 1)
@@ -162,13 +142,6 @@ def _stable_order(column: _Index) -> _Index:
 
 def _rises(column: _Index) -> bool:
     return bool((column[1:] >= column[:-1]).all())
-
-
-def _rises_within(ranks: _Index, at: _Index) -> bool:
-    return bool(((at[1:] >= at[:-1]) | (ranks[1:] > ranks[:-1])).all())
-
-
-_Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,31 +160,26 @@ class Admission:
 
 
 def admit(arrivals: Arrivals, keys: KeyCodes, soft_state: SoftState) -> Admission:
-    """Drop the records that have been consumed before.
-
-    Raises:
-        DataError: a file that is needed to settle a candidate is missing or damaged.
-    """
-    if arrivals.ids is None:
+    """Drop the records that have been consumed before."""
+    ids = arrivals.ids
+    if ids is None:
         return Admission()
-    indices = None if not arrivals.ids.null_count else _valid_indices(arrivals.ids)
-    identified = _Identified(
-        ids=arrivals.ids if indices is None else arrivals.ids.drop_null(),
-        codes=keys.codes if indices is None else keys.codes[indices],
-        keys=keys.keys,
-    )
+    valid: _Index | None = None
+    if ids.null_count:
+        valid = np.flatnonzero(pc.is_valid(ids).to_numpy(zero_copy_only=False))
+        ids = ids.drop_null()
+    identified = _Identified(ids, keys.codes if valid is None else keys.codes[valid], keys.keys)
     duplicate = identified.duplicates(soft_state)
-    fingerprints = identified.fingerprints[~duplicate] if duplicate.any() else identified.fingerprints
     if not duplicate.any():
-        return Admission(fingerprints=fingerprints)
-    dropped = np.flatnonzero(duplicate) if indices is None else indices[duplicate]
-    keep = np.ones(len(arrivals), np.bool_)
+        return Admission(fingerprints=identified.fingerprints)
+    dropped = np.flatnonzero(duplicate) if valid is None else valid[duplicate]
+    keep = np.ones(len(arrivals.at), np.bool_)
     keep[dropped] = False
-    return Admission(kept=np.flatnonzero(keep), duplicates=len(dropped), fingerprints=fingerprints)
-
-
-def _valid_indices(ids: pa.BinaryArray) -> _Index:
-    return np.flatnonzero(pc.is_valid(ids).to_numpy(zero_copy_only=False))
+    return Admission(
+        kept=np.flatnonzero(keep),
+        duplicates=len(dropped),
+        fingerprints=identified.fingerprints[~duplicate],
+    )
 
 
 class _Identified:
@@ -224,9 +192,9 @@ class _Identified:
         self.fingerprints = fingerprints(ids)
 
     def duplicates(self, soft_state: SoftState) -> _Mask:
-        """Which of them are duplicates."""
         repeated = self._repeated()
         soft_state.ids.prepare(soft_state.files)
+        # The filter has false hits but no misses, so only its hits need the exact ids from files.
         doubtful = np.flatnonzero(soft_state.ids.may_be_known(self.fingerprints) & ~repeated)
         if len(doubtful):
             keys, ids = self._pairs(doubtful)
@@ -234,13 +202,16 @@ class _Identified:
         return repeated
 
     def _repeated(self) -> _Mask:
-        """Which of them repeat a key and id of the same bundle."""
+        """Mark the records that repeat a key and id of the same bundle."""
         repeated = np.zeros(len(self.fingerprints), np.bool_)
         ordered = np.sort(self.fingerprints)
         doubtful_prints = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(doubtful_prints):
             doubtful = np.flatnonzero(np.isin(self.fingerprints, doubtful_prints))
-            repeated[doubtful] = _not_first(*self._pairs(doubtful))
+            seen: set[tuple[str, bytes]] = set()
+            for index, pair in zip(doubtful.tolist(), zip(*self._pairs(doubtful), strict=True), strict=True):
+                repeated[index] = pair in seen
+                seen.add(pair)
         return repeated
 
     def _pairs(self, indices: _Index) -> tuple[list[str], list[bytes]]:
@@ -248,60 +219,37 @@ class _Identified:
         return keys.to_pylist(), self._ids.take(pa.array(indices)).to_pylist()
 
 
-def _not_first(keys: list[str], ids: list[bytes]) -> _Mask:
-    seen: set[tuple[str, bytes]] = set()
-    known = np.zeros(len(keys), np.bool_)
-    for index, pair in enumerate(zip(keys, ids, strict=True)):
-        known[index] = pair in seen
-        seen.add(pair)
-    return known
+def unseen_ids(letters: Sequence[RetriedLetter]) -> Deliveries | None:
+    """Return the ids of dead letters whose records never reached the code, as the last records to arrive.
 
-
-def unseen_ids(letters: Sequence[RetriedLetter]) -> list[Deliveries]:
-    """The ids of letters as records that no code gets."""
+    Their rows must check and keep these ids like any record's. The values are empty because the code gets the records
+    themselves with the other letters.
+    """
     unseen = [letter for letter in letters if letter.unseen_id is not None]
     if not unseen:
-        return []
-    ids = Deliveries(
+        return None
+    return Deliveries(
         stream="",
         keys=pa.array([letter.key for letter in unseen], pa.string()),
         at=np.array([letter.at for letter in unseen], np.int64),
         values=PythonValues([None] * len(unseen)),
         ids=pa.array([letter.unseen_id for letter in unseen], pa.binary()),
     )
-    return [ids]
 
 
-def are_ids(ids: Sequence[Deliveries], admission: Admission, arrived: int) -> npt.NDArray[np.bool_]:
-    """Which of the admitted records are only the ids of letters.
+def admitted_letters(
+    letters: Sequence[RetriedLetter], unseen: Deliveries, admission: Admission, arrived: int
+) -> tuple[_Mask, list[RetriedLetter]]:
+    """Return a mask of the admitted records that are only ids of letters, and the letters without duplicates.
 
     Args:
-        ids: what `unseen_ids` returned, the last of the arrivals.
-        admission: what was admitted.
-        arrived: how many records arrived, these included.
+        letters: all letters to retry.
+        unseen: the last of the arrivals, from `unseen_ids`.
+        admission: the admitted arrivals.
+        arrived: the number of arrivals, ``unseen`` included.
     """
-    if not ids:
-        return np.zeros(arrived if admission.kept is None else len(admission.kept), np.bool_)
-    first = arrived - sum(len(part.at) for part in ids)
+    first = arrived - len(unseen.at)
     admitted = np.arange(arrived) if admission.kept is None else admission.kept
-    are_of_letters: npt.NDArray[np.bool_] = admitted >= first
-    return are_of_letters
-
-
-def without_duplicates(
-    letters: Sequence[RetriedLetter], ids: Sequence[Deliveries], admission: Admission, arrived: int
-) -> Sequence[RetriedLetter]:
-    """The letters without those whose ids have been consumed meanwhile."""
-    if not ids or admission.kept is None:
-        return letters
-    first = arrived - sum(len(part.at) for part in ids)
-    admitted = set(admission.kept.tolist())
-    kept, position = [], first
-    for letter in letters:
-        if letter.unseen_id is None:
-            kept.append(letter)
-            continue
-        if position in admitted:
-            kept.append(letter)
-        position += 1
-    return kept
+    are_ids = admitted >= first
+    positions, known = count_from(first), set(admitted[are_ids].tolist())
+    return are_ids, [one for one in letters if one.unseen_id is None or next(positions) in known]

@@ -1,17 +1,11 @@
 """A key's turn in a bundle: its due timers, its records, and the timers that these made due.
 
-User code first runs at full speed. If it raises, the whole turn is undone and run again
-carefully, one record or timer at a time with a savepoint before each, so that only the effects
-of the one that fails are rolled back (MillWheel §6.1.1: user code runs as if idempotent).
-A turn that begins with dead letters, which have failed before, is run carefully at once.
+User code first runs at full speed. If it raises, the whole turn is undone and run again carefully, one record or
+timer at a time with a savepoint before each, so that only the effects of the failing one are rolled back (MillWheel
+§6.1.1: user code runs as if idempotent). A turn with retried dead letters is run carefully from the start.
 
-Records that wait in their key's row until the low watermark has passed them.
-
-Each is an entry among the row's timers, because like a timer it must wake its key, hold the output watermark and
-survive the process: `TimeDomain.RECORD`. Its tag is the record as JSON, together with the types that JSON lacks, so
-that the code gets the same value as without the wait. A number makes each tag unique within its key.
-
-Turns as Spark's stateful operators have them: all records of the key, then the timers that are due.
+A record that waits for the low watermark is an entry among its row's timers, because like a timer it must wake its
+key, hold the output watermark and survive the process. Its domain is `TimeDomain.RECORD`, its tag the record as JSON.
 """
 
 from __future__ import annotations
@@ -19,12 +13,12 @@ from __future__ import annotations
 import base64
 import json
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import orjson
@@ -49,12 +43,12 @@ from millpond.executor.interval.letters import (
     typed_value,
     worded,
 )
-from millpond.executor.time.clocks import slack_us
+from millpond.executor.time.clocks import Clocks
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.codec import PlainObject, has_non_finite
 from millpond.statestore.rows.row import TimeDomain
-from millpond.statestore.types import TIME_MIN_US
+from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
 if TYPE_CHECKING:
     from millpond.executor.interval.bundle import Bundle
@@ -72,16 +66,13 @@ _LOST: Final = "a record that waits for its turn in time has a value that no tex
 
 
 def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: int) -> Timer:
-    """The entry of a record among its key's timers.
+    """Return the entry of a waiting record among its key's timers.
 
     Args:
         columns: the records of a bundle.
         index: the record's index.
-        superstep: the bundle's superstep; with the record's position in the bundle it makes the entry unique.
+        superstep: the bundle's superstep; with the record's position in the bundle it makes the tag unique.
         lag_us: how far before the record's time its productions may be.
-
-    Raises:
-        InvalidError: the value has parts that have no text form.
     """
     at, record_id = columns.at[index], columns.scoped_id(index)
     header: dict[str, Any] = {"stream": columns.streams[index], "number": [superstep, columns.sources[index]]}
@@ -89,7 +80,7 @@ def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: in
         header["id"] = base64.b64encode(record_id).decode()
     value = columns.value(index)
     if type(value) is PlainObject:
-        # It has the fields of a pane and is none, which must still hold when it is read again.
+        # The mark keeps an object with the fields of a pane from becoming a pane when it is read again.
         header["plain"], value = True, dict(value)
     text, marks = _marked_text(value)
     if text is None:
@@ -108,11 +99,9 @@ def waiting_timer(columns: RecordColumns, index: int, superstep: int, lag_us: in
 
 
 def _marked_text(value: Any) -> tuple[str | None, int]:
-    """A value as JSON in which each part whose type JSON lacks is an object with its type and text.
+    """Return a value as JSON, and the number of parts replaced by a marked object with their type and text.
 
-    Returns:
-        The text and the number of these parts; no text if the value has such an object itself or has other types,
-        which take `typed_text`, a slower way.
+    The text is ``None`` if the value has such an object itself or has other types: the slower `typed_text` takes both.
     """
     marks = 0
 
@@ -127,7 +116,7 @@ def _marked_text(value: Any) -> tuple[str | None, int]:
         encoded = orjson.dumps(value, default=mark, option=_OPTIONS)
     except TypeError:
         return None, 0
-    # orjson writes NaN and infinities as null, so a null may stand for one of them.
+    # orjson writes NaN and infinities as null, so a null may stand for either.
     if encoded.count(_MARK_BYTES) != marks or (b"null" in encoded and has_non_finite(value)):
         return None, 0
     return encoded.decode(), marks
@@ -144,11 +133,7 @@ def _unmarked(value: Any) -> Any:
 
 
 def waiting_columns(timers: Sequence[Timer]) -> RecordColumns:
-    """The records that wait under these entries, in the same order; none of them is late.
-
-    Raises:
-        DataError: an entry is not one of `waiting_timer`.
-    """
+    """Return the records that wait under these entries, in the same order; none of them is late."""
     entries = [_read(timer) for timer in timers]
     ids = [entry.get("id") for entry in entries]
     has_ids = any(record_id is not None for record_id in ids)
@@ -179,13 +164,13 @@ def _read(timer: Timer) -> dict[str, Any]:
     return entry
 
 
+# For one key, and only timers that were set in the bundle itself.
 FIRINGS_MAX: Final = 100_000
-"""How many timers that were set in the bundle itself may fire for one key."""
 
 _Result = TypeVar("_Result")
 _DIAGNOSTICS_MAX: Final = 8_000
+# Code counts records that it dropped because they were late.
 _DROPPED: Final = "dropped"
-"""The counter by which code says that it has left a record out because it was late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,23 +192,17 @@ class Failure:
 class KeyExecutor:
     """Runs one key after the other, with one context for all of them.
 
-    Args:
-        node: the computation whose code runs, and its handling of failures.
-        bundle: the clocks.
-        columns: the records.
-        limit: how long the code may take for a key; ``None``: no limit.
+    ``slack_us`` is how far the productions of a record may lie before it.
 
     Attributes:
         state: the state of the key that had the last turn.
         timers: its timers.
         productions: the productions of all keys.
         counters: the counters of all keys.
-        dead_letters: the records and timers that failed.
-        fired: how many timers have fired.
-        waited: how many records have begun to wait for their turn in time.
-        resumed: how many waiting records were processed.
-        retried: how many of the records and timers were dead letters.
-        retried_records: how many of those were records.
+        fired: the number of timers that have fired.
+        waited: the number of records that have begun to wait for their turn in time.
+        resumed: the number of waiting records that were processed.
+        retried: the number of retried dead letters, ``retried_records`` of which were records.
     """
 
     def __init__(
@@ -231,14 +210,20 @@ class KeyExecutor:
         node: ComputationNode,
         bundle: Bundle,
         columns: RecordColumns,
+        slack_us: int,
         limit: UserCodeWatchdog | None = None,
     ) -> None:
+        computation, clocks = node.computation, bundle.clocks
         self._limit = limit
         self._node = node
         self._input = InputTime()
-        self.timers: KeyTimers = self._make_timers(bundle)
+        self.timers: KeyTimers = self._make_timers(clocks, bundle)
         holds = Holds(self.timers, self._input)
-        self.state: KeyState = self._make_state(holds)
+        self.state: KeyState = (
+            UpgradingState(computation.codec, holds, self._upgrade)
+            if computation.state_version
+            else KeyState(computation.codec, holds)
+        )
         self.productions: Productions = Productions()
         self.counters: Counters = Counters()
         self.dead_letters: list[DeadLetter] = []
@@ -247,56 +232,33 @@ class KeyExecutor:
         self.resumed: int = 0
         self.retried: int = 0
         self.retried_records: int = 0
-        self._letters = _by_key(bundle.retried)
+        self._letters: dict[str, list[RetriedLetter]] = {}
+        for letter in bundle.retried:
+            self._letters.setdefault(letter.key, []).append(letter)
         self._columns = columns
         self._records = Records(columns, self._input)
         self._context = Context(
-            node,
-            self.state,
-            self.timers,
-            self.productions,
-            self._input,
-            bundle.clocks,
-            holds,
-            self.counters,
+            node, self.state, self.timers, self.productions, self._input, clocks, holds, self.counters
         )
         if bundle.late_before is not None:
             self._context.late_before = bundle.late_before
         self._firings_left = 0
-        self._watermark = bundle.clocks.watermark
-        # The watermark is held at a timer's output time, so no horizon may go below it.
-        self._records_slack_us = slack_us(node.computation.late_data_horizon)
-        self._timers_slack_us = self._records_slack_us if not node.horizon_us else 0
-
-    def _make_state(self, holds: Holds) -> KeyState:
-        computation = self._node.computation
-        if not computation.state_version:
-            return KeyState(computation.codec, holds)
-        return UpgradingState(computation.codec, holds, self._upgrade)
+        self._watermark = clocks.watermark
+        self._records_slack_us = slack_us
+        # The watermark is held at a timer's output time, so only an unbounded horizon may go below it.
+        self._timers_slack_us = slack_us if slack_us == TIME_MAX_US else 0
 
     def _upgrade(self, former: FormerState) -> FormerState:
         return upgrade(self._node.computation, self._node.name, self._context.key, former)
 
-    def _make_timers(self, bundle: Bundle) -> KeyTimers:
-        return KeyTimers(bundle.clocks)
+    def _make_timers(self, clocks: Clocks, bundle: Bundle) -> KeyTimers:  # noqa: ARG002 - subclasses use the bundle
+        return KeyTimers(clocks)
 
     def run(
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
     ) -> StoredState | None:
-        """Run a key's turn, and return its new state.
-
-        Args:
-            key: the key.
-            encoded: its state.
-            timers: its pending timers.
-            start: its first record.
-            stop: one past its last record.
-
-        Raises:
-            InvalidError: the code failed and failures stop the pipeline, it used what the program does not
-                declare, or its timers never end.
-        """
-        produced, fired = len(self.productions), self.fired
+        """Run a key's turn on the records from ``start`` up to ``stop``, and return its new state."""
+        produced, fired = len(self.productions.at), self.fired
         self.counters.settle()
         letters = self._letters.get(key, ())
         self._begin(key, encoded, timers, stop - start + len(letters))
@@ -308,19 +270,17 @@ class KeyExecutor:
                 settled = self._run_at_once(key, start, stop)
             else:
                 settled = self._within_limit(lambda: self._run_at_once(key, start, stop))
-        except (Exception, CodeTimeoutError):  # noqa: BLE001 - the careful run raises it again
-            self._undo(produced, fired)
+        except (Exception, CodeTimeoutError):  # noqa: BLE001, S110 - the careful run raises it again
+            pass
         else:
             if self._context.mistake is None:
                 return settled
-            self._undo(produced, fired)
-        self._begin(key, encoded, timers, stop - start)
-        return self._run_carefully(key, start, stop)
-
-    def _undo(self, produced: int, fired: int) -> None:
+        # The turn must leave no trace: otherwise the careful run would repeat its effects.
         self.productions.truncate(produced)
         self.counters.truncate(0)
         self.fired = fired
+        self._begin(key, encoded, timers, stop - start)
+        return self._run_carefully(key, start, stop)
 
     def _within_limit(self, code: Callable[[], _Result]) -> _Result:
         limit = self._limit
@@ -343,19 +303,19 @@ class KeyExecutor:
 
     def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
         if self.timers.due:
-            self._fire_due()
+            self._fire_due(self._process_timer)
         if stop > start:
             self._input.slack_us = self._records_slack_us
             self._records.bind(key, start, stop)
             self._node.computation.process_records(self._context, self._records)
             if self.timers.due:
-                self._fire_due()
+                self._fire_due(self._process_timer)
         return self.state.settle()
 
-    def _fire_due(self) -> None:
+    def _fire_due(self, fire: Callable[[Timer], None]) -> None:
         while (timer := self.timers.pop_due()) is not None:
             self._count_firing()
-            self._process_timer(timer)
+            fire(timer)
 
     def _process_timer(self, timer: Timer) -> None:
         if timer.domain is TimeDomain.RECORD:
@@ -378,11 +338,9 @@ class KeyExecutor:
         return Records(waiting_columns(timers), self._input)
 
     def _on_time(self, timer: Timer) -> Timer:
-        """A timer without a hold, with an output time that no consumer's watermark has passed.
-
-        At the end of the input the watermark is beyond the times of records.
-        """
+        """Return a timer without a hold with an output time that no consumer's watermark has passed."""
         watermark = self._watermark
+        # At the end of the input the watermark is beyond the times of records.
         is_later = timer.output_at < watermark <= INSTANT_MAX_US
         return timer._replace(output_at=watermark) if is_later else timer
 
@@ -400,10 +358,10 @@ class KeyExecutor:
     # ------------------------------------------------------------- one at a time
 
     def _run_carefully(self, key: str, start: int, stop: int) -> StoredState | None:
-        self._fire_due_carefully()
+        self._fire_due(self._try_timer)
         for index in range(start, stop):
             self._try_record(key, self._records, index)
-        self._fire_due_carefully()
+        self._fire_due(self._try_timer)
         return self.state.settle()
 
     def _try_record(self, key: str, records: Records, index: int) -> None:
@@ -420,11 +378,6 @@ class KeyExecutor:
             columns.streams[index], value, columns.at[index], failure, columns.id(index), retried=retried
         )
 
-    def _fire_due_carefully(self) -> None:
-        while (timer := self.timers.pop_due()) is not None:
-            self._count_firing()
-            self._try_timer(timer)
-
     def _try_timer(self, timer: Timer, *, retried: int = 0) -> None:
         if timer.domain is TimeDomain.RECORD:
             self._try_record(self._context.key, self._waiting([timer]), 0)
@@ -438,7 +391,7 @@ class KeyExecutor:
     def _retry(self, key: str, letters: Sequence[RetriedLetter]) -> None:
         """Give the code the records and timers of dead letters, before all else of the turn.
 
-        They keep their times: what they produce may be late, as that of a late record may.
+        They keep their times, so their productions may be late, like a late record's productions.
         """
         for letter in letters:
             self.retried += 1
@@ -457,6 +410,7 @@ class KeyExecutor:
             counted = len(self.counters)
             self._node.computation.process_records(self._context, records)
             if self.counters.has(_DROPPED, counted):
+                # Otherwise the retry would count as a success and lose the record.
                 raise InvalidError("the record comes too late: the code drops it, so it stays a dead letter")
 
         self._input.slack_us = self._records_slack_us
@@ -468,15 +422,10 @@ class KeyExecutor:
     def _attempt(self, hook: Callable[[], None], value: Callable[[], Any]) -> Failure | None:
         """Run a hook until it succeeds or has no attempts left; return the last failure.
 
-        Args:
-            hook: the call.
-            value: returns the value of its input.
-
-        Raises:
-            InvalidError: the code uses what the program does not declare.
+        ``value`` reads the value of the hook's input.
         """
         savepoint = _RollbackPoint(
-            self.state.settle(), self.timers.savepoint(), len(self.productions), len(self.counters)
+            self.state.settle(), self.timers.savepoint(), len(self.productions.at), len(self.counters)
         )
         failure: Failure | None = None
         for attempt in range(1, 2 + self._node.retries):
@@ -485,8 +434,12 @@ class KeyExecutor:
                 self.state.settle()
             except CodeTimeoutError as raised:
                 self._go_back(savepoint)
-                error = self._too_slow(raised)
-                return None if error is None else Failure(error, attempt)
+                # It exceeded its limit at full speed and alone, so a third try would only cost the limit again.
+                error = None if self._limit is None else self._limit.error()
+                if error is None:
+                    return None
+                error.__cause__ = raised
+                return Failure(error, attempt)
             except Exception as raised:  # noqa: BLE001 - user code may raise anything
                 failure = Failure(raised, attempt)
                 self._go_back(savepoint)
@@ -496,22 +449,13 @@ class KeyExecutor:
         return failure
 
     def _check_program(self, value: Callable[[], Any]) -> None:
-        """End the run if the code has used what its program does not declare, whether it caught the exception or not.
-
-        A name that the input contains is the input's mistake: code that routes by a field cannot know all names.
-        """
+        """End the run if the code has used what its program does not declare, even if it caught the exception."""
         mistake, self._context.mistake = self._context.mistake, None
         if mistake is None:
             return
+        # A name from the input is the input's mistake: code that routes by a field cannot know all names.
         if mistake.name is None or json.dumps(mistake.name) not in describe_value(value).text:
             raise mistake.error
-
-    def _too_slow(self, raised: CodeTimeoutError) -> Exception | None:
-        """The error of code that exceeded its limit twice, at full speed and alone; it is not tried a third time."""
-        error = None if self._limit is None else self._limit.error()
-        if error is not None:
-            error.__cause__ = raised
-        return error
 
     def _go_back(self, savepoint: _RollbackPoint) -> None:
         self.state.bind(savepoint.state)
@@ -529,9 +473,15 @@ class KeyExecutor:
         *,
         retried: int = 0,
     ) -> None:
-        # A letter that fails again is where it was: a retry never stops a run for that.
+        # A letter that fails again stays a letter, so its retry never stops a run.
         if self._node.on_error == "stop" and not retried:
-            self._stop(stream, failure.error)
+            raise InvalidError(
+                "user code failed, and on_error says to stop",
+                computation=self._node.name,
+                key=self._context.key,
+                stream=stream,
+                error=error_line(failure.error),
+            ) from failure.error
         described = describe_value(value)
         self.dead_letters.append(
             DeadLetter(
@@ -542,7 +492,7 @@ class KeyExecutor:
                 value_types=described.types,
                 at=at,
                 error=error_line(failure.error),
-                diagnostics=_diagnostics(failure.error),
+                diagnostics="".join(traceback.format_exception(failure.error))[-_DIAGNOSTICS_MAX:],
                 id=id_text(record_id),
                 id_base64=id_base64(record_id),
                 attempt=failure.attempt,
@@ -550,32 +500,13 @@ class KeyExecutor:
             )
         )
 
-    def _stop(self, stream: str, error: Exception) -> NoReturn:
-        raise InvalidError(
-            "user code failed, and on_error says to stop",
-            computation=self._node.name,
-            key=self._context.key,
-            stream=stream,
-            error=error_line(error),
-        ) from error
-
-
-def _by_key(letters: Iterable[RetriedLetter]) -> dict[str, list[RetriedLetter]]:
-    by_key: dict[str, list[RetriedLetter]] = {}
-    for letter in letters:
-        by_key.setdefault(letter.key, []).append(letter)
-    return by_key
-
-
-def _diagnostics(error: Exception) -> str:
-    return "".join(traceback.format_exception(error))[-_DIAGNOSTICS_MAX:]
-
 
 class MicroBatchExecutor(KeyExecutor):
-    """Runs a key's records as one call, and after it the timers that are due then; what these set waits for the next turn.
+    """Runs a key's turn as Spark's stateful operators do: all records as one call, then the timers that are due then.
 
-    As in Spark the timers that are due are looked up first: one that another deletes fires anyway. Each is
-    pending until its hook has returned, so one that is set again as it was is gone afterwards.
+    As in Spark the due timers are looked up first: a timer fires even if another deletes it, and the timers that they
+    set wait for the next turn. Each is pending until its hook has returned, so a timer that is set again with the
+    same time is gone afterwards.
     """
 
     def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
@@ -591,14 +522,15 @@ class MicroBatchExecutor(KeyExecutor):
     def _run_carefully(self, key: str, start: int, stop: int) -> StoredState | None:
         if stop > start:
             self._bind_records(key, start, stop)
-            process_records = self._node.computation.process_records
+            process_records, columns = self._node.computation.process_records, self._columns
             failure = self._attempt(
-                lambda: process_records(self._context, self._records), partial(self._values, start, stop)
+                lambda: process_records(self._context, self._records),
+                lambda: [columns.value(index) for index in range(start, stop)],
             )
             if failure is not None:
-                # Which of the records it was, only the code could tell: none of them has had an effect.
+                # Only the code knows which record failed, and its effects are undone: so all become dead letters.
                 for index in range(start, stop):
-                    self._fail_record(self._columns, index, failure)
+                    self._fail_record(columns, index, failure)
         for timer in self.timers.take_due():
             self._count_firing()
             self._try_timer(timer)
@@ -608,6 +540,3 @@ class MicroBatchExecutor(KeyExecutor):
     def _bind_records(self, key: str, start: int, stop: int) -> None:
         self._input.slack_us = self._records_slack_us
         self._records.bind(key, start, stop)
-
-    def _values(self, start: int, stop: int) -> list[Any]:
-        return [self._columns.value(index) for index in range(start, stop)]

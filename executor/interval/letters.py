@@ -1,13 +1,8 @@
-"""The value of a dead letter: JSON text that SQL can read, and from which the value can be restored.
+"""Dead letters: values as JSON text from which they can be restored, and letters that are retried.
 
 A value of a type that JSON lacks is written as the text that a reader expects (a time in ISO 8601, bytes in base64),
-and its type is kept next to it, under its JSON pointer (RFC 6901). `letter_value` reverses this, so the record can
-be injected again as it was.
-
-A dead letter that is given once more to the computation whose code failed.
-
-It has all that the code got: of a record the key, the value with its types, the event time, the stream and the id; of a
-timer the timer. A letter that does not have them all is refused, and says why.
+and its type is kept next to it, under its JSON pointer (RFC 6901). `letter_value` reverses this, so the record can be
+injected again unchanged. A letter can be retried only if it has all of its record or timer.
 """
 
 from __future__ import annotations
@@ -35,9 +30,8 @@ from millpond.statestore.rows.codec import JsonCodec, PlainObject
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import quickly_pickled
 
+# Characters of a value in a letter; a longer value is cut, and marked as such.
 VALUE_MAX: Final = 1 << 20
-"""How many characters of a value a letter keeps; a longer value is cut, and marked as such."""
-
 _ERROR_MAX: Final = 1_000
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CODEC: Final = JsonCodec()
@@ -48,10 +42,9 @@ _LOST: Final = frozenset({"cut", "repr", "unreadable"})
 
 @dataclass(frozen=True, slots=True)
 class LetterValue:
-    """A value as a letter keeps it.
+    """A value as JSON text, or only its beginning if ``types`` has ``cut``.
 
     Attributes:
-        text: JSON, or only its beginning if ``types`` has ``cut``.
         types: the type of each part whose type JSON lacks, by its JSON pointer; ``""`` is the whole value.
     """
 
@@ -60,24 +53,22 @@ class LetterValue:
 
 
 def describe_value(read: Callable[[], Any]) -> LetterValue:
-    """A record's value for its letter.
-
-    Args:
-        read: returns the value; if it raises, the letter has the error instead.
-    """
+    """Return a record's value for its letter, or the error if ``read`` raises."""
     try:
         value = read()
     except Exception as error:  # noqa: BLE001 - an unreadable value is often why the record failed
         return LetterValue(json.dumps(f"<unreadable: {error_line(error)}>"), {_WHOLE: "unreadable"})
-    described = _bounded(typed_text(value))
+    described = typed_text(value)
+    if len(described.text) > VALUE_MAX:
+        described = LetterValue(described.text[:VALUE_MAX], {_WHOLE: "cut"})
     if type(value) is PlainObject and _WHOLE not in described.types:
-        # It has the fields of a pane and is none, which must still hold when it is read again.
+        # The mark keeps an object with the fields of a pane from becoming a pane when it is read again.
         return LetterValue(described.text, {**described.types, _WHOLE: _PLAIN})
     return described
 
 
 def typed_text(value: Any) -> LetterValue:
-    """A value of any length as JSON text, with the types that JSON lacks; see `is_whole`."""
+    """Return a value of any length as JSON text, with the types that JSON lacks; see `is_whole`."""
     try:
         return LetterValue(_CODEC.encode(value))
     except InvalidError:
@@ -86,16 +77,12 @@ def typed_text(value: Any) -> LetterValue:
 
 
 def is_whole(types: Mapping[str, str]) -> bool:
-    """Whether `typed_value` can restore the value that has these types."""
+    """Return True if `typed_value` can restore the value that has these types."""
     return _LOST.isdisjoint(types.values())
 
 
-def _bounded(value: LetterValue) -> LetterValue:
-    return value if len(value.text) <= VALUE_MAX else LetterValue(value.text[:VALUE_MAX], {_WHOLE: "cut"})
-
-
 def letter_value(letter: Mapping[str, Any]) -> Any:
-    """The value of the record that became a dead letter, with the types that it had.
+    """Return the value of the record that became a dead letter, with its original types.
 
     Args:
         letter: a dead letter: the JSON in the column ``state`` of the table ``dead_letters``, or the value of
@@ -135,8 +122,8 @@ def typed_value(plain: Any, types: Mapping[str, str]) -> Any:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line."""
-    # Where our own classes are defined tells readers nothing.
+    """Return an error in one line."""
+    # The module of our own classes means nothing to readers.
     is_ours = isinstance(error, MillpondError)
     lines = [f"{type(error).__name__}: {error}"] if is_ours else traceback.format_exception_only(error)
     text = "".join(lines).strip()
@@ -150,7 +137,7 @@ def _json(plain: Any) -> str:
 
 
 def _plain(value: Any, pointer: str, types: dict[str, str]) -> Any:
-    """The value in JSON's own types; ``types`` gets the types of parts that had others."""
+    """Return the value in JSON's own types, and add the types of other parts to ``types``."""
     match value:
         case None | bool():
             return value
@@ -180,7 +167,7 @@ def _plain_mapping(value: Mapping[Any, Any], pointer: str, types: dict[str, str]
 
 
 def worded(value: Any) -> tuple[str, Any]:
-    """The type and the text of a value whose type JSON lacks; the type ``repr`` cannot be read back."""
+    """Return the type and the text of a value whose type JSON lacks; the type ``repr`` cannot be read back."""
     match value:
         case float():
             return "float", repr(float(value))
@@ -240,20 +227,18 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetriedLetter:
-    """A letter on its way to its key, once more.
+    """A letter to retry, with the whole input of the code.
 
     Attributes:
         name: the key of the letter's row.
         stream: the stream on which the record arrived; ``""`` for a timer.
-        key: the key whose turn it was.
         at: the event time, in microseconds.
         value: the value as JSON text.
         value_types: the types that JSON lacks; see `letter_value`.
-        id: the record's id, as its publisher gave it.
-        unseen_id: the id under which it is deduplicated, if its record never reached the code; ``None`` if that
-            id is known, or if there is none.
-        timer: the timer that is fired once more; ``None`` for a record.
-        retried: how often the letter has been retried, this time included.
+        id: the record's id from its publisher.
+        unseen_id: the id for deduplication, if the record never reached the code and has one.
+        timer: the timer to fire once more; ``None`` for a record.
+        retried: the number of retries of the letter, this one included.
     """
 
     name: str
@@ -269,15 +254,7 @@ class RetriedLetter:
 
     @classmethod
     def read(cls, name: str, letter: Mapping[str, Any]) -> RetriedLetter:
-        """A letter, as the table ``dead_letters`` has it.
-
-        Args:
-            name: the key of its row.
-            letter: its fields.
-
-        Raises:
-            InvalidError: it does not have all that the code got.
-        """
+        """Read a letter from the fields of its row in the table ``dead_letters``; ``name`` is the row's key."""
         key, at = letter.get("key"), letter.get("at")
         if key is None:
             raise InvalidError("the record has no key")
@@ -300,38 +277,28 @@ class RetriedLetter:
 
 
 def check_types_kept(letter: Mapping[str, Any]) -> None:
-    """Refuse a record's letter of a version that wrote values without their types: a time in it is a text now.
-
-    Raises:
-        InvalidError: it is one; such letters do not say when they were written either.
-    """
+    """Refuse a record's letter of a version that wrote values without their types: a time in it is only text."""
     if letter.get("failed_at") is None:
         raise InvalidError(
             "the letter is of a version that did not keep the types of values: inject its value"
         )
 
 
-def letter_time_us(told: str | int) -> int:
-    """A time as a letter tells it, in microseconds.
+def letter_time_us(at: str | int) -> int:
+    """Return a time of a letter in microseconds.
 
     Example:
         >>> letter_time_us("1970-01-01T00:00:01.500000+00:00")
         1500000
     """
-    return told if isinstance(told, int) else (datetime.fromisoformat(told) - _EPOCH) // _MICROSECOND
+    return at if isinstance(at, int) else (datetime.fromisoformat(at) - _EPOCH) // _MICROSECOND
 
 
 def letter_columns(letter: RetriedLetter, watermark: int, *, with_id: bool) -> RecordColumns:
-    """The record of a letter, as the columns of a bundle.
-
-    Args:
-        letter: the letter of a record.
-        watermark: the computation's input low watermark.
-        with_id: whether the computation's records have their ids.
-    """
+    """Return the record of a letter as the columns of a bundle, at the computation's input low watermark."""
     value = letter_value({"value": letter.value, "value_types": letter.value_types})
     has_id = with_id and letter.id is not None
-    # The scope that the columns take off: the publisher's own id may begin like one.
+    # The columns take one scope off, and the publisher's own id may begin like a scope.
     scoped = [f"{letter.stream}\0".encode() + (letter.id or b"")] if has_id else None
     return RecordColumns(
         np.array([letter.at], np.int64),

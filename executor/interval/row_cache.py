@@ -1,17 +1,7 @@
 """The row cache: encoded states and timers of keys, within a budget of bytes (MillWheel §8.3).
 
-Until the first eviction, a key that is not here has no row. After it, a filter of all keys
-that ever had a row answers for most new keys, and the others are read.
-
-What soft state needs to know about all rows at once, without decoding them.
-
-When a new owner scans its rows (MillWheel §7.1), there may be millions: their next timers,
-holds and sizes are computed on whole columns, and only rows that fit the cache are decoded.
-
-The memory budget of a process: the soft state of its intervals shares one bound (MillWheel §8.3).
-
-An interval may use what the others leave, and its part of the budget always. So one that is alone, or hot, has nearly
-all of it, and what an idle one has kept is taken back when others need it.
+Until the first eviction, a key that is not here has no row. After it, a filter of all keys that ever had a row
+answers for most new keys, and the others are read. A new owner may scan millions of rows (MillWheel §7.1): their next timers, holds and sizes are computed on whole columns, and only rows that fit are decoded.
 """
 
 from __future__ import annotations
@@ -35,7 +25,6 @@ from millpond.executor.interval.eviction import (
     Candidates,
     EvictionPolicy,
     Expectations,
-    LastUses,
     Waits,
     window_aware,
 )
@@ -45,24 +34,18 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.rows.record_ids import RecordIdFilter
 from millpond.statestore.rows.row import TimeDomain, lengths_of
 
+# A cached row in CPython without its characters: two strings and its share of a dict.
 ROW_BYTES: Final = 240
-"""What a cached row costs in CPython without its characters: two strings and its share of a dict."""
-
+# A cached timer without its tag. Only a waiting record's tag is long, and is counted.
 TIMER_BYTES: Final = 160
-"""What a cached timer costs without its tag. Only a waiting record's tag is long, and is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSummary:
     """Next timers, holds and costs of merged rows.
 
-    Attributes:
-        event: the earliest event timer of each key that has one.
-        wall: the same for wall timers.
-        percentiles: the same for those that wait for a percentile watermark, by percentile.
-        hold: the oldest output time that the timers of each key hold, for keys that hold any.
-        waits: for each row, the time of its next timer on either clock; `NEVER`: none.
-        weights: for each row, what it costs in the cache, by estimate.
+    ``event``, ``wall`` and ``percentiles`` have the earliest timer of each key, ``hold`` its oldest held output time,
+    ``waits`` the time of each row's next timer on any clock (or `NEVER`), ``weights`` its bytes in the cache.
     """
 
     event: KeyTimes
@@ -105,7 +88,7 @@ def summarise_rows(merged: pa.Table) -> RowSummary:
 
 @dataclass(frozen=True, slots=True)
 class ClockNames:
-    """The names of the clocks that timers wait for; one clock may have several names.
+    """The names of the clocks that timers wait for; a clock may have several names.
 
     Records that wait for the low watermark count as its timers.
     """
@@ -116,7 +99,7 @@ class ClockNames:
 
 
 def clock_names(clocks: pa.Array) -> ClockNames:
-    """The names of the clocks that timers wait for; holds wait for none."""
+    """Return the names of the clocks that timers wait for; holds wait for none."""
     names = ClockNames()
     for name in pc.unique(clocks).to_pylist():
         domain, percentile, _ = parse_timer_clock(name)
@@ -130,7 +113,7 @@ def clock_names(clocks: pa.Array) -> ClockNames:
 
 
 def _earliest(keys: pa.StringArray, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]) -> KeyTimes:
-    """The earliest time of each row; ``rows`` is sorted."""
+    """Return the earliest time of each row; ``rows`` is sorted."""
     if not len(rows):
         return KeyTimes(keys.slice(0, 0), at)
     owners, starts = np.unique(rows, return_index=True)
@@ -156,19 +139,18 @@ def _weights(merged: pa.Table, timers: pa.ListArray) -> npt.NDArray[np.int64]:
     return weights
 
 
+# Eviction stops at this share of the limit, so that it does not run in every bundle.
 _KEEP: Final = 0.9
-"""Eviction stops at this share of the limit, so that it does not run in every bundle."""
 
 _NOTHING_LEARNED: Final = Expectations()
 _FILTER_CAPACITY_MIN: Final = 1_024
 _FILTER_CAPACITY_MAX: Final = 16_777_216
 _FILTER_ERROR_RATE: Final = 0.001
+# The filter of all keys takes at most so many bytes for a key, and this part of the limit, or more if that is not
+# enough for so many keys. It grows with the state.
 _FILTER_BYTES: Final = 3
-"""Of the filter of all keys, for a key, at most."""
-
 _FILTER_SHARE: Final = 3
 _FILTER_AFFORDED: Final = 65_536
-"""The filter takes this part of the limit at most, where that is enough for so many keys: it grows with the state."""
 
 
 class _Absence(Enum):
@@ -181,7 +163,7 @@ _Cached: TypeAlias = StoredState | Literal[_Absence.MISSING] | None
 
 @dataclass(frozen=True, slots=True)
 class CacheUndo:
-    """What a bundle overwrote."""
+    """The states and timers that a bundle overwrote."""
 
     keys: Sequence[str]
     states: list[_Cached]
@@ -189,25 +171,67 @@ class CacheUndo:
 
 
 def timers_weight(timers: Timers) -> int:
-    """What timers cost in the cache, by estimate."""
+    """Estimate the cost of timers in the cache, in bytes."""
     return TIMER_BYTES * len(timers)
 
 
 def waiting_weight(timers: Timers) -> int:
-    """What timers cost in the cache, by estimate, where records may wait among them."""
+    """Estimate the cost of timers in the cache, in bytes, where records may wait among them."""
     return TIMER_BYTES * len(timers) + sum(
         len(timer.tag) for timer in timers if timer.domain is TimeDomain.RECORD
     )
 
 
+class LastUses:
+    """The last use of each run of rows, on two clocks, at the cost of one entry for a bundle.
+
+    A cache keeps its rows in order of their last use. So the rows behind the first row of a bundle were used with it,
+    up to the first row of the next bundle.
+
+    Example:
+        >>> uses = LastUses()
+        >>> uses.record("a", (10, 0))
+        >>> uses.record("c", (30, 1))
+        >>> uses.ages(["a", "b", "c"], (50, 1)).tolist()
+        [40.0, 40.0, 20.0]
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[str, tuple[int, int]] = {}
+
+    def record(self, first: str, clocks: tuple[int, int]) -> None:
+        """Record a bundle by the key of its first row; its rows are now the last ones of the cache."""
+        self._at[first] = clocks
+
+    def ages(self, keys: Iterable[str], clocks: tuple[int, int]) -> npt.NDArray[np.float64]:
+        """Return the time since each row's use, in microseconds, on the clock on which that is longer.
+
+        ``keys`` are all rows in order of their last use. If the first row of a bundle has been used again, its other
+        rows count to the bundle before.
+        """
+        now_event, now_wall = clocks
+        age = NEVER
+        ages: list[float] = []
+        for key in keys:
+            at = self._at.get(key)
+            if at is not None:
+                # A row that was put back may still have the entry of an older bundle.
+                age = min(age, float(max(now_event - at[0], now_wall - at[1])))
+            ages.append(age)
+        return np.array(ages, np.float64)
+
+    def keep_only(self, keys: Iterable[str]) -> None:
+        """Drop the bundles that begin with any other row."""
+        self._at = {key: self._at[key] for key in self._at.keys() & set(keys)}
+
+
 class RowCache:
     """Rows in order of their last use.
 
-    Args:
-        limit_bytes: what rows may occupy now, by estimate.
-        policy: which rows to evict first.
-        weigh: what a key's timers cost, by estimate.
-        state_version: that of the computation's code.
+    Attributes:
+        is_complete: every key that has a row is here.
+        used_bytes: the estimated memory of the rows.
+        uses: when the rows were used.
     """
 
     def __init__(
@@ -225,7 +249,8 @@ class RowCache:
         self._timers: dict[str, Timers] = {}
         self._cold: ColdRows | None = None
         self._existing: RecordIdFilter | None = None
-        self._uses = LastUses()
+        self.is_complete: bool = True
+        self.uses: LastUses = LastUses()
         self.used_bytes: int = 0
 
     def __len__(self) -> int:
@@ -235,22 +260,12 @@ class RowCache:
         return key in self._states
 
     @property
-    def is_complete(self) -> bool:
-        """Whether every key that has a row is here."""
-        return self._existing is None
-
-    @property
     def filter_bytes(self) -> int:
-        """What the filter of all keys occupies, which is not in ``used_bytes``."""
+        """The memory of the filter of all keys, which is not in ``used_bytes``."""
         return 0 if self._existing is None else self._existing.size_bytes
 
-    @property
-    def is_over_budget(self) -> bool:
-        """Whether rows must be evicted."""
-        return self.used_bytes > self._limit_bytes()
-
     def warm(self, keys: Sequence[str]) -> None:
-        """Decode those of the keys' rows that are still cold; comes before any other use of the keys."""
+        """Decode the cold rows of these keys; call it before any other use of the keys."""
         cold = self._cold
         if cold is None:
             return
@@ -258,17 +273,17 @@ class RowCache:
         if cold_keys:
             rows, weight = cold.take(cold_keys)
             self.used_bytes -= weight
-            self._take_in(rows)
+            self.load(rows)
         if not len(cold):
             self._cold = None
 
     def replace_cold(self, keys: Sequence[str]) -> None:
-        """Forget the cold rows of these keys, each of which is about to be put in full."""
+        """Drop the cold rows of these keys, each of which is about to be put in full."""
         if self._cold is not None:
             self.used_bytes -= self._cold.drop(self._cold.among(keys))
 
     def absent(self, keys: Sequence[str]) -> list[str]:
-        """The keys that are not here, even after `warm`, and may have a row."""
+        """Return the keys that are not here, even after `warm`, and may have a row."""
         if self._existing is None:
             return []
         states = self._states
@@ -279,49 +294,44 @@ class RowCache:
         return [unknown[index] for index in np.flatnonzero(may_exist).tolist()]
 
     def states_of(self, keys: Sequence[str]) -> list[StoredState | None]:
-        """The states of keys, none of them `absent`; ``None`` for a key without a state."""
+        """Return the states of keys, none of them `absent`; ``None`` for a key without a state."""
         return list(map(self._states.get, keys))
 
-    def timers_of(self, key: str) -> Timers:
-        """The timers of a key that is not `absent`."""
-        return self._timers.get(key, ())
+    def timers_of(self, keys: Sequence[str]) -> list[Timers]:
+        """Return the timers of keys, none of them `absent`."""
+        return list(map(self._timers.get, keys, repeat(())))
 
     def fill(self, merged: pa.Table, summary: RowSummary) -> None:
         """Keep as many of all rows as the limit allows, in reverse order of eviction, as cold rows."""
         limit = self._limit_bytes()
-        if int(summary.weights.sum()) <= limit:
-            self._keep_cold(merged, summary.weights)
-            return
-        self._forget_completeness(merged.num_rows)
-        self._remember(merged.column("key"))
-        candidates = Candidates(
-            keys=merged.column("key"), waits=summary.waits, ages=np.full(merged.num_rows, NEVER)
-        )
-        order = self._policy(candidates)[::-1]
-        used = np.cumsum(summary.weights[order])
-        kept = np.zeros(merged.num_rows, np.bool_)
-        kept[order[: int(np.searchsorted(used, _KEEP * limit))]] = True
-        # A filter works chunk by chunk: all states together may be more than one array holds.
-        self._keep_cold(merged.filter(pa.array(kept)), summary.weights[kept])
+        weights = summary.weights
+        if int(weights.sum()) > limit:
+            self.start_without_rows(merged.num_rows)
+            self.remember(merged.column("key"))
+            candidates = Candidates(
+                keys=merged.column("key"), waits=summary.waits, ages=np.full(merged.num_rows, NEVER)
+            )
+            order = self._policy(candidates)[::-1]
+            used = np.cumsum(weights[order])
+            kept = np.zeros(merged.num_rows, np.bool_)
+            kept[order[: int(np.searchsorted(used, _KEEP * limit))]] = True
+            # A filter works chunk by chunk: all states together may be more than one array holds.
+            merged, weights = merged.filter(pa.array(kept)), weights[kept]
+        if merged.num_rows:
+            self._cold = ColdRows(merged, weights, self._state_version)
+            self.used_bytes += int(weights.sum())
 
     def start_without_rows(self, keys: int) -> None:
-        """Begin with nothing but a filter of the keys that have rows, each of which `remember` is told of.
-
-        Args:
-            keys: about how many there are.
-        """
-        self._forget_completeness(keys)
-
-    def _keep_cold(self, rows: pa.Table, weights: npt.NDArray[np.int64]) -> None:
-        if rows.num_rows:
-            self._cold = ColdRows(rows, weights, self._state_version)
-            self.used_bytes += int(weights.sum())
+        """Begin a filter of the keys that have rows, about ``keys`` of them; `remember` adds each."""
+        affordable = max(self._limit_bytes() // (_FILTER_SHARE * _FILTER_BYTES), _FILTER_AFFORDED)
+        capacity_max = min(affordable, _FILTER_CAPACITY_MAX)
+        capacity = min(max(2 * keys, _FILTER_CAPACITY_MIN), capacity_max)
+        # With more keys than its capacity the filter has more false hits, which cost reads.
+        self._existing = RecordIdFilter(capacity, _FILTER_ERROR_RATE, capacity_max=capacity_max)
+        self.is_complete = False
 
     def load(self, rows: LoadedRows) -> None:
         """Add rows that were read from files, because `absent` named their keys."""
-        self._take_in(rows)
-
-    def _take_in(self, rows: LoadedRows) -> None:
         self._forget(rows.keys)
         self._states.update(zip(rows.keys, rows.states, strict=True))
         self._timers.update(rows.timers)
@@ -331,34 +341,30 @@ class RowCache:
         self, keys: Sequence[str], states: Sequence[StoredState | None], timers: Mapping[str, Timers]
     ) -> CacheUndo:
         """Apply a bundle's outcome: states of all its keys, timers of those whose timers changed."""
-        overwritten = {key: self._timers.get(key, ()) for key in timers}
         before = self._take_out(keys)
         self._states.update(zip(keys, states, strict=True))
-        self._set_timers(timers)
+        overwritten = self._set_timers(timers) if timers else {}
         self.used_bytes += _weight(keys, states)
         if None in states:
-            self._drop_rowless(keys, states)
-        if self._existing is not None:
-            new = [key for key, old in zip(keys, before, strict=True) if old is _MISSING]
-            self._remember(pa.array(new, pa.string()))
+            # A key without state and timers has no row, so it must not stay here.
+            self._take_out(
+                [
+                    key
+                    for key, state in zip(keys, states, strict=True)
+                    if state is None and key not in self._timers
+                ]
+            )
+        if not self.is_complete:
+            self.remember([key for key, old in zip(keys, before, strict=True) if old is _MISSING])
         return CacheUndo(keys, before, overwritten)
 
-    def note_use(self, first: str, clocks: tuple[int, int]) -> None:
-        """Note when a bundle has used its rows, which were put last.
-
-        Args:
-            first: the key of the first of them.
-            clocks: low watermark and wall time.
-        """
-        self._uses.note(first, clocks)
-
     def undo(self, undo: CacheUndo) -> None:
-        """Restore what `put` overwrote, or forget it if it can be read again."""
-        if self._existing is not None:
+        """Restore what `put` overwrote, or drop it if it can be read again."""
+        if not self.is_complete:
             # Some of these rows may have been evicted since, and only files have all of them. A filter
             # made after the bundle lacks the rows that it deleted, though a file may have them.
             self._forget(undo.keys)
-            self._remember(pa.array(undo.keys, pa.string()))
+            self.remember(undo.keys)
             return
         self._take_out(undo.keys)
         known = [(key, old) for key, old in zip(undo.keys, undo.states, strict=True) if old is not _MISSING]
@@ -367,8 +373,9 @@ class RowCache:
         self._set_timers(undo.timers)
 
     def remember(self, keys: Sequence[str] | pa.ChunkedArray) -> None:
-        """Note that these keys have rows, though they are not here."""
-        self._remember(keys if isinstance(keys, pa.ChunkedArray) else pa.array(keys, pa.string()))
+        """Add keys that have rows, though they are not here, to the filter."""
+        if self._existing is not None and len(keys):
+            self._existing.add(keys if isinstance(keys, pa.ChunkedArray) else pa.array(keys, pa.string()))
 
     def evict(
         self,
@@ -376,25 +383,23 @@ class RowCache:
         clocks: tuple[int, int] = (0, 0),
         expectations: Expectations = _NOTHING_LEARNED,
     ) -> int:
-        """Evict rows until the cache is below its limit; returns how many.
+        """Evict rows until the cache is below its limit; return their number.
 
-        Args:
-            waits: how long each key with timers waits for the next one.
-            clocks: low watermark and wall time.
-            expectations: what rows are used by.
+        ``waits`` are the times until the next timer, ``clocks`` the low watermark and the wall time.
         """
-        if not self.is_over_budget:
+        if self.used_bytes <= self._limit_bytes():
             return 0
         # Cold rows have not been used since they were read, so they come first.
         cold = [] if self._cold is None else self._cold.keys
         keys = [*cold, *self._states]
-        if self._existing is None:
-            self._forget_completeness(len(keys))
-            self._remember(pa.array(keys, pa.string()))
+        if self.is_complete:
+            # From now on a missing key may have a row: the filter must know all keys before the first one goes.
+            self.start_without_rows(len(keys))
+            self.remember(keys)
         candidates = Candidates(
             keys=keys,
             waits=np.fromiter(map(waits.get, keys, repeat(NEVER)), np.float64, len(keys)),
-            ages=self._uses.ages(keys, clocks),
+            ages=self.uses.ages(keys, clocks),
             expectations=expectations,
         )
         order = self._policy(candidates)
@@ -404,13 +409,14 @@ class RowCache:
             hot = [weight + more for weight, more in zip(hot, of_timers, strict=True)]
         weights = np.asarray(hot if self._cold is None else [*self._cold.weights.tolist(), *hot])
         freed = np.cumsum(weights[order])
+        # The filter takes a part of the limit, which may be less than before.
         surplus = self.used_bytes - int(_KEEP * self._limit_bytes())
         count = min(int(np.searchsorted(freed, surplus)) + 1, len(keys))
         evicted = order[:count]
         self._forget([keys[index] for index in evicted[evicted >= len(cold)].tolist()])
         if self._cold is not None:
             self.used_bytes -= self._cold.drop(keys[index] for index in evicted[evicted < len(cold)].tolist())
-        self._uses.keep_only(self._states)
+        self.uses.keep_only(self._states)
         return count
 
     def _forget(self, keys: Sequence[str]) -> None:
@@ -431,92 +437,77 @@ class RowCache:
             self.used_bytes -= _weight([keys[index] for index in known], [before[index] for index in known])
         return before
 
-    def _set_timers(self, timers: Mapping[str, Timers]) -> None:
+    def _set_timers(self, timers: Mapping[str, Timers]) -> dict[str, Timers]:
+        """Set the timers of some keys, and return their former ones."""
+        former = {}
         for key, new in timers.items():
-            old = self._timers.pop(key, ())
+            old = former[key] = self._timers.pop(key, ())
             if new:
                 self._timers[key] = new
             self.used_bytes += self._weigh(new) - self._weigh(old)
-
-    def _drop_rowless(self, keys: Sequence[str], states: Sequence[StoredState | None]) -> None:
-        timers = self._timers
-        gone = [key for key, state in zip(keys, states, strict=True) if state is None and key not in timers]
-        self._take_out(gone)
-
-    def _forget_completeness(self, keys: int) -> None:
-        affordable = max(self._limit_bytes() // (_FILTER_SHARE * _FILTER_BYTES), _FILTER_AFFORDED)
-        capacity_max = min(affordable, _FILTER_CAPACITY_MAX)
-        capacity = min(max(2 * keys, _FILTER_CAPACITY_MIN), capacity_max)
-        # Of more keys the filter says "maybe" more often, which costs reads.
-        self._existing = RecordIdFilter(capacity, _FILTER_ERROR_RATE, capacity_max=capacity_max)
-
-    def _remember(self, keys: pa.Array | pa.ChunkedArray) -> None:
-        if self._existing is not None and len(keys):
-            self._existing.add(keys)
+        return former
 
 
 def _weight(keys: Sequence[str], states: Iterable[_Cached]) -> int:
     return ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(len, filter(None, states)))  # type: ignore[arg-type]
 
 
-_OTHER_SHARE: Final = 2
-
-
 class MemoryBudget:
-    """A bound on what the soft state of all intervals of a process keeps; threads may share it.
+    """A bound on the soft state of all intervals of a process; threads may share it.
+
+    An interval may use the memory that the others leave, and its part of the budget always. So a lone or hot interval has
+    nearly all of it, and an idle one gives up its surplus when others need it.
 
     Args:
         budget_bytes: the bound, in bytes by estimate.
-        other_bytes: what else the process keeps now, in bytes: soft state has less for it, but half of the
-            budget at least.
+        other_bytes: returns the process's other memory, which soft state gives way to with at most half of its budget.
 
     Example:
         >>> budget, hot, idle = MemoryBudget(100), Interval("c", "", "m"), Interval("c", "m")
         >>> budget.report(idle, 10)
-        >>> budget.limit_of(hot), budget.limit_of(idle)
-        (90, 100)
+        100
         >>> budget.report(hot, 90)
+        90
         >>> budget.limit_of(idle)
         50
     """
 
     def __init__(self, budget_bytes: int, other_bytes: Callable[[], int] = lambda: 0) -> None:
         self._budget_bytes = budget_bytes
+        self._least_bytes = budget_bytes - budget_bytes // 2
         self._other_bytes = other_bytes
         self._lock = threading.Lock()
         self._used: dict[Interval, int] = {}
         self._total = 0
 
     @property
-    def budget_bytes(self) -> int:
-        """What all intervals may use now."""
-        return self._budget_bytes - min(self._other_bytes(), self._budget_bytes // _OTHER_SHARE)
-
-    @property
     def used_bytes(self) -> int:
-        """What all intervals have reported."""
+        """The sum of all intervals' reports."""
         return self._total
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether intervals that are over their limit should shrink, though they have nothing to do."""
-        return self._total > self.budget_bytes
+        """True if intervals over their limit should shrink, even while they are idle."""
+        return self._total > max(self._budget_bytes - self._other_bytes(), self._least_bytes)
 
     def limit_of(self, interval: Interval) -> int:
-        """How much the interval may use now: what the others leave, and its part of the budget at least."""
+        """Return the interval's present limit."""
         with self._lock:
-            budget_bytes = self.budget_bytes
-            others = self._total - self._used.get(interval, 0)
-            intervals = len(self._used) + (interval not in self._used)
-            return max(budget_bytes - others, budget_bytes // intervals)
+            return self._limit(interval, len(self._used) + (interval not in self._used))
 
-    def report(self, interval: Interval, used_bytes: int) -> None:
-        """Note how much the interval uses now."""
+    def report(self, interval: Interval, used_bytes: int) -> int:
+        """Record the interval's present memory, and return its limit."""
         with self._lock:
             self._total += used_bytes - self._used.get(interval, 0)
             self._used[interval] = used_bytes
+            return self._limit(interval, len(self._used))
 
     def leave(self, interval: Interval) -> None:
-        """Note that the process keeps nothing of the interval any more."""
+        """Release the part of an interval that the process has dropped."""
         with self._lock:
             self._total -= self._used.pop(interval, 0)
+
+    def _limit(self, interval: Interval, intervals: int) -> int:
+        budget_bytes = max(self._budget_bytes - self._other_bytes(), self._least_bytes)
+        others = self._total - self._used.get(interval, 0)
+        return max(budget_bytes - others, budget_bytes // intervals)

@@ -1,16 +1,7 @@
-"""Reads the rows of an interval back from committed files.
+"""Rows read back from committed files, and decoded only when their key is first needed.
 
-Cold rows: rows that stay in Arrow, as read, until they are needed.
-
-A new owner reads its rows once, for their timers (MillWheel §6.2). Most of them stay unused for a
-while, and decoding a million rows into Python objects takes longer than reading them. So a row is
-decoded when its key is first needed.
-
-The committed files that soft state has read, and what to read when the list of files changes.
-
-Soft state knows the files that it has read and the superstep that they reach. A file that
-holds only later supersteps is new; one that can only repeat known rows is a rewrite
-(OPTIMIZE, a compaction). If a change has any other cause, all rows are read again.
+A new owner reads its rows once, for their timers (MillWheel §6.2). Most of them stay unused for a while, and decoding
+a million rows into Python objects takes longer than reading them, so `ColdRows` keeps them in Arrow.
 """
 
 from __future__ import annotations
@@ -18,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +21,7 @@ from millpond.executor.computation.timers import Timer, Timers
 from millpond.executor.time.clocks import parse_timer_clock
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.files import LiveFile
-from millpond.statestore.rows.files import LARGE_BYTES, RowFile, read_row_files
+from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
 from millpond.statestore.rows.merge import take_rows
 from millpond.statestore.rows.row import STATE_VERSION
 from millpond.statestore.types import Objects
@@ -39,7 +29,7 @@ from millpond.statestore.types import Objects
 
 @dataclass(frozen=True, slots=True)
 class FileKeys:
-    """A file, the range of keys it may hold, ``None`` when unknown, and its length."""
+    """A file, the range of keys it may hold (``None``: unknown), and its size."""
 
     path: str
     min_key: str | None
@@ -47,121 +37,19 @@ class FileKeys:
     size_bytes: int = 0
 
     def may_hold_any(self, low: str, high: str) -> bool:
-        """Whether a key in ``low..high`` may be in the file."""
+        """Return False if no key in ``low..high`` is in the file."""
         return (self.max_key is None or low <= self.max_key) and (
             self.min_key is None or self.min_key <= high
         )
 
 
 def large_among(files: Iterable[FileKeys]) -> frozenset[str]:
-    """The paths of those of the files that may be worth reading in parts."""
+    """Return the paths of files large enough to read in parts."""
     return frozenset(file.path for file in files if file.size_bytes >= LARGE_BYTES)
 
 
-class KnownFiles:
-    """The files that soft state has read or adopted.
-
-    Attributes:
-        position: the last one that is known to be committed.
-        superstep: all that was committed up to this superstep has been read.
-    """
-
-    def __init__(self) -> None:
-        self._files: dict[str, FileKeys] = {}
-        self.position: str | None = None
-        self.superstep: int = 0
-
-    @property
-    def all(self) -> list[FileKeys]:
-        """The files, including those that are only adopted."""
-        return list(self._files.values())
-
-    def adopt(self, file: RowFile) -> None:
-        """Add a file that may never be committed."""
-        self._files[file.path] = FileKeys(file.path, file.min_key, file.max_key, file.size_bytes)
-
-    def disown(self, path: str) -> None:
-        """Remove an adopted file that was never committed."""
-        self._files.pop(path, None)
-
-    def confirm(self, path: str, superstep: int) -> None:
-        """Note that an adopted file has been committed."""
-        self.position = path
-        self.superstep = max(self.superstep, superstep)
-
-    def are(self, files: Sequence[LiveFile]) -> bool:
-        """Whether these are exactly the known files, so that there is nothing to do."""
-        return len(files) == len(self._files) > 0 and all(file.path in self._files for file in files)
-
-    def unread_in(self, files: Sequence[LiveFile]) -> list[LiveFile] | None:
-        """The committed files that must be read to be up to date; ``None`` if all must be read from the start."""
-        if not self._files:
-            return None
-        added = [file for file in files if file.path not in self._files]
-        rewrites = [file for file in added if self._is_rewrite(file)]
-        unread = [file for file in added if self._is_unread(file)]
-        # If a file vanished without a rewrite, or one holds both old and new rows, all must be read again.
-        has_lost_files = len(files) - len(added) < len(self._files) and not rewrites
-        return None if has_lost_files or len(rewrites) + len(unread) < len(added) else unread
-
-    def take_in(self, files: Sequence[LiveFile], unread: Sequence[LiveFile]) -> None:
-        """Replace the known files by ``files``; ``unread`` are those whose rows the caller reads next."""
-        self._files = {
-            file.path: FileKeys(file.path, file.min_key, file.max_key, file.size_bytes) for file in files
-        }
-        if unread:
-            newest = max(file.max_superstep or 0 for file in unread)
-            self.confirm(unread[-1].path, newest)
-
-    def _is_rewrite(self, file: LiveFile) -> bool:
-        written_by_a_superstep = "interval" in file.tags and file.min_superstep is not None
-        newest = file.max_superstep
-        return not written_by_a_superstep and newest is not None and newest <= self.superstep
-
-    def _is_unread(self, file: LiveFile) -> bool:
-        return file.min_superstep is not None and file.min_superstep > self.superstep
-
-
-class RowReader(Protocol):
-    """Reads row updates from files."""
-
-    def read(
-        self,
-        paths: Sequence[str],
-        columns: Sequence[str],
-        *,
-        keys: Iterable[str] | None = None,
-        interval: Interval | None = None,
-        large: Collection[str] = (),
-    ) -> pa.Table:
-        """The updates in the files, of ``keys`` and within ``interval`` only; the ``large`` ones are read in parts.
-
-        Raises:
-            DataError: a file is missing or its bytes are wrong.
-        """
-        ...
-
-    def scan(
-        self,
-        file: FileKeys,
-        columns: Sequence[str],
-        interval: Interval,
-        keep: Callable[[pa.Table], pa.Table],
-    ) -> pa.Table:
-        """What ``keep`` leaves of the updates of a file, which it gets part by part if the file is large.
-
-        Raises:
-            DataError: the file is missing or its bytes are wrong.
-        """
-        ...
-
-
-class StoreRowReader:
-    """`RowReader` over an object store.
-
-    Args:
-        objects: the table's root.
-    """
+class RowReader:
+    """Reads row updates from files in an object store; a missing or damaged file is a `DataError`."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -175,7 +63,7 @@ class StoreRowReader:
         interval: Interval | None = None,
         large: Collection[str] = (),
     ) -> pa.Table:
-        """The updates in the files, of ``keys`` and within ``interval`` only; the ``large`` ones are read in parts."""
+        """Read the updates of ``keys`` within ``interval``, the ``large`` files in parts."""
         return read_row_files(self._objects, paths, columns, keys=keys, interval=interval, large=large)
 
     def scan(
@@ -185,7 +73,7 @@ class StoreRowReader:
         interval: Interval,
         keep: Callable[[pa.Table], pa.Table],
     ) -> pa.Table:
-        """What ``keep`` leaves of the updates of a file, which it gets part by part if the file is large."""
+        """Read the updates of a file, a large one in parts, and filter each part through ``keep``."""
         large = large_among([file])
         return read_row_files(self._objects, [file.path], columns, interval=interval, large=large, keep=keep)
 
@@ -201,11 +89,10 @@ class LoadedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowChanges:
-    """What row updates change.
+    """The changes that row updates make.
 
     Attributes:
-        keys: the keys that were updated.
-        states: their new states; ``None``: deleted, unless the key is in ``same_state``.
+        states: the new states; ``None``: deleted, unless the key is in ``same_state``.
         timers: all timers of the keys whose timers were set or deleted.
         same_state: the keys whose state did not change.
     """
@@ -217,29 +104,13 @@ class RowChanges:
 
 
 def load_rows(merged: pa.Table, state_version: int = 0) -> LoadedRows:
-    """Decode merged rows into Python objects, a column at a time.
-
-    Args:
-        merged: one row per key.
-        state_version: that of the computation's code; states of earlier ones come with their version.
-
-    Raises:
-        InvalidError: newer code wrote a state.
-    """
+    """Decode merged rows, one per key, into Python objects; states of earlier code come with their version."""
     keys = merged.column("key").to_pylist()
     return LoadedRows(keys, _load_states(merged, state_version), _load_timers(keys, merged.column("timers")))
 
 
 def load_changes(combined: pa.Table, state_version: int = 0) -> RowChanges:
-    """Decode combined row updates into Python objects; nulls keep their meaning of "unchanged".
-
-    Args:
-        combined: one update per key.
-        state_version: as for `load_rows`.
-
-    Raises:
-        InvalidError: newer code wrote a state.
-    """
+    """Decode combined row updates, one per key, into Python objects; nulls keep their meaning of "unchanged"."""
     keys = combined.column("key").to_pylist()
     deleted = combined.column("deleted")
     has_state = pc.or_(combined.column("state").is_valid(), combined.column("state_bytes").is_valid())
@@ -264,13 +135,7 @@ def _load_states(rows: pa.Table, state_version: int) -> list[StoredState | None]
     stored = rows.column(STATE_VERSION)
     if stored.null_count == rows.num_rows and not state_version:
         return states
-    return _with_versions(states, pc.fill_null(stored, 0).to_numpy(), state_version)
-
-
-def _with_versions(
-    states: list[StoredState | None], versions: npt.NDArray[np.int32], state_version: int
-) -> list[StoredState | None]:
-    """The states, with their version where that is not the computation's."""
+    versions = pc.fill_null(stored, 0).to_numpy()
     newest = int(versions.max(initial=0))
     if newest > state_version:
         raise InvalidError(
@@ -310,17 +175,14 @@ def _load_timers(keys: list[str], column: pa.ChunkedArray) -> dict[str, Timers]:
 
 
 _COLUMNS: Final = ("key", "state", "state_bytes", STATE_VERSION, "timers")
+# The memory of taken rows is released once at most one row in so many is left.
 _COMPACT: Final = 2
-"""When at most one in so many rows is left, the memory of the others is released."""
 
 
 class ColdRows:
-    """Rows that are taken out one by one.
+    """Merged rows in Arrow, one per key, that are taken out one by one.
 
-    Args:
-        merged: one row per key.
-        weights: what each row would cost in the cache.
-        state_version: that of the computation's code.
+    ``weights`` is the estimated cost of each row in the cache, in bytes.
     """
 
     def __init__(self, merged: pa.Table, weights: npt.NDArray[np.int64], state_version: int = 0) -> None:
@@ -333,7 +195,7 @@ class ColdRows:
         return len(self._indices)
 
     def among(self, keys: Iterable[str]) -> list[str]:
-        """The subset of the keys whose rows are here."""
+        """Return the subset of the keys whose rows are here."""
         indices = self._indices
         return [key for key in keys if key in indices]
 
@@ -344,34 +206,25 @@ class ColdRows:
 
     @property
     def weights(self) -> npt.NDArray[np.int64]:
-        """What the row of each of `keys` would cost in the cache."""
+        """The cost of the row of each of `keys`."""
         weights: npt.NDArray[np.int64] = self._weights[list(self._indices.values())]
         return weights
 
     def take(self, keys: Sequence[str]) -> tuple[LoadedRows, int]:
         """Remove and return the rows of keys that are all here, with their total weight."""
-        indices = list(map(self._indices.pop, keys))
+        indices = list(map(self._indices.__getitem__, keys))
         rows = pa.array(indices, pa.int64())
-        columns = {name: take_rows(self._table.column(name), rows) for name in _COLUMNS}
-        taken = load_rows(pa.table(columns), self._state_version)
-        weight = int(self._weights[indices].sum())
-        self._compact()
-        return taken, weight
+        taken = pa.table({name: take_rows(self._table.column(name), rows) for name in _COLUMNS})
+        return load_rows(taken, self._state_version), self.drop(keys)
 
     def drop(self, keys: Iterable[str]) -> int:
         """Remove the rows of keys that are all here, and return their total weight."""
-        indices = list(map(self._indices.pop, keys))
-        weight = int(self._weights[indices].sum())
-        self._compact()
+        weight = int(self._weights[list(map(self._indices.pop, keys))].sum())
+        if len(self._indices) * _COMPACT <= self._table.num_rows:
+            kept = np.zeros(self._table.num_rows, np.bool_)
+            kept[list(self._indices.values())] = True
+            # A filter works chunk by chunk: all states together may be more than one array holds.
+            self._table, self._weights = self._table.filter(pa.array(kept)), self._weights[kept]
+            left = self._table.column("key").to_pylist()
+            self._indices = dict(zip(left, range(self._table.num_rows), strict=True))
         return weight
-
-    def _compact(self) -> None:
-        if len(self._indices) * _COMPACT > self._table.num_rows:
-            return
-        kept = np.zeros(self._table.num_rows, np.bool_)
-        kept[list(self._indices.values())] = True
-        # A filter works chunk by chunk: all states together may be more than one array holds.
-        self._table, self._weights = self._table.filter(pa.array(kept)), self._weights[kept]
-        self._indices = dict(
-            zip(self._table.column("key").to_pylist(), range(self._table.num_rows), strict=True)
-        )

@@ -1,20 +1,13 @@
-"""Soft state: what one process remembers of an interval's rows (MillWheel §6.2).
+"""Soft state: the rows, timers and record ids of an interval that one process remembers (MillWheel §6.2).
 
-Everything here can be rebuilt from committed files at any time, and must agree with them.
-`SoftState.synchronise` gets the committed files before each bundle: it reads what other
-processes committed, and undoes what this process did without a commit. That alone makes a
-retried, speculated or moved task safe.
-
-Which keys the files have that this process wrote or read last: a file that has none of those wanted is not read.
-
-A file that a superstep wrote is read whole, and there are many of them. Their keys are mostly in the cache, so nearly
-none is wanted from them. Large files have a filter of their keys of their own (`millpond.statestore.rows.page_index`).
+It can be rebuilt from committed files at any time, and must agree with them. `SoftState.synchronise` gets the
+committed files before each bundle, reads what other processes committed, and undoes what this process did without a
+commit. That alone makes a retried, speculated or moved task safe.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +19,7 @@ import pyarrow.compute as pc
 from millpond.executor.computation.state import StoredState
 from millpond.executor.computation.timers import TimerQueue, Timers
 from millpond.executor.interval.eviction import EvictionPolicy, UseStatistics, window_aware
-from millpond.executor.interval.known_ids import KnownIds
+from millpond.executor.interval.known_files import KeysOfFiles, KnownFiles, KnownIds
 from millpond.executor.interval.row_cache import (
     CacheUndo,
     MemoryBudget,
@@ -37,7 +30,6 @@ from millpond.executor.interval.row_cache import (
 )
 from millpond.executor.interval.row_reader import (
     FileKeys,
-    KnownFiles,
     RowChanges,
     RowReader,
     large_among,
@@ -49,92 +41,27 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge_updates
-from millpond.statestore.rows.record_ids import Fingerprints, fingerprints
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.system import collector_paused
 
-
-class KeysOfFiles:
-    """The fingerprints of the keys of some files, those noted last, within a bound of memory.
-
-    Args:
-        limit_bytes: how many bytes they may take together now; a key takes 8.
-    """
-
-    def __init__(self, limit_bytes: Callable[[], int]) -> None:
-        self._limit_bytes = limit_bytes
-        self._keys: OrderedDict[str, Fingerprints] = OrderedDict()
-        self._bytes = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes are kept."""
-        return self._bytes
-
-    def note(self, path: str, keys: pa.Array | pa.ChunkedArray) -> None:
-        """Keep all keys of a file."""
-        self.drop(path)
-        self._keys[path] = np.sort(fingerprints(keys))
-        self._bytes += self._keys[path].nbytes
-        limit = self._limit_bytes()
-        while self._bytes > limit and self._keys:
-            self._bytes -= self._keys.popitem(last=False)[1].nbytes
-
-    def drop(self, path: str) -> None:
-        """Forget a file."""
-        known = self._keys.pop(path, None)
-        if known is not None:
-            self._bytes -= known.nbytes
-
-    def keep_only(self, paths: Collection[str]) -> None:
-        """Forget all files but these."""
-        for path in self._keys.keys() - paths:
-            self.drop(path)
-
-    def files_with(self, files: Sequence[FileKeys], keys: Sequence[str]) -> list[FileKeys]:
-        """Those of the files that may have any of the keys: all whose keys are not known are among them."""
-        low, high = min(keys), max(keys)
-        in_range = [file for file in files if file.may_hold_any(low, high)]
-        if not any(file.path in self._keys for file in in_range):
-            return in_range
-        wanted = fingerprints(pa.array(keys, pa.string()))
-        return [file for file in in_range if self._may_have_any(file.path, wanted)]
-
-    def _may_have_any(self, path: str, wanted: Fingerprints) -> bool:
-        known = self._keys.get(path)
-        if known is None:
-            return True
-        if not len(known):
-            # After a split a file may have rows of the other part only.
-            return False
-        places = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        return bool((known[places] == wanted).any())
-
-
+# Default memory budget of a process.
 BUDGET_BYTES: Final = 512 * 2**20
-"""Default memory budget of a process."""
 
+# Of an interval's limit, at most a quarter each is for the newest ids and for the filter of all ids, and a sixteenth
+# for keys of files. Rows have the rest, but at least a quarter.
 _IDS_SHARE: Final = 4
 _KEYS_SHARE: Final = 16
-"""
-Of what an interval may use, at most a quarter are newest ids, a quarter the filter of all ids, and a sixteenth keys of
-files.
-"""
-
 _ROWS_SHARE: Final = 4
-"""Rows have what the rest leaves, but at least a quarter."""
 
+# The columns that a new owner reads of more rows than memory holds (MillWheel §6.2).
 _TIMER_COLUMNS: Final = ("key", "timers", "superstep", "sequencer", "commit_number", "deleted")
-"""What a new owner reads of more rows than memory holds (MillWheel §6.2)."""
 
+# A new owner keeps all rows if their files, which are compressed, take less than this part of its limit: the process
+# may be given more intervals.
 _TIMERS_FIRST: Final = 2
-"""
-A new owner keeps all rows if they are less than this part of what it may use, as files, which are compressed: the
-process may be given more intervals.
-"""
 
+# Bundles that may be adopted between two calls of `SoftState.synchronise`.
 _TENTATIVE_MAX: Final = 64
-"""How many bundles may be adopted between two calls of `SoftState.synchronise`."""
 
 
 @dataclass(slots=True)
@@ -150,14 +77,16 @@ class _Tentative:
 class SoftState:
     """Rows, timers and record ids of one interval.
 
-    Args:
-        interval: the interval.
-        reader: reads committed row updates.
-        memory: the budget of all intervals of the process, for rows, newest ids and keys of files.
-        policy: which rows to evict first.
-        keeps_records: whether records may wait in the rows.
-        state_version: that of the computation's code; states of earlier ones are kept with their version.
+    ``memory`` is the budget of all intervals of the process. With ``keeps_records``, records may wait in the rows.
+    States of code before ``state_version`` are kept with their version.
+
+    Attributes:
+        timers: the next timers of each key.
+        ids: the consumed record ids.
     """
+
+    timers: TimerQueue
+    ids: KnownIds
 
     def __init__(
         self,
@@ -178,16 +107,16 @@ class SoftState:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything; the next `synchronise` reads all files."""
+        """Drop everything; the next `synchronise` reads all files."""
         self._cache = RowCache(self._rows_limit_bytes, self._policy, self._weigh, self._state_version)
-        self._timers = TimerQueue()
-        self._ids = KnownIds(self._interval, self._reader, lambda: self._limit_bytes() // _IDS_SHARE)
+        self.timers = TimerQueue()
+        self.ids = KnownIds(self._interval, self._reader, lambda: self._limit_bytes() // _IDS_SHARE)
         self._files = KnownFiles()
         self._keys_of_files = KeysOfFiles(lambda: self._limit_bytes() // _KEYS_SHARE)
         self._tentative: list[_Tentative] = []
         self._clocks = (0, 0)
         self._statistics = UseStatistics()
-        self._report()
+        self._is_over_budget()
 
     def _limit_bytes(self) -> int:
         return self._memory.limit_of(self._interval)
@@ -197,20 +126,18 @@ class SoftState:
         return max(limit - self._lookup_bytes(), limit // _ROWS_SHARE)
 
     def _lookup_bytes(self) -> int:
-        # What says which rows and ids there are.
-        ids = self._ids.recent_bytes + self._ids.filter_bytes
-        return ids + self._keys_of_files.size_bytes + self._cache.filter_bytes
+        """Return the memory of filters, newest ids and keys of files."""
+        return self.ids.size_bytes + self._keys_of_files.size_bytes + self._cache.filter_bytes
 
-    def _report(self) -> None:
-        self._memory.report(self._interval, self._cache.used_bytes + self._lookup_bytes())
+    def _is_over_budget(self) -> bool:
+        """Report the used memory, and return True if rows must be evicted."""
+        lookup_bytes, used_bytes = self._lookup_bytes(), self._cache.used_bytes
+        limit = self._memory.report(self._interval, used_bytes + lookup_bytes)
+        return used_bytes > max(limit - lookup_bytes, limit // _ROWS_SHARE)
 
     def leave(self) -> None:
-        """Give the memory budget back: the process drops this soft state."""
+        """Release the memory budget: the process drops this soft state."""
         self._memory.leave(self._interval)
-
-    def shrink(self) -> None:
-        """Evict rows if they are more than the interval may have now, though it has nothing to do."""
-        self._evict()
 
     @property
     def position(self) -> str | None:
@@ -219,29 +146,19 @@ class SoftState:
         return adopted[-1] if adopted else self._files.position
 
     @property
-    def timers(self) -> TimerQueue:
-        """The next timers of each key."""
-        return self._timers
-
-    @property
-    def ids(self) -> KnownIds:
-        """The consumed record ids."""
-        return self._ids
-
-    @property
     def files(self) -> list[FileKeys]:
         """The files that hold the interval's rows, including adopted ones."""
         return self._files.all
 
     @property
     def used_bytes(self) -> int:
-        """An estimate of what the cached rows occupy."""
+        """The estimated memory of the cached rows."""
         return self._cache.used_bytes
 
     # ------------------------------------------------------------- following the store
 
     def synchronise(self, files: Sequence[LiveFile]) -> None:
-        """Follow the committed files: read what is new in them, and undo what they lack.
+        """Follow the committed files: read the new ones, and undo bundles that they lack.
 
         Args:
             files: all live files that may hold the interval's rows.
@@ -250,24 +167,24 @@ class SoftState:
             DataError: a file is missing or its bytes are wrong; the soft state is then empty.
         """
         try:
-            self._settle_tentative({file.path for file in files})
+            self._resolve_tentative({file.path for file in files})
             with collector_paused():
                 self._follow(files)
         except BaseException:
+            # Half-applied files would make later bundles read wrong state.
             self.reset()
             raise
 
     def confirm(self, file: RowFile | None) -> None:
-        """Note that the last adopted bundle was committed, and that no other process has changed anything.
+        """Record that the last adopted bundle was committed, and that no other process has changed anything.
 
-        `synchronise` would find the same, at a cost that grows with the number of files.
-
-        Args:
-            file: the bundle's file; ``None`` when it changed nothing.
+        `synchronise` would find the same, at a cost that grows with the number of files. ``file`` is the bundle's
+        file; ``None`` when it changed nothing.
         """
-        self._settle_tentative(set() if file is None else {file.path})
+        self._resolve_tentative(set() if file is None else {file.path})
 
-    def _settle_tentative(self, committed: set[str]) -> None:
+    def _resolve_tentative(self, committed: set[str]) -> None:
+        # Newest first: each undo restores the rows after the bundle before.
         while self._tentative and self._tentative[-1].path not in committed:
             self._undo(self._tentative.pop())
         for bundle in self._tentative:
@@ -277,11 +194,12 @@ class SoftState:
 
     def _undo(self, bundle: _Tentative) -> None:
         self._cache.undo(bundle.undo)
-        self._timers.put(bundle.undo.timers)
+        self.timers.put(bundle.undo.timers)
         if bundle.path is not None:
+            # The file exists but was not committed, so neither its rows nor its ids count.
             self._files.disown(bundle.path)
             self._keys_of_files.drop(bundle.path)
-            self._ids.drop(bundle.path)
+            self.ids.drop(bundle.path)
 
     def _follow(self, files: Sequence[LiveFile]) -> None:
         if self._files.are(files):
@@ -291,8 +209,9 @@ class SoftState:
             self._rebuild(files)
             return
         self._files.take_in(files, unread)
-        self._ids.keep_only(self._files.all)
-        self._keys_of_files.keep_only({file.path for file in self._files.all})
+        paths = {file.path for file in files}
+        self.ids.keep_only(paths)
+        self._keys_of_files.keep_only(paths)
         if unread:
             self._catch_up(unread)
 
@@ -302,21 +221,18 @@ class SoftState:
         if not files:
             return
         if _TIMERS_FIRST * sum(file.size_bytes for file in files) > self._limit_bytes():
-            merged = merge_updates(self._timers_of(files))
+            merged = merge_updates(self._timers_of_files(files))
             summary = summarise_rows(merged)
         else:
             paths = [file.path for file in files]
             merged = merge_updates(self._reader.read(paths, MERGE_COLUMNS, interval=self._interval))
             summary = summarise_rows(merged)
             self._cache.fill(merged, summary)
-        self._timers.fill(summary.event, summary.wall, summary.hold, summary.percentiles)
-        self._report()
+        self.timers.fill(summary.event, summary.wall, summary.hold, summary.percentiles)
+        self._is_over_budget()
 
-    def _timers_of(self, files: Sequence[LiveFile]) -> pa.Table:
-        """The updates of timers, of more rows than memory holds: a state is read when its key first comes.
-
-        Of each part of a file all but the timers is forgotten again; the cache is told which keys there are.
-        """
+    def _timers_of_files(self, files: Sequence[LiveFile]) -> pa.Table:
+        """Read only the timers of more rows than memory holds; a state is read when its key is first needed."""
         self._cache.start_without_rows(sum(file.num_records or 0 for file in files))
         table = pa.concat_tables([self._timers_in(file) for file in self._files.all])
         unread = {name: ROW_SCHEMA.field(name) for name in MERGE_COLUMNS if name not in _TIMER_COLUMNS}
@@ -329,19 +245,20 @@ class SoftState:
 
         def keep(updates: pa.Table) -> pa.Table:
             keys = updates.column("key")
+            # The rows are dropped, so the cache must know that these keys may have one.
             self._cache.remember(keys)
             if is_small:
-                self._keys_of_files.note(file.path, keys)
+                self._keys_of_files.add(file.path, keys)
             is_deleted = pc.fill_null(updates.column("deleted"), False)
             return updates.filter(pc.or_(updates.column("timers").is_valid(), is_deleted))
 
         return self._reader.scan(file, _TIMER_COLUMNS, self._interval, keep)
 
     def _catch_up(self, unread: Sequence[LiveFile]) -> None:
-        columns = [*MERGE_COLUMNS, "record_ids"] if self._ids.is_prepared else MERGE_COLUMNS
+        columns = [*MERGE_COLUMNS, "record_ids"] if self.ids.is_prepared else MERGE_COLUMNS
         updates = self._reader.read([file.path for file in unread], columns, interval=self._interval)
-        if self._ids.is_prepared:
-            self._ids.follow(updates)
+        if self.ids.is_prepared:
+            self.ids.add_updates(updates)
         self._apply_changes(load_changes(combine_updates(updates), self._state_version))
 
     def _apply_changes(self, changes: RowChanges) -> None:
@@ -353,14 +270,15 @@ class SoftState:
             old = self._cache.states_of(keys)
             same = changes.same_state
             states = [was if key in same else now for key, was, now in zip(keys, old, states, strict=True)]
-        self._timers.put(timers)
+        self.timers.put(timers)
         if not self._cache.is_complete:
+            # An evicted row stays in the files: an update alone is not the whole row.
             self._cache.remember(keys)
             cached = [index for index, key in enumerate(keys) if key in self._cache]
             keys, states = [keys[index] for index in cached], [states[index] for index in cached]
             timers = {key: timers[key] for key in keys if key in timers}
         self._cache.put(keys, states, timers)
-        self._evict()
+        self.shrink()
 
     # ------------------------------------------------------------- serving a bundle
 
@@ -370,22 +288,21 @@ class SoftState:
             self._undo(self._tentative.pop())
 
     def load(self, keys: Sequence[str]) -> list[StoredState | None]:
-        """The states of the keys, read from files where they are not cached; ``None`` for no state."""
-        self._cache.warm(keys)
-        absent = self._cache.absent(keys)
-        if absent:
-            self._fetch(absent)
-        return self._cache.states_of(keys)
+        """Return the states of the keys, read from files where they are not cached; ``None`` for no state."""
+        cache = self._cache
+        cache.warm(keys)
+        if not cache.is_complete and (absent := cache.absent(keys)):
+            files = self._keys_of_files.files_with(self._files.all, absent)
+            paths, large = [file.path for file in files], large_among(files)
+            updates = self._reader.read(
+                paths, MERGE_COLUMNS, keys=absent, interval=self._interval, large=large
+            )
+            cache.load(load_rows(merge_updates(updates), self._state_version))
+        return cache.states_of(keys)
 
-    def timers_of(self, key: str) -> Timers:
-        """The pending timers of a key that was loaded."""
-        return self._cache.timers_of(key)
-
-    def _fetch(self, keys: list[str]) -> None:
-        files = self._keys_of_files.files_with(self._files.all, keys)
-        paths, large = [file.path for file in files], large_among(files)
-        updates = self._reader.read(paths, MERGE_COLUMNS, keys=keys, interval=self._interval, large=large)
-        self._cache.load(load_rows(merge_updates(updates), self._state_version))
+    def timers_of(self, keys: Sequence[str]) -> list[Timers]:
+        """Return the pending timers of keys that were loaded."""
+        return self._cache.timers_of(keys)
 
     def apply(
         self,
@@ -396,34 +313,31 @@ class SoftState:
         fingerprints: npt.NDArray[np.uint64] | None,
         clocks: tuple[int, int],
     ) -> None:
-        """Apply a bundle's outcome tentatively, until `adopt` and `synchronise` settle whether it was committed.
+        """Apply a bundle's outcome tentatively, until `adopt` and `synchronise` resolve whether it was committed.
 
-        Args:
-            updates: the row updates that will be written.
-            keys: all keys of the bundle.
-            states: their states now.
-            timers: the timers of those whose timers changed.
-            fingerprints: fingerprints of the consumed ids.
-            clocks: low watermark and wall time, for choosing what to evict.
+        ``keys`` and ``states`` are all of the bundle's, ``timers`` only the changed ones, ``fingerprints`` the consumed
+        ids', ``clocks`` the low watermark and the wall time.
         """
+        cache = self._cache
         self._clocks = clocks
-        if not self._cache.is_complete:
-            self._statistics.note_uses(keys, self._wait_of, clocks)
-        undo = self._cache.put(keys, states, timers)
+        # Uses matter only for eviction, so nothing is learned while all rows fit.
+        if not cache.is_complete:
+            self._statistics.record_uses(keys, self._wait_of, clocks)
+        undo = cache.put(keys, states, timers)
         if keys:
-            self._cache.note_use(keys[0], clocks)
-        self._timers.put(timers)
-        if not self._cache.is_complete:
+            cache.uses.record(keys[0], clocks)
+        self.timers.put(timers)
+        if not cache.is_complete:
             self._statistics.follow(keys, self._wait_of, clocks)
         if fingerprints is not None:
-            self._ids.add(fingerprints)
+            self.ids.add(fingerprints)
         self._tentative.append(_Tentative(undo, updates))
-        self._evict()
+        self.shrink()
 
     def adopt(self, file: RowFile | None) -> None:
-        """Note that the last bundle's updates were written to ``file``; ``None`` if there were none.
+        """Record that the last bundle's updates were written to ``file``; ``None`` if there were none.
 
-        The next `synchronise` finds out whether the file was committed.
+        The next `synchronise` finds out if the file was committed.
         """
         if file is None:
             return
@@ -434,19 +348,21 @@ class SoftState:
         )
         bundle = self._tentative[-1]
         bundle.path, bundle.superstep = file.path, file.superstep
-        self._ids.keep(file.path, bundle.updates)
+        if self.ids.is_prepared:
+            self.ids.keep(file.path, bundle.updates)
         if not self._cache.is_complete:
-            self._keys_of_files.note(file.path, bundle.updates.column("key"))
+            self._keys_of_files.add(file.path, bundle.updates.column("key"))
+        # The updates are in the file now, and would otherwise stay in memory until the next commit.
         bundle.updates = bundle.updates.slice(0, 0)
         self._files.adopt(file)
         check(len(self._tentative) <= _TENTATIVE_MAX, "soft state is synchronised every few bundles")
 
     def _wait_of(self, key: str) -> float:
-        return self._timers.wait_of(key, *self._clocks)
+        return self.timers.wait_of(key, *self._clocks)
 
-    def _evict(self) -> None:
-        self._report()
-        if self._cache.is_over_budget:
+    def shrink(self) -> None:
+        """Evict rows if they are more than the interval may have now."""
+        if self._is_over_budget():
             expectations = self._statistics.expectations(self._clocks)
-            self._cache.evict(self._timers.waits(*self._clocks), self._clocks, expectations)
-            self._report()
+            self._cache.evict(self.timers.waits(*self._clocks), self._clocks, expectations)
+            self._is_over_budget()

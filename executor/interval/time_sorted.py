@@ -1,9 +1,9 @@
-"""A key's turn in the order of time: its records and its event timers one by one, however they arrived.
+"""A key's turn in the order of time: its records and its event timers one by one, in whatever order they arrived.
 
 Up to a time that no later record can precede, user code gets a key's inputs in the order of event times: records
 that waited in the row, records of this bundle, and timers, with a timer before a record of the same time. Records
-after that time wait in the row (`millpond.executor.interval.key_executor`). What user code sees follows from the
-times alone, so it does not depend on how the input was cut into bundles.
+after that time wait in the row (`millpond.executor.interval.key_executor`). User code sees an order that follows from
+the times alone, so it does not depend on how the input was cut into bundles.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FIRING_TIME: Final = attrgetter("at")
 
 
 class _Range(NamedTuple):
-    """Records that are processed one after the other: from ``start`` up to ``stop`` in the same columns."""
+    """Consecutive records from ``start`` up to ``stop`` in the same columns."""
 
     records: Records
     start: int
@@ -45,18 +45,14 @@ class _Range(NamedTuple):
 
 
 class _TimeSortedTimers(KeyTimers):
-    """The timers of a key, whose event timers take their turn among its records, and the records that wait.
+    """The timers of a key, with event timers that take their turn among its records, and the waiting records.
 
     Unlike in `KeyTimers`, a time that was held only at the start of the turn is no permitted output time: where a
     turn starts depends on how the input was cut.
 
-    Args:
-        clocks: the times of the other clocks.
-        until: event timers up to this time are due, and records before it.
-
     Attributes:
-        event_due: the due event timers, a heap.
-        ready: the entries of the waiting records whose turn has come.
+        event_due: the event timers up to ``until``, which are due, as a heap.
+        ready: the entries of the waiting records before ``until``, whose turn has come.
         added: the entries of the records that have begun to wait.
     """
 
@@ -88,7 +84,7 @@ class _TimeSortedTimers(KeyTimers):
 
     @property
     def waiting(self) -> int:
-        """How many records wait once the turn ends."""
+        """The number of records that wait once the turn ends."""
         return len(self._still) + len(self.added)
 
     def pop_event_due(self, limit: int) -> Timer | None:
@@ -101,7 +97,7 @@ class _TimeSortedTimers(KeyTimers):
         return None
 
     def changed(self) -> Timers | None:
-        """All pending timers and waiting records by time; ``None`` when they equal those in the row."""
+        """Return all pending timers and waiting records by time; ``None`` when they equal the row's."""
         if not (self.ready or self.added):
             return super().changed() if not self._still else self._merged(super().changed())
         return self._merged(self._row if self._pending is None else firing_order(self._pending.values()))
@@ -138,14 +134,9 @@ def _holding(timers: Iterable[Timer]) -> list[tuple[int, Timer]]:
 
 
 class _TimeSortedRecords(Records):
-    """Records of which each is preceded by the timers that are due before it.
+    """Records, each after the timers that are due before it and with its own time as the watermark.
 
-    Args:
-        columns: the records.
-        input_time: the time of the input.
-        context: shows the time of each record as the watermark.
-        due: the due event timers.
-        fire: fires the due timers up to a time.
+    ``fire`` fires the timers of ``due`` up to a time.
     """
 
     __slots__ = ("_context", "_due", "_fire")
@@ -165,13 +156,13 @@ class _TimeSortedRecords(Records):
         self._fire = fire
 
     def bind(self, key: str, start: int, stop: int) -> None:
-        """Switch to the records ``start`` to ``stop``, which are those of ``key``."""
+        """Switch to the records of ``key``, from ``start`` up to ``stop``."""
         super().bind(key, start, stop)
         self._context.watermark = EventTimeMicros(self._columns.at[start])
 
     def one_by_one(self) -> Iterator[Record]:
         """Iterate the records, each as a separate input, after the timers that come before it."""
-        # As `Records.one_by_one`, with a check of the timers.
+        # A copy of `Records.one_by_one` with a check of the timers, because a call per record would cost too much.
         input_time, context = self._input, self._context
         new, columns, key = Record.__new__, self._columns, self._key
         at, streams, watermark, due = columns.at, columns.streams, columns.watermark, self._due
@@ -204,35 +195,26 @@ class TimeSortedExecutor(KeyExecutor):
         node: ComputationNode,
         bundle: Bundle,
         columns: RecordColumns,
+        slack_us: int,
         limit: UserCodeWatchdog | None = None,
     ) -> None:
-        super().__init__(node, bundle, columns, limit)
+        super().__init__(node, bundle, columns, slack_us, limit)
         self._superstep = bundle.superstep
         self._until = bundle.until
         self._is_batch = type(node.computation).process_records is not Computation.process_records
         self._bundle_records = self._sorted(columns)
 
-    def _make_timers(self, bundle: Bundle) -> KeyTimers:
-        return _TimeSortedTimers(bundle.clocks, bundle.until)
+    def _make_timers(self, clocks: Clocks, bundle: Bundle) -> KeyTimers:
+        return _TimeSortedTimers(clocks, bundle.until)
 
     def _sorted(self, columns: RecordColumns) -> _TimeSortedRecords:
-        return _TimeSortedRecords(
-            columns,
-            self._input,
-            context=self._context,
-            due=self.timers.event_due,
-            fire=self._fire_until,
-        )
+        due = self.timers.event_due
+        return _TimeSortedRecords(columns, self._input, context=self._context, due=due, fire=self._fire_until)
 
     def run(
         self, key: str, encoded: StoredState | None, timers: Timers, start: int, stop: int
     ) -> StoredState | None:
-        """Run a key's turn, and return its new state.
-
-        Raises:
-            InvalidError: the code failed and failures stop the pipeline, it used what the program does not
-                declare, its timers never end, or too many records wait.
-        """
+        """Run a key's turn, and return its new state."""
         settled = super().run(key, encoded, timers, start, stop)
         self.waited += len(self.timers.added)
         self.resumed += len(self.timers.ready)
@@ -245,18 +227,17 @@ class TimeSortedExecutor(KeyExecutor):
     # ------------------------------------------------------------- which records, in which order
 
     def _ready(self, start: int, stop: int) -> tuple[list[_Range], int]:
-        """The records whose turn has come, in order, and the first of the bundle's records whose turn has not."""
+        """Return the records whose turn has come, in order, and the first of the bundle's records that must wait."""
         first_waiting = bisect_left(self._columns.at, self._until, start, stop)
         if not self.timers.ready:
-            return (
-                [_Range(self._bundle_records, start, first_waiting)] if first_waiting > start else []
-            ), first_waiting
+            ready = [_Range(self._bundle_records, start, first_waiting)] if first_waiting > start else []
+            return ready, first_waiting
         waiting = self._sorted(self._waiting(self.timers.ready).columns)
         ranked = [
             *self._ranked(waiting, 0, len(self.timers.ready)),
             *self._ranked(self._bundle_records, start, first_waiting),
         ]
-        # Records that waited arrived earlier, so they come first among those of one time and stream.
+        # Records that waited arrived earlier, so they come first among records of one time and stream.
         ranked.sort(key=itemgetter(0, 1))
         return list(_ranges(ranked)), first_waiting
 
@@ -268,7 +249,7 @@ class TimeSortedExecutor(KeyExecutor):
 
     def _run_at_once(self, key: str, start: int, stop: int) -> StoredState | None:
         if self.timers.due:
-            self._fire_due()
+            self._fire_due(self._process_timer)
         ready, first_waiting = self._ready(start, stop)
         self._input.slack_us = self._records_slack_us
         for records, first, last in ready:
@@ -277,14 +258,14 @@ class TimeSortedExecutor(KeyExecutor):
             else:
                 records.bind(key, first, last)
                 self._node.computation.process_records(self._context, records)
-        self._fire_rest()
+        self._fire_rest(self._process_timer)
         self._check_room(stop - first_waiting)
         for index in range(first_waiting, stop):
             self._keep(index)
         return self.state.settle()
 
     def _process_singly(self, key: str, records: Records, start: int, stop: int) -> None:
-        """Pass records one by one to code that takes several at once: it may set a timer that is due between them."""
+        """Pass records one by one to code that takes several at once, because it may set a timer that is due between them."""
         at, process_records, context = (
             records.columns.at,
             self._node.computation.process_records,
@@ -295,53 +276,42 @@ class TimeSortedExecutor(KeyExecutor):
             records.bind(key, index, index + 1)
             process_records(context, records)
 
-    def _fire_until(self, limit: int) -> None:
+    def _fire_until(self, limit: int, fire: Callable[[Timer], None] | None = None) -> None:
         due = self.timers.event_due
         if not due or due[0][0] > limit:
             return
         while (timer := self.timers.pop_event_due(limit)) is not None:
             self._count_firing()
             self._context.watermark = EventTimeMicros(timer.at)
-            self._process_timer(timer)
+            (fire or self._process_timer)(timer)
         self._input.slack_us = self._records_slack_us
 
-    def _fire_rest(self) -> None:
-        """Fire the timers after the last record, and those of other clocks that have become due."""
+    def _fire_rest(self, fire: Callable[[Timer], None]) -> None:
+        """Fire the timers after the last record, and timers of other clocks that have become due."""
         while True:
-            self._fire_until(self._until)
+            self._fire_until(self._until, fire)
             if not self.timers.due:
                 return
             self._context.watermark = EventTimeMicros(self._until)
-            self._fire_due()
+            self._fire_due(fire)
 
     # ------------------------------------------------------------- one at a time
 
     def _run_carefully(self, key: str, start: int, stop: int) -> StoredState | None:
-        self._fire_due_carefully()
+        self._fire_due(self._try_timer)
         ready, first_waiting = self._ready(start, stop)
         for records, first, last in ready:
             for index in range(first, last):
-                self._fire_until_carefully(records.columns.at[index])
+                self._fire_until(records.columns.at[index], self._try_timer)
                 self._try_record(key, records, index)
-        self._fire_rest_carefully()
+        self._fire_rest(self._try_timer)
         self._check_room(stop - first_waiting)
         for index in range(first_waiting, stop):
-            self._try_to_keep(index)
+            try:
+                self._keep(index)
+            except Exception as failure:  # noqa: BLE001 - reading a value may raise anything
+                self._fail_record(self._columns, index, Failure(failure, 1))
         return self.state.settle()
-
-    def _fire_until_carefully(self, limit: int) -> None:
-        while (timer := self.timers.pop_event_due(limit)) is not None:
-            self._count_firing()
-            self._context.watermark = EventTimeMicros(timer.at)
-            self._try_timer(timer)
-
-    def _fire_rest_carefully(self) -> None:
-        while True:
-            self._fire_until_carefully(self._until)
-            if not self.timers.due:
-                return
-            self._context.watermark = EventTimeMicros(self._until)
-            self._fire_due_carefully()
 
     # ------------------------------------------------------------- what waits
 
@@ -358,12 +328,6 @@ class TimeSortedExecutor(KeyExecutor):
 
     def _keep(self, index: int) -> None:
         self.timers.added.append(waiting_timer(self._columns, index, self._superstep, self._node.horizon_us))
-
-    def _try_to_keep(self, index: int) -> None:
-        try:
-            self._keep(index)
-        except Exception as failure:  # noqa: BLE001 - reading a value may raise anything
-            self._fail_record(self._columns, index, Failure(failure, 1))
 
 
 def _ranges(ranked: Sequence[tuple[int, int, Records, int]]) -> Iterator[_Range]:

@@ -1,10 +1,8 @@
 """The interval worker: runs one interval's bundles against soft state that follows the committed files.
 
-Both runners use it: a Spark task runs a bundle in one call (`IntervalWorker.run`), the local
-engine step by step, so that the files of several intervals are written in parallel. User code
-runs in `process`; the bundle counts only once the coordinator commits its manifest.
-
-One interval's part in a superstep, as a plain value that travels to the tasks.
+Both runners use it: a Spark task runs a bundle in one call (`IntervalWorker.run`), the local engine step by step, so
+that the files of several intervals are written in parallel. User code runs in `process`; the bundle counts only once
+the coordinator commits its manifest.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from millpond.executor.interval.bundle import Bundle, Deliveries
 from millpond.executor.interval.letters import RetriedLetter
 from millpond.executor.interval.processor import IntervalProcessor
 from millpond.executor.interval.row_cache import MemoryBudget
-from millpond.executor.interval.row_reader import StoreRowReader
+from millpond.executor.interval.row_reader import RowReader
 from millpond.executor.interval.row_update import BundleResult, Manifest
 from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import STRONG, ComputationNode, WeakStreams
@@ -37,18 +35,16 @@ from millpond.statestore.types import EventTimeMicros, Objects, Superstep, WallT
 @quickly_pickled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalPlan:
-    """One interval's part in a superstep.
+    """One interval's part in a superstep, which travels to the tasks.
 
     Attributes:
-        interval: the interval.
         fence: the fence of its next commit.
         watermark: input low watermark of the computation for the whole superstep.
         files: the committed files with its rows, oldest first; empty unless requested.
-        due: whether it has something to do without a record: a pending timer is due, or dead letters are retried.
-        percentile_watermarks: percentile watermarks of the computation, all that the pipeline keeps.
-        settled: no record before this time comes after the superstep; ``None``: that is known only up to ``watermark``.
-        late_before: records before this time are late; ``None``: those before ``watermark``.
-        retried: dead letters of its keys that are given once more.
+        due: the interval has work without a record: a pending timer is due, or dead letters are retried.
+        settled: no later superstep has a record before this time; ``None`` means ``watermark``.
+        late_before: records before this time are late; ``None`` means ``watermark``.
+        retried: dead letters of its keys to retry.
     """
 
     interval: Interval
@@ -63,7 +59,7 @@ class IntervalPlan:
 
 
 class WorkerState(Enum):
-    """What an interval worker knows about the committed files."""
+    """A worker's knowledge of the committed files."""
 
     BEHIND = auto()
     """Another writer may have committed since soft state last followed the files."""
@@ -72,25 +68,16 @@ class WorkerState(Enum):
     """A bundle has run since soft state last followed the files; its commit is not confirmed."""
 
     FOLLOWING = auto()
-    """Soft state is exactly what the committed files say."""
+    """Soft state agrees with the committed files."""
 
 
 class IntervalWorker:
     """Runs the bundles of one interval; everything it remembers can be rebuilt from committed files.
 
-    A bundle takes four steps: `process`, `write` (on any thread), `finish`, and `confirm` once the
-    manifest is committed. If a bundle is not confirmed, the next `process` reads the committed
-    files first and undoes what is not among them. Only `fall_behind` and `write` may be called
-    while `process` runs on another thread.
-
-    Args:
-        node: the computation.
-        interval: the keys it owns.
-        objects: where row files are stored.
-        row_format: how row files are encoded.
-        memory: the soft-state budget of the process.
-        stopwatch: reads a clock that runs while a bundle is processed, in microseconds.
-        on_stuck: called if user code exceeds its time limit and cannot be interrupted.
+    A bundle takes four steps: `process`, `write` (on any thread), `finish`, and `confirm` once the manifest is
+    committed. If a bundle is not confirmed, the next `process` reads the committed files first and undoes the bundle
+    if it is not among them. Only `fall_behind` and `write` may be called while `process` runs on another thread.
+    The stopwatch is in microseconds.
     """
 
     def __init__(
@@ -107,7 +94,7 @@ class IntervalWorker:
         self._interval = interval
         self._objects = objects
         self._row_format = row_format
-        reader = StoreRowReader(objects)
+        reader = RowReader(objects)
         self._soft_state = SoftState(
             interval,
             reader,
@@ -123,71 +110,58 @@ class IntervalWorker:
         self._transition = threading.Lock()
 
     def shrink(self) -> None:
-        """Evict what others of the process need more; no other step may run at the same time."""
+        """Evict rows that other intervals of the process need memory for; no other step may run at the same time."""
         self._soft_state.shrink()
 
     def take_code(self, node: ComputationNode) -> None:
-        """Run other code from now on, between two bundles; soft state is rows as they are stored, and stays.
+        """Run other code from now on, between two bundles; ``time_sorted`` must not differ.
 
-        Args:
-            node: the computation, as `time_sorted` as it was.
+        Soft state holds rows in their stored form, so it stays.
         """
         self._processor = IntervalProcessor(node, self._interval, self._soft_state, self._on_stuck)
 
     def leave(self) -> None:
-        """Give the memory back: the process keeps nothing of the interval any more."""
+        """Release the memory: the process keeps nothing of the interval any more."""
         self._soft_state.leave()
 
     @property
     def state(self) -> WorkerState:
-        """What the worker knows about the committed files."""
+        """The worker's knowledge of the committed files."""
         return self._state
 
     def run(self, bundle: Bundle, files: Callable[[], Sequence[LiveFile]], token: str) -> Manifest:
         """Process a bundle and write its row file, uncommitted; after a failure soft state is empty.
 
-        Args:
-            bundle: the records and timers to handle.
-            files: returns the live files that may hold the interval's rows.
-            token: makes the file's name unique.
-
-        Raises:
-            InvalidError: user code failed and failures stop the pipeline.
-            DataError: a committed file is missing or its bytes are wrong.
-            UnavailableError: the object store cannot be reached.
+        ``files`` is as for `process`; ``token`` makes the file's name unique.
         """
         try:
             result = self.process(bundle, files)
             return self.finish(bundle, result, self.write(bundle, result, token))
         except BaseException:
-            self._reset()
+            self._soft_state.reset()
+            self.fall_behind()
             raise
 
     def process(self, bundle: Bundle, files: Callable[[], Sequence[LiveFile]]) -> BundleResult:
         """Run user code for a bundle; nothing is written yet.
 
-        Args:
-            bundle: the records and timers to handle.
-            files: returns the live files that may hold the interval's rows; called only if soft
-                state may differ from them, so a superstep does not cost more as files accumulate.
-
-        Raises:
-            InvalidError: user code failed and failures stop the pipeline.
-            DataError: a committed file is missing or its bytes are wrong.
+        ``files`` returns the live files that may hold the interval's rows. It is called only if soft state may differ
+        from them, so a superstep does not cost more as files accumulate.
         """
         began_us = self._stopwatch()
-        if not self._begin():
+        with self._transition:
+            # The state changes before the files are read: a later `fall_behind` may concern a commit that this
+            # bundle does not see, so it must outlast the bundle.
+            is_following = self._state is WorkerState.FOLLOWING
+            self._state = WorkerState.RAN
+        if not is_following:
             self._soft_state.synchronise(files())
         result = self._processor.process(bundle)
         self._work_us = self._stopwatch() - began_us
         return result
 
     def write(self, bundle: Bundle, result: BundleResult, token: str) -> RowFile | None:
-        """Write the row updates of a bundle, uncommitted; ``None`` if there are none.
-
-        Raises:
-            UnavailableError: the object store cannot be reached.
-        """
+        """Write the row updates of a bundle, uncommitted; ``None`` if there are none."""
         if result.updates is None:
             return None
         file = write_row_file(
@@ -199,6 +173,7 @@ class IntervalWorker:
             token=token,
             row_format=self._row_format,
         )
+        # A crash here leaves a file that no commit names; gc removes it.
         reach("superstep.file_written")
         return file
 
@@ -207,21 +182,19 @@ class IntervalWorker:
         check(
             self._state is not WorkerState.FOLLOWING, "a bundle is finished after it ran", state=self._state
         )
+        # The commit may still fail, so soft state keeps what it needs to undo the bundle.
         self._soft_state.adopt(file)
         return Manifest(
             interval=self._interval,
             fence=bundle.fence,
             file=file,
+            # The updates are in the file: the manifest travels to the driver, and must stay small.
             result=replace(result, updates=None, weak=None),
             work_us=self._work_us,
         )
 
     def confirm(self, file: RowFile | None) -> None:
-        """Note that the last bundle was committed, as part of a version that nothing else changed.
-
-        Args:
-            file: the bundle's row file; ``None`` if it changed nothing.
-        """
+        """Record that the last bundle was committed, as part of a version that nothing else changed."""
         check(
             self._state is not WorkerState.FOLLOWING,
             "a bundle is confirmed once, after it ran",
@@ -234,24 +207,9 @@ class IntervalWorker:
                 self._state = WorkerState.FOLLOWING
 
     def fall_behind(self) -> None:
-        """Note that another writer has committed: the next bundle reads the committed files first."""
+        """Record that another writer has committed: the next bundle reads the committed files first."""
         with self._transition:
             self._state = WorkerState.BEHIND
-
-    def _begin(self) -> bool:
-        """Note that a bundle runs from now on; return whether soft state still follows the files.
-
-        The state changes before the files are read: a `fall_behind` that comes later may concern a
-        commit which this bundle does not see, so it must outlast the bundle.
-        """
-        with self._transition:
-            is_following = self._state is WorkerState.FOLLOWING
-            self._state = WorkerState.RAN
-        return is_following
-
-    def _reset(self) -> None:
-        self._soft_state.reset()
-        self.fall_behind()
 
 
 def bundle_of(
@@ -262,14 +220,9 @@ def bundle_of(
     wall_time: WallTimeMicros,
     weak: WeakStreams = STRONG,
 ) -> Bundle:
-    """The bundle of one interval in one superstep.
+    """Return the bundle of an interval in a superstep.
 
-    Args:
-        part: the interval's part in the superstep.
-        deliveries: its records.
-        superstep: number of the superstep.
-        wall_time: wall time of the whole superstep.
-        weak: which productions are delivered before the commit.
+    ``wall_time`` is the wall time of the whole superstep, ``weak`` the streams delivered before the commit.
     """
     return Bundle(
         interval=part.interval,

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpond.executor.interval.bundle import Bundle, DeadLetter, Deliveries
-from millpond.executor.interval.row_update import BundleResult, Straggler, WeakProductions, summarise_kept
+from millpond.executor.interval.row_update import BundleResult, Straggler, WeakProductions
 from millpond.executor.interval.worker import IntervalPlan, IntervalWorker, bundle_of
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.superstep.coordinator import Coordinator
@@ -64,8 +64,7 @@ class RanBundle:
         if weak is None or not self.stragglers:
             return self.result
         draft = weak.keeping(self.stragglers)
-        productions = summarise_kept(draft.kept, draft.bundle.percentile_watermarks)
-        return replace(self.result, updates=draft.updates(), productions=productions)
+        return replace(self.result, updates=draft.updates(), productions=draft.summaries())
 
 
 @dataclass(frozen=True, slots=True)

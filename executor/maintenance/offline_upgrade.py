@@ -22,9 +22,8 @@ import pyarrow.compute as pc
 from millpond.executor.computation.computation import upgrade
 from millpond.executor.computation.state import Encoded, FormerState
 from millpond.executor.inputs.positions import superstep_of
-from millpond.executor.ownership.evolution import as_stored, plan_evolution
+from millpond.executor.ownership.evolution import as_stored, check_states, plan_evolution
 from millpond.executor.ownership.ownership import OwnedNames, Ownership
-from millpond.executor.ownership.recovery import check_states
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.gc.compaction import stretches

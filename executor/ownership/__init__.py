@@ -1,1 +1,1 @@
-"""The right to write: leases, fences, retries, and what a new owner reads first."""
+"""The right to write: leases, fences, retries, and the scan of a new owner."""

@@ -1,12 +1,7 @@
-"""The balancer: looks at the load of a pipeline's intervals from time to time, and says which keys to cut.
+"""The balancer: watches the load of a pipeline's intervals, and decides which keys to cut again (MillWheel §7.1).
 
-Cuts by hand come from outside: a position in the table asks for one, and the commit that makes the cut answers it.
-
-Which cuts the load of a computation calls for.
-
-The load of intervals: what their bundles took, superstep by superstep.
-
-When the keys of a computation are cut again while it runs.
+Load is measured superstep by superstep. Manual cuts come from outside: a position in the table requests one, and the
+commit that makes the cut answers it.
 """
 
 from __future__ import annotations
@@ -29,16 +24,29 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.types import Clock
 
+_LOG = logging.getLogger("millpond")
+# The table may have thousands of transactions, so the search for requests is not done in every superstep.
+_ASKED_EVERY_US: Final = 1_000_000
+
+# Parts of one split: a sample of a few hundred keys supports no more.
+_PARTS_MAX: Final = 16
+# Cuts made at a time; each is a commit.
+_CUTS_MAX: Final = 4
+_INTERVALS_A_TASK: Final = 8
+
+# A key whose load alone is more than its interval may have, and its interval.
+HotKey = tuple[Interval, str]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalLoad:
-    """What an interval took in a superstep, by the median of the last ones.
+    """The load of an interval in a superstep, as the median of the last ones.
 
     Attributes:
-        work_ms: the time that its bundles took, of a processor where the runner can tell.
-        records: the records and timers that they processed.
-        keys: keys that were worked on, each about as often as it was.
-        home: the process that ran it last; empty for that of the coordinator.
+        work_ms: the processing time of its bundles, of a processor where the runner can measure that.
+        records: the processed records and timers.
+        keys: sampled keys; a key with more work occurs more often.
+        home: the process that ran it last; empty for the coordinator's.
     """
 
     work_ms: float
@@ -47,54 +55,47 @@ class IntervalLoad:
     home: str = ""
 
 
-@dataclass(slots=True)
 class _Seen:
-    work_us: deque[int]
-    records: deque[int]
-    keys: deque[tuple[str, ...]]
-    home: str = ""
+    def __init__(self, window: int) -> None:
+        self.work_us: deque[int] = deque(maxlen=window)
+        self.records: deque[int] = deque(maxlen=window)
+        self.keys: deque[tuple[str, ...]] = deque(maxlen=window)
+        self.home = ""
 
 
 class Loads:
-    """The last supersteps of each interval.
-
-    Args:
-        window: how many supersteps count.
-    """
+    """The loads of each interval in the last ``window`` supersteps."""
 
     def __init__(self, window: int) -> None:
         self._window = window
         self._seen: dict[Interval, _Seen] = {}
 
-    def note(self, manifests: Iterable[Manifest], live: Iterable[Interval]) -> None:
-        """Take in what a superstep reports; an interval without a bundle has had nothing to do.
-
-        Args:
-            manifests: of the intervals that ran.
-            live: all intervals that may have run.
-        """
+    def record(self, manifests: Iterable[Manifest], live: Iterable[Interval]) -> None:
+        """Record a superstep; an interval of ``live`` without a manifest has had nothing to do."""
         by_interval = {manifest.interval: manifest for manifest in manifests}
         for interval in live:
             seen = self._seen.get(interval)
             if seen is None:
-                seen = self._seen[interval] = _Seen(
-                    deque(maxlen=self._window), deque(maxlen=self._window), deque(maxlen=self._window)
-                )
+                seen = self._seen[interval] = _Seen(self._window)
             manifest = by_interval.get(interval)
-            statistics = None if manifest is None else manifest.result.statistics
-            seen.work_us.append(0 if manifest is None else manifest.work_us)
-            seen.records.append(0 if statistics is None else statistics.records + statistics.timers)
-            seen.keys.append(() if manifest is None else manifest.result.key_sample)
-            if manifest is not None:
+            if manifest is None:
+                seen.work_us.append(0)
+                seen.records.append(0)
+                seen.keys.append(())
+            else:
+                statistics = manifest.result.statistics
+                seen.work_us.append(manifest.work_us)
+                seen.records.append(statistics.records + statistics.timers)
+                seen.keys.append(manifest.result.key_sample)
                 seen.home = manifest.home
 
     def forget(self, intervals: Iterable[Interval]) -> None:
-        """Forget intervals that are no more."""
+        """Drop intervals that no longer exist."""
         for interval in intervals:
             self._seen.pop(interval, None)
 
     def of(self, intervals: Iterable[Interval]) -> Mapping[Interval, IntervalLoad] | None:
-        """The loads of some intervals; ``None`` while one of them has not been seen for as many supersteps as count."""
+        """Return the loads of some intervals; ``None`` while one of them lacks a full window."""
         chosen = list(intervals)
         is_known = all(
             interval in self._seen and len(self._seen[interval].work_us) == self._window
@@ -103,7 +104,7 @@ class Loads:
         return self.so_far(chosen) if is_known else None
 
     def so_far(self, intervals: Iterable[Interval]) -> Mapping[Interval, IntervalLoad]:
-        """The loads of those of the intervals that have been seen at all."""
+        """Return the loads of the intervals that have been seen at all."""
         return {
             interval: IntervalLoad(
                 work_ms=median(seen.work_us) / 1_000,
@@ -118,14 +119,14 @@ class Loads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancePolicy:
-    """When intervals are split and merged, by what their bundles take (MillWheel §7.1).
+    """The load at which intervals are split and merged (MillWheel §7.1).
 
     The fair share of an interval is its computation's work divided by the number of intervals, or by the number of
     tasks that run at once if that is greater. Between ``hot`` and ``cold`` nothing happens, so a cut does not
     call for the next one.
 
     Args:
-        every: supersteps between two looks at the load; what counts is the median of that many.
+        every: supersteps between two looks at the load; the median of that many counts.
         hot: an interval with more than this many fair shares is split into parts of about one.
         cold: neighbours that have less than this part of a fair share together are merged.
         least_ms: a computation that takes less work a superstep than this, in milliseconds, is left alone.
@@ -152,33 +153,18 @@ class BalancePolicy:
             raise InvalidError("a computation has at least one interval", intervals_max=self.intervals_max)
 
 
-_PARTS_MAX: Final = 16
-"""Into how many parts one cut may split: a sample of a few hundred keys says no more."""
-
-_CUTS_MAX: Final = 4
-"""How many cuts are made at a time; each is a commit."""
-
-_INTERVALS_A_TASK: Final = 8
-
-
-HotKey = tuple[Interval, str]
-"""A key whose load alone is more than its interval may have, and its interval."""
-
-
 def cuts_for(
     loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, *, parallelism: int
 ) -> tuple[Cut, ...]:
-    """The splits that the load of a computation calls for; without any, the merges.
+    """Return the splits that the load of a computation calls for; without any, the merges.
 
-    Args:
-        loads: the load of each of its intervals, in key order.
-        policy: what is hot and what is cold.
-        parallelism: how many tasks run at once.
+    ``loads`` has all its intervals, in key order; ``parallelism`` is the number of tasks that run at once.
     """
     fair = _fair_share(loads, policy, parallelism)
     if fair is None:
         return ()
     most = policy.intervals_max or max(len(loads), _INTERVALS_A_TASK * parallelism)
+    # Never fewer intervals than tasks: otherwise a merge would leave a task without work.
     return _splits(loads, policy, fair, most - len(loads)) or _merges(
         loads, policy, fair, len(loads) - parallelism
     )
@@ -187,7 +173,7 @@ def cuts_for(
 def hot_keys(
     loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, *, parallelism: int
 ) -> tuple[HotKey, ...]:
-    """The keys that are hot alone: no cut parts the load of their intervals."""
+    """Return the keys that are hot alone: no cut divides the load of their intervals."""
     fair = _fair_share(loads, policy, parallelism)
     if fair is None:
         return ()
@@ -201,7 +187,7 @@ def hot_keys(
 def _fair_share(
     loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, parallelism: int
 ) -> float | None:
-    """The fair share of an interval, in milliseconds; ``None`` for a computation that is left alone."""
+    """Return the fair share of an interval in milliseconds, or ``None`` if the computation is left alone."""
     total = sum(load.work_ms for load in loads.values())
     return total / max(len(loads), parallelism) if loads and total >= policy.least_ms else None
 
@@ -226,7 +212,7 @@ def _keys_between(interval: Interval, sample: Sequence[str], parts: int) -> Sequ
     inside = [key for key in sample if interval.contains(key)]
     keys = boundaries_of(pa.array(inside, pa.string()), parts)
     if not keys:
-        # The even cuts all fall on the least key of the sample, which has more than its share of it.
+        # The least key of the sample has more than a part, so all even cuts fall on it.
         middle = middle_of(interval, inside)
         keys = () if middle is None else (middle,)
     return [key for key in keys if interval.low < key]
@@ -235,7 +221,7 @@ def _keys_between(interval: Interval, sample: Sequence[str], parts: int) -> Sequ
 def _merges(
     loads: Mapping[Interval, IntervalLoad], policy: BalancePolicy, fair: float, surplus: int
 ) -> tuple[Cut, ...]:
-    """The longest runs of neighbours that are cold together; tasks are not left without an interval."""
+    """Merge the longest runs of neighbours that are cold together, by at most ``surplus`` intervals."""
     cuts: list[Cut] = []
     run: list[Interval] = []
     weight = 0.0
@@ -254,23 +240,14 @@ def _merges(
     return tuple(cuts)
 
 
-_LOG = logging.getLogger("millpond")
-_ASKED_EVERY_US: Final = 1_000_000
-"""How often the table is searched for requests: it may have thousands of transactions."""
-
-
 class Balancer:
-    """Decides on cuts between supersteps; its caller makes them.
+    """Decides on cuts of the computations' keys between supersteps; its caller makes them.
 
-    Args:
-        ownership: the intervals.
-        computations: the names of those whose keys may be cut.
-        clock: the source of time.
-        policy: what is hot and what is cold; ``None`` cuts nothing by itself.
+    Without a policy it only answers requests.
 
     Attributes:
-        parallelism: how many tasks run at once; the runner's to set.
-        loads: what each interval took; kept only with a policy.
+        parallelism: the number of tasks that run at once, set by the runner.
+        loads: the load of each interval; recorded only with a policy.
     """
 
     def __init__(
@@ -283,52 +260,52 @@ class Balancer:
         self.parallelism: int = 1
         self.loads: Loads = Loads(1 if policy is None else policy.every)
         self._supersteps = 0
-        self._told: set[HotKey] = set()
+        self._warned: set[HotKey] = set()
         self._asked_us: int | None = None
 
     @property
     def is_on(self) -> bool:
-        """Whether load alone calls for cuts."""
+        """True if load alone calls for cuts."""
         return self._policy is not None
 
-    def note(self, manifests: Iterable[Manifest]) -> None:
-        """Take in what a committed superstep reports."""
+    def record(self, manifests: Iterable[Manifest]) -> None:
+        """Record the manifests of a committed superstep."""
         if self._policy is not None:
             self._supersteps += 1
             live = [interval for name in self._computations for interval in self._intervals(name)]
-            self.loads.note(manifests, live)
+            self.loads.record(manifests, live)
 
-    def follow(self, cut: Cut) -> None:
-        """Forget what was replaced: what replaces it is looked at again once it has run for as many supersteps as count."""
+    def apply(self, cut: Cut) -> None:
+        """Drop the replaced intervals: the new ones are judged once they have run for a full window."""
         self.loads.forget(cut.replaced)
 
-    def follow_update(self, former: Balancer) -> None:
-        """Go on from what is known of the intervals that the pipeline had before it changed."""
+    def continue_from(self, former: Balancer) -> None:
+        """Take over the knowledge of the intervals that the pipeline had before it changed."""
         self.parallelism, self.loads = former.parallelism, former.loads
 
     def due(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut, Mapping[str, int]]]:
-        """The cuts to make now, each with the positions to record in its commit.
+        """Yield the cuts to make now, each with the positions to record in its commit.
 
-        A request that leaves nothing to cut is answered by a commit of its own.
-
-        Args:
-            txns: the transactions of the table, some of which may be requests.
+        ``txns`` are the transactions of the table, some of which may be requests.
         """
-        yield from self._by_hand(txns)
+        now_us = self._clock.monotonic_us()
+        if self._asked_us is None or now_us - self._asked_us >= _ASKED_EVERY_US:
+            self._asked_us = now_us
+            yield from self._requested(txns)
         policy = self._policy
         if policy is None or self._supersteps < policy.every:
             return
-        # Once for each time: a run that has nothing to do asks again and again.
+        # A run that has nothing to do calls again and again, and the same load must not be judged twice.
         self._supersteps = 0
         for name in self._computations:
             loads = self.loads.of(self._intervals(name))
             if loads is not None:
-                self._tell(hot_keys(loads, policy, parallelism=self.parallelism))
+                self._warn(hot_keys(loads, policy, parallelism=self.parallelism))
                 for cut in cuts_for(loads, policy, parallelism=self.parallelism):
                     yield cut, {}
 
     def report(self) -> Mapping[str, JsonValue]:
-        """The loads that the next commit tells readers of the log; nothing but every so many supersteps."""
+        """Return the loads for the next commit's metadata; empty but every so many supersteps."""
         policy = self._policy
         if policy is None or self._supersteps + 1 < policy.every:
             return {}
@@ -338,26 +315,22 @@ class Balancer:
             for interval, load in self.loads.so_far(self._intervals(name)).items()
         }
 
-    def _by_hand(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut, Mapping[str, int]]]:
-        now_us = self._clock.monotonic_us()
-        if self._asked_us is not None and now_us - self._asked_us < _ASKED_EVERY_US:
-            return
-        self._asked_us = now_us
+    def _requested(self, txns: Mapping[str, int]) -> Iterator[tuple[Cut, Mapping[str, int]]]:
         for request in waiting_requests(txns):
             intervals = self._intervals(request.computation)
             cut = request.cut(intervals) if intervals else None
             if cut is not None:
                 yield cut, request.answer
             elif intervals:
-                # Nothing is left to cut: that is an answer too.
+                # The keys are cut like that already: only a commit of the answer ends the request.
                 self._ownership.record(request.answer)
 
     def _intervals(self, computation: str) -> list[Interval]:
         return [owned.interval for owned in self._ownership.of(computation)]
 
-    def _tell(self, keys: Iterable[HotKey]) -> None:
-        for hot in set(keys) - self._told:
-            self._told.add(hot)
+    def _warn(self, keys: Iterable[HotKey]) -> None:
+        for hot in set(keys) - self._warned:
+            self._warned.add(hot)
             interval, key = hot
             _LOG.warning(
                 "key %r of %s takes more work than an interval should, and one key cannot be split: "

@@ -1,9 +1,8 @@
-"""Records a pipeline in the catalog: its topology once, and the facts of every commit.
+"""The records of a pipeline in the catalog: its topology once, and the facts of every commit.
 
-Nothing waits for the catalog and nothing depends on it: a lost catalog is rebuilt from the log.
-So a catalog error is logged, and the pipeline continues. A catalog that is slow to open is opened
-while supersteps run: a former owner that was stopped inside a transaction may hold SQLite's lock
-indefinitely.
+Nothing waits for the catalog or depends on it, because it can be rebuilt from the log. So a catalog error is logged,
+and the pipeline continues. A catalog that is slow to open is opened while supersteps run: a former owner that was
+stopped inside a transaction may hold SQLite's lock indefinitely.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _EARLY_MAX = 1_024
 
 
 class _State(Enum):
-    """What happens to the facts of a commit."""
+    """The use of a commit's facts."""
 
     NOT_OPEN = auto()
     """They are kept until the catalog is open."""
@@ -55,17 +54,10 @@ class _State(Enum):
     """They are discarded: there is no catalog, or it could not be opened."""
 
     CLOSED = auto()
-    """They are discarded."""
 
 
 class CatalogRecorder:
-    """Writes to a store's catalog after each commit, without delaying the next.
-
-    Args:
-        store: the open store, with or without a catalog.
-        topology: the checked pipeline.
-        clock: stamps the commits.
-    """
+    """Writes to a store's catalog, if it has one, after each commit, without delaying the next."""
 
     def __init__(self, store: Store, topology: Topology, clock: Clock) -> None:
         self._store = store
@@ -78,7 +70,7 @@ class CatalogRecorder:
         self._state = _State.NOT_OPEN
 
     def open(self) -> None:
-        """Record the topology and start the background writer; a store without a catalog needs neither.
+        """Record the topology and start the background writer.
 
         Waits half a second at most; a catalog that takes longer is opened while the pipeline runs.
         """
@@ -92,13 +84,7 @@ class CatalogRecorder:
         self._opening.join(_OPENING_S)
 
     def record(self, request: CommitRequest, committed: Committed, commit_ms: float | None = None) -> None:
-        """Record the facts of a commit; until the catalog is open, keep them in memory.
-
-        Args:
-            request: what was committed.
-            committed: the version that it became.
-            commit_ms: how long the commit took; ``None`` if unknown.
-        """
+        """Record the facts of a commit; until the catalog is open, keep them in memory."""
         if self._state in (_State.ABSENT, _State.CLOSED):
             return
         fences = {
@@ -133,9 +119,7 @@ class CatalogRecorder:
 
     def _open(self) -> None:
         self._attempt(self._start)
-        with self._lock:
-            has_failed = self._state is _State.OPENING
-        if has_failed:
+        if self._state is _State.OPENING:
             self._become_absent()
 
     def _start(self) -> None:
@@ -166,7 +150,7 @@ class CatalogRecorder:
 
 
 def definition_of(topology: Topology) -> PipelineDefinition:
-    """A topology in the catalog's form; see `code_fingerprint` for what is taken for the code."""
+    """Return a topology in the catalog's form; `code_fingerprint` defines what counts as the code."""
     computations = tuple(
         ComputationDefinition(
             name=node.name,
@@ -216,7 +200,7 @@ def definition_of(topology: Topology) -> PipelineDefinition:
 
 
 def definition_metadata(topology: Topology) -> dict[str, JsonValue]:
-    """What a commit tells readers of the log about the pipeline that runs from it on."""
+    """Return the metadata of a commit from which on a pipeline runs."""
     definition = cast("JsonValue", definition_to_metadata(definition_of(topology)))
     return {"pipeline": topology.name, "definition": definition}
 
@@ -228,5 +212,5 @@ def _text(extractor: object) -> str:
         return extractor
     if isinstance(extractor, tuple):
         return ", ".join(extractor)
-    # The text of an object may have its address, which differs from process to process.
+    # The text of an object may contain its address, which differs from process to process.
     return str(getattr(extractor, "__qualname__", type(extractor).__qualname__))

@@ -1,14 +1,9 @@
-"""A cut: intervals of one computation that are replaced by others of the same keys.
+"""Cuts: intervals of one computation that are replaced by others of the same keys (MillWheel §7.1).
 
-Boundaries: the keys at which a computation's keys are cut into intervals.
-
-They come from a sample of the keys, so each part gets about the same share of the work (MillWheel §7.1).
-
-Cuts by hand: asked for by a position in the table, made and answered by the pipeline that owns the keys.
-
-The pipeline alone may cut its keys, so a tool writes what it wants: an even number under the name of the cut. The
-commit that makes the cut writes the next odd one. A request outlives the process that made it and the one that
-runs the pipeline; it is honoured at the pipeline's next superstep or, if it is stopped, at its next start.
+Boundaries come from a sample of the keys, so each part gets about the same share of the work. Manual cuts are
+requested by a position in the table, because only the pipeline may cut its keys. A tool writes an even number under
+the name of the cut, and the commit that makes the cut writes the next odd one. A request outlives both processes; it
+is honoured at the pipeline's next superstep or, if it is stopped, at its next start.
 """
 
 from __future__ import annotations
@@ -21,18 +16,14 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.app_ids import AppId
+from millpond.statestore.app_ids import CUT_PREFIX, app_id_parts, cut_app_id
 from millpond.statestore.errors import InvalidError, check
 from millpond.statestore.interval import CUT_CHARACTERS_MAX, Interval, locate
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A split of an interval, or a merge of neighbours.
-
-    Args:
-        replaced: neighbours, in key order.
-        by: their successors, in key order.
+    """A split of an interval, or a merge of neighbours; both sides are in key order.
 
     Example:
         >>> cut = Cut.split(Interval("c"), ["m"])
@@ -67,11 +58,7 @@ class Cut:
 
     @classmethod
     def split(cls, interval: Interval, keys: Sequence[str]) -> Cut:
-        """The cut of an interval in front of some of its keys.
-
-        Raises:
-            InvalidError: a key is not in the interval, is its first one, or they do not rise.
-        """
+        """Cut an interval in front of some of its keys."""
         bounds = [interval.low, *keys]
         inside = all(interval.contains(key) for key in keys)
         if not keys or not inside or any(left >= right for left, right in pairwise(bounds)):
@@ -84,11 +71,7 @@ class Cut:
 
     @classmethod
     def merge(cls, intervals: Sequence[Interval]) -> Cut:
-        """The cut that makes neighbours, in key order, one interval.
-
-        Raises:
-            InvalidError: they are not neighbours, or fewer than two.
-        """
+        """Join neighbours, in key order, into one interval."""
         if len(intervals) < 2 or any(left.high != right.low for left, right in pairwise(intervals)):
             raise InvalidError(
                 "two or more neighbours are merged", intervals=[interval.app_id for interval in intervals]
@@ -97,7 +80,7 @@ class Cut:
 
 
 def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
-    """Cuts that give each of ``count`` intervals about the same share of the sampled keys.
+    """Return cuts that give each of ``count`` intervals about the same share of the sampled keys.
 
     A sample with fewer distinct keys gives fewer cuts. A long key is cut at its prefix, which
     divides the keys nearly as well.
@@ -116,14 +99,10 @@ def boundaries_of(sample: pa.Array, count: int) -> tuple[str, ...]:
 
 
 def middle_of(interval: Interval, sample: Sequence[str]) -> str | None:
-    """The key that divides an interval into two with about the same share of the sampled keys each.
+    """Return the key that divides an interval into two with about the same share of the sampled keys each.
 
-    Args:
-        interval: the interval to split.
-        sample: keys, as often as they are worked on; those outside the interval do not count.
-
-    Returns:
-        ``None`` if no cut parts the sample: all of it is one key, which cannot be split.
+    It is ``None`` if all of the sample inside the interval is one key, which cannot be split. A key that is worked on
+    more often occurs more often in the sample.
 
     Example:
         >>> middle_of(Interval("c"), ["a", "b", "c", "d"])
@@ -144,13 +123,9 @@ CutKind: TypeAlias = Literal["split", "merge"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRequest:
-    """A split of the interval that has a key, in front of it; or a merge of the two that meet there.
+    """A request to split an interval in front of a key, or to merge the two intervals that meet there.
 
-    Attributes:
-        computation: whose keys.
-        kind: ``split`` or ``merge``.
-        key: where.
-        number: the position that asks for it, even; the next one answers.
+    ``number`` is the position that requests it, which is even; the next one answers.
     """
 
     computation: str
@@ -161,25 +136,21 @@ class CutRequest:
     @property
     def app_id(self) -> str:
         """The name of its position."""
-        return AppId.CUT.of(self.computation, self.kind, self.key)
+        return cut_app_id(self.computation, self.kind, self.key)
 
     @property
     def answer(self) -> Mapping[str, int]:
-        """The position that says that it is done."""
+        """The position that marks the request as done."""
         return {self.app_id: self.number + 1}
 
     @classmethod
     def next(cls, txns: Mapping[str, int], computation: str, kind: CutKind, key: str) -> CutRequest:
-        """The request to write now, given the table's transactions; one that waits already is the same."""
-        known = txns.get(AppId.CUT.of(computation, kind, key), 1)
+        """Return the request to write now, given the table's transactions; it equals a request that waits already."""
+        known = txns.get(cut_app_id(computation, kind, key), 1)
         return cls(computation=computation, kind=kind, key=key, number=known + known % 2)
 
     def cut(self, intervals: Sequence[Interval]) -> Cut | None:
-        """The cut that it asks for; ``None`` if the keys are cut like that already.
-
-        Args:
-            intervals: those of the computation, in key order.
-        """
+        """Return the cut of the computation's intervals, in key order; ``None`` if the keys are cut like that already."""
         at = locate([interval.low for interval in intervals], self.key)
         is_bound = intervals[at].low == self.key
         if self.kind == "split":
@@ -188,16 +159,16 @@ class CutRequest:
 
 
 def waiting_requests(txns: Mapping[str, int]) -> tuple[CutRequest, ...]:
-    """The requests that no commit has answered.
+    """Return the requests that no commit has answered.
 
     Example:
-        >>> waiting_requests({AppId.CUT.of("counter", "split", "m"): 2, AppId.CUT.of("counter", "merge", "g"): 5})
+        >>> waiting_requests({cut_app_id("counter", "split", "m"): 2, cut_app_id("counter", "merge", "g"): 5})
         (CutRequest(computation='counter', kind='split', key='m', number=2),)
     """
     found = []
     for app_id, number in txns.items():
-        if number % 2 == 0 and app_id.startswith(AppId.CUT):
-            computation, kind, key = AppId.CUT.parts(app_id)
+        if number % 2 == 0 and app_id.startswith(CUT_PREFIX):
+            computation, kind, key = app_id_parts(app_id, CUT_PREFIX)
             found.append(
                 CutRequest(
                     computation=computation,

@@ -1,16 +1,13 @@
-"""Evolution: what has changed in a pipeline since the store was written, and whether its rows allow it.
+"""Evolution: the changes in a pipeline since the store was written, and whether its rows allow them.
 
 A pipeline's code changes between runs; its rows do not. So before a pipeline opens, its declarations are compared
-with what the table records about its computations: which names have rows, which codec wrote the states, how many
-intervals the keys were cut into. The table itself holds all of that (in claims and other ``txn`` actions, in the
-partitions of live files, in rows), so a lost catalog changes nothing. A mismatch that neither ``renamed_from`` nor
-``drop`` explains is refused: to continue would mean empty state and timers that never fire.
+with the table's records of its computations: which names have rows, the codec, version and parts of the states, the
+number of intervals. All of it is in the table (claims and other ``txn`` actions, partitions of live files, rows), so a
+lost catalog changes nothing. A mismatch that neither ``renamed_from`` nor ``drop`` explains is refused: to continue
+would mean empty state and timers that never fire.
 
-What a pipeline is called: the name in its code, and the one under which the store has it.
-
-Input positions, totals, watermarks, fences, dead letters and the tables of sinks have the pipeline's first name in them,
-some of them in files and in other tables. So a rename moves nothing: the commit that takes the pipeline's intervals
-records what it is called from then on, and all else stays under the name that the store knows.
+A renamed pipeline moves nothing: input positions, totals, watermarks, fences, dead letters and sink tables keep its
+first name, some of them in files and in other tables. The commit that takes its intervals records the new name.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow.compute as pc
 
-from millpond.executor.computation.computation import codec_of
+from millpond.executor.computation.computation import Computation, codec_of
 from millpond.executor.inputs.positions import (
     claimed_by,
     conflicting_pipeline,
@@ -32,25 +29,41 @@ from millpond.executor.inputs.positions import (
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.clocks import EXACT
-from millpond.statestore.app_ids import AppId, pipeline_number, recorded_word, supersteps_of
+from millpond.statestore.app_ids import (
+    BACKFILL_PREFIX,
+    CODEC_PREFIX,
+    COUNT_PREFIX,
+    DECLARED_INTERVALS_PREFIX,
+    KEY_COLUMNS_PREFIX,
+    app_id_parts,
+    backfill_app_id,
+    bare_ids_app_id,
+    claim_app_id,
+    codec_app_id,
+    count_app_id,
+    declared_intervals_app_id,
+    key_columns_app_id,
+    pipeline_name_app_id,
+    pipeline_number,
+    recorded_word,
+    state_columns_app_id,
+    state_version_app_id,
+    supersteps_of,
+)
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.types import Objects
+from millpond.statestore.view_columns import fits, state_columns_in, state_word
 
 _LOG = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evolution:
-    """What happens to the rows of computations that the pipeline no longer has.
-
-    Attributes:
-        renames: computations whose rows move: former name to new name.
-        drops: computations whose rows are removed.
-    """
+    """The computations whose rows move, former name to new name, and those whose rows are removed."""
 
     renames: Mapping[str, str] = field(default_factory=dict)
     drops: frozenset[str] = frozenset()
@@ -60,17 +73,12 @@ class Evolution:
 
     @property
     def leaving(self) -> frozenset[str]:
-        """The computations that end up without rows."""
+        """The computations that end up without rows under their name."""
         return self.drops.union(self.renames)
 
 
 def plan_evolution(topology: Topology, snapshot: Snapshot) -> Evolution:
-    """Plan the change from the pipeline that wrote the table to the pipeline that opens it.
-
-    Raises:
-        InvalidError: a computation with rows in the table has vanished, a renamed one cannot move, or a
-            different number of intervals is declared. The error names the computation and the ways out.
-    """
+    """Plan the change from the pipeline that wrote the table to the pipeline that opens it."""
     claimed = claimed_by(snapshot.txns, topology.name)
     stored = frozenset(name for name in claimed if snapshot.files_in(name))
     evolution = Evolution(
@@ -119,7 +127,7 @@ def _check_target(snapshot: Snapshot, old: str, new: str) -> None:
             renamed_from=old,
         )
     cuts, former_cuts = _cuts(snapshot, new), _cuts(snapshot, old)
-    bare, former_bare = (snapshot.txns.get(AppId.BARE_IDS.of(name)) for name in (new, old))
+    bare, former_bare = (snapshot.txns.get(bare_ids_app_id(name)) for name in (new, old))
     if (cuts and cuts != former_cuts) or (bare is not None and bare != former_bare):
         raise InvalidError(
             "an earlier computation had this name with different intervals or ids: choose another name",
@@ -133,11 +141,11 @@ def _cuts(snapshot: Snapshot, computation: str) -> frozenset[tuple[str, str | No
 
 
 def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> None:
-    """Refuse a number of intervals that is neither what was declared when the keys were cut nor what they were cut into."""
+    """Refuse a declared number of intervals that differs from both the stored and the formerly declared number."""
     count = 0 if node.intervals is None else len(_cuts(snapshot, name))
     if count in (0, node.intervals):
         return
-    recorded = recorded_word(snapshot.txns, AppId.DECLARED_INTERVALS, name)
+    recorded = recorded_word(snapshot.txns, DECLARED_INTERVALS_PREFIX, name)
     if recorded == str(node.intervals):
         # The sample had fewer distinct keys than that.
         return
@@ -159,22 +167,63 @@ def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> No
     )
 
 
-def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
-    """Refuse to read states with another codec than the one that wrote them.
-
-    In a store of a version that recorded no codec, the column of a state still tells text from bytes.
-
-    Raises:
-        InvalidError: names the computation, both codecs and the ways out.
-        DataError: a file is missing or its bytes are wrong.
-    """
+def _with_rows(
+    topology: Topology, snapshot: Snapshot, evolution: Evolution
+) -> Iterator[tuple[ComputationNode, str]]:
+    """Yield the computations that have rows, with the names under which the table has these."""
     former = {new: old for old, new in evolution.renames.items()}
     for node in topology.computations.values():
         name = former.get(node.name, node.name)
-        if not snapshot.files_in(name):
-            continue
+        if snapshot.files_in(name):
+            yield node, name
+
+
+def check_states(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
+    """Refuse to run code that cannot read the stored states of its computations."""
+    for node, name in _with_rows(topology, snapshot, evolution):
+        stored, declared = stored_state_version(snapshot.txns, name), node.computation.state_version
+        if stored > declared:
+            raise InvalidError(
+                "newer code has written the computation's states: run that code, or take the store back to a version "
+                "before it (`millpond rewind`), or go on from such a version elsewhere (`millpond fork`)",
+                computation=node.name,
+                stored=stored,
+                state_version=declared,
+            )
+        if stored < declared and type(node.computation).upgrade_state is Computation.upgrade_state:
+            raise InvalidError(
+                "the computation's states are of an earlier state_version, and its code has no upgrade_state: give it "
+                "one, which returns the state in its new form",
+                computation=node.name,
+                stored=stored,
+                state_version=declared,
+            )
+        if stored == declared:
+            _check_columns(node, snapshot, name)
+    check_codecs(topology, snapshot, evolution, objects)
+
+
+def _check_columns(node: ComputationNode, snapshot: Snapshot, name: str) -> None:
+    declared = {column.name: column for column in node.computation.state_columns}
+    for column in state_columns_in(snapshot.txns, name):
+        now = declared.get(column.name)
+        if now is not None and not fits(column, now):
+            raise InvalidError(
+                "the computation has stored a state variable with another schema: fields may come and go and numbers "
+                "become wider, and for anything else the variable needs another name",
+                computation=node.name,
+                state=column.name,
+                stored=state_word([column]),
+                declared=state_word([now]),
+            )
+
+
+def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, objects: Objects) -> None:
+    """Refuse to read states with a codec that did not write them."""
+    for node, name in _with_rows(topology, snapshot, evolution):
         codec = codec_of(node.computation, stored_state_version(snapshot.txns, name))
-        written = recorded_word(snapshot.txns, AppId.CODEC, name)
+        written = recorded_word(snapshot.txns, CODEC_PREFIX, name)
+        # A version that recorded no codec still kept text and bytes in different columns.
         if written is None and (is_text := _is_text(snapshot, name, objects)) is not None:
             written = codec.name if is_text == codec.is_text else "one of text" if is_text else "one of bytes"
         if written not in (None, str(codec.name)):
@@ -188,7 +237,7 @@ def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
 
 
 def _is_text(snapshot: Snapshot, computation: str, objects: Objects) -> bool | None:
-    """Whether the newest stored state is text; ``None`` if the rows have no state."""
+    """Return True if the newest stored state is text, ``None`` if the rows have no state."""
     for file in reversed(snapshot.files_in(computation)):
         rows = read_row_files(objects, [file.path], ["state", "state_bytes"])
         if pc.any(rows.column("state").is_valid()).as_py():
@@ -198,24 +247,22 @@ def _is_text(snapshot: Snapshot, computation: str, objects: Objects) -> bool | N
     return None
 
 
-def codec_records(topology: Topology, snapshot: Snapshot, names: frozenset[str]) -> dict[str, int]:
-    """The positions that record the codecs of computations, except those that the table already has."""
+def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str]) -> dict[str, int]:
+    """Return the positions that record codecs, state versions, parts of states and the pipeline's name, if they are new."""
     records: dict[str, int] = {}
-    for name in sorted(names & topology.computations.keys()):
+    known, version = sorted(names & topology.computations.keys()), snapshot.version + 1
+    for name in known:
         codec = str(topology.computations[name].computation.codec.name)
-        if recorded_word(snapshot.txns, AppId.CODEC, name) != codec:
-            records[AppId.CODEC.of(name, codec)] = snapshot.version + 1
+        if recorded_word(snapshot.txns, CODEC_PREFIX, name) != codec:
+            records[codec_app_id(name, codec)] = version
+    records |= name_records(topology, snapshot)
+    for name in known:
+        code = topology.computations[name].computation
+        if stored_state_version(snapshot.txns, name) != code.state_version:
+            records[state_version_app_id(name, code.state_version)] = version
+        if state_columns_in(snapshot.txns, name) != code.state_columns:
+            records[state_columns_app_id(name, state_word(code.state_columns))] = version
     return records
-
-
-def moved_positions(topology: Topology, snapshot: Snapshot, evolution: Evolution) -> dict[str, int]:
-    """The positions of renamed computations, under their new names."""
-    positions: dict[str, int] = {}
-    for old, new in evolution.renames.items():
-        positions |= _moved(topology, snapshot, old, new)
-    stored = snapshot.txns
-    # A reused name may already have a higher position, and positions never go back.
-    return {app_id: max(version, stored.get(app_id, version)) for app_id, version in positions.items()}
 
 
 def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[str, int]:
@@ -226,41 +273,47 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
         )
         for percentile in (EXACT, *topology.percentiles)
     }
-    pairs[AppId.BARE_IDS.of(old)] = AppId.BARE_IDS.of(new)
+    pairs[bare_ids_app_id(old)] = bare_ids_app_id(new)
     for app_id in txns:
-        if app_id.startswith(AppId.COUNT):
-            of, computation, counter = AppId.COUNT.parts(app_id)
+        if app_id.startswith(COUNT_PREFIX):
+            of, computation, counter = app_id_parts(app_id, COUNT_PREFIX)
             if (of, computation) == (pipeline, old):
-                pairs[app_id] = AppId.COUNT.of(pipeline, new, counter)
-        if app_id.startswith(AppId.BACKFILL):
-            of, computation, stream = AppId.BACKFILL.parts(app_id)
+                pairs[app_id] = count_app_id(pipeline, new, counter)
+        if app_id.startswith(BACKFILL_PREFIX):
+            of, computation, stream = app_id_parts(app_id, BACKFILL_PREFIX)
             if (of, computation) == (pipeline, old):
-                pairs[app_id] = AppId.BACKFILL.of(pipeline, new, stream)
+                pairs[app_id] = backfill_app_id(pipeline, new, stream)
+    # Everything that belongs to the rows moves with them, otherwise the computation would start from nothing.
     moved = {target: txns[source] for source, target in pairs.items() if source in txns}
-    moved[AppId.CLAIM.of(new)] = pipeline_number(pipeline)
-    # What the rows will be written with from now on; `check_states` has seen to it that it reads those that move.
+    moved[claim_app_id(new)] = pipeline_number(pipeline)
+    # The codec and version of future rows: `check_states` has checked that they read the moved ones.
     code = topology.computations[new].computation
-    if recorded_word(txns, AppId.CODEC, old) is not None:
-        moved[AppId.CODEC.of(new, str(code.codec.name))] = snapshot.version + 1
+    if recorded_word(txns, CODEC_PREFIX, old) is not None:
+        moved[codec_app_id(new, str(code.codec.name))] = snapshot.version + 1
     if stored_state_version(txns, new) != code.state_version:
-        moved[AppId.STATE_VERSION.of(new, code.state_version)] = snapshot.version + 1
-    columns = recorded_word(txns, AppId.KEY_COLUMNS, old)
+        moved[state_version_app_id(new, code.state_version)] = snapshot.version + 1
+    columns = recorded_word(txns, KEY_COLUMNS_PREFIX, old)
     if columns is not None:
-        moved[AppId.KEY_COLUMNS.of(new, columns)] = snapshot.version + 1
-    declared = recorded_word(txns, AppId.DECLARED_INTERVALS, old)
+        moved[key_columns_app_id(new, columns)] = snapshot.version + 1
+    declared = recorded_word(txns, DECLARED_INTERVALS_PREFIX, old)
     if declared is not None:
-        moved[AppId.DECLARED_INTERVALS.of(new, int(declared))] = snapshot.version + 1
+        moved[declared_intervals_app_id(new, int(declared))] = snapshot.version + 1
     return moved
 
 
 def evolution_request(
     topology: Topology, snapshot: Snapshot, evolution: Evolution, writes: Iterable[IntervalWrite]
 ) -> CommitRequest:
-    """The commit that moves or removes the rows of computations that the pipeline no longer has."""
+    """Return the commit that moves or removes the rows of computations that the pipeline no longer has."""
+    moved: dict[str, int] = {}
+    for old, new in evolution.renames.items():
+        moved |= _moved(topology, snapshot, old, new)
+    stored = snapshot.txns
     return CommitRequest(
         kind="evolution",
         writes=tuple(writes),
-        positions=moved_positions(topology, snapshot, evolution),
+        # A reused name may already have a higher position, and positions never go back.
+        positions={app_id: max(version, stored.get(app_id, version)) for app_id, version in moved.items()},
         metadata={
             "pipeline": topology.name,
             "renamed": dict(evolution.renames),
@@ -272,12 +325,12 @@ def evolution_request(
 
 
 def intervals_of(snapshot: Snapshot, computations: frozenset[str]) -> list[Interval]:
-    """The intervals of some computations, as the table has cut their keys."""
+    """Return the intervals into which the table has cut the keys of some computations."""
     return [interval for interval in snapshot.live_intervals() if interval.computation in computations]
 
 
 def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Interval, Interval]:
-    """For each new interval of a renamed computation, the former interval that it replaces."""
+    """Return the former interval that each new interval of a renamed computation replaces."""
     return {
         replace(former, computation=evolution.renames[former.computation]): former
         for former in leaving
@@ -286,11 +339,7 @@ def moved_intervals(evolution: Evolution, leaving: list[Interval]) -> dict[Inter
 
 
 def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
-    """The pipeline under the name by which the store knows it; as it is if the store does not know it.
-
-    Raises:
-        InvalidError: the store has a pipeline under either name, or the one that is meant has another name by now.
-    """
+    """Return the pipeline under the name by which the store knows it, if any."""
     stored = _stored_pipelines(snapshot)
     by_name = {current_name(snapshot.txns, pipeline): pipeline for pipeline in stored}
     name, former = topology.title, topology.renamed_from
@@ -317,11 +366,7 @@ def as_stored(topology: Topology, snapshot: Snapshot) -> Topology:
 
 
 def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
-    """The position that records what the pipeline is called; none where the table says the same.
-
-    Raises:
-        InvalidError: another process has renamed it meanwhile.
-    """
+    """Return the position that records a pipeline's new name, if it has one."""
     stored, title = topology.name, topology.title
     current = current_name(snapshot.txns, stored)
     if current == title:
@@ -330,10 +375,10 @@ def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
         raise InvalidError(
             "another process has renamed the pipeline meanwhile", pipeline=title, former=stored, now=current
         )
-    return {AppId.PIPELINE_NAME.of(stored, title): snapshot.version + 1}
+    return {pipeline_name_app_id(stored, title): snapshot.version + 1}
 
 
 def _stored_pipelines(snapshot: Snapshot) -> frozenset[str]:
-    """The pipelines that have run in the store, or at least opened, by the names that the store has for them."""
+    """Return the stored names of the pipelines that have run in the store, or at least opened."""
     opened = (interval.low.removesuffix("/") for interval in snapshot.live_intervals(DEAD_LETTERS))
     return frozenset([*supersteps_of(snapshot.txns), *opened])

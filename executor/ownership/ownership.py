@@ -1,49 +1,50 @@
 """Ownership: the intervals of a pipeline that this process holds, and their fences.
 
-Taking over is a commit: before a new owner writes anything, it commits a fence without
-files, and from then on every write of the former owner fails, however late it lands
-(MillWheel §6.2: "new workers invalidate any extant sequencers"). The owner of the control
-interval owns the pipeline: keys are cut into intervals only by a commit that carries its fence,
-so two owners never leave two sets of intervals behind, whose timers would fire twice.
+Taking over is a commit: before a new owner writes anything, it commits a fence without files, and from then on every
+write of the former owner fails, however late it lands (MillWheel §6.2: "new workers invalidate any extant
+sequencers"). The owner of the control interval owns the pipeline: keys are cut into intervals only by a commit that
+carries its fence, so two owners never leave two sets of intervals behind, whose timers would fire twice.
 
-An interval that this process holds.
-
-Claims: what the commit that takes intervals records about their computations, and what its leases must exceed.
-
-File names that an owner draws: never those of an earlier owner, even from the same seed.
-
-A process that restarts with the same seed draws the same tokens, and would overwrite files that
-it left uncommitted, or fail on them. So each token is hashed with the pipeline and the sequencer
-of its lease: no two owners share both, and a repeated run draws the same names.
-
-ServiceRetry: a run retries while a service is unavailable, until a timeout or until it is told to stop.
+A new owner then scans the committed files for pending timers and holds (§7.1). The rows stay in their files; a
+worker's soft state reads them when it needs them.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from millpond.executor.computation.timers import oldest_but
 from millpond.executor.inputs.positions import conflicting_pipeline, id_slack_position, stream_number
+from millpond.executor.interval.row_cache import clock_names
 from millpond.executor.interval.row_update import BundleResult
 from millpond.executor.ownership.catalog_recorder import definition_metadata
 from millpond.executor.ownership.cuts import Cut, boundaries_of
 from millpond.executor.ownership.evolution import (
     Evolution,
+    check_states,
     evolution_request,
     intervals_of,
     moved_intervals,
     plan_evolution,
+    state_records,
 )
-from millpond.executor.ownership.recovery import IntervalSummary, check_states, scan_interval, state_records
 from millpond.executor.pipeline.nodes import ComputationNode, control_interval
 from millpond.executor.pipeline.topology import Topology
-from millpond.statestore.app_ids import AppId, pipeline_number
+from millpond.executor.time.clocks import EXACT, PercentileTimes
+from millpond.statestore.app_ids import (
+    bare_ids_app_id,
+    claim_app_id,
+    declared_intervals_app_id,
+    id_slack_app_id,
+    pipeline_number,
+)
 from millpond.statestore.errors import (
     ConflictError,
     FencedError,
@@ -55,16 +56,19 @@ from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.leases.lease import TIMEOUT_MS, Lease, LeaseState, OnHeld
 from millpond.statestore.log.action import JsonValue
+from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.log.writer import Committed
-from millpond.statestore.rows.files import RowFile
-from millpond.statestore.rows.row import Fence
+from millpond.statestore.rows.files import LARGE_BYTES, RowFile, read_row_files
+from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates
+from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import (
     Clock,
     CommitNumber,
     EventTimeMicros,
+    Objects,
     Rng,
     Sequencer,
     TableVersion,
@@ -72,31 +76,100 @@ from millpond.statestore.types import (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalSummary:
+    """The driver's knowledge of an interval between supersteps.
+
+    Attributes:
+        hold: oldest output time that a row still owes.
+        next_percentile_timers: earliest pending timer for each percentile watermark.
+        percentile_holds: by percentile *p*, the oldest output time without the oldest 100 - *p* percent of the rows.
+    """
+
+    next_event_timer: EventTimeMicros | None = None
+    next_wall_timer: WallTimeMicros | None = None
+    hold: EventTimeMicros | None = None
+    next_percentile_timers: PercentileTimes = field(default_factory=dict)
+    percentile_holds: PercentileTimes = field(default_factory=dict)
+
+
+_STATE_COLUMNS: Final = ("state", "state_bytes", "state_version")
+# State is the bulk of a row and does not affect timers or holds, so a scan does not read it.
+_SCAN_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name not in _STATE_COLUMNS)
+
+
+def scan_interval(
+    objects: Objects, interval: Interval, files: Sequence[LiveFile], percentiles: Collection[float] = ()
+) -> IntervalSummary:
+    """Read the timers and holds of an interval from all its live files, for the pipeline's percentile watermarks."""
+    if not files:
+        return IntervalSummary()
+    updates = read_row_files(
+        objects,
+        [file.path for file in files],
+        columns=list(_SCAN_COLUMNS),
+        interval=interval,
+        large={file.path for file in files if file.size_bytes >= LARGE_BYTES},
+    )
+    for name in _STATE_COLUMNS:
+        updates = updates.append_column(name, pa.nulls(updates.num_rows, ROW_SCHEMA.field(name).type))
+    rows = combine_updates(updates)
+    timers = pc.list_flatten(rows.column("timers").combine_chunks())
+    holds = rows.column("hold").cast(pa.int64()).drop_null().to_numpy()
+    clocks = clock_names(timers.field("domain"))
+    by_percentile = {percentile: _earliest(timers, names) for percentile, names in clocks.percentiles.items()}
+    event, wall = _earliest(timers, clocks.event), _earliest(timers, clocks.wall)
+    return IntervalSummary(
+        next_event_timer=None if event is None else EventTimeMicros(event),
+        next_wall_timer=None if wall is None else WallTimeMicros(wall),
+        hold=EventTimeMicros(int(holds.min())) if len(holds) else None,
+        next_percentile_timers={
+            percentile: EventTimeMicros(at) for percentile, at in by_percentile.items() if at is not None
+        },
+        percentile_holds=oldest_but(holds, percentiles) if len(holds) else {},
+    )
+
+
+def _earliest(timers: pa.StructArray, names: Sequence[str]) -> int | None:
+    if not names:
+        return None
+    chosen = timers.filter(pc.is_in(timers.field("domain"), pa.array(names, pa.string())))
+    earliest = pc.min(chosen.field("at").cast(pa.int64())).as_py()
+    return None if earliest is None else int(earliest)
+
+
 class OwnedInterval:
-    """An interval that this process holds: its lease, its last fence, what is pending in it."""
+    """An interval that this process holds: its lease, its pending work, and the fences of its last and next commit."""
+
+    fence: Fence
+    next_fence: Fence
 
     def __init__(self, interval: Interval, lease: Lease, summary: IntervalSummary) -> None:
         self.interval = interval
         self.lease = lease
-        self.fence: Fence = Fence(lease.sequencer, CommitNumber(0))
         self.summary: IntervalSummary = summary
+        self.advance(Fence(lease.sequencer, CommitNumber(0)))
 
-    @property
-    def next_fence(self) -> Fence:
-        """What the interval's next commit must carry."""
-        return Fence(self.fence.sequencer, CommitNumber(self.fence.commit_number + 1))
+    def advance(self, fence: Fence) -> None:
+        """Record the fence of the last commit."""
+        self.fence = fence
+        # Numbers rise by exactly 1: a gap would hide a lost commit of the same sequencer (I4).
+        self.next_fence = Fence(fence.sequencer, CommitNumber(fence.commit_number + 1))
 
     def is_due(self, now: WallTimeMicros, mark: Callable[[str, float], EventTimeMicros]) -> bool:
-        """Whether a timer of the interval fires now.
-
-        Args:
-            now: the wall time.
-            mark: the input watermark of a computation at a percentile.
-        """
-        return self.summary.is_due(now, partial(mark, self.interval.computation))
+        """Return True if a timer fires now; ``mark`` returns a computation's input watermark at a percentile."""
+        pending, computation = self.summary, self.interval.computation
+        if pending.next_wall_timer is not None and pending.next_wall_timer <= now:
+            return True
+        if pending.next_event_timer is not None and pending.next_event_timer <= mark(computation, EXACT):
+            return True
+        for percentile, at in pending.next_percentile_timers.items():
+            if at <= mark(computation, percentile):
+                return True
+        return False
 
     def observe(self, result: BundleResult) -> None:
-        """Replace the summary by what a committed bundle reports as pending."""
+        """Replace the summary by the pending work that a committed bundle reports."""
         self.summary = IntervalSummary(
             next_event_timer=result.next_event_timer,
             next_wall_timer=result.next_wall_timer,
@@ -107,11 +180,7 @@ class OwnedInterval:
 
 
 def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: Iterable[str]) -> None:
-    """Refuse computations whose rows another pipeline of the store has.
-
-    Raises:
-        InvalidError: names the first of them, and the pipeline that it belongs to.
-    """
+    """Refuse computations whose rows belong to another pipeline of the store."""
     for name in sorted(computations):
         rival = conflicting_pipeline(positions, pipeline, name)
         if rival is not None:
@@ -127,26 +196,19 @@ def refuse_claimed(positions: Mapping[str, int], pipeline: str, computations: It
 def claims_of(
     store: Store, topology: Topology, names: frozenset[str], moved: frozenset[str]
 ) -> dict[str, int]:
-    """The positions of the commit that takes intervals of some computations, which no other pipeline may have.
+    """Return the positions that the commit that takes intervals records about their computations.
 
-    Args:
-        store: the open store.
-        topology: the checked pipeline.
-        names: the computations.
-        moved: those that receive the rows of others, which have scoped ids already.
-
-    Raises:
-        InvalidError: a computation belongs to another pipeline of the store.
+    ``moved`` are computations that receive the rows of others, which have scoped ids already.
     """
     pipeline, positions = topology.name, store.committer.snapshot.txns
     refuse_claimed(positions, pipeline, names)
-    claims = {AppId.CLAIM.of(name): pipeline_number(pipeline) for name in sorted(names)}
+    claims = {claim_app_id(name): pipeline_number(pipeline) for name in sorted(names)}
     claims |= store.lineage.unrecorded_location(store.path)
     for name in sorted((names & topology.computations.keys()) - moved):
         stream = topology.bare_stream(name)
-        if stream is not None and AppId.BARE_IDS.of(name) not in positions:
-            claims[AppId.BARE_IDS.of(name)] = stream_number(stream)
-        slack = AppId.ID_SLACK.of(name)
+        if stream is not None and bare_ids_app_id(name) not in positions:
+            claims[bare_ids_app_id(name)] = stream_number(stream)
+        slack = id_slack_app_id(name)
         if stream is not None:
             claims[slack] = id_slack_position(positions.get(slack), topology.id_slack_us(name))
     return claims | state_records(topology, store.committer.snapshot, names)
@@ -158,13 +220,11 @@ def sequencers_before(
     replaced: Collection[Interval],
     above: Mapping[Interval, Interval],
 ) -> dict[Interval, Sequencer]:
-    """By interval, the sequencer that its new lease must exceed.
+    """Return the sequencer that the new lease of each interval must exceed.
 
-    Args:
-        snapshot: the table.
-        intervals: those that are taken.
-        replaced: those whose keys they take over.
-        above: by interval, the one whose rows it receives.
+    Otherwise the fence could be lower than a former owner's, whose late writes would then pass.
+
+    ``intervals`` take over the keys of ``replaced``, and by interval the rows of ``above``.
     """
     wanted = {interval: _stored_sequencer(snapshot.fence_of(interval)) for interval in intervals}
     former = [*above.items(), *((by, one) for by in wanted for one in replaced if one.overlaps(by))]
@@ -182,11 +242,9 @@ _Result = TypeVar("_Result")
 
 
 class ServiceRetry:
-    """Retries while ZooKeeper or the object store is unavailable; safe to `end` from any thread.
+    """Retries while ZooKeeper or the object store is unavailable, each `run` for at most ``timeout_ms``.
 
-    Args:
-        clock: the source of time.
-        timeout_ms: how long each `run` may wait.
+    Any thread may `end` it.
     """
 
     def __init__(self, clock: Clock, timeout_ms: float) -> None:
@@ -195,17 +253,13 @@ class ServiceRetry:
         self._ended = False
 
     def end(self) -> None:
-        """Stop retrying: from now on `run` raises the next error at once, also where it is already waiting."""
+        """Stop retrying: from now on `run` raises the next error at once, even where it is already waiting."""
         self._ended = True
 
     def run(self, action: Callable[[], _Result], meanwhile: Callable[[], None] | None = None) -> _Result:
-        """Call ``action``, again while it reports that a service is unavailable, and return its result.
+        """Call ``action`` until no service is unavailable, with ``meanwhile`` before each retry; return its result.
 
         It must be safe to repeat: it first reads back what its last call left unknown.
-
-        Args:
-            action: the call to retry.
-            meanwhile: called before each retry.
 
         Raises:
             OutcomeUnknownError: the outcome is still unknown at the timeout.
@@ -226,21 +280,18 @@ class ServiceRetry:
 KeepUndelivered: TypeAlias = Callable[[frozenset[str], Fence], RowFile | None]
 """Writes the undelivered productions of computations to a file of the control interval, under a fence."""
 
+# Cuts by a former owner while a new one takes the keys; each cut needs its fences, so it is rarely more than one.
 _CUTS_MEANWHILE_MAX: Final = 8
-"""How often a former owner may cut keys while a new one takes them; each cut needs its fences, so it is rarely once."""
 
+# A standby waits while the owner lives, in effect indefinitely. An owner does not wait for a successor that fenced it.
 _STANDBY_MS: Final = 10 * 365 * 86_400_000
-"""A standby waits while the owner lives: in effect for ever. An owner does not wait for a successor that fenced it."""
 
 
 class Ownership:
-    """Takes, fences and gives back the intervals of one pipeline.
+    """Takes, fences and releases the intervals of one pipeline.
 
     Args:
-        store: the open store.
-        topology: the checked pipeline.
-        clock: times the waits.
-        intervals: how many intervals a computation gets unless it declares a number.
+        intervals: the number of intervals of a computation that declares none.
         on_held: what to do when another process holds an interval.
         pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
         on_taken: called after every commit that takes over intervals.
@@ -276,26 +327,26 @@ class Ownership:
         return self._owned[self._control]
 
     def all(self) -> Sequence[OwnedInterval]:
-        """Every interval held, the control interval included."""
+        """Return every held interval, the control interval included."""
         return list(self._owned.values())
 
     def of(self, computation: str) -> tuple[OwnedInterval, ...]:
-        """The intervals of a computation in key order; empty when it has never run."""
+        """Return the intervals of a computation in key order; empty when it has never run."""
         return self._by_computation.get(computation, ())
 
     def get(self, interval: Interval) -> OwnedInterval:
-        """The interval's ownership."""
+        """Return a held interval."""
         return self._owned[interval]
 
     def next_wall_timer(self) -> WallTimeMicros | None:
-        """The earliest wall timer of all intervals; ``None`` without one."""
+        """Return the earliest wall timer of all intervals; ``None`` without one."""
         times = (owned.summary.next_wall_timer for owned in self._owned.values())
         return min((at for at in times if at is not None), default=None)
 
     def open(self) -> None:
         """Take every interval that the table has for this pipeline, and the control interval.
 
-        Computations that were renamed or dropped leave the table before this returns.
+        Renamed and dropped computations leave the table before this returns.
 
         Raises:
             InvalidError: a computation of this name belongs to another pipeline of the store, or the
@@ -304,8 +355,7 @@ class Ownership:
         self._store.committer.refresh()
         # Before any lease is taken, so that a refused pipeline disturbs no running one.
         new_names = frozenset(self._plan_evolution(self._topology).renames.values())
-        known = [interval for interval in self._known() if interval.computation not in new_names]
-        self._take_known([self._control, *known], new_names)
+        self._take_known(new_names)
         try:
             self._take_rest()
         except InvalidError:
@@ -317,26 +367,21 @@ class Ownership:
 
         Raises:
             FencedError: another process owns the pipeline.
-            InvalidError: a computation belongs to another pipeline of the store, or the pipeline has changed
-                in a way that its rows do not allow; see `plan_evolution`.
+            InvalidError: as for `open`.
         """
         self.check_owner()
         refuse_claimed(self._store.committer.snapshot.txns, topology.name, topology.computations)
         self._plan_evolution(topology)
 
     def update(self, topology: Topology) -> TableVersion:
-        """Go on with a changed pipeline, between two supersteps: the leases on what it keeps stay held.
+        """Continue with a changed pipeline, between two supersteps, and return the version of the last commit.
 
-        Intervals of computations that it no longer has are given back, and those that the table has of the
-        others are taken, as `open` takes them. The last commit says in the log which pipeline runs from it on.
-
-        Args:
-            topology: the changed pipeline, which `check_update` has let pass.
-
-        Returns:
-            The version of that commit.
+        The leases on kept intervals stay held. Intervals of computations that it no longer has are released,
+        and all others are taken, as `open` takes them. The last commit names in the log the pipeline that runs from
+        it on. `check_update` must have accepted ``topology``.
         """
         former, self._topology = self._topology, topology
+        # No superstep runs, so no write of this process can follow the release.
         for interval in [one for one in self._owned if one != self._control]:
             if interval.computation not in topology.computations:
                 self._store.leases.release(self._owned.pop(interval).lease)
@@ -344,57 +389,44 @@ class Ownership:
         reach("update.leases_released")
         self._take_rest()
         if topology.percentiles != former.percentiles:
-            # What is known of an interval is known for each percentile.
+            # Summaries are by percentile, so they lack the new ones.
             self._scan([*self._owned])
-        control = IntervalWrite(interval=self._control, fence=self.control.next_fence)
         kept = frozenset(one.computation for one in self._owned if one != self._control)
-        request = CommitRequest(
-            kind="topology",
-            writes=(control,),
-            positions=claims_of(self._store, topology, kept, frozenset()),
-            metadata=definition_metadata(topology),
+        committed = self._commit_taken(
+            CommitRequest(
+                kind="topology",
+                writes=(self._write(self._control),),
+                positions=claims_of(self._store, topology, kept, frozenset()),
+                metadata=definition_metadata(topology),
+            )
         )
-        committed = self.commit(request)
-        if self._on_taken is not None:
-            self._on_taken(request, committed)
         reach("update.committed")
         return committed.version
 
     def _take_rest(self) -> None:
-        """Take what the table has and is not held, and let rows follow the changes of the pipeline.
+        """Take all other intervals of the table, and let rows follow the changes of the pipeline.
 
         A former owner may have cut keys until it was fenced; no process can after that.
         """
         evolution = self._plan_evolution(self._topology)
         new_names = frozenset(evolution.renames.values())
-        missed = [
-            interval
-            for interval in self._known()
-            if interval not in self._owned and interval.computation not in new_names
-        ]
+        missed = [interval for interval in self._known(new_names) if interval not in self._owned]
         if missed:
             self._take(missed)
         if evolution:
             self._evolve(evolution)
 
-    def _take_known(self, intervals: Sequence[Interval], new_names: Collection[str]) -> None:
-        """Take intervals of the table; if a former owner cuts them meanwhile, take those that replace them.
-
-        Raises:
-            ConflictError: another process holds one, or keeps cutting.
-        """
+    def _take_known(self, new_names: Collection[str]) -> None:
+        """Take the control interval and the table's; if a former owner cuts them meanwhile, take the replacements."""
         for _ in range(_CUTS_MEANWHILE_MAX):
             try:
-                self._take(intervals)
+                self._take([self._control, *self._known(new_names)])
             except ConflictError:
                 live = self._store.committer.refresh().live_intervals()
                 if self._owned.keys() - {self._control} <= live.keys():
+                    # All intervals still exist, so the conflict is no cut of a former owner.
                     raise
                 self.close()
-                intervals = [
-                    self._control,
-                    *(one for one in self._known() if one.computation not in new_names),
-                ]
             else:
                 return
         raise ConflictError("another process keeps cutting the keys", pipeline=self._topology.name)
@@ -406,30 +438,20 @@ class Ownership:
         return evolution
 
     def _evolve(self, evolution: Evolution) -> None:
-        """Move or remove the rows of computations that the pipeline no longer has, in one commit.
-
-        All their intervals are fenced first, so that no write of a former owner lands after it.
-        """
+        """Move or remove the rows of computations that the pipeline no longer has, in one commit."""
+        # All their intervals are fenced first, so that no write of a former owner lands after the move.
         leaving = intervals_of(self._store.committer.snapshot, evolution.leaving)
         coming = moved_intervals(evolution, leaving)
         self._take([*leaving, *coming], above=coming, is_scanned=False)
-        snapshot, control = self._store.committer.snapshot, self.control
         kept = None
         if evolution.drops and self._keep_undelivered is not None:
-            kept = self._keep_undelivered(evolution.drops, control.next_fence)
-        writes = [
-            IntervalWrite(
-                interval=self._control, fence=control.next_fence, added=() if kept is None else (kept,)
-            ),
-            *(
-                IntervalWrite(interval=interval, fence=self._owned[interval].next_fence)
-                for interval in (*leaving, *coming)
-            ),
-        ]
-        request = evolution_request(self._topology, snapshot, evolution, writes)
-        committed = self.commit(request)
-        if self._on_taken is not None:
-            self._on_taken(request, committed)
+            # Consumers still wait for these productions, and the rows that hold them go with the commit.
+            kept = self._keep_undelivered(evolution.drops, self.control.next_fence)
+        writes = [self._write(self._control, *([] if kept is None else [kept]))]
+        writes += [self._write(interval) for interval in (*leaving, *coming)]
+        snapshot = self._store.committer.snapshot
+        self._commit_taken(evolution_request(self._topology, snapshot, evolution, writes))
+        # Released only after the commit, otherwise another process could take an interval whose rows are about to move.
         for interval in leaving:
             self._store.leases.release(self._owned.pop(interval).lease)
         self._scan(list(coming))
@@ -444,20 +466,16 @@ class Ownership:
         """
         # Before any lease is taken: a new owner may hold one on the same interval.
         self.check_owner()
-        count = node.intervals or self._intervals
-        cuts = boundaries_of(sample, count)
-        declared = {AppId.DECLARED_INTERVALS.of(node.name, node.intervals or 0): self._next_version}
+        cuts = boundaries_of(sample, node.intervals or self._intervals)
+        next_version = self._store.committer.snapshot.version + 1
+        declared = {declared_intervals_app_id(node.name, node.intervals or 0): next_version}
         self._take(list(intervals_from_boundaries(node.name, cuts)), records=declared)
 
     def recut(self, cut: Cut, records: Mapping[str, int]) -> None:
         """Split an interval, or merge neighbours (MillWheel §7.1).
 
-        One commit fences those that go and those that come, under higher sequencers, so a process that believes to
+        One commit fences the replaced and the new intervals, under higher sequencers, so a process that believes to
         own any of the former is fenced. Files stay where they are, and are read by range.
-
-        Args:
-            cut: of intervals that this process holds.
-            records: further positions for the commit.
 
         Raises:
             FencedError: another process owns the pipeline; nothing was written.
@@ -467,9 +485,8 @@ class Ownership:
         self._take(cut.by, cut=cut, records=records)
 
     def record(self, positions: Mapping[str, int]) -> None:
-        """Commit positions, and nothing else."""
-        control = IntervalWrite(interval=self._control, fence=self.control.next_fence)
-        self.commit(CommitRequest(kind="record", writes=(control,), positions=positions))
+        """Commit positions without rows."""
+        self.commit(CommitRequest(kind="record", writes=(self._write(self._control),), positions=positions))
 
     def check_owner(self) -> None:
         """Check that this process owns the pipeline, by its leases and by the fence in the table.
@@ -479,6 +496,7 @@ class Ownership:
             UnavailableError: ZooKeeper did not come back within the pause timeout.
         """
         self.wait_until_held()
+        # A lease may be lost without notice, but the fence in the table cannot: it is part of the rival's take-over.
         stored = self._store.committer.refresh().fence_of(self._control)
         if stored != self.control.fence:
             raise FencedError(
@@ -486,17 +504,13 @@ class Ownership:
             )
 
     def check_leases(self) -> None:
-        """Check that no lease is known to be lost, without asking a service.
-
-        Raises:
-            FencedError: another process has taken an interval.
-        """
+        """Raise `FencedError` if a lease is known to be lost, without a call to a service."""
         for owned in [*self._owned.values()]:
             if owned.lease.state is LeaseState.LOST:
                 owned.lease.check()
 
     def close(self) -> None:
-        """Give every lease back."""
+        """Release every lease."""
         for owned in self._owned.values():
             self._store.leases.release(owned.lease)
         self._owned.clear()
@@ -506,20 +520,21 @@ class Ownership:
     def commit(self, request: CommitRequest) -> Committed:
         """Commit, and advance the fences of the intervals that it writes.
 
-        Waits while a lease is suspended or the outcome is unknown, up to the pause timeout;
-        settles an unknown outcome by reading back, never by a blind retry.
+        Waits while a lease is suspended or the outcome is unknown, up to the pause timeout.
         """
-        committed = self._commit_settled(request)
-        self._move_on(request)
+
+        def attempt() -> Committed:
+            self.wait_until_held()
+            # Equal requests are one commit: a retry reads back the outcome of the last attempt before it writes.
+            return self._store.committer.commit(request)
+
+        committed = self.patience.run(attempt)
+        for write in request.writes:
+            self._owned[write.interval].advance(write.fence)
         return committed
 
     def wait_until_held(self) -> None:
-        """Wait while ZooKeeper is unavailable.
-
-        Raises:
-            FencedError: a lease is lost.
-            UnavailableError: ZooKeeper did not come back within the pause timeout.
-        """
+        """Wait while ZooKeeper is unavailable; raise `FencedError` if a lease is lost."""
 
         def check() -> None:
             for owned in self._owned.values():
@@ -527,14 +542,19 @@ class Ownership:
 
         self.patience.run(check, self._store.revive_zookeeper)
 
-    def _known(self) -> list[Interval]:
-        """The pipeline's intervals in the table, except the control interval."""
-        intervals = self._store.committer.snapshot.live_intervals()
-        return [interval for interval in intervals if interval.computation in self._topology.computations]
+    def _known(self, new_names: Collection[str]) -> list[Interval]:
+        """Return the pipeline's intervals in the table, except the control interval and intervals of ``new_names``."""
+        names = self._topology.computations.keys() - new_names
+        return [one for one in self._store.committer.snapshot.live_intervals() if one.computation in names]
 
-    @property
-    def _next_version(self) -> int:
-        return self._store.committer.snapshot.version + 1
+    def _write(self, interval: Interval, *added: RowFile) -> IntervalWrite:
+        return IntervalWrite(interval=interval, fence=self._owned[interval].next_fence, added=added)
+
+    def _commit_taken(self, request: CommitRequest) -> Committed:
+        committed = self.commit(request)
+        if self._on_taken is not None:
+            self._on_taken(request, committed)
+        return committed
 
     def _take(
         self,
@@ -550,10 +570,11 @@ class Ownership:
         Args:
             intervals: the intervals.
             records: further positions for the commit that fences them.
-            above: by interval, the one whose rows it receives and whose sequencer it must exceed.
-            cut: what the intervals replace; it is given up in the same commit.
-            is_scanned: whether to scan their rows for timers and holds.
+            above: by interval, the former interval whose rows it receives and whose sequencer it must exceed.
+            cut: the cut that the intervals result from; the replaced ones are fenced too, and released.
+            is_scanned: scan their rows for timers and holds.
         """
+        # Claims and sequencers come from the newest version: an older one could miss a rival's commit.
         snapshot = self._store.committer.refresh()
         names = frozenset(interval.computation for interval in intervals if interval != self._control)
         moved = frozenset(interval.computation for interval in above or ())
@@ -568,27 +589,24 @@ class Ownership:
             timeout_ms = _STANDBY_MS
         leases = self._store.leases.take_all(wanted, on_held=self._on_held, timeout_ms=timeout_ms)
         reach("lease.taken")
-        self._owned |= {
-            interval: OwnedInterval(interval, lease, IntervalSummary())
-            for interval, lease in zip(intervals, leases, strict=True)
-        }
-        writes = [
-            IntervalWrite(interval=interval, fence=self._owned[interval].fence) for interval in intervals
-        ]
+        writes = []
+        for interval, lease in zip(intervals, leases, strict=True):
+            owned = self._owned[interval] = OwnedInterval(interval, lease, IntervalSummary())
+            writes.append(IntervalWrite(interval=interval, fence=owned.fence))
         if owned_before is not None:
-            writes.append(IntervalWrite(interval=self._control, fence=owned_before.next_fence))
-        writes += [IntervalWrite(interval=one, fence=self._owned[one].next_fence) for one in replaced]
+            # The control interval's fence proves that this process still owns the pipeline.
+            writes.append(self._write(self._control))
+        writes += [self._write(one) for one in replaced]
         request = CommitRequest(
             kind="fence" if cut is None else cut.kind,
             writes=tuple(writes),
             positions=claims,
             metadata=self._metadata(intervals, replaced),
         )
-        committed = self._commit_settled(request)
-        self._move_on(request)
-        if self._on_taken is not None:
-            self._on_taken(request, committed)
+        # From this commit on every late write of a former owner fails. A lease alone could not stop one.
+        self._commit_taken(request)
         reach("lease.fenced")
+        # Released only after the fence, otherwise another process could take an interval that is about to vanish.
         for one in replaced:
             self._store.leases.release(self._owned.pop(one).lease)
         if is_scanned:
@@ -607,14 +625,10 @@ class Ownership:
         reach("recovery.scanned")
 
     def _metadata(self, taken: Collection[Interval], replaced: Collection[Interval]) -> dict[str, JsonValue]:
-        """What readers of the log are told of a commit that takes intervals; a new owner says which pipeline it runs."""
+        """Return the metadata of a commit that takes intervals; a new owner records which pipeline it runs."""
         if replaced:
             return {"replaced": [one.app_id for one in replaced]}
         return definition_metadata(self._topology) if self._control in taken else {}
-
-    def _move_on(self, request: CommitRequest) -> None:
-        for write in request.writes:
-            self._owned[write.interval].fence = write.fence
 
     def _index(self) -> None:
         self._by_computation = {
@@ -624,27 +638,13 @@ class Ownership:
             for name in self._topology.computations
         }
 
-    def _commit_settled(self, request: CommitRequest) -> Committed:
-        """Commit the request once, over any number of retries.
-
-        ``commit`` first settles what an earlier call left unknown, and equal requests are one
-        commit, so a retry reads back before it writes.
-        """
-
-        def commit() -> Committed:
-            self.wait_until_held()
-            return self._store.committer.commit(request)
-
-        return self.patience.run(commit)
-
 
 class OwnedNames:
-    """An `Rng` whose tokens belong to one owner of a pipeline.
+    """An `Rng` whose tokens belong to one owner of a pipeline, so that its file names do too.
 
-    Args:
-        rng: the source of tokens.
-        pipeline: the pipeline whose files are named.
-        sequencer: returns the sequencer of the owner's lease on the pipeline; called at every draw.
+    A process that restarts with the same seed draws the same tokens, and would overwrite files that it left
+    uncommitted, or fail on them. So each token is hashed with the pipeline and the sequencer of its lease: no two
+    owners share both, and a repeated run draws the same names. ``sequencer`` is called at every draw.
 
     Example:
         >>> from millpond.testing.fixtures.determinism import SeededRng
@@ -659,10 +659,10 @@ class OwnedNames:
         self._sequencer = sequencer
 
     def random(self) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
         return self._rng.random()
 
     def token(self) -> str:
-        """32 hexadecimal digits that no other owner draws."""
+        """Return 32 hexadecimal digits that no other owner draws."""
         drawn = f"{self._pipeline}\n{self._sequencer()}\n{self._rng.token()}"
         return hashlib.sha256(drawn.encode("utf-8", "surrogatepass")).hexdigest()[:32]

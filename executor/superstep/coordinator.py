@@ -182,7 +182,7 @@ class TopologyParts:
             self.observe(owned)
         if former is not None:
             self.sinks.on_failure = former.sinks.on_failure
-            self.balancer.follow_update(former.balancer)
+            self.balancer.continue_from(former.balancer)
 
     def follow(self, topology: Topology) -> None:
         """Go on with a topology that differs only in how streams without a record so far make their watermarks."""
@@ -498,7 +498,7 @@ class Coordinator(PartsInUse):
         for interval in cut.by:
             self._parts.observe(self._ownership.get(interval))
         self._upkeep.follow(cut)
-        self.balancer.follow(cut)
+        self.balancer.apply(cut)
         if self.on_recut is not None:
             self.on_recut(cut)
 
@@ -617,7 +617,7 @@ class Coordinator(PartsInUse):
         commit_ms = (self._clock.monotonic_us() - committing_us) / 1_000
         self._journal.record(request, committed, commit_ms)
         self._upkeep.note(request)
-        self.balancer.note(ordered)
+        self.balancer.record(ordered)
         self._parts.letters.note(letters)
         self._parts.forgotten.note(counts)
         self._parts.suspects.note(inputs, self._clock.now_us())
@@ -649,7 +649,7 @@ class Coordinator(PartsInUse):
             self.recut(cut, answer)
 
     def _apply(self, manifests: Sequence[Manifest], letters: WrittenLetters) -> None:
-        self.watermarks.note_commit()
+        self.watermarks.record_commit()
         written = [(letters.file, letters.productions)]
         for manifest in manifests:
             owned = self._ownership.get(manifest.interval)

@@ -8,25 +8,13 @@ For a computation C that subscribes to the streams s::
     output(C) = min(input(C) - how far C may produce below its input,
                     the oldest hold of any of C's intervals)
 
-In a cycle the definition is recursive and its *greatest* solution is meant: no computation waits for a record
-that no undelivered production, hold or injector can still cause. It follows that inside a cycle a timer that
-holds the watermark before its own firing time never fires: it would wait for its own effect. So windows and such
-timers are refused there, unless an edge of the cycle is a feedback: there ``output(P)`` does not bound the input.
+In a cycle the *greatest* solution is meant: no computation waits for a record that no undelivered production, hold or
+injector can still cause. So inside a cycle a timer that holds the watermark before its own firing time would wait for
+its own effect. Windows and such timers are refused there, unless an edge of the cycle is a feedback: there
+``output(P)`` does not bound the input.
 
 A published watermark never falls. Where a late record lowers a solution, the published value stays until the
 solution has caught up, and records before the published value are late.
-
-Conditions: what the outside told a superstep, apart from its records.
-
-They are part of each superstep's commit. With them, and the same records, a replay runs the superstep as it was: at
-the same wall time, under the same watermarks of its inputs, whatever clocks, silence and callers had to do with them.
-
-The interval map of low watermark holds of one computation (MillWheel §7.2).
-
-Every interval's owner reports what its rows still owe. The map covers what it has heard of:
-a report replaces exactly the keys that it is about, so intervals may split and merge, and a
-part from which nothing new has come counts with its last value. A former owner, known by its
-lower sequencer, is refused. A report and the minimum cost O(log n), at 500,000 intervals too.
 """
 
 from __future__ import annotations
@@ -48,13 +36,13 @@ if TYPE_CHECKING:
     from millpond.statestore.log.action import JsonValue
 
 
+# Dead heap entries that are always tolerated; beyond it, at most as many as there are live ones.
 _SLACK: Final = 64
-"""Dead heap entries that are always tolerated; beyond it, at most as many as there are live ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The keys from some low bound up to ``high``, and what was last said of them."""
+    """The last report on the keys from some low bound up to ``high``."""
 
     high: str | None
     sequencer: Sequencer
@@ -62,7 +50,11 @@ class _Piece:
 
 
 class IntervalMap:
-    """Last known holds of a computation's intervals."""
+    """Last known low watermark holds of a computation's intervals (MillWheel §7.2).
+
+    A report replaces exactly its own keys, so intervals may split and merge, and a part without a new report counts
+    with its last value. A report and the minimum cost O(log n), at 500,000 intervals too.
+    """
 
     __slots__ = ("_heap", "_lows", "_pieces")
 
@@ -76,7 +68,7 @@ class IntervalMap:
 
     @property
     def least(self) -> EventTimeMicros:
-        """The oldest hold of all; after all time when nothing is owed."""
+        """The oldest hold of all; the end of time when nothing is owed."""
         while self._heap:
             hold, low = self._heap[0]
             piece = self._pieces.get(low)
@@ -85,14 +77,8 @@ class IntervalMap:
             heapq.heappop(self._heap)
         return TIME_MAX_US
 
-    def expect(self, intervals: Iterable[Interval]) -> None:
-        """Name intervals from which a report must come before the watermark may move on."""
-        for interval in sorted(intervals):
-            if not self._overlapped(interval):
-                self._replace(interval, _Piece(interval.high, Sequencer(0), TIME_MIN_US))
-
     def report(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
-        """Take in what an interval's owner says that it owes; ``None`` is nothing.
+        """Replace the hold of an interval; ``None`` if its rows owe nothing.
 
         Raises:
             FencedError: the reporter is no longer the owner of some of these keys.
@@ -102,15 +88,18 @@ class IntervalMap:
         if known is None or known.high != interval.high:
             self._replace(interval, piece)
             return
-        _check_sequencer(interval, piece, known)
+        if sequencer < known.sequencer:
+            raise _fenced(interval, piece, known)
         self._pieces[interval.low] = piece
         if piece.hold != known.hold:
             self._remember(interval.low, piece)
 
     def _replace(self, interval: Interval, piece: _Piece) -> None:
         overlapped = self._overlapped(interval)
+        # All checks come first: a former owner must not carve any of the keys.
         for low in overlapped:
-            _check_sequencer(interval, piece, self._pieces[low])
+            if piece.sequencer < self._pieces[low].sequencer:
+                raise _fenced(interval, piece, self._pieces[low])
         for low in overlapped:
             self._carve(low, interval)
         self._insert(interval.low, piece)
@@ -121,7 +110,7 @@ class IntervalMap:
         return [low for low in self._lows[first:last] if _is_below(interval.low, self._pieces[low].high)]
 
     def _carve(self, low: str, interval: Interval) -> None:
-        """Leave of a piece only what lies outside ``interval``."""
+        """Reduce a piece to its parts outside ``interval``."""
         piece = self._pieces.pop(low)
         self._lows.pop(bisect_left(self._lows, low))
         if low < interval.low:
@@ -146,14 +135,13 @@ def _is_below(key: str, high: str | None) -> bool:
     return high is None or key < high
 
 
-def _check_sequencer(interval: Interval, piece: _Piece, known: _Piece) -> None:
-    if piece.sequencer < known.sequencer:
-        raise FencedError(
-            "a former owner reports a watermark",
-            interval=interval.app_id,
-            sequencer=piece.sequencer,
-            newest=known.sequencer,
-        )
+def _fenced(interval: Interval, piece: _Piece, known: _Piece) -> FencedError:
+    return FencedError(
+        "a former owner reports a watermark",
+        interval=interval.app_id,
+        sequencer=piece.sequencer,
+        newest=known.sequencer,
+    )
 
 
 def solve_inputs(
@@ -162,17 +150,14 @@ def solve_inputs(
     holds: Mapping[str, EventTimeMicros],
     horizons: Mapping[str, int] | None = None,
 ) -> dict[str, EventTimeMicros]:
-    """The greatest input watermarks that satisfy all equations, by computation.
+    """Return the greatest input watermarks that satisfy all equations, by computation.
 
     No computation can lower the least output of all, so that output is final; visiting computations in
     order of their outputs settles each edge once, cycles included (Dijkstra's argument). Only a horizon can
     lower an output again, and no cycle contains one, so the loop ends.
 
-    Args:
-        consumers: the computations that consume the streams of each computation.
-        bases: the bound of each computation's input apart from its producers.
-        holds: the bound of each computation's output apart from its input.
-        horizons: how far a computation's output lags behind its input, where it does.
+    ``bases`` bound each input apart from its producers, ``holds`` each output apart from its input; ``horizons`` are
+    the lags of outputs behind inputs.
 
     Example:
         >>> solve_inputs({"a": ["b"], "b": ["a"]}, {"a": 7, "b": 9}, {"a": 8, "b": 5})
@@ -183,8 +168,10 @@ def solve_inputs(
     def output_of(name: str) -> EventTimeMicros:
         return min(held_back(inputs[name], behind.get(name, 0)), holds[name])
 
-    outputs = {name: output_of(name) for name in inputs}
-    heap = [(output, name) for name, output in outputs.items()]
+    outputs = {}
+    for name in inputs:
+        outputs[name] = output_of(name)
+    heap = list(zip(outputs.values(), outputs, strict=True))
     heapq.heapify(heap)
     while heap:
         output, name = heapq.heappop(heap)
@@ -200,73 +187,61 @@ def solve_inputs(
 
 
 class WatermarkAuthority:
-    """The low watermarks of all computations of one pipeline.
+    """The low watermarks of all computations of one pipeline; used by one thread at a time.
 
-    It receives the journaled watermarks at the start, then the watermarks of injectors, the holds of intervals,
-    the oldest undelivered productions and the idle injectors. A read after a change solves the equations. It
-    is used by one thread at a time.
+    It gets the journaled watermarks at the start, then the watermarks of injectors, the holds of intervals,
+    the oldest undelivered productions and the idle injectors. A read after a change solves the equations.
 
-    Args:
-        topology: the checked pipeline.
+    Attributes:
+        injected: the low watermarks of the injected streams.
+        idle: the injected streams that do not hold back the watermark while others advance.
     """
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._consumers = _consumers(topology)
-        self._injected = dict.fromkeys(topology.injectors, TIME_MIN_US)
-        self._horizons = {name: node.horizon_us for name, node in topology.computations.items()}
-        self._idle: frozenset[str] = frozenset()
-        self._intervals = {name: IntervalMap() for name in topology.computations}
+        self._consumers = {
+            name: tuple(dict.fromkeys(consumer for _, consumer in edges))
+            for name, edges in holding_edges(topology).items()
+        }
+        self.injected: dict[str, EventTimeMicros] = dict.fromkeys(topology.injectors, TIME_MIN_US)
+        self.idle: frozenset[str] = frozenset()
+        computations = topology.computations
+        self._inboxes = {name: node.inbox for name, node in computations.items()}
+        self._sources = {name: _outside_streams(topology, node) for name, node in computations.items()}
+        self._horizons = {name: node.horizon_us for name, node in computations.items()}
+        self._intervals = {name: IntervalMap() for name in computations}
         self._held_back: dict[str, EventTimeMicros] = {}
         self._undelivered: Mapping[str, EventTimeMicros] = {}
-        self._inputs = dict.fromkeys(topology.computations, TIME_MIN_US)
-        self._outputs = dict.fromkeys(topology.computations, TIME_MIN_US)
+        self._inputs = dict.fromkeys(computations, TIME_MIN_US)
+        self._outputs = dict.fromkeys(computations, TIME_MIN_US)
         self._changed = True
 
     # -- updates -------------------------------------------------------------------
 
     def restore(self, inputs: Mapping[str, EventTimeMicros]) -> None:
-        """Restore journaled input watermarks, by computation: published watermarks start from them.
-
-        Computations that the pipeline no longer has are ignored.
-        """
+        """Restore journaled input watermarks of the computations that the pipeline still has."""
         for name, at in inputs.items():
             if name in self._inputs:
                 self._inputs[name] = max(self._inputs[name], at)
 
-    def expect(self, intervals: Iterable[Interval]) -> None:
-        """Add intervals; a computation's output watermark stays until each of its intervals has reported."""
-        for interval in intervals:
-            self._map_of(interval).expect([interval])
-        self._changed = True
-
     def update_injector(self, stream: str, watermark: EventTimeMicros) -> None:
-        """Raise an injector's low watermark; a lower value has no effect.
-
-        Raises:
-            InvalidError: no injector feeds this stream.
-        """
-        known = self._injected.get(stream)
+        """Raise an injector's low watermark; a lower value has no effect."""
+        known = self.injected.get(stream)
         if known is None:
             raise InvalidError("no injector feeds this stream", stream=stream)
         if watermark > known:
-            self._injected[stream] = watermark
+            self.injected[stream] = watermark
             self._changed = True
 
     def set_idle(self, streams: Iterable[str]) -> None:
-        """Replace the set of idle injected streams, which do not hold back the watermark while others advance."""
+        """Replace the set of idle injected streams."""
         idle = frozenset(streams)
-        if idle != self._idle:
-            self._idle = idle
+        if idle != self.idle:
+            self.idle = idle
             self._changed = True
 
     def hold_back(self, computation: str, at: EventTimeMicros | None) -> None:
-        """Hold a computation's input watermark back, while it is given what lies before the records of its streams.
-
-        Args:
-            computation: its name.
-            at: no earlier record is still to come; ``None`` ends it.
-        """
+        """Hold a computation's input watermark at ``at`` during its backfill; ``None`` ends the hold."""
         if at is None:
             self._held_back.pop(computation, None)
         else:
@@ -274,13 +249,11 @@ class WatermarkAuthority:
         self._changed = True
 
     def update_interval(self, interval: Interval, sequencer: Sequencer, hold: EventTimeMicros | None) -> None:
-        """Replace the oldest output time that an interval holds; ``None`` if it holds none.
-
-        Raises:
-            FencedError: the sequencer belongs to a former owner.
-            InvalidError: the pipeline has no such computation.
-        """
-        self._map_of(interval).report(interval, sequencer, hold)
+        """Replace the oldest output time that an interval holds; ``None`` if it holds none."""
+        intervals = self._intervals.get(interval.computation)
+        if intervals is None:
+            raise InvalidError("the pipeline has no such computation", computation=interval.computation)
+        intervals.report(interval, sequencer, hold)
         self._changed = True
 
     def set_undelivered(self, oldest: Mapping[str, EventTimeMicros]) -> None:
@@ -288,102 +261,100 @@ class WatermarkAuthority:
         self._undelivered = dict(oldest)
         self._changed = True
 
-    def _map_of(self, interval: Interval) -> IntervalMap:
-        holds = self._intervals.get(interval.computation)
-        if holds is None:
-            raise InvalidError("the pipeline has no such computation", computation=interval.computation)
-        return holds
-
     # -- reads ---------------------------------------------------------------------
 
-    @property
-    def idle(self) -> frozenset[str]:
-        """The idle injected streams."""
-        return self._idle
-
     def injector_watermark(self, stream: str) -> EventTimeMicros:
-        """The low watermark of an injected stream."""
-        return self._injected[stream]
+        """Return the low watermark of an injected stream."""
+        return self.injected[stream]
 
     def input_watermark(self, computation: str) -> EventTimeMicros:
-        """The lower bound of the times of records that may still reach ``computation``; it never falls."""
-        self._solve()
+        """Return the lower bound of the times of records that may still reach ``computation``; it never falls."""
+        if self._changed:
+            self._solve()
         return self._inputs[computation]
 
     def settled(self, computation: str, injected: Mapping[str, EventTimeMicros]) -> EventTimeMicros | None:
-        """The input watermark that a computation will have at least, once its injected streams have these.
+        """Return a lower bound of an input watermark, once the injected streams have the watermarks ``injected``.
 
-        Returns:
-            ``None`` where it consumes what other computations produce: what these will produce is not known; and
-            where it is held back.
+        It is ``None`` for a computation that is held back, or that consumes other computations' productions, whose
+        times are unknown.
         """
         streams = [own.stream for own in self._topology.computations[computation].subscriptions]
-        if computation in self._held_back or not all(stream in self._injected for stream in streams):
+        if computation in self._held_back or not all(stream in self.injected for stream in streams):
             return None
         bounds = [max(self._injector_bound(name), injected.get(name, TIME_MIN_US)) for name in streams]
         return max(self.input_watermark(computation), EventTimeMicros(min(bounds)))
 
     def output_watermark(self, computation: str) -> EventTimeMicros:
-        """The lower bound of the times that ``computation`` may still produce at; it never falls."""
-        self._solve()
+        """Return the lower bound of the times that ``computation`` may still produce at; it never falls."""
+        if self._changed:
+            self._solve()
         return self._outputs[computation]
 
+    def lowest_output(self) -> EventTimeMicros:
+        """Return the lowest output watermark of all computations."""
+        if self._changed:
+            self._solve()
+        return min(self._outputs.values(), default=TIME_MIN_US)
+
     def input_watermarks(self) -> dict[str, EventTimeMicros]:
-        """All input watermarks, by computation, for the journal from which `restore` continues."""
-        self._solve()
+        """Return all input watermarks, by computation, for the journal from which `restore` continues."""
+        if self._changed:
+            self._solve()
         return dict(self._inputs)
 
     def _solve(self) -> None:
-        if not self._changed:
-            return
-        holds = {name: intervals.least for name, intervals in self._intervals.items()}
-        bases = {name: self._base(node) for name, node in self._topology.computations.items()}
-        bases |= {name: min(bases[name], at) for name, at in self._held_back.items()}
+        holds, bases = {}, {}
+        for name, intervals in self._intervals.items():
+            holds[name] = intervals.least
+            bases[name] = self._base(name)
         for name, solved in solve_inputs(self._consumers, bases, holds, self._horizons).items():
+            # Published watermarks never fall (I7), even if a late record lowers the solution.
             self._inputs[name] = max(self._inputs[name], solved)
-            # A hold behind the published input comes from late records and binds as it is.
+            # A hold behind the published input comes from a late record and binds unchanged.
             output = min(held_back(solved, self._horizons[name]), holds[name])
             self._outputs[name] = max(self._outputs[name], output)
         self._changed = False
 
-    def _base(self, node: ComputationNode) -> EventTimeMicros:
-        undelivered = (self._undelivered[stream] for stream in node.inbox if stream in self._undelivered)
-        outside = (self._outside_bound(subscription.stream) for subscription in node.subscriptions)
-        return min([*undelivered, *outside])
-
-    def _outside_bound(self, stream: str) -> EventTimeMicros:
-        """The bound of outside records on a stream; the end of time for a stream that computations produce."""
-        if stream in self._injected:
-            return self._injector_bound(stream)
-        if stream == DEAD_LETTERS:
-            # An unreadable outside record becomes a dead letter before any computation sees it.
-            return min(map(self._injector_bound, self._injected), default=TIME_MAX_US)
-        return TIME_MAX_US
+    def _base(self, computation: str) -> EventTimeMicros:
+        """Return the bound of a computation's input apart from its producers."""
+        base = self._held_back.get(computation, TIME_MAX_US)
+        for stream in self._inboxes[computation]:
+            base = min(base, self._undelivered.get(stream, TIME_MAX_US))
+        for stream in self._sources[computation]:
+            base = min(base, self._injector_bound(stream))
+        return base
 
     def _injector_bound(self, stream: str) -> EventTimeMicros:
-        """An injector's watermark; while it is idle and behind, that of the slowest active injector."""
-        own = self._injected[stream]
-        if stream not in self._idle:
+        """Return an injector's watermark, or the slowest active injector's while it is idle and behind."""
+        own = self.injected[stream]
+        if stream not in self.idle:
             return own
-        others = [at for name, at in self._injected.items() if name not in self._idle]
-        # An ended input does not tell how far the others are.
+        others = [at for name, at in self.injected.items() if name not in self.idle]
+        # An ended input does not show how far the others are.
         return max(own, min((at for at in others if at != TIME_MAX_US), default=own))
 
 
-def _consumers(topology: Topology) -> dict[str, tuple[str, ...]]:
-    edges = holding_edges(topology)
-    return {name: tuple(dict.fromkeys(consumer for _, consumer in own)) for name, own in edges.items()}
+def _outside_streams(topology: Topology, node: ComputationNode) -> tuple[str, ...]:
+    """Return the injected streams that bound a computation's input directly."""
+    streams = {subscription.stream for subscription in node.subscriptions}
+    # An unreadable outside record becomes a dead letter before any computation sees it.
+    bounds_all = DEAD_LETTERS in streams
+    return tuple(stream for stream in topology.injectors if bounds_all or stream in streams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What a superstep met.
+    """The outside circumstances of a superstep, apart from its records; part of its commit.
+
+    With them and the same records, a replay repeats the superstep: at the same wall time, under the same watermarks of
+    its inputs, whatever moved these.
 
     Attributes:
-        wall_time: when it was planned.
-        watermarks: by injected stream, its watermarks by percentile, that of 100 among them.
+        wall_time: the time of the plan.
+        watermarks: by injected stream, its watermarks by percentile, 100 included.
         idle: the injected streams that were idle.
-        stamps: by injected stream, the event time that records of it got if they carry none.
+        stamps: by injected stream, the event time of records that carry none.
     """
 
     wall_time: WallTimeMicros
@@ -392,23 +363,20 @@ class Conditions:
     stamps: Mapping[str, EventTimeMicros] = field(default_factory=dict)
 
     def stamped(self, stamps: Mapping[str, EventTimeMicros | None]) -> Conditions:
-        """The same with the stamps of arrival, ``None`` for records that carry their own time."""
+        """Add the stamps of arrival, ``None`` for streams whose records carry their own time."""
         return replace(self, stamps={stream: at for stream, at in stamps.items() if at is not None})
 
     def to_json(self) -> dict[str, JsonValue]:
-        """The form that a commit has.
+        """Return the form in a commit.
 
         Example:
             >>> Conditions(wall_time=5, watermarks={"clicks": {100.0: 3}}).to_json()
             {'wall_time': 5, 'watermarks': {'clicks': {'100.0': 3}}}
         """
-        fields: dict[str, JsonValue] = {
-            "wall_time": self.wall_time,
-            "watermarks": {
-                stream: {repr(percentile): int(at) for percentile, at in marks.items()}
-                for stream, marks in self.watermarks.items()
-            },
-        }
+        watermarks: dict[str, JsonValue] = {}
+        for stream, marks in self.watermarks.items():
+            watermarks[stream] = {repr(percentile): int(at) for percentile, at in marks.items()}
+        fields: dict[str, JsonValue] = {"wall_time": self.wall_time, "watermarks": watermarks}
         if self.idle:
             fields["idle"] = list(self.idle)
         if self.stamps:
@@ -417,11 +385,7 @@ class Conditions:
 
     @staticmethod
     def from_json(fields: Any) -> Conditions:
-        """Read what `to_json` gave.
-
-        Raises:
-            DataError: it is something else.
-        """
+        """Restore the conditions from `to_json`."""
         try:
             return Conditions(
                 wall_time=WallTimeMicros(fields["wall_time"]),

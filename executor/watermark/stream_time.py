@@ -1,9 +1,8 @@
-"""The progress of one injected stream: its members, which of them are silent, and their watermarks.
+"""The progress of one injected stream: its members, their silence, and their watermarks.
 
-A stream without members is one member. Its watermark is the least of its members' watermarks;
-idle and gone members are left out, and without any other member it stands still. The watermark and the
-declared status of members are journaled: after a restart every member continues from the watermark and
-counts as just heard from, and a member that was idle or gone still is.
+A stream without members is one member. Its watermark is the least of its members' watermarks; idle and gone members
+are left out, and without any other member it stands still. The watermark and the declared status of members are
+journaled: after a restart every member continues from the watermark, counts as just heard from, and keeps its status.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from millpond.executor.time.watermark_policies import IngressTime, InjectorLogic
 from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, WallTimeMicros
 
 MemberStatus: TypeAlias = Literal["expected", "idle", "gone"]
-"""What is declared of a member: ``idle`` until it is heard of again, ``gone`` until declared otherwise."""
+"""The declared status of a member: ``idle`` until it is heard from again, ``gone`` until declared otherwise."""
 
 
 _MEMBER_STATUSES: Final[tuple[MemberStatus, ...]] = ("expected", "idle", "gone")
 
+# Measured delays before a percentile watermark leaves the low watermark.
 _DELAYS_MIN: Final = 100
-"""So many delays must have been measured before a percentile watermark leaves the low watermark."""
 
 
 @dataclass(slots=True)
 class _Member:
-    """One sender: the running side of the policy, when it was last heard of, what is declared of it."""
+    """One sender: the running side of the policy, the last time it was heard from, and its declared status."""
 
     logic: InjectorLogic
     heard_us: int
@@ -46,15 +45,19 @@ class _Member:
     delays: RecentDelays = field(default_factory=RecentDelays)
     promised: dict[float, EventTimeMicros] = field(default_factory=dict)
 
-    def stand(self, status: MemberStatus) -> None:
-        """Change what is declared of it."""
+    def declare(self, status: MemberStatus) -> None:
         self.changes += status != self.status
         self.status = status
 
+    def hear(self, now_us: int) -> None:
+        self.heard_us = now_us
+        if self.status == "idle":
+            self.declare("expected")
+
     def mark(self, percentile: float) -> EventTimeMicros:
-        """The watermark at a percentile: behind the newest record by the delay at it, or as the source declares it."""
-        told = (at for declared, at in self.promised.items() if declared >= percentile)
-        exact = max((self.logic.watermark, *told))
+        """Return the watermark at a percentile: behind the newest record by that delay, or as the source declares it."""
+        declared = (at for share, at in self.promised.items() if share >= percentile)
+        exact = max((self.logic.watermark, *declared))
         if self.newest_at is None or len(self.delays) < _DELAYS_MIN:
             return exact
         return EventTimeMicros(max(exact, self.newest_at - self.delays.at(percentile)))
@@ -68,10 +71,12 @@ class InjectorTime:
         saved: the journaled watermark.
         now_us: the monotonic clock.
         percentile_watermarks: the journaled percentile watermarks, of all percentiles that the pipeline keeps.
-        standings: what `standings` gave last time.
+        standings: the last result of `standings`.
 
     Attributes:
-        behind_us: how far behind its sender's watermark the latest record so far was; 0 if none was.
+        behind_us: how far behind its sender's watermark the latest late record so far was; 0 if none was.
+        watermark: bound on the times of records still to come from members that are not idle; never falls.
+        is_ingress: records get the time of their arrival.
     """
 
     def __init__(
@@ -84,7 +89,8 @@ class InjectorTime:
     ) -> None:
         self._node = node
         self.behind_us: int = 0
-        self._watermark = saved
+        self.watermark: EventTimeMicros = saved
+        self.is_ingress: bool = isinstance(node.at, IngressTime)
         self._percentile_watermarks = dict(percentile_watermarks or {})
         names = node.members or (DEFAULT_MEMBER,)
         self._members = {name: _Member(node.watermark.start(saved), now_us) for name in names}
@@ -93,58 +99,43 @@ class InjectorTime:
                 changes, code = divmod(version, len(_MEMBER_STATUSES))
                 self._members[name].status, self._members[name].changes = _MEMBER_STATUSES[code], changes
 
-    @property
-    def watermark(self) -> EventTimeMicros:
-        """Bound on the times of records still to come from members that are not idle; never falls."""
-        return self._watermark
-
     def mark(self, percentile: float) -> EventTimeMicros:
-        """The watermark at a percentile: about that share of the records before it has arrived."""
-        return (
-            self._watermark
-            if percentile == EXACT
-            else max(self._percentile_watermarks[percentile], self._watermark)
-        )
-
-    @property
-    def is_ingress(self) -> bool:
-        """Whether records get the time of their arrival."""
-        return isinstance(self._node.at, IngressTime)
+        """Return the watermark at a percentile: about that share of the records before it has arrived."""
+        if percentile == EXACT:
+            return self.watermark
+        return max(self._percentile_watermarks[percentile], self.watermark)
 
     def standings(self) -> dict[str, int]:
-        """What was declared of each member of whom anything was, as a number that rises with each change."""
-        return {
-            name: one.changes * len(_MEMBER_STATUSES) + _MEMBER_STATUSES.index(one.status)
-            for name, one in self._members.items()
-            if one.changes
-        }
+        """Return the declared statuses, each as a number that rises with every change."""
+        standings = {}
+        for name, member in self._members.items():
+            if member.changes:
+                code = _MEMBER_STATUSES.index(member.status)
+                standings[name] = member.changes * len(_MEMBER_STATUSES) + code
+        return standings
 
     def watch(self, now: WallTimeMicros, *, with_delays: bool = False) -> Watch:
-        """What tasks are to look at in the next superstep.
-
-        Args:
-            now: the wall time.
-            with_delays: whether the pipeline declares percentiles.
-        """
-        newest = {name: one.newest_at for name, one in self._members.items() if one.newest_at is not None}
+        """Return the instructions for tasks of the next superstep; delays are for pipelines with percentiles."""
+        newest = {}
+        for name, member in self._members.items():
+            if member.newest_at is not None:
+                newest[name] = member.newest_at
         return Watch(
             stream=self._node.stream,
             newest=newest,
             with_delays=with_delays or wants_delays(self._node.watermark),
-            stamp_at=stamp_of(now, self._watermark) if self.is_ingress else None,
+            stamp_at=stamp_of(now, self.watermark) if self.is_ingress else None,
         )
 
     def observe(self, seen: InputObservation, now_us: int) -> None:
-        """Take in what a superstep saw; it must be committed before the watermark is published."""
+        """Take in the observation of a superstep; it must be committed before the watermark is published."""
         for name, times in self._by_member(seen).items():
             member = self._members.get(name)
             if member is None:
                 continue
             if member.logic.watermark != TIME_MAX_US:
                 self.behind_us = max(self.behind_us, member.logic.watermark - times.oldest_at)
-            member.heard_us = now_us
-            if member.status == "idle":
-                member.stand("expected")
+            member.hear(now_us)
             member.logic.observe(times)
             if self._percentile_watermarks and times.delays is not None:
                 member.delays.merge(times.delays)
@@ -164,45 +155,33 @@ class InjectorTime:
         }
 
     def hear(self, now_us: int) -> None:
-        """Note that records are on their way; whose, is known only when they have been read."""
+        """Record that records are on their way; their member is known only when they have been read."""
         if not self._node.members:
             self._members[DEFAULT_MEMBER].heard_us = now_us
 
     def advance(
         self, at: EventTimeMicros, now_us: int, member: str | None = None, percentile: float = EXACT
     ) -> None:
-        """Note the promise that ``percentile`` percent of the source's, or member's, records before ``at`` have arrived.
-
-        Raises:
-            InvalidError: no such member is expected.
-        """
-        chosen = self._chosen(member)
-        for sender in chosen:
+        """Record the promise that ``percentile`` percent of the stream's, or member's, records before ``at`` have arrived."""
+        for sender in self._chosen(member):
             if percentile == EXACT:
                 sender.logic.advance(at)
             else:
                 sender.promised[percentile] = max(at, sender.promised.get(percentile, at))
-            sender.heard_us = now_us
-            if sender.status == "idle":
-                sender.stand("expected")
+            sender.hear(now_us)
         self.settle(now_us)
 
     def finish(self, now_us: int) -> None:
-        """Note that the input has ended, whichever members are missing."""
+        """End the input, even if members are missing."""
         for member in self._members.values():
             member.logic.finish()
-        self._watermark = TIME_MAX_US
+        self.watermark = TIME_MAX_US
         self.settle(now_us)
 
     def declare(self, status: MemberStatus, now_us: int, member: str | None = None) -> None:
-        """Say of a member (``None``: of the stream) that it is idle, gone, or expected again.
-
-        Raises:
-            InvalidError: no such member is expected.
-        """
-        chosen = self._chosen(member)
-        for sender in chosen:
-            sender.stand(status)
+        """Declare a member (``None``: the stream) idle, gone, or expected again."""
+        for sender in self._chosen(member):
+            sender.declare(status)
             sender.heard_us = now_us
         self.settle(now_us)
 
@@ -211,18 +190,23 @@ class InjectorTime:
         return self._members.values() if member is None else [self._members[member]]
 
     def settle(self, now_us: int) -> None:
-        """Work out the watermark; silence may have moved it."""
-        heard = [member for member in self._members.values() if not self._is_silent(member, now_us)]
-        if heard:
-            self._watermark = max(self._watermark, min(member.logic.watermark for member in heard))
-            for percentile, known in self._percentile_watermarks.items():
-                self._percentile_watermarks[percentile] = max(
-                    known, min(member.mark(percentile) for member in heard)
-                )
+        """Compute the watermark, which silence may have moved."""
+        heard, least = [], TIME_MAX_US
+        for member in self._members.values():
+            if not self._is_silent(member, now_us):
+                heard.append(member)
+                least = min(least, member.logic.watermark)
+        if not heard:
+            return
+        self.watermark = max(self.watermark, least)
+        for percentile, known in self._percentile_watermarks.items():
+            self._percentile_watermarks[percentile] = max(
+                known, min(member.mark(percentile) for member in heard)
+            )
 
     def is_idle(self, now_us: int) -> bool:
-        """Whether every member is idle or gone, though the input has not ended."""
-        return self._watermark != TIME_MAX_US and all(
+        """Return True if every member is idle or gone, though the input has not ended."""
+        return self.watermark != TIME_MAX_US and all(
             self._is_silent(member, now_us) for member in self._members.values()
         )
 

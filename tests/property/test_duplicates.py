@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from millpond.executor.computation.values import PythonValues
 from millpond.executor.interval.bundle import BundleStatistics, Deliveries
-from millpond.executor.interval.known_ids import KnownIds
+from millpond.executor.interval.known_files import KnownIds
 from millpond.executor.interval.row_reader import RowReader
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy

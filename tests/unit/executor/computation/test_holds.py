@@ -15,7 +15,7 @@ from millpond.executor.computation.timers import oldest_but
 from millpond.executor.computation.values import PythonValues
 from millpond.executor.interval.bundle import Deliveries
 from millpond.executor.interval.row_update import BundleResult
-from millpond.executor.ownership.recovery import scan_interval
+from millpond.executor.ownership.ownership import scan_interval
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from millpond.executor.interval.row_reader import FileKeys, KnownFiles
+from millpond.executor.interval.known_files import KnownFiles
+from millpond.executor.interval.row_reader import FileKeys
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.types import TableVersion
 

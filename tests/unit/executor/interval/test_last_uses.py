@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.executor.interval.eviction import LastUses
+from millpond.executor.interval.row_cache import LastUses
 
 BUNDLES = st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True), max_size=12)
 
@@ -18,7 +18,7 @@ def test_a_row_is_never_younger_than_it_is(bundles: list[list[str]]) -> None:
         for key in bundle:
             order.pop(key, None)
             order[key] = last[key] = number
-        uses.note(bundle[0], (number, 0))
+        uses.record(bundle[0], (number, 0))
     now = len(bundles)
     ages = uses.ages(list(order), (now, 0))
 
@@ -36,7 +36,7 @@ def test_a_row_is_never_younger_than_it_is(bundles: list[list[str]]) -> None:
 def test_the_clock_counts_that_has_gone_further() -> None:
     """Watermarks stand still while no input comes, and run while old input is read."""
     uses = LastUses()
-    uses.note("a", (100, 1_000))
+    uses.record("a", (100, 1_000))
 
     assert uses.ages(["a"], (100, 1_005)).tolist() == [5]
     assert uses.ages(["a"], (900, 1_005)).tolist() == [800]
@@ -47,7 +47,7 @@ def test_bundles_of_evicted_rows_are_forgotten() -> None:
     """Those behind them count to the bundle before."""
     uses = LastUses()
     for number, key in enumerate("abc"):
-        uses.note(key, (number, 0))
+        uses.record(key, (number, 0))
     uses.keep_only(["a", "c"])
 
     assert uses.ages(["a", "x", "c"], (10, 0)).tolist() == [10, 10, 8]

@@ -14,9 +14,9 @@ from millpond.executor.computation.records import Record
 from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import PythonValues
 from millpond.executor.interval.bundle import Deliveries
-from millpond.executor.interval.known_ids import KnownIds
+from millpond.executor.interval.known_files import KnownIds
 from millpond.executor.interval.row_cache import MemoryBudget
-from millpond.executor.interval.row_reader import FileKeys, StoreRowReader
+from millpond.executor.interval.row_reader import FileKeys, RowReader
 from millpond.executor.interval.soft_state import SoftState
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.errors import DataError, InternalError
@@ -41,7 +41,7 @@ class Append(Computation):
         context.state.set([*context.state.get([]), f"fired {timer.at}"])
 
 
-class CountingReader(StoreRowReader):
+class CountingReader(RowReader):
     """Remembers what was read."""
 
     def __init__(self, run: IntervalRun) -> None:
@@ -131,7 +131,7 @@ class TestFollowing:
         node = ComputationNode(name="c", computation=Deletes(), subscriptions=())
         run = IntervalRun(node, INTERVAL)
         run.step(records(("a", 10), ("b", 50)))
-        behind = SoftState(INTERVAL, StoreRowReader(run.objects))
+        behind = SoftState(INTERVAL, RowReader(run.objects))
         behind.synchronise(run.files)
         run.step(watermark=10)
         behind.synchronise(run.files)
@@ -165,7 +165,7 @@ class TestFollowing:
         soft_state.synchronise(run.files)
 
         assert (due(soft_state, 99), soft_state.timers.hold()) == ({"a"}, 10)
-        assert [timer.at for timer in soft_state.timers_of("a")] == [10]
+        assert [timer.at for timer in soft_state.timers_of(["a"])[0]] == [10]
 
     def test_a_lost_bundles_rows_may_have_been_evicted(self) -> None:
         """A row that went while its bundle was pending comes back whole, timers included."""
@@ -262,7 +262,7 @@ class TestFollowing:
         """After a failed read the soft state is empty, and the next synchronise reads everything."""
         run = run_of()
         run.step(records(("a", 10)))
-        behind = SoftState(INTERVAL, StoreRowReader(run.objects))
+        behind = SoftState(INTERVAL, RowReader(run.objects))
         behind.synchronise(run.files)
         run.step(records(("b", 20)))
         path = run.files[-1].path
@@ -279,7 +279,7 @@ class TestFollowing:
         """A file may hold keys of several intervals; only this one's are taken in."""
         run = run_of()
         run.step(records(("a", 10), ("m", 20), ("z", 30)))
-        part = SoftState(Interval("c", "b", "n"), StoreRowReader(run.objects))
+        part = SoftState(Interval("c", "b", "n"), RowReader(run.objects))
         part.synchronise(run.files)
 
         assert (due(part, 99), part.timers.hold()) == ({"m"}, 20)
@@ -317,7 +317,7 @@ class TestMemory:
 
         assert state_of(soft_state, "a", "c") == ["[1]", "[3]"]
         assert [(count, keys) for count, _, keys in reader.reads] == [(1, ["a", "c"])]
-        assert [timer.at for timer in soft_state.timers_of("c")] == [3]
+        assert [timer.at for timer in soft_state.timers_of(["c"])[0]] == [3]
 
     def test_files_that_have_none_of_the_missing_rows_are_not_read(self) -> None:
         """Whatever lies in the same range of keys: what this process wrote since it began to evict, it knows."""
@@ -339,8 +339,8 @@ class TestMemory:
         """One that is idle gives back what another one needs, and both have the right rows afterwards."""
         run, memory = run_of(), MemoryBudget(24_000)
         run.step(records(*((f"key {number:03}", 10) for number in range(100))))
-        idle = SoftState(Interval("c", "", "key 050"), StoreRowReader(run.objects), memory)
-        busy = SoftState(Interval("c", "key 050"), StoreRowReader(run.objects), memory)
+        idle = SoftState(Interval("c", "", "key 050"), RowReader(run.objects), memory)
+        busy = SoftState(Interval("c", "key 050"), RowReader(run.objects), memory)
         idle.synchronise(run.files)
         assert 12_000 < idle.used_bytes == memory.used_bytes
         busy.synchronise(run.files)
@@ -360,7 +360,7 @@ class TestMemory:
     def test_filters_count_towards_the_budget(self) -> None:
         """The fewer rows stay, the more keys and ids there are to know of: rows keep a quarter."""
         run, memory = run_of(), MemoryBudget(200_000)
-        soft_state = SoftState(INTERVAL, StoreRowReader(run.objects), memory)
+        soft_state = SoftState(INTERVAL, RowReader(run.objects), memory)
         run.replace_soft_state(0, soft_state)
         for start in range(0, 10_000, 100):
             run.step(records(*((f"key {number:05}", 10) for number in range(start, start + 100))))
@@ -415,7 +415,7 @@ class TestKnownIds:
             {f"k{number:03}" for number in range(2, 100) if number != 7},
         )
         assert state_of(owner, "k000", "k007", "none") == ['[100,"fired 100"]', "[107,5000]", None]
-        assert [timer.at for timer in owner.timers_of("k007")] == [5_000]
+        assert [timer.at for timer in owner.timers_of(["k007"])[0]] == [5_000]
         assert reader.reads[-1][2] == ["k000", "k007"]
 
     def test_fresh_ids_cost_no_read(self) -> None:
@@ -466,7 +466,7 @@ class TestKnownIds:
         run = run_of()
         run.step(records(*(("a", number) for number in range(60)), ids=[b"%d" % n for n in range(60)]))
         files = run.soft_state(0).files
-        known = KnownIds(INTERVAL, StoreRowReader(run.objects), lambda: 1 << 20, capacity_max=100)
+        known = KnownIds(INTERVAL, RowReader(run.objects), lambda: 1 << 20, capacity_max=100)
         known.prepare(files)
         gone = fingerprints(pa.array([b"gone %d" % number for number in range(100)], pa.binary()))
         known.add(gone[:99])

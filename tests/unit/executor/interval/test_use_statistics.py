@@ -18,10 +18,10 @@ def test_rows_that_records_come_to_before_their_timers() -> None:
     for session in range(50):
         for number in range(10):
             clocks = (session * 1_000 + number * 10, 0)
-            statistics.note_uses(["a"], wait(100), clocks)
+            statistics.record_uses(["a"], wait(100), clocks)
             statistics.follow(["a"], wait(100), clocks)
         clocks = (session * 1_000 + 500, 0)
-        statistics.note_uses(["a"], wait(0), clocks)
+        statistics.record_uses(["a"], wait(0), clocks)
     expected = statistics.expectations((50_000, 0))
 
     assert expected.by_record == pytest.approx(0.9, abs=0.02)
@@ -33,7 +33,7 @@ def test_rows_without_timers_that_are_not_used_again_count() -> None:
     statistics = UseStatistics()
     statistics.follow([f"cold {number}" for number in range(9)], wait(NEVER), (0, 0))
     for now in range(1, 101):
-        statistics.note_uses(["hot"], wait(NEVER), (0, now))
+        statistics.record_uses(["hot"], wait(NEVER), (0, now))
         statistics.follow(["hot"], wait(NEVER), (0, now))
     assert statistics.expectations((0, 100)).free_gap == pytest.approx((99 + 9 * 100) / 100, rel=0.02)
 
@@ -55,6 +55,6 @@ def test_the_newest_uses_count_most() -> None:
     statistics = UseStatistics()
     for number in range(40_000):
         clocks = (number * 10, 0)
-        statistics.note_uses(["a"], wait(100 if number < 20_000 else 0), clocks)
+        statistics.record_uses(["a"], wait(100 if number < 20_000 else 0), clocks)
         statistics.follow(["a"], wait(100), clocks)
     assert statistics.expectations((400_000, 0)).by_record < 0.1

@@ -30,7 +30,7 @@ def test_a_single_superstep_does_not_count_for_all() -> None:
     """One that read much, as the first after a start does, changes the median little."""
     loads = Loads(3)
     for work_ms in (900, 20, 10):
-        loads.note([manifest(LOW, work_ms, "a", "b")], [LOW])
+        loads.record([manifest(LOW, work_ms, "a", "b")], [LOW])
 
     seen = loads.of([LOW])
 
@@ -43,7 +43,7 @@ def test_an_interval_without_a_bundle_had_nothing_to_do() -> None:
     """It counts with no work, so that it can be seen to be cold."""
     loads = Loads(2)
     for _ in range(2):
-        loads.note([manifest(LOW, 10, "a")], [LOW, HIGH])
+        loads.record([manifest(LOW, 10, "a")], [LOW, HIGH])
 
     seen = loads.of([LOW, HIGH])
 
@@ -54,10 +54,10 @@ def test_an_interval_without_a_bundle_had_nothing_to_do() -> None:
 def test_nothing_is_said_until_all_have_been_seen_for_long_enough() -> None:
     """After a cut the new intervals begin from nothing."""
     loads = Loads(2)
-    loads.note([manifest(LOW, 10, "a")], [LOW, HIGH])
+    loads.record([manifest(LOW, 10, "a")], [LOW, HIGH])
     assert loads.of([LOW, HIGH]) is None
 
-    loads.note([manifest(LOW, 10, "a")], [LOW, HIGH])
+    loads.record([manifest(LOW, 10, "a")], [LOW, HIGH])
     assert loads.of([LOW, HIGH]) is not None
 
     loads.forget([HIGH])

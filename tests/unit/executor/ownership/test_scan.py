@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millpond.executor.ownership.recovery import IntervalSummary, scan_interval
+from millpond.executor.ownership.ownership import IntervalSummary, scan_interval
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
 from millpond.executor.superstep.pending import undelivered_sources
 from millpond.statestore.errors import DataError

@@ -147,18 +147,6 @@ class TestAuthority:
         with pytest.raises(FencedError, match="sequencer=`6`"):
             authority.update_interval(Interval("a"), 6, 99)
 
-    def test_an_expected_interval_holds_everything_until_it_reports(self):
-        """What is missing counts with its last known value."""
-        authority = a_chain()
-        authority.restore({"b": 50})
-        authority.expect([Interval("a", "", "m"), Interval("a", "m")])
-        authority.update_injector("s", 100)
-        authority.update_interval(Interval("a", "", "m"), 1, None)
-
-        assert authority.input_watermark("b") == 50
-        authority.update_interval(Interval("a", "m"), 1, None)
-        assert authority.input_watermark("b") == 100
-
     def test_a_restart_never_falls_below_the_journal(self):
         """Journaled watermarks stand from the start; those of vanished computations are ignored."""
         authority = a_chain()
@@ -228,15 +216,6 @@ class TestIntervalMap:
             holds.report(Interval("c"), 4, 90)
 
         assert (len(holds), holds.least) == (2, 10)
-
-    def test_what_is_known_is_not_expected_again(self):
-        """To expect an interval that has reported changes nothing."""
-        holds = IntervalMap()
-        holds.report(Interval("c"), 1, 10)
-
-        holds.expect([Interval("c"), Interval("c", "m")])
-
-        assert (len(holds), holds.least) == (1, 10)
 
     def test_memory_does_not_grow_with_the_number_of_reports(self):
         """Dead entries of the heap are swept out."""

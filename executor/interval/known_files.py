@@ -1,0 +1,296 @@
+"""The committed files of an interval's rows: which of them soft state has read, and their keys and record ids.
+
+A Bloom filter answers "never seen" for nearly every new record id (MillWheel §6.1.1). A hit is checked exactly,
+against the ``record_ids`` of the key: ids of the newest files are still in memory, ids of older files are read. A
+false hit costs a read and never a record.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millpond.executor.interval.row_reader import FileKeys, RowReader, large_among
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.files import LiveFile
+from millpond.statestore.rows.files import RowFile
+from millpond.statestore.rows.record_ids import Fingerprints, RecordIdFilter, fingerprints
+from millpond.statestore.rows.row import with_values
+
+ID_COLUMNS: Final = ("key", "record_ids")
+
+_CAPACITY_MIN: Final = 262_144
+_CAPACITY_MAX: Final = 16_777_216
+_ERROR_RATE: Final = 1e-6
+# What the filter takes for one id.
+_FILTER_BYTES: Final = 8
+_FILES_AT_ONCE: Final = 8
+_IDS: Final = pa.list_(pa.binary())
+# The size of Arrow's objects around a small table, which `nbytes` leaves out.
+_TABLE_BYTES: Final = 4_096
+
+
+class KnownFiles:
+    """The files that soft state has read or adopted.
+
+    A file with later supersteps only is new, and a file that can only repeat known rows is a rewrite (OPTIMIZE, a
+    compaction). If the list of files changes for any other reason, all rows must be read again.
+
+    Attributes:
+        position: the last file that is known to be committed.
+        superstep: everything committed up to this superstep has been read.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, FileKeys] = {}
+        self.position: str | None = None
+        self.superstep: int = 0
+
+    @property
+    def all(self) -> list[FileKeys]:
+        """The files, including adopted ones."""
+        return list(self._files.values())
+
+    def adopt(self, file: RowFile) -> None:
+        """Add a file that may never be committed."""
+        self._files[file.path] = FileKeys(file.path, file.min_key, file.max_key, file.size_bytes)
+
+    def disown(self, path: str) -> None:
+        """Remove an adopted file that was never committed."""
+        self._files.pop(path, None)
+
+    def confirm(self, path: str, superstep: int) -> None:
+        """Record that an adopted file has been committed."""
+        self.position = path
+        self.superstep = max(self.superstep, superstep)
+
+    def are(self, files: Sequence[LiveFile]) -> bool:
+        """Return True if these are exactly the known files."""
+        return len(files) == len(self._files) > 0 and all(file.path in self._files for file in files)
+
+    def unread_in(self, files: Sequence[LiveFile]) -> list[LiveFile] | None:
+        """Return the committed files still to read, or ``None`` if all must be read from the start."""
+        if not self._files:
+            return None
+        added = [file for file in files if file.path not in self._files]
+        rewrites = [file for file in added if self._is_rewrite(file)]
+        unread = [
+            file for file in added if file.min_superstep is not None and file.min_superstep > self.superstep
+        ]
+        # If a file vanished without a rewrite, or one holds both old and new rows, all must be read again.
+        has_lost_files = len(files) - len(added) < len(self._files) and not rewrites
+        return None if has_lost_files or len(rewrites) + len(unread) < len(added) else unread
+
+    def take_in(self, files: Sequence[LiveFile], unread: Sequence[LiveFile]) -> None:
+        """Replace the known files by ``files``; the caller reads the rows of ``unread`` next."""
+        self._files = {
+            file.path: FileKeys(file.path, file.min_key, file.max_key, file.size_bytes) for file in files
+        }
+        if unread:
+            newest = max(file.max_superstep or 0 for file in unread)
+            self.confirm(unread[-1].path, newest)
+
+    def _is_rewrite(self, file: LiveFile) -> bool:
+        written_by_a_superstep = "interval" in file.tags and file.min_superstep is not None
+        newest = file.max_superstep
+        return not written_by_a_superstep and newest is not None and newest <= self.superstep
+
+
+class KeysOfFiles:
+    """The key fingerprints of the newest files, within a bound of memory: a file without a wanted key is not read.
+
+    A superstep's file is read whole, and there are many of them. Their keys are mostly in the cache, so nearly none is
+    wanted from them. A large file contains a filter of its keys (`millpond.statestore.rows.page_index`).
+    """
+
+    def __init__(self, limit_bytes: Callable[[], int]) -> None:
+        self._limit_bytes = limit_bytes
+        self._keys: OrderedDict[str, Fingerprints] = OrderedDict()
+        self.size_bytes: int = 0
+
+    def add(self, path: str, keys: pa.Array | pa.ChunkedArray) -> None:
+        """Add a file with all its keys."""
+        self.drop(path)
+        self._keys[path] = np.sort(fingerprints(keys))
+        self.size_bytes += self._keys[path].nbytes
+        limit = self._limit_bytes()
+        while self.size_bytes > limit and self._keys:
+            self.size_bytes -= self._keys.popitem(last=False)[1].nbytes
+
+    def drop(self, path: str) -> None:
+        """Drop a file."""
+        known = self._keys.pop(path, None)
+        if known is not None:
+            self.size_bytes -= known.nbytes
+
+    def keep_only(self, paths: Collection[str]) -> None:
+        """Drop all files but these."""
+        for path in self._keys.keys() - paths:
+            self.drop(path)
+
+    def files_with(self, files: Sequence[FileKeys], keys: Sequence[str]) -> list[FileKeys]:
+        """Return the files that may have any of the keys, including all files with unknown keys."""
+        low, high = min(keys), max(keys)
+        in_range = [file for file in files if file.may_hold_any(low, high)]
+        if not any(file.path in self._keys for file in in_range):
+            return in_range
+        wanted = fingerprints(pa.array(keys, pa.string()))
+        return [file for file in in_range if self._may_have_any(file.path, wanted)]
+
+    def _may_have_any(self, path: str, wanted: Fingerprints) -> bool:
+        known = self._keys.get(path)
+        if known is None:
+            return True
+        if not len(known):
+            # After a split a file may have rows of the other part only.
+            return False
+        places = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        return bool((known[places] == wanted).any())
+
+
+class KnownIds:
+    """The consumed record ids of one interval: a filter, built when first needed, and the newest ids themselves.
+
+    A filter forgets nothing, while compactions drop the ids that are past the horizon. So a full filter is rebuilt from
+    the files.
+
+    Args:
+        interval: the interval.
+        reader: reads ``record_ids`` back.
+        limit_bytes: the present limit of the newest ids, and of the filter if that is enough for 262,144 ids.
+        capacity_max: the most ids that the filter is built for, at 8 bytes each.
+    """
+
+    def __init__(
+        self,
+        interval: Interval,
+        reader: RowReader,
+        limit_bytes: Callable[[], int],
+        *,
+        capacity_max: int = _CAPACITY_MAX,
+    ) -> None:
+        self._interval = interval
+        self._reader = reader
+        self._limit_bytes = limit_bytes
+        self._capacity_max = capacity_max
+        self._filter: RecordIdFilter | None = None
+        self._full_at = 0
+        self._recent: OrderedDict[str, pa.Table] = OrderedDict()
+        self._recent_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory of the newest ids and the filter."""
+        return self._recent_bytes + (0 if self._filter is None else self._filter.size_bytes)
+
+    @property
+    def is_prepared(self) -> bool:
+        """True once the filter has been built."""
+        return self._filter is not None
+
+    def prepare(self, files: Sequence[FileKeys]) -> None:
+        """Build the filter from all files with rows of the interval, unless the present one has room."""
+        if self._filter is not None and self._filter.count < self._full_at:
+            return
+        affordable = max(self._limit_bytes() // _FILTER_BYTES, _CAPACITY_MIN)
+        capacity_max = min(affordable, self._capacity_max)
+        built = RecordIdFilter(min(_CAPACITY_MIN, capacity_max), _ERROR_RATE, capacity_max=capacity_max)
+        # A few files at a time: all ids of an interval may not fit in memory at once.
+        for start in range(0, len(files), _FILES_AT_ONCE):
+            some = files[start : start + _FILES_AT_ONCE]
+            read = self._reader.read(
+                [file.path for file in some], ID_COLUMNS, interval=self._interval, large=large_among(some)
+            )
+            built.add(_ids_in(read))
+        # With more live ids than the filter is built for, rebuilding soon would gain nothing.
+        self._full_at = built.count + max(built.count, capacity_max)
+        self._filter = built
+
+    def may_be_known(self, prints: Fingerprints) -> npt.NDArray[np.bool_]:
+        """Return False for each id that was never consumed, by fingerprint; call `prepare` first."""
+        if self._filter is None:
+            return np.ones(len(prints), dtype=np.bool_)
+        return self._filter.might_contain(prints)
+
+    def add(self, prints: Fingerprints) -> None:
+        """Add the ids that a bundle consumes."""
+        if self._filter is not None:
+            self._filter.add(prints)
+
+    def add_updates(self, updates: pa.Table) -> None:
+        """Add the ids in updates that another process committed."""
+        ids = _ids_in(updates)
+        if self._filter is not None and len(ids):
+            self._filter.add(ids)
+
+    def keep(self, path: str, updates: pa.Table) -> None:
+        """Keep the ids of a file that this process has written."""
+        if self._filter is None:
+            return
+        table = _keys_and_ids(updates)
+        self._recent[path] = table
+        self._recent_bytes += _size_bytes(table)
+        limit = self._limit_bytes()
+        while self._recent_bytes > limit and self._recent:
+            self._recent_bytes -= _size_bytes(self._recent.popitem(last=False)[1])
+
+    def keep_only(self, paths: Collection[str]) -> None:
+        """Drop all files but these."""
+        for path in self._recent.keys() - paths:
+            self.drop(path)
+
+    def drop(self, path: str) -> None:
+        """Drop the ids of a file that was never committed."""
+        table = self._recent.pop(path, None)
+        if table is not None:
+            self._recent_bytes -= _size_bytes(table)
+
+    def consumed(
+        self, files: Sequence[FileKeys], keys: Sequence[str], ids: Sequence[bytes]
+    ) -> npt.NDArray[np.bool_]:
+        """Mark each (key, id) that has been consumed, exactly."""
+        wanted = pa.array(sorted(set(ids)), pa.binary())
+        low, high = min(keys), max(keys)
+        files = [file for file in files if file.may_hold_any(low, high)]
+        consumed: set[tuple[str, bytes]] = set()
+        for file in files:
+            if file.path in self._recent:
+                consumed |= _pairs(self._recent[file.path], wanted)
+        unread = [file.path for file in files if file.path not in self._recent]
+        missing = {key for key, id_ in zip(keys, ids, strict=True) if (key, id_) not in consumed}
+        if unread and missing:
+            large = large_among(files)
+            read = self._reader.read(unread, ID_COLUMNS, keys=missing, interval=self._interval, large=large)
+            consumed |= _pairs(_keys_and_ids(read), wanted)
+        return np.fromiter((pair in consumed for pair in zip(keys, ids, strict=True)), np.bool_, len(keys))
+
+
+def _ids_in(updates: pa.Table) -> pa.Array:
+    ids = updates.column("record_ids").combine_chunks().flatten().field("id")
+    return ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+
+
+def _size_bytes(table: pa.Table) -> int:
+    return int(table.nbytes) + _TABLE_BYTES
+
+
+def _keys_and_ids(updates: pa.Table) -> pa.Table:
+    # The times of the ids would double the memory, and only compactions use them.
+    lists = updates.column("record_ids").combine_chunks()
+    ids = with_values(lists, lists.flatten().field("id"), _IDS, lists.is_null())
+    return pa.table({"key": updates.column("key"), "ids": ids})
+
+
+def _pairs(table: pa.Table, wanted: pa.Array) -> set[tuple[str, bytes]]:
+    lists = table.column("ids").combine_chunks()
+    ids = lists.flatten()
+    chosen = pc.is_in(ids, wanted)
+    rows = pc.list_parent_indices(lists).filter(chosen)
+    keys = table.column("key").combine_chunks().take(rows)
+    return set(zip(keys.to_pylist(), ids.filter(chosen).to_pylist(), strict=True))
