@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpond.statestore.app_ids import CUT_PREFIX, app_id_parts, cut_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError, check
 from millpond.statestore.interval import CUT_CHARACTERS_MAX, Interval, locate
 
@@ -136,7 +136,7 @@ class CutRequest:
     @property
     def app_id(self) -> str:
         """The name of its position."""
-        return cut_app_id(self.computation, self.kind, self.key)
+        return AppId.CUT.of(self.computation, self.kind, self.key)
 
     @property
     def answer(self) -> Mapping[str, int]:
@@ -146,7 +146,7 @@ class CutRequest:
     @classmethod
     def next(cls, txns: Mapping[str, int], computation: str, kind: CutKind, key: str) -> CutRequest:
         """Return the request to write now, given the table's transactions; it equals a request that waits already."""
-        known = txns.get(cut_app_id(computation, kind, key), 1)
+        known = txns.get(AppId.CUT.of(computation, kind, key), 1)
         return cls(computation=computation, kind=kind, key=key, number=known + known % 2)
 
     def cut(self, intervals: Sequence[Interval]) -> Cut | None:
@@ -162,13 +162,13 @@ def waiting_requests(txns: Mapping[str, int]) -> tuple[CutRequest, ...]:
     """Return the requests that no commit has answered.
 
     Example:
-        >>> waiting_requests({cut_app_id("counter", "split", "m"): 2, cut_app_id("counter", "merge", "g"): 5})
+        >>> waiting_requests({AppId.CUT.of("counter", "split", "m"): 2, AppId.CUT.of("counter", "merge", "g"): 5})
         (CutRequest(computation='counter', kind='split', key='m', number=2),)
     """
     found = []
     for app_id, number in txns.items():
-        if number % 2 == 0 and app_id.startswith(CUT_PREFIX):
-            computation, kind, key = app_id_parts(app_id, CUT_PREFIX)
+        if number % 2 == 0 and app_id.startswith(AppId.CUT):
+            computation, kind, key = AppId.CUT.parts(app_id)
             found.append(
                 CutRequest(
                     computation=computation,

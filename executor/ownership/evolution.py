@@ -29,27 +29,7 @@ from millpond.executor.inputs.positions import (
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.clocks import EXACT
-from millpond.statestore.app_ids import (
-    BACKFILL_PREFIX,
-    CODEC_PREFIX,
-    COUNT_PREFIX,
-    DECLARED_INTERVALS_PREFIX,
-    KEY_COLUMNS_PREFIX,
-    app_id_parts,
-    backfill_app_id,
-    bare_ids_app_id,
-    claim_app_id,
-    codec_app_id,
-    count_app_id,
-    declared_intervals_app_id,
-    key_columns_app_id,
-    pipeline_name_app_id,
-    pipeline_number,
-    recorded_word,
-    state_columns_app_id,
-    state_version_app_id,
-    supersteps_of,
-)
+from millpond.statestore.app_ids import AppId, pipeline_number, recorded_word, supersteps_of
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
@@ -127,7 +107,7 @@ def _check_target(snapshot: Snapshot, old: str, new: str) -> None:
             renamed_from=old,
         )
     cuts, former_cuts = _cuts(snapshot, new), _cuts(snapshot, old)
-    bare, former_bare = (snapshot.txns.get(bare_ids_app_id(name)) for name in (new, old))
+    bare, former_bare = (snapshot.txns.get(AppId.BARE_IDS.of(name)) for name in (new, old))
     if (cuts and cuts != former_cuts) or (bare is not None and bare != former_bare):
         raise InvalidError(
             "an earlier computation had this name with different intervals or ids: choose another name",
@@ -145,7 +125,7 @@ def _check_intervals(node: ComputationNode, snapshot: Snapshot, name: str) -> No
     count = 0 if node.intervals is None else len(_cuts(snapshot, name))
     if count in (0, node.intervals):
         return
-    recorded = recorded_word(snapshot.txns, DECLARED_INTERVALS_PREFIX, name)
+    recorded = recorded_word(snapshot.txns, AppId.DECLARED_INTERVALS, name)
     if recorded == str(node.intervals):
         # The sample had fewer distinct keys than that.
         return
@@ -222,7 +202,7 @@ def check_codecs(topology: Topology, snapshot: Snapshot, evolution: Evolution, o
     """Refuse to read states with a codec that did not write them."""
     for node, name in _with_rows(topology, snapshot, evolution):
         codec = codec_of(node.computation, stored_state_version(snapshot.txns, name))
-        written = recorded_word(snapshot.txns, CODEC_PREFIX, name)
+        written = recorded_word(snapshot.txns, AppId.CODEC, name)
         # A version that recorded no codec still kept text and bytes in different columns.
         if written is None and (is_text := _is_text(snapshot, name, objects)) is not None:
             written = codec.name if is_text == codec.is_text else "one of text" if is_text else "one of bytes"
@@ -253,15 +233,15 @@ def state_records(topology: Topology, snapshot: Snapshot, names: frozenset[str])
     known, version = sorted(names & topology.computations.keys()), snapshot.version + 1
     for name in known:
         codec = str(topology.computations[name].computation.codec.name)
-        if recorded_word(snapshot.txns, CODEC_PREFIX, name) != codec:
-            records[codec_app_id(name, codec)] = version
+        if recorded_word(snapshot.txns, AppId.CODEC, name) != codec:
+            records[AppId.CODEC.of(name, codec)] = version
     records |= name_records(topology, snapshot)
     for name in known:
         code = topology.computations[name].computation
         if stored_state_version(snapshot.txns, name) != code.state_version:
-            records[state_version_app_id(name, code.state_version)] = version
+            records[AppId.STATE_VERSION.of(name, code.state_version)] = version
         if state_columns_in(snapshot.txns, name) != code.state_columns:
-            records[state_columns_app_id(name, state_word(code.state_columns))] = version
+            records[AppId.STATE_COLUMNS.of(name, state_word(code.state_columns))] = version
     return records
 
 
@@ -273,31 +253,31 @@ def _moved(topology: Topology, snapshot: Snapshot, old: str, new: str) -> dict[s
         )
         for percentile in (EXACT, *topology.percentiles)
     }
-    pairs[bare_ids_app_id(old)] = bare_ids_app_id(new)
+    pairs[AppId.BARE_IDS.of(old)] = AppId.BARE_IDS.of(new)
     for app_id in txns:
-        if app_id.startswith(COUNT_PREFIX):
-            of, computation, counter = app_id_parts(app_id, COUNT_PREFIX)
+        if app_id.startswith(AppId.COUNT):
+            of, computation, counter = AppId.COUNT.parts(app_id)
             if (of, computation) == (pipeline, old):
-                pairs[app_id] = count_app_id(pipeline, new, counter)
-        if app_id.startswith(BACKFILL_PREFIX):
-            of, computation, stream = app_id_parts(app_id, BACKFILL_PREFIX)
+                pairs[app_id] = AppId.COUNT.of(pipeline, new, counter)
+        if app_id.startswith(AppId.BACKFILL):
+            of, computation, stream = AppId.BACKFILL.parts(app_id)
             if (of, computation) == (pipeline, old):
-                pairs[app_id] = backfill_app_id(pipeline, new, stream)
+                pairs[app_id] = AppId.BACKFILL.of(pipeline, new, stream)
     # Everything that belongs to the rows moves with them, otherwise the computation would start from nothing.
     moved = {target: txns[source] for source, target in pairs.items() if source in txns}
-    moved[claim_app_id(new)] = pipeline_number(pipeline)
+    moved[AppId.CLAIM.of(new)] = pipeline_number(pipeline)
     # The codec and version of future rows: `check_states` has checked that they read the moved ones.
     code = topology.computations[new].computation
-    if recorded_word(txns, CODEC_PREFIX, old) is not None:
-        moved[codec_app_id(new, str(code.codec.name))] = snapshot.version + 1
+    if recorded_word(txns, AppId.CODEC, old) is not None:
+        moved[AppId.CODEC.of(new, str(code.codec.name))] = snapshot.version + 1
     if stored_state_version(txns, new) != code.state_version:
-        moved[state_version_app_id(new, code.state_version)] = snapshot.version + 1
-    columns = recorded_word(txns, KEY_COLUMNS_PREFIX, old)
+        moved[AppId.STATE_VERSION.of(new, code.state_version)] = snapshot.version + 1
+    columns = recorded_word(txns, AppId.KEY_COLUMNS, old)
     if columns is not None:
-        moved[key_columns_app_id(new, columns)] = snapshot.version + 1
-    declared = recorded_word(txns, DECLARED_INTERVALS_PREFIX, old)
+        moved[AppId.KEY_COLUMNS.of(new, columns)] = snapshot.version + 1
+    declared = recorded_word(txns, AppId.DECLARED_INTERVALS, old)
     if declared is not None:
-        moved[declared_intervals_app_id(new, int(declared))] = snapshot.version + 1
+        moved[AppId.DECLARED_INTERVALS.of(new, int(declared))] = snapshot.version + 1
     return moved
 
 
@@ -375,7 +355,7 @@ def name_records(topology: Topology, snapshot: Snapshot) -> dict[str, int]:
         raise InvalidError(
             "another process has renamed the pipeline meanwhile", pipeline=title, former=stored, now=current
         )
-    return {pipeline_name_app_id(stored, title): snapshot.version + 1}
+    return {AppId.PIPELINE_NAME.of(stored, title): snapshot.version + 1}
 
 
 def _stored_pipelines(snapshot: Snapshot) -> frozenset[str]:

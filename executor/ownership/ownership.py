@@ -38,13 +38,7 @@ from millpond.executor.ownership.evolution import (
 from millpond.executor.pipeline.nodes import ComputationNode, control_interval
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.clocks import EXACT, PercentileTimes
-from millpond.statestore.app_ids import (
-    bare_ids_app_id,
-    claim_app_id,
-    declared_intervals_app_id,
-    id_slack_app_id,
-    pipeline_number,
-)
+from millpond.statestore.app_ids import AppId, pipeline_number
 from millpond.statestore.errors import (
     ConflictError,
     FencedError,
@@ -202,13 +196,13 @@ def claims_of(
     """
     pipeline, positions = topology.name, store.committer.snapshot.txns
     refuse_claimed(positions, pipeline, names)
-    claims = {claim_app_id(name): pipeline_number(pipeline) for name in sorted(names)}
+    claims = {AppId.CLAIM.of(name): pipeline_number(pipeline) for name in sorted(names)}
     claims |= store.lineage.unrecorded_location(store.path)
     for name in sorted((names & topology.computations.keys()) - moved):
         stream = topology.bare_stream(name)
-        if stream is not None and bare_ids_app_id(name) not in positions:
-            claims[bare_ids_app_id(name)] = stream_number(stream)
-        slack = id_slack_app_id(name)
+        if stream is not None and AppId.BARE_IDS.of(name) not in positions:
+            claims[AppId.BARE_IDS.of(name)] = stream_number(stream)
+        slack = AppId.ID_SLACK.of(name)
         if stream is not None:
             claims[slack] = id_slack_position(positions.get(slack), topology.id_slack_us(name))
     return claims | state_records(topology, store.committer.snapshot, names)
@@ -468,7 +462,7 @@ class Ownership:
         self.check_owner()
         cuts = boundaries_of(sample, node.intervals or self._intervals)
         next_version = self._store.committer.snapshot.version + 1
-        declared = {declared_intervals_app_id(node.name, node.intervals or 0): next_version}
+        declared = {AppId.DECLARED_INTERVALS.of(node.name, node.intervals or 0): next_version}
         self._take(list(intervals_from_boundaries(node.name, cuts)), records=declared)
 
     def recut(self, cut: Cut, records: Mapping[str, int]) -> None:

@@ -17,7 +17,7 @@ from millpond.executor.time.observations import DEFAULT_MEMBER, InputObservation
 from millpond.executor.time.watermark_policies import BoundedDisorder, Monotone, WatermarkPolicy
 from millpond.executor.watermark.authority import Conditions, WatermarkAuthority
 from millpond.executor.watermark.stream_time import InjectorTime, MemberStatus
-from millpond.statestore.app_ids import member_status_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.interval import Interval
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, Clock, EventTimeMicros, Sequencer
 
@@ -75,7 +75,7 @@ class PipelineWatermarks:
             }
             standings = {}
             for member in injector.members or (DEFAULT_MEMBER,):
-                app_id = member_status_app_id(self._topology.name, name, member)
+                app_id = AppId.MEMBER_STATUS.of(self._topology.name, name, member)
                 if app_id in positions:
                     standings[member] = positions[app_id]
             self._injectors[name] = InjectorTime(injector, marks.pop(EXACT), now, marks, standings)
@@ -120,7 +120,7 @@ class PipelineWatermarks:
         positions: dict[str, int] = {}
         for name, injector in self._injectors.items():
             for member, version in injector.standings().items():
-                positions[member_status_app_id(self._topology.name, name, member)] = version
+                positions[AppId.MEMBER_STATUS.of(self._topology.name, name, member)] = version
         for percentile, _ in self._layers:
             for name, injector in self._injectors.items():
                 positions[self._app_ids["injector", name, percentile]] = injector.mark(percentile)
