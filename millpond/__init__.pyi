@@ -95,7 +95,6 @@ from .executor.time.watermark_policies import Perfect as Perfect
 from .executor.time.watermark_policies import UserWatermark as UserWatermark
 from .executor.time.watermark_policies import WatermarkPolicy as WatermarkPolicy
 from .executor.watermark.stream_time import MemberStatus as MemberStatus
-from .executor.windows.co_group import co_group as co_group
 from .executor.windows.combine_fn import CombineFn as CombineFn
 from .executor.windows.combine_fn import ValueExtractor as ValueExtractor
 from .executor.windows.combiners import Count as Count
@@ -133,6 +132,7 @@ from .executor.windows.strategy import Closing as Closing
 from .executor.windows.strategy import WindowingStrategy as WindowingStrategy
 from .executor.windows.stream import DataflowStream as DataflowStream
 from .executor.windows.stream import WindowedStream as WindowedStream
+from .executor.windows.stream import co_group as co_group
 from .executor.windows.time_triggers import AfterDelay as AfterDelay
 from .executor.windows.time_triggers import AfterProcessingTime as AfterProcessingTime
 from .executor.windows.time_triggers import AfterWatermark as AfterWatermark
@@ -140,11 +140,11 @@ from .executor.windows.time_triggers import AtPeriod as AtPeriod
 from .executor.windows.time_triggers import Default as Default
 from .executor.windows.time_triggers import Domain as Domain
 from .executor.windows.time_triggers import WatermarkPercentile as WatermarkPercentile
+from .executor.windows.trigger import Contents as Contents
 from .executor.windows.trigger import Trigger as Trigger
-from .executor.windows.trigger_context import Contents as Contents
-from .executor.windows.trigger_context import TriggerContext as TriggerContext
-from .executor.windows.trigger_context import TriggerEvent as TriggerEvent
-from .executor.windows.trigger_context import TriggerTimer as TriggerTimer
+from .executor.windows.trigger import TriggerContext as TriggerContext
+from .executor.windows.trigger import TriggerEvent as TriggerEvent
+from .executor.windows.trigger import TriggerTimer as TriggerTimer
 from .executor.windows.window import Element as Element
 from .executor.windows.window import Merge as Merge
 from .executor.windows.window import TimestampCombiner as TimestampCombiner

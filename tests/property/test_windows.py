@@ -15,8 +15,7 @@ from millpond.executor.windows.key_windows import KeyWindows, WindowStates
 from millpond.executor.windows.pane import WindowedValue
 from millpond.executor.windows.strategy import Accumulation, Asked, Closing, WindowingStrategy
 from millpond.executor.windows.time_triggers import AfterWatermark, Default
-from millpond.executor.windows.trigger import Trigger
-from millpond.executor.windows.trigger_context import parse_timer
+from millpond.executor.windows.trigger import Trigger, parse_timer
 from millpond.executor.windows.window import Element, TimestampCombiner, Window, WindowFn
 from millpond.executor.windows.window_fns import FixedWindows, Sessions, SlidingWindows
 from millpond.statestore.rows.row import TimeDomain

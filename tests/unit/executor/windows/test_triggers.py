@@ -29,18 +29,17 @@ from millpond.executor.windows.time_triggers import (
     WatermarkPercentile,
     next_stroke,
 )
-from millpond.executor.windows.trigger import Trigger
-from millpond.executor.windows.trigger_context import (
+from millpond.executor.windows.trigger import (
     Contents,
     Firing,
+    Trigger,
     TriggerContext,
     TriggerEvent,
     TriggerTimer,
     parse_timer,
 )
-from millpond.executor.windows.window import Element, Window
+from millpond.executor.windows.window import Element, Window, WindowState
 from millpond.executor.windows.window_fns import FixedWindows
-from millpond.executor.windows.window_state import WindowState
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros
