@@ -1,7 +1,6 @@
 """``millpond status``: a store's contents and its pipelines' progress.
 
-Everything except the code versions comes from the log, so it is right even when the catalog
-is behind, unavailable or lost.
+Everything except the code versions comes from the log, so it is right even when the catalog is behind or lost.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import click
 
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
 from millpond.cli.terminal.inputs import ConsumedInput, consumed_inputs
-from millpond.cli.terminal.opening import open_to_read, store_argument
+from millpond.cli.terminal.opening import StoreAt, store_argument
 from millpond.cli.terminal.output import json_option, note, print_json, print_table, size_text, time_text
 from millpond.executor.inputs.positions import current_name
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
@@ -45,20 +44,17 @@ _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "product
 @click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
 @click.option("--check", is_flag=True, help="Exit with 1 if there are dead letters.")
 @json_option("One JSON object with everything.")
-def status(
-    store: str, storage_options: tuple[str, ...], catalog: str | None, *, check: bool, as_json: bool
-) -> None:
+def status(store: StoreAt, catalog: str | None, *, check: bool, as_json: bool) -> None:
     """Show the contents of STORE and the progress of its pipelines.
 
-    For each pipeline: its last superstep, its running totals, and how far its inputs are consumed: batches of Spark, or rows, and
-    where that is in the source, such as the row of a file. For each
-    computation: its number of key intervals, its files, the number of row updates in them (a key has
+    For each pipeline: its last superstep, its running totals, and how far its inputs are consumed: batches of Spark, or
+    rows, and where that is in the source, such as the row of a file. For each computation: its number of key intervals, its files, the number of row updates in them (a key has
     one per superstep that touched it, until a compaction joins them), its low watermark (no older
     record is expected), and its counters: late records, dropped records, dead letters, and counters of
     its own code. For dead letters also the error of the newest one. If the catalog is available, also
     the code versions.
     """
-    with open_to_read(store, storage_options, catalog) as opened:
+    with store.to_read(catalog) as opened:
         description = _describe(opened)
     if as_json:
         print_json([description])
@@ -137,7 +133,7 @@ def _counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
 
 
 def _dead_letters(store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
-    """The dead letters that the store still has, by computation, with the newest error of each."""
+    """Count the dead letters by computation, with the newest error of each."""
     if not snapshot.files_in(DEAD_LETTERS):
         return []
     newest = """
