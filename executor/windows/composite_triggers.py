@@ -177,7 +177,7 @@ class AfterEach(_Composite, NotifyingActive):
             current[0].on_arm(current[1])
 
     def on_merge(self, context: TriggerContext) -> None:
-        # The more advanced sources have already shown what the least advanced one still waits to show.
+        # The more advanced sources have already fired triggers that the least advanced source still waits for.
         position = min(map(self._position, context.sources), default=0)
         context.set(_POSITION, position)
         there = [source for source in context.sources if self._position(source) == position]

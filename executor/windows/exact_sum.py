@@ -2,8 +2,8 @@
 
 A float is added without rounding, after Shewchuk. The sum of the floats is kept as the shortest list of
 floats that add up to it, whose first is the sum rounded once. `math.fsum` finds them one after the
-other. The list follows from the exact sum alone, so neither the order of the additions nor that of merges
-matters (J. R. Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997).
+other. The list follows from the exact sum alone, so the order of additions and merges does not
+matter (J. R. Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997).
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _parts(numbers: list[float]) -> list[float] | None:
     """
     try:
         part = math.fsum(numbers)
-        if part - part:  # NaN for what is not finite
+        if part - part:  # infinities and NaN make NaN
             return None
         parts: list[float] = []
         while part:

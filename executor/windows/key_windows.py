@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.timers import Timer
-from millpond.executor.time.clocks import EXACT, Clocks, PercentileTimes
+from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.executor.windows.combine_fn import CombineFn
 from millpond.executor.windows.pane import Pane, Timing, WindowedValue
@@ -251,15 +251,10 @@ def as_of(timer: Timer, clocks: Clocks) -> Clocks:
     def bounded(percentile: float, watermark: int) -> EventTimeMicros:
         return EventTimeMicros(min(watermark, timer.at - 1 if percentile > timer.percentile else timer.at))
 
-    percentile_watermarks = {
-        percentile: bounded(percentile, watermark)
-        for percentile, watermark in clocks.percentile_watermarks.items()
+    marks = {
+        percentile: bounded(percentile, mark) for percentile, mark in clocks.percentile_watermarks.items()
     }
-    return Clocks(
-        watermark=bounded(EXACT, clocks.watermark),
-        wall_time=clocks.wall_time,
-        percentile_watermarks=percentile_watermarks,
-    )
+    return replace(clocks, watermark=bounded(EXACT, clocks.watermark), percentile_watermarks=marks)
 
 
 def tag_of(window: Window, text: str) -> str:
@@ -294,7 +289,7 @@ class KeyWindows:
 
     Args:
         finish: turns a combined value into the values to emit; ``None`` emits the combined value.
-        watermark: the low watermark; in an event timer's hook, the timer's time.
+        clocks: in an event timer's hook, the clocks at the timer's time; see `as_of`.
 
     Attributes:
         output: the values to produce, in order.
@@ -307,21 +302,14 @@ class KeyWindows:
         combine: CombineFn,
         finish: Finish | None,
         windows: WindowStates,
-        *,
-        watermark: int,
-        wall_time: int,
+        clocks: Clocks,
         key: str = "",
-        percentile_watermarks: PercentileTimes | None = None,
     ) -> None:
         self._strategy = strategy
         self._combine = combine
         self._finish = finish
-        self._watermark = watermark
-        self._wall_time = wall_time
+        self._clocks = clocks
         self._key = key
-        self._percentile_watermarks: PercentileTimes = (
-            {} if percentile_watermarks is None else percentile_watermarks
-        )
         self._is_cut = False
         self.windows: WindowStates = windows
         self.counts: dict[str, int] = dict.fromkeys(WINDOW_COUNTERS, 0)
@@ -350,7 +338,7 @@ class KeyWindows:
             self._ring(self._add_together((element,)))
 
     def _latest_clock(self) -> int:
-        return max(self._watermark, *self._percentile_watermarks.values(), TIME_MIN_US)
+        return max(self._clocks.watermark, *self._clocks.percentile_watermarks.values(), TIME_MIN_US)
 
     def _add_together(self, elements: Iterable[Element]) -> list[WindowState]:
         return self._add_assigned(*self._assign(elements))
@@ -373,7 +361,7 @@ class KeyWindows:
         assigned: dict[Window, list[Element]] = {}
         dropped = 0
         strategy = self._strategy
-        watermark, assign, expires_at = self._watermark, strategy.window_fn.assign, strategy.expires_at
+        watermark, assign, expires_at = self._clocks.watermark, strategy.window_fn.assign, strategy.expires_at
         for element in elements:
             windows = assign(element)
             is_accepted = not windows
@@ -399,7 +387,7 @@ class KeyWindows:
         state.has_contents = True
         state.news += len(members) - without_effect
         self.counts[_AFTER_CLEAR] += without_effect
-        state.is_held |= self._watermark < state.window.end and strategy.closing != "never"
+        state.is_held |= self._clocks.watermark < state.window.end and strategy.closing != "never"
         # After the combiner, because triggers may look at the contents.
         strategy.trigger.on_elements(self._context(state), members)
 
@@ -407,7 +395,7 @@ class KeyWindows:
         strategy = self._strategy
         for element in members:
             at = element_output_at(strategy.timestamp_combiner, strategy.window_fn, state.window, element.at)
-            if at is not None and at >= self._watermark:
+            if at is not None and at >= self._clocks.watermark:
                 state.output_at = combined(strategy.timestamp_combiner, state.output_at, at)
 
     def _combined(self, accumulator: Any, members: Sequence[Element]) -> tuple[Any, int]:
@@ -457,7 +445,7 @@ class KeyWindows:
         if not live:
             result.close()
             return
-        # Only the live sources: one whose trigger has finished is empty, and must not finish the others.
+        # Only the live sources: a source whose trigger has finished is empty, and must not finish the others.
         self._join(result, live)
         self._strategy.trigger.on_merge(self._context(result, tuple(live)))
 
@@ -513,12 +501,11 @@ class KeyWindows:
             if due is None:
                 return
             at, domain, percentile, _, window, text = due
-            known = self._watermark, self._percentile_watermarks
+            known = self._clocks
             if domain is TimeDomain.EVENT:
-                clocks = as_of(Timer("", domain, at, at, percentile), self._clocks())
-                self._watermark, self._percentile_watermarks = clocks.watermark, clocks.percentile_watermarks
+                self._clocks = as_of(Timer("", domain, at, at, percentile), known)
             self.on_timer(window, parse_timer(text))
-            self._watermark, self._percentile_watermarks = known
+            self._clocks = known
         raise InvalidError(
             "a trigger keeps setting timers that are due already", trigger=self._strategy.trigger
         )
@@ -529,16 +516,8 @@ class KeyWindows:
         for state in states:
             for text, at in state.timers.items():
                 timer = parse_timer(text)
-                clock = self._clocks().of(timer.domain, timer.percentile)
-                if at <= clock:
+                if at <= self._clocks.of(timer.domain, timer.percentile):
                     yield at, timer.domain, timer.percentile, tag_of(state.window, text), state.window, text
-
-    def _clocks(self) -> Clocks:
-        return Clocks(
-            watermark=self._watermark,
-            wall_time=self._wall_time,
-            percentile_watermarks=self._percentile_watermarks,
-        )
 
     def expire(self, window: Window) -> None:
         """Emit the window's last pane if the strategy asks for one, and drop the window."""
@@ -555,9 +534,9 @@ class KeyWindows:
     def _context(self, state: WindowState, sources: tuple[WindowState, ...] = ()) -> TriggerContext:
         return TriggerContext(
             state,
-            self._watermark,
-            self._wall_time,
-            percentile_watermarks=self._percentile_watermarks,
+            self._clocks.watermark,
+            self._clocks.wall_time,
+            percentile_watermarks=self._clocks.percentile_watermarks,
             sources=sources,
             combine=self._combine,
         )
@@ -601,7 +580,7 @@ class KeyWindows:
             state.clear_contents()
 
     def _pane(self, state: WindowState, firing: Firing, *, is_last: bool, by_event_timer: bool) -> Pane:
-        if self._watermark < state.window.end:
+        if self._clocks.watermark < state.window.end:
             timing = Timing.EARLY
         elif by_event_timer and not state.has_ended:
             timing = Timing.ON_TIME
@@ -614,7 +593,7 @@ class KeyWindows:
             timing=timing,
             is_last=is_last,
             watermark_percentile=None if timing is Timing.LATE else share,
-            produced_at=self._wall_time,
+            produced_at=self._clocks.wall_time,
             trigger=firing.label(),
         )
 

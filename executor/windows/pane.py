@@ -89,7 +89,7 @@ class Pane:
 
     @property
     def is_first(self) -> bool:
-        """Whether no pane of the window came before."""
+        """True for the first pane of the window."""
         return self.index == 0
 
     def to_json(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Pipeline(EnginePipeline[DataflowStream]):
     stream_class = DataflowStream
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
-        """Validate everything that can be known before a run, and freeze the topology.
+        """Validate the pipeline as far as possible before a run, and freeze the topology.
 
         See the engine's ``Pipeline.check``. A stream that only an injector feeds has no panes: a key given
         as a string is resolved as a column, not row by row, and a function receives the whole row.

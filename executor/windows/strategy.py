@@ -32,7 +32,7 @@ class Accumulation(StrEnum):
 
     @property
     def may_clear(self) -> bool:
-        """Whether any pane clears the contents."""
+        """True if a pane may clear the contents."""
         return self not in (Accumulation.ACCUMULATING, Accumulation.RETRACTING)
 
     def clears(self, asked: Contents) -> bool:
@@ -59,19 +59,7 @@ Asked: TypeAlias = Literal["element", "bundle"]
 class WindowingStrategy:
     """Windowing, triggering and accumulation of a step: where, when and how panes are emitted.
 
-    Args:
-        window_fn: assigns elements to windows; one global window by default.
-        trigger: decides when a window emits a pane.
-        accumulation: how a pane relates to earlier panes of its window.
-        incremental: whether each pane is preceded by retractions of the previous one (the patent's incremental
-            mode), whatever the accumulation; ``RETRACTING`` is accumulating and incremental.
-        allowed_lateness: how long after its end a window still accepts late elements.
-        timestamp_combiner: how a pane's event time follows from its window and elements.
-        closing: whether an expiring window emits a last pane.
-        emit_empty_on_time: whether the on-time pane is emitted even if no element arrived since the
-            previous pane.
-        asked: whether the trigger is asked after each element, in the order of arrival, so that panes
-            do not depend on how the input is cut into bundles, or once per bundle.
+    The fields are the arguments of `DataflowStream.window`. The default is one global window.
 
     Raises:
         InvalidError: an argument is invalid, or windows merge but the trigger cannot.
@@ -121,7 +109,7 @@ class WindowingStrategy:
 
     @property
     def is_incremental(self) -> bool:
-        """Whether each pane is preceded by retractions of the previous pane."""
+        """True if each pane is preceded by retractions of the previous pane."""
         return self.incremental or self.accumulation is Accumulation.RETRACTING
 
     def expires_at(self, window: Window) -> int:

@@ -53,7 +53,7 @@ class DataflowStream(Stream):
         """Choose where in event time records are grouped, when groups are emitted, and how panes relate.
 
         These are the questions of the Dataflow model: ``window_fn`` answers *where*, ``trigger`` *when* and
-        ``accumulation`` *how*. The step that follows answers *what*.
+        ``accumulation`` *how*. The step that follows answers *what*: `WindowedStream.combine`, for example.
 
         Args:
             window_fn: assigns each record to windows.
@@ -76,10 +76,6 @@ class DataflowStream(Stream):
                 fewer panes of a busy key.
             of: which part of a record's value is the element that triggers and combiners see: a field
                 name, a function of the value, or ``None`` for the whole value.
-
-        Returns:
-            The stream with its windowing strategy; call `WindowedStream.combine` or
-            `WindowedStream.process_windows` on it.
 
         Raises:
             InvalidError: an argument is invalid, or the arguments contradict each other.
@@ -118,9 +114,6 @@ class DataflowStream(Stream):
             key: how to extract the key under which the step runs; the record's key by default.
             options: see `ComputationOptions`.
 
-        Returns:
-            The stream of new values.
-
         Example:
             >>> words = lines.flat_map(str.split, name="words")
         """
@@ -146,13 +139,12 @@ class DataflowStream(Stream):
     ) -> DataflowStream:
         """Join this stream and others into one; keys, windows, panes and retractions are kept.
 
+        Records of different streams are in no order.
+
         Args:
             others: further streams of the same pipeline, at least one.
             name: the step's name and the name of its output stream.
             options: see `ComputationOptions`.
-
-        Returns:
-            The stream of all records, in no order between those of different streams.
 
         Raises:
             InvalidError: no other stream, a stream of another pipeline, or the same stream twice.
@@ -199,9 +191,6 @@ class DataflowStream(Stream):
                 may be moved back freely, and may be late.
             key: how to extract the key under which the step runs; the record's key by default.
             options: see `ComputationOptions`.
-
-        Returns:
-            The stream of the same values at their new times.
 
         Example:
             ``logs.with_timestamps(lambda log, at: log["opened"], name="visits", late_data_horizon="1h")``
@@ -388,9 +377,9 @@ class WindowedStream:
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
-        """Pass all elements of each key and window to a function, and emit what it returns.
+        """Pass all elements of each key and window to a function, and emit each returned value in an envelope.
 
-        The window's elements are kept as a list until its contents are discarded; prefer `combine` where
+        The window's elements are kept as a list until its contents are discarded. Prefer `combine` where
         a combine function exists.
 
         Args:
@@ -400,9 +389,6 @@ class WindowedStream:
             key: how to extract the grouping key from a value (of a windowed step's result: from the
                 value inside its envelope); the record's key by default.
             options: see `ComputationOptions`.
-
-        Returns:
-            The stream of panes: one envelope per returned value.
         """
         computation = WindowedComputation(
             self.strategy, ToList(), name, of=self.of, finish=_OfWindow(function)

@@ -260,12 +260,7 @@ class TriggerContext:
     # -- timers ----------------------------------------------------------------------------
 
     def set_timer(
-        self,
-        at: int,
-        domain: TimeDomain = TimeDomain.EVENT,
-        tag: str = "",
-        *,
-        percentile: float = EXACT,
+        self, at: int, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
     ) -> None:
         """Have the trigger asked again once a clock reaches ``at``.
 
@@ -343,7 +338,7 @@ class Trigger:
 
     @property
     def can_merge(self) -> bool:
-        """Whether the trigger and its children support merging windows."""
+        """True if the trigger and its children support merging windows."""
         return all(child.can_merge for child in self.children.values())
 
     @property
@@ -361,7 +356,7 @@ class Trigger:
 
     @property
     def waits_for_end(self) -> bool:
-        """Whether no element can make the trigger fire before a watermark has passed the window's end.
+        """True if no element can make the trigger fire before a watermark has passed the window's end.
 
         The engine then adds a bundle of elements at once.
         """

@@ -42,7 +42,7 @@ class Window(NamedTuple):
 
     @property
     def is_global(self) -> bool:
-        """Whether this is `GLOBAL_WINDOW`."""
+        """True for `GLOBAL_WINDOW`."""
         return self == GLOBAL_WINDOW
 
 

@@ -114,13 +114,9 @@ class WindowedComputation(Computation):
         self._run(context, clocks, react, fired=timer.tag)
 
     def _clocks(self, context: Context) -> Clocks:
-        percentile_watermarks = {
-            percentile: context.watermark_at(percentile) for percentile in self.percentiles
-        }
+        percentiles = {percentile: context.watermark_at(percentile) for percentile in self.percentiles}
         return Clocks(
-            watermark=context.watermark,
-            wall_time=context.wall_time,
-            percentile_watermarks=percentile_watermarks,
+            watermark=context.watermark, wall_time=context.wall_time, percentile_watermarks=percentiles
         )
 
     def _run(
@@ -130,16 +126,7 @@ class WindowedComputation(Computation):
         watermark, strategy = context.watermark, self.strategy
         states = context.state.open(WindowStates)
         states.begin_hook(lambda state: add_wanted(before, strategy, state, watermark))
-        windows = KeyWindows(
-            strategy,
-            self.combine,
-            self.finish,
-            states,
-            key=context.key,
-            watermark=clocks.watermark,
-            wall_time=clocks.wall_time,
-            percentile_watermarks=clocks.percentile_watermarks,
-        )
+        windows = KeyWindows(strategy, self.combine, self.finish, states, clocks, context.key)
         output_at = states.oldest_output_at()
         react(windows)
         before.pop(fired, None)

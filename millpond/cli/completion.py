@@ -19,11 +19,7 @@ from millpond.statestore.objects.obstore import open_objects
 
 _PROGRAM: Final = "millpond"
 _VARIABLE: Final = "_MILLPOND_COMPLETE"
-_FILES: Final = {
-    "bash": "~/.bashrc",
-    "zsh": "~/.zshrc",
-    "fish": "~/.config/fish/completions/millpond.fish",
-}
+_FILES: Final = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/millpond.fish"}
 
 
 @click.command(

@@ -9,13 +9,7 @@ from typing import Any, Final
 import click
 
 from millpond.cli.terminal.cli_help import TeachingCommand, TeachingGroup
-from millpond.cli.terminal.opening import (
-    Command,
-    StoreAt,
-    store_argument,
-    version_option,
-    zookeeper_options,
-)
+from millpond.cli.terminal.opening import Command, StoreAt, store_argument, version_option, zookeeper_options
 from millpond.cli.terminal.output import json_option, note, print_json, print_table
 from millpond.executor.superstep.letter_retries import (
     LetterAction,
@@ -61,25 +55,12 @@ def _request_options(command: Command) -> Command:
 
 
 def _selection(
-    computation: str | None,
-    stream: str | None,
-    key: str | None,
-    before: str | None,
-    error: str | None,
-    letter: str | None,
-    *,
-    timers: bool,
+    *, stream: str | None, before: str | None, timers: bool, **equal: str | None
 ) -> LetterSelection:
     if timers and stream is not None:
         raise InvalidError("a timer arrived on no stream: give --timers or --stream")
-    return LetterSelection(
-        computation=computation,
-        stream="" if timers else stream,
-        key=key,
-        before_us=None if before is None else parse_instant_us(before),
-        error=error,
-        letter=letter,
-    )
+    before_us = None if before is None else parse_instant_us(before)
+    return LetterSelection(stream="" if timers else stream, before_us=before_us, **equal)
 
 
 @click.group(
@@ -210,11 +191,7 @@ def drop(store: StoreAt, **options: Any) -> None:
     _ask(store, "drop", **options)
 
 
-@dead_letters.command(
-    "withdraw",
-    cls=TeachingCommand,
-    examples=("millpond dead-letters withdraw pond",),
-)
+@dead_letters.command("withdraw", cls=TeachingCommand, examples=("millpond dead-letters withdraw pond",))
 @store_argument
 @zookeeper_options
 @json_option("One JSON object per request, one per line.")

@@ -68,7 +68,7 @@ def diff(
     *,
     as_json: bool,
 ) -> None:
-    """Compare the keys, states and timers of NEW with those of STORE, and of a replay its sinks as well.
+    """Compare the keys, states and timers of NEW and STORE, and of a replay its sinks as well.
 
     Each row that differs is in both stores (changed), in NEW alone (added) or in STORE alone (missing).
     With --sql the table rows has computation, key, kind, parts, state, other_state, timers and other_timers, where

@@ -122,12 +122,7 @@ def _write(
         staged.rename(target)
     except (OSError, duckdb.Error) as error:
         raise UnavailableError("the table could not be written", path=target, reason=str(error)) from error
-    return {
-        "computation": computation,
-        "path": str(target),
-        "rows": rows.count,
-        "version": snapshot.version,
-    }
+    return {"computation": computation, "path": str(target), "rows": rows.count, "version": snapshot.version}
 
 
 class _Rows:

@@ -57,7 +57,7 @@ def history(store: StoreAt, limit: int, *, of_topology: bool, as_json: bool) -> 
 
     With --topology it shows each version in which a pipeline was started with other computations, sinks or
     code than before, or was changed while it ran: of each computation the code, as the first digits of a
-    fingerprint, and what is new (+), gone (-) or different (~). It reads all commits that are left; --limit
+    fingerprint, and the changes: new (+), gone (-) or different (~). It reads all commits that are left; --limit
     then counts such versions.
     """
     with store.to_read() as opened:

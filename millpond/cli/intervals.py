@@ -21,7 +21,7 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 
-# How far back the log is searched for load reports; a pipeline that balances its load writes one every few supersteps.
+# Commits searched for load reports; a pipeline that balances its load writes a report every few supersteps.
 _COMMITS_MAX: Final = 64
 _OWNER_DIGITS: Final = 8
 
@@ -47,11 +47,7 @@ _OWNER_DIGITS: Final = 8
 @zookeeper_options
 @json_option("One JSON object per interval, or per cut that is asked for, one per line.")
 def intervals(
-    store: StoreAt,
-    split: tuple[str, str] | None,
-    merge: tuple[str, str] | None,
-    *,
-    as_json: bool,
+    store: StoreAt, split: tuple[str, str] | None, merge: tuple[str, str] | None, *, as_json: bool
 ) -> None:
     """Show the key intervals of STORE, or ask its pipeline to cut its keys differently.
 

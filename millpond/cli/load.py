@@ -161,19 +161,18 @@ def load(
 @json_option("Print the result as a JSON object.")
 def import_checkpoint(
     checkpoint: str,
-    operator: int | None,
-    computation: str,
     into: str,
-    pipeline: str | None,
     stream: str,
     timeout: str | None,
-    event_time: str | None,
     convert_name: str | None,
-    intervals: int | None,
     storage_options: tuple[str, ...],
     zookeeper: str | None,
     zookeeper_security: ZooKeeperSecurity | None,
-    **flags: bool,
+    *,
+    no_sources: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Make rows of a store of the state in CHECKPOINT, the checkpoint of a stopped Spark query.
 
@@ -191,25 +190,19 @@ def import_checkpoint(
     convert = None if convert_name is None else load_function(convert_name)
     workers_import_from_here()
     session = spark_session("millpond import-checkpoint")
-    options: dict[str, Any] = {
-        "computation": computation,
-        "operator": operator,
-        "pipeline": pipeline,
-        "input": None if flags["no_sources"] else stream,
-        "plain_key": flags["plain_key"],
+    options |= {
+        "input": None if no_sources else stream,
         "timeout": None if timeout is None else _TIMEOUTS[timeout],
-        "event_time": event_time,
         "convert": convert,
-        "intervals": intervals,
         "spark": session,
     }
     with stages_bar("rows", ("read", "write")) as on_progress:
-        if flags["dry_run"]:
+        if dry_run:
             found = imported_from(checkpoint, into=into, dry_run=True, told=on_progress, **options)
         else:
             with store.to_write(create=True) as opened:
                 found = imported_from(checkpoint, into=opened, told=on_progress, **options)
-    if flags["as_json"]:
+    if as_json:
         print_json([asdict(found)])
     else:
         _print_imported(found, into, stream)

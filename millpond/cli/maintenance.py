@@ -202,8 +202,8 @@ def verify(context: click.Context, store: StoreAt, *, as_json: bool) -> None:
 
     The command checks every commit file (its seal, that it is built on the commit before it, that fences and
     positions follow the rules), every checkpoint, every live file (its seal and checksums, and that its rows
-    match the log), and the high-water marks, that in the store's folder and, if ZooKeeper answers, the one
-    there: they show whether the newest commits are missing. The report names each damaged file and its contents.
+    match the log), and the high-water marks in the store's folder and, if ZooKeeper answers, there:
+    they show whether the newest commits are missing. The report names each damaged file and its contents.
 
     Nothing is changed.
     """

@@ -1,7 +1,7 @@
 """``millpond adopt``, ``repair`` and ``rewind``: stores that were moved or damaged, or go back to an older version.
 
-Repair and rewind hold the leases of the whole store from the plan until everything that depends on the store
-has gone back with it: Spark's checkpoints in the store's folder, and the catalog.
+Repair and rewind hold the leases of the whole store during the commit, and until Spark's checkpoints in the store's
+folder and the catalog have gone back, too. Otherwise a pipeline could start in between.
 """
 
 from __future__ import annotations
@@ -11,37 +11,26 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import unquote
 
 import click
 
 from millpond.cli.completion import complete_savepoint
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
-from millpond.cli.terminal.opening import (
-    StoreAt,
-    read_options,
-    store_argument,
-    version_in,
-    zookeeper_options,
-)
+from millpond.cli.terminal.opening import StoreAt, read_options, store_argument, version_in, zookeeper_options
 from millpond.cli.terminal.output import json_option, note, print_table, progress_bar, result_as_json
 from millpond.executor.replay.repair import SET_ASIDE_FOLDER, hold_store, repair_store
 from millpond.executor.replay.repair_plan import RepairPlan, plan_repair
 from millpond.executor.replay.rewind import plan_rewind, sinks_of_rewind
-from millpond.executor.replay.spark_checkpoint import (
-    Reached,
-    by_query,
-    reached_batches,
-    rewind_checkpoints,
-)
+from millpond.executor.replay.spark_checkpoint import Reached, by_query, reached_batches, rewind_checkpoints
 from millpond.executor.sinks.delta_upsert import take_back_sink
-from millpond.statestore.app_ids import supersteps_of
+from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX, app_id_parts, supersteps_of
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import ConflictError, DataError, InvalidError, MillpondError
-from millpond.statestore.history.lineage import ROWS_FOLDER, Adoption, Lineage, place_of
+from millpond.statestore.history.lineage import ROWS_FOLDER, Lineage, place_of
 from millpond.statestore.history.replayed_log import read_histories
 from millpond.statestore.history.savepoint import open_savepoints
 from millpond.statestore.leases.zookeeper_client import security_of
@@ -86,7 +75,7 @@ def adopt(store: StoreAt, kind: str, sinks: tuple[str, ...], *, as_json: bool) -
 
     moved: the folder was moved or renamed, and there is no other. Everything continues.
 
-    copy: the original stays in use. This store continues separately, with leases of its own. The sinks of the original
+    copy: the original stays in use. This store continues separately, with separate leases. The sinks of the original
     refuse it: give its pipeline other ones.
 
     restored: this is an older copy, a backup for example, in place of a store that was lost. Input is consumed
@@ -100,7 +89,7 @@ def adopt(store: StoreAt, kind: str, sinks: tuple[str, ...], *, as_json: bool) -
     options = read_options(store.storage_options)
     with (
         result_as_json(as_json) as result,
-        store.to_write(adopt=cast(Adoption, kind), clock=SystemClock(), rng=SystemRng()) as opened,
+        store.to_write(adopt=kind, clock=SystemClock(), rng=SystemRng()) as opened,
     ):
         lineage = opened.lineage
         supersteps = supersteps_of(opened.committer.snapshot.txns)
@@ -158,7 +147,8 @@ def repair(context: click.Context, store: StoreAt, *, dry_run: bool, yes: bool, 
             plan = plan_repair(held.objects, held.mark())
         ahead = _queries_ahead(plan, reached)
         is_needed = plan.is_needed or bool(ahead)
-        result |= {"store": store.path, "dry_run": dry_run, "is_needed": is_needed, **_undone(plan)}
+        undone = _undone(plan)
+        result |= {"store": store.path, "dry_run": dry_run, "is_needed": is_needed, **undone}
         result |= {
             "healed": sorted(plan.healed),
             "restored": [asdict(file) for file in plan.restored],
@@ -167,7 +157,7 @@ def repair(context: click.Context, store: StoreAt, *, dry_run: bool, yes: bool, 
             "queries": dict(ahead),
             "committed": None,
         }
-        _describe_repair(plan, held, ahead)
+        _describe_repair(plan, undone, held, ahead)
         if is_needed and not yes and not dry_run:
             click.confirm("Repair it?", abort=True)
         finish = partial(_take_dependents_back, plan, held, ahead)
@@ -197,7 +187,9 @@ def _check_unchanged(plan: RepairPlan, objects: Objects) -> None:
         raise ConflictError("another process has committed meanwhile; repair again", newest=newest)
 
 
-def _describe_repair(plan: RepairPlan, held: _Held, ahead: Mapping[str, int]) -> None:
+def _describe_repair(
+    plan: RepairPlan, undone: Mapping[str, Any], held: _Held, ahead: Mapping[str, int]
+) -> None:
     if not plan.is_needed:
         for query, at in sorted(ahead.items()):
             click.echo(f"the checkpoint of query {query} is ahead of the store and goes back to batch {at}")
@@ -207,16 +199,15 @@ def _describe_repair(plan: RepairPlan, held: _Held, ahead: Mapping[str, int]) ->
         (file.path, f"restored from the {len(file.sources)} files that it was compacted from", "nothing")
         for file in plan.restored
     ]
-    undone = f"versions {plan.state.version + 1} to {plan.newest} are undone"
-    rows += [(path, undone, "what it held since then") for path in plan.lost]
+    versions = f"versions {plan.state.version + 1} to {plan.newest} are undone"
+    rows += [(path, versions, "what it held since then") for path in plan.lost]
     rows += [(path, "set aside", "history") for path in plan.set_aside]
     print_table("", ("file", "what is done", "what is lost"), rows)
     if plan.is_rollback:
         click.echo(f"the store goes back from version {plan.newest} to version {plan.state.version}")
-    _describe_undone(plan, held)
-    for app_id in plan.supersteps():
-        name = _pipeline_of(app_id)
-        note(f"sinks of {name} keep the output of these supersteps, and receive it again")
+    _describe_undone(undone, held)
+    for one in undone["supersteps"]:
+        note(f"sinks of {one['pipeline']} keep the output of these supersteps, and receive it again")
     if not plan.is_readable:
         note(f"older versions become unreadable; the old log is copied to rows/{SET_ASIDE_FOLDER}")
 
@@ -247,12 +238,12 @@ def rewind(
 ) -> None:
     """Take STORE back to an older version: rows, timers, record ids and input positions of all computations together.
 
-    It is a commit like any other: the versions that are undone stay readable, so you can rewind to one of them
+    It is a commit like any other: the undone versions stay readable, so you can rewind to them
     again. Checkpoints of Spark's queries that lie in the store's folder go back with it. The pipelines then read
     their input again from where they were at that version, with the same code or other code.
 
-    What the undone supersteps delivered to sinks stays there, and is delivered again, unless you name the sink's table
-    with --take-back: then what they delivered is removed from it, if no other writer has changed the same files since.
+    Output that the undone supersteps delivered to sinks stays there, and is delivered again, unless you name the sink's
+    table with --take-back: then this output is removed from it, if no other writer has changed the same files since.
 
     Stop the pipelines of the store before. If a rewind is killed, run it again to finish it.
     """
@@ -262,9 +253,10 @@ def rewind(
         version = TableVersion(version_in(open_savepoints(snapshot.txns), named))
         with progress_bar("reading the log"):
             plan = plan_rewind(held.objects, version, held.mark())
-        result |= {"store": store.path, "dry_run": dry_run, **_undone(plan), "committed": None, "sinks": []}
+        undone = _undone(plan)
+        result |= {"store": store.path, "dry_run": dry_run, **undone, "committed": None, "sinks": []}
         click.echo(f"the store goes back from version {plan.newest} to version {version}")
-        _describe_undone(plan, held)
+        _describe_undone(undone, held)
         if dry_run:
             return
         if not yes:
@@ -278,17 +270,12 @@ def rewind(
         nothing = "has nothing of the undone supersteps"
         for sink in sinks:
             result["sinks"] += _take_back(sink, held.options, lineage, supersteps, nothing)
-        for app_id in () if sinks else plan.supersteps():
-            name = _pipeline_of(app_id)
-            note(f"sinks of {name} keep the output of the undone supersteps, and receive it again")
+        for one in () if sinks else undone["supersteps"]:
+            note(f"sinks of {one['pipeline']} keep the output of the undone supersteps, and receive it again")
 
 
 def _take_back(
-    sink: str,
-    options: Mapping[str, str],
-    lineage: Lineage,
-    supersteps: Mapping[str, Superstep],
-    nothing: str,
+    sink: str, options: Mapping[str, str], lineage: Lineage, supersteps: Mapping[str, Superstep], nothing: str
 ) -> list[dict[str, Any]]:
     """Take a sink's table back, and return the parts of it that were ahead, for JSON."""
     table = open_objects(sink, options)
@@ -366,37 +353,32 @@ def _lineage(objects: Objects) -> Lineage:
     raise DataError("nothing of the log can be read: restore the store from a copy", store=objects.url)
 
 
-def _pipeline_of(app_id: str) -> str:
-    return unquote(app_id.rpartition("/")[2])
-
-
-def _describe_undone(plan: RepairPlan, held: _Held) -> None:
-    for app_id, (kept, was) in plan.supersteps().items():
-        click.echo(f"pipeline {_pipeline_of(app_id)}: supersteps {kept + 1} to {was} are undone")
-    for app_id, (kept, was) in plan.inputs().items():
-        pipeline, stream, source = map(unquote, app_id.split("/")[-3:])
-        click.echo(f"input {stream} of {pipeline}: read again from position {kept + 1} (it was at {was})")
-        checkpoints = Path(held.root) / "checkpoints"
-        if source not in rewind_checkpoints(checkpoints, {source: kept}, dry_run=True):
-            note(f"inject {stream} again from that position (source {source})")
-
-
 def _undone(plan: RepairPlan) -> dict[str, Any]:
     """Return the versions, supersteps and input positions that a plan undoes, for JSON."""
     supersteps = [
-        {"pipeline": _pipeline_of(app_id), "superstep": kept, "was": was}
+        {"pipeline": unquote(app_id.removeprefix(SUPERSTEP_PREFIX)), "superstep": kept, "was": was}
         for app_id, (kept, was) in plan.supersteps().items()
     ]
     inputs = []
     for app_id, (kept, was) in plan.inputs().items():
-        pipeline, stream, source = map(unquote, app_id.split("/")[-3:])
+        pipeline, stream, source = app_id_parts(app_id, INPUT_PREFIX)
         inputs.append({"pipeline": pipeline, "input": stream, "source": source, "batch": kept, "was": was})
-    return {
-        "newest": plan.newest,
-        "version": plan.state.version,
-        "supersteps": supersteps,
-        "inputs": inputs,
-    }
+    return {"newest": plan.newest, "version": plan.state.version, "supersteps": supersteps, "inputs": inputs}
+
+
+def _describe_undone(undone: Mapping[str, Any], held: _Held) -> None:
+    for one in undone["supersteps"]:
+        click.echo(
+            f"pipeline {one['pipeline']}: supersteps {one['superstep'] + 1} to {one['was']} are undone"
+        )
+    for one in undone["inputs"]:
+        stream, source, kept = one["input"], one["source"], one["batch"]
+        begin = f"read again from position {kept + 1} (it was at {one['was']})"
+        click.echo(f"input {stream} of {one['pipeline']}: {begin}")
+        # Spark reads the input again by itself where its checkpoint goes back with the store.
+        checkpoints = Path(held.root) / "checkpoints"
+        if source not in rewind_checkpoints(checkpoints, {source: kept}, dry_run=True):
+            note(f"inject {stream} again from that position (source {source})")
 
 
 def _queries_ahead(plan: RepairPlan, reached: Mapping[str, Reached]) -> dict[str, int]:
@@ -410,8 +392,8 @@ def _queries_ahead(plan: RepairPlan, reached: Mapping[str, Reached]) -> dict[str
 
 def _take_dependents_back(plan: RepairPlan, held: _Held, ahead: Mapping[str, int]) -> None:
     """Take Spark's checkpoints back to the store's state, and rebuild the catalog; repeating it changes nothing."""
-    batches = {_pipeline_of(app_id): kept for app_id, (kept, _) in plan.inputs().items()}
-    batches |= ahead
+    sources = {app_id_parts(app_id, INPUT_PREFIX)[2]: kept for app_id, (kept, _) in plan.inputs().items()}
+    batches = {**sources, **ahead}
     if held.checkpoints is None:
         return
     offsets = by_query(plan.source_offsets)

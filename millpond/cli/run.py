@@ -126,12 +126,12 @@ def run(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Run a pipeline of your code on files, until all that they have now is processed.
+    """Run a pipeline of your code on files, until their present rows are processed.
 
     MODULE:PIPELINE is a `Pipeline`, or a function without arguments that returns one; modules of the current folder
     are found. Each --input is a file or a folder of files in Parquet, JSON (an object per line) or CSV, by their
     names. Files of a folder are read in the order of their names. Of files larger than memory only a piece is read at
-    a time, twice: for the times of what is still to come, and to process it.
+    a time, twice: for the times of the rows to come, and to process them.
 
     A run is its input's last unless you give --more-to-come: all windows close, all timers in event time fire, and a
     later run with more is refused. For a folder that grows, give --more-to-come each time: rows that the store has

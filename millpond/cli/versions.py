@@ -102,9 +102,9 @@ def savepoint(store: StoreAt, name: str | None, version: int | None, *, drop: bo
 def fork(store: StoreAt, new: str, version: str | None, *, as_json: bool) -> None:
     """Make a store at NEW that begins with a version of STORE: rows, timers, record ids and input positions.
 
-    The pipeline of STORE may run meanwhile. NEW is a separate store, with its own leases and with versions that count
-    on from those of STORE. On the same disk no row is copied: files have two names then, and each store deletes its own.
-    Checkpoints of Spark's queries that lie in the folder of STORE are copied and taken back to that version.
+    The pipeline of STORE may run meanwhile. NEW is a separate store, with its own leases. Its versions count
+    on from the versions of STORE. On the same disk no row is copied: files have two names then, and each store deletes its own.
+    Checkpoints of Spark's queries that lie in the folder of STORE are copied and rewound to that version.
 
     Start a pipeline on NEW, with the same code or other code. Its sinks are tables in NEW/sinks, in place of the sinks
     that STORE has written, and begin with the output that STORE had delivered by that version.

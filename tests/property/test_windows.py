@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millpond.executor.time.clocks import Clocks
 from millpond.executor.windows.combiners import Sum, ToList
 from millpond.executor.windows.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally, Repeatedly
 from millpond.executor.windows.count_triggers import AfterCount
@@ -66,7 +67,7 @@ class _Key:
 
     def _open(self, watermark: int) -> KeyWindows:
         states = WindowStates(self.state)
-        return KeyWindows(self.strategy, self.combine, None, states, watermark=watermark, wall_time=0)
+        return KeyWindows(self.strategy, self.combine, None, states, Clocks(watermark=watermark, wall_time=0))
 
     def _store(self, windows: KeyWindows) -> None:
         self.state = windows.windows.to_json()

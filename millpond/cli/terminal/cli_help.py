@@ -26,7 +26,7 @@ class Example(str):
     """A command line in the help that the test suite cannot run unchanged; other examples are plain text.
 
     Args:
-        text: the command line, as it is shown.
+        text: the command line shown.
         not_run: the thing it needs that a test does not have.
         exit_code: the exit code it ends with.
     """

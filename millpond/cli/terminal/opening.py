@@ -13,12 +13,10 @@ import click
 from millpond.cli.completion import complete_savepoint, complete_store
 from millpond.cli.terminal.output import note
 from millpond.statestore.errors import ConflictError, InvalidError, did_you_mean
-from millpond.statestore.history.lineage import Adoption
 from millpond.statestore.history.savepoint import Savepoint
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, Rng
 
 Command: TypeAlias = Callable[..., Any]
 
@@ -34,36 +32,25 @@ class StoreAt:
 
     def to_read(self, catalog: str | None = None, *, check_mark: bool = True) -> Store:
         """Open the store read-only: no lease, no ZooKeeper server, no writes but a reader's horizon in the catalog."""
+        options = read_options(self.storage_options)
         return Store.open(
             self.path,
             catalog=catalog,
-            storage_options=read_options(self.storage_options),
+            storage_options=options,
             create=False,
             read_only=True,
             check_mark=check_mark,
         )
 
-    def to_write(
-        self,
-        *,
-        catalog: str | None = None,
-        create: bool = False,
-        read_only: bool = False,
-        adopt: Adoption | None = None,
-        clock: Clock | None = None,
-        rng: Rng | None = None,
-    ) -> Store:
+    def to_write(self, *, create: bool = False, **options: Any) -> Store:
+        """Open the store with the leases of its ensemble; see `Store.open` for further options."""
         return Store.open(
             self.path,
             zookeeper=self.zookeeper,
             zookeeper_security=self.zookeeper_security,
-            catalog=catalog,
             storage_options=read_options(self.storage_options),
             create=create,
-            read_only=read_only,
-            adopt=adopt,
-            clock=clock,
-            rng=rng,
+            **options,
         )
 
     @contextmanager

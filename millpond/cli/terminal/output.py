@@ -156,9 +156,9 @@ def progress_bar(what: str) -> Iterator[OnProgress]:
 
 @contextmanager
 def stages_bar(what: str, stages: Sequence[str]) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a progress bar for each stage of a work; call the yielded function to advance that of the named stage.
+    """Show a progress bar for each stage of a work; call the yielded function to advance one.
 
-    The whole amount of the last stage is that of all stages.
+    The last stage has the same whole amount as the others, so it sets theirs.
     """
     with _progress(MofNCompleteColumn()) as bar:
         tasks = {stage: bar.add_task(f"{stage} {what}", total=None) for stage in stages}
@@ -174,7 +174,7 @@ def stages_bar(what: str, stages: Sequence[str]) -> Iterator[Callable[[str, int,
 
 @contextmanager
 def rows_bar() -> Iterator[Callable[[str, RowSource], RowSource]]:
-    """Yield a function that wraps the source of a stream's rows in one that shows a progress bar."""
+    """Yield a function that adds a progress bar to the source of a stream's rows."""
     with _progress(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         yield lambda stream, source: _ShownSource(source, stream, bar)
 
@@ -193,7 +193,7 @@ def _progress(*columns: MofNCompleteColumn | TimeRemainingColumn) -> Progress:
 
 
 class _ShownSource(RowSource):
-    """A source of rows that advances a progress bar as it is read."""
+    """A source of rows that advances a progress bar while being read."""
 
     def __init__(self, source: RowSource, stream: str, bar: Progress) -> None:
         self._source = source

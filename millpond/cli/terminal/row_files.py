@@ -422,7 +422,7 @@ def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str
 def _schema_of(found: FileFormat, paths: list[Path]) -> str | None:
     if not isinstance(found, Csv):
         return None
-    # The types of the local runner; those that Spark infers may differ.
+    # The types of the local runner, because Spark may infer others.
     columns = found.types(paths).items()
     return ", ".join(f"`{name.replace('`', '``')}` {_TYPES[kind]}" for name, kind in columns)
 

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from millpond.executor.time.clocks import Clocks
 from millpond.executor.windows.combiners import ToList
 from millpond.executor.windows.composite_triggers import (
     AfterAll,
@@ -298,8 +299,7 @@ def test_a_timer_that_fired_tells_when_it_was_due() -> None:
         ToList(),
         None,
         WindowStates(),
-        watermark=0,
-        wall_time=99,
+        Clocks(watermark=0, wall_time=99),
     )
     windows.add([_one()])
     windows.on_timer(Window(0, 10), parse_timer("||wall"))
