@@ -47,7 +47,6 @@ from .executor.time.watermark_policies import ManualWatermark as ManualWatermark
 from .executor.time.watermark_policies import MarkColumn as MarkColumn
 from .executor.time.watermark_policies import Monotone as Monotone
 from .executor.time.watermark_policies import Perfect as Perfect
-from .executor.windows.co_group import co_group as co_group
 from .executor.windows.combine_fn import CombineFn as CombineFn
 from .executor.windows.combiners import Count as Count
 from .executor.windows.combiners import CountDistinct as CountDistinct
@@ -69,6 +68,7 @@ from .executor.windows.pane import Pane as Pane
 from .executor.windows.pipeline import Pipeline as Pipeline
 from .executor.windows.stream import DataflowStream as DataflowStream
 from .executor.windows.stream import WindowedStream as WindowedStream
+from .executor.windows.stream import co_group as co_group
 from .executor.windows.time_triggers import AfterProcessingTime as AfterProcessingTime
 from .executor.windows.time_triggers import AfterWatermark as AfterWatermark
 from .executor.windows.time_triggers import AtPeriod as AtPeriod

@@ -19,10 +19,10 @@ from millpond.executor.windows.strategy import WindowingStrategy as WindowingStr
 from millpond.executor.windows.time_triggers import AfterDelay as AfterDelay
 from millpond.executor.windows.time_triggers import Domain as Domain
 from millpond.executor.windows.time_triggers import WatermarkPercentile as WatermarkPercentile
-from millpond.executor.windows.trigger_context import Contents as Contents
-from millpond.executor.windows.trigger_context import TriggerContext as TriggerContext
-from millpond.executor.windows.trigger_context import TriggerEvent as TriggerEvent
-from millpond.executor.windows.trigger_context import TriggerTimer as TriggerTimer
+from millpond.executor.windows.trigger import Contents as Contents
+from millpond.executor.windows.trigger import TriggerContext as TriggerContext
+from millpond.executor.windows.trigger import TriggerEvent as TriggerEvent
+from millpond.executor.windows.trigger import TriggerTimer as TriggerTimer
 from millpond.executor.windows.window import Element as Element
 from millpond.executor.windows.window import Merge as Merge
 from millpond.executor.windows.window import TimestampCombiner as TimestampCombiner

@@ -1,43 +1,32 @@
-"""Combine functions: how the elements of a window are aggregated into one value, incrementally.
+"""Combine functions: the incremental aggregation of a window's elements into one value (Beam's ``CombineFn``).
 
-An accumulator is plain JSON data: it lives in the row's state. `CombineFn.merge` combines several
-accumulators, so that windows can merge; `CombineFn.uncombine` removes an element, so that
-retractions flow through aggregations (Beam's ``CombineFn``).
-
-Several combine functions at once: one value with a field for each.
+An accumulator is plain JSON data: it lies in the row's state. `CombineFn.merge` joins accumulators, so
+windows can merge. `CombineFn.uncombine` removes an element, so retractions pass through aggregations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from millpond.statestore.errors import InvalidError
 
 ValueExtractor: TypeAlias = str | Callable[[Any], Any] | None
-"""Which part of an element is combined: a field name, a function of the value, or ``None`` for the whole value."""
+"""The part of an element that is combined: a field name, a function of the value, or ``None`` for the whole value."""
 
 
 def check_extractor(of: object) -> None:
-    """Check that ``of`` is a `ValueExtractor`.
-
-    Raises:
-        InvalidError: it is neither a non-empty field name, nor callable, nor ``None``.
-    """
     if not (of is None or callable(of) or (isinstance(of, str) and of)):
         raise InvalidError("a combiner takes a field, a function of the value or None", of=of)
 
 
 def extract(of: ValueExtractor, value: Any) -> Any:
-    """The part of ``value`` that ``of`` selects.
+    """Return the part of ``value`` that ``of`` selects.
 
     Example:
         >>> extract("score", {"team": "red", "score": 7})
         7
-
-    Raises:
-        InvalidError: the value has no such field.
     """
     if of is None:
         return value
@@ -71,29 +60,29 @@ class CombineFn:
     """Whether `uncombine` is supported."""
 
     def create(self) -> Any:
-        """The accumulator of no elements."""
+        """Return the accumulator of no elements."""
         raise NotImplementedError
 
     def add(self, accumulator: Any, value: Any) -> Any:
-        """The accumulator with ``value`` added; may modify and return the given one."""
+        """Return the accumulator with ``value`` added; may modify and return the given one."""
         raise NotImplementedError
 
     def add_all(self, accumulator: Any, values: Iterable[Any]) -> Any:
-        """The accumulator with all ``values`` added; override it where a bundle can be added faster."""
+        """Return the accumulator with all ``values`` added; override it where a bundle can be added faster."""
         for value in values:
             accumulator = self.add(accumulator, value)
         return accumulator
 
     def merge(self, accumulators: Sequence[Any]) -> Any:
-        """One accumulator from one or more; may modify and return one of the given ones."""
+        """Return one accumulator from one or more; may modify and return one of the given."""
         raise NotImplementedError
 
     def extract(self, accumulator: Any) -> Any:
-        """The combined value of an accumulator; by default the accumulator itself."""
+        """Return the combined value of an accumulator; by default the accumulator itself."""
         return accumulator
 
     def uncombine(self, accumulator: Any, value: Any) -> Any:  # noqa: ARG002 - for subclasses
-        """The accumulator with one earlier ``value`` removed; may modify and return the given one.
+        """Return the accumulator with one earlier ``value`` removed; may modify and return the given one.
 
         Raises:
             InvalidError: the function has no inverse, or the accumulator does not hold the value.
@@ -101,11 +90,11 @@ class CombineFn:
         raise InvalidError("this combiner does not support retractions", combiner=type(self).__name__)
 
     def uncombine_if_held(self, accumulator: Any, value: Any) -> tuple[Any, bool]:
-        """`uncombine`, where an earlier pane may have shown the value and cleared it since.
+        """Retract a value that an earlier pane may have shown and cleared since.
 
-        Called in place of `uncombine` where panes clear the window's contents. Numbers go below zero then,
-        so that panes still add up: that is the default. A combiner that refuses a value which it does not
-        hold, such as a list, overrides this and leaves the accumulator as it is.
+        Called in place of `uncombine` where panes clear the window's contents. By default numbers go below zero,
+        so that panes still add up. A combiner that refuses a value which it does not hold, such as a list,
+        overrides this method and leaves the accumulator unchanged.
 
         Returns:
             The accumulator, and whether the retraction has changed anything.
@@ -115,15 +104,9 @@ class CombineFn:
 
 @dataclass(frozen=True)
 class CombineFields(CombineFn):
-    """Combines the elements in several ways; the combined value is an object with a field for each.
+    """Several combine functions at once; the combined value is an object with a field for each.
 
-    A field that the pipeline did not have when a window began combines what has come since.
-
-    Args:
-        fields: the combine functions, by the names of their fields.
-
-    Raises:
-        InvalidError: no fields, a field's name that is not text or is empty, or what is no `CombineFn` instance.
+    A field added to the pipeline after a window began combines the elements since then.
 
     Example:
         >>> from millpond.executor.windows.combiners import Count, Sum
@@ -135,7 +118,6 @@ class CombineFields(CombineFn):
     fields: Mapping[str, CombineFn]
 
     def __post_init__(self) -> None:
-        """Validate the fields at construction."""
         if not self.fields:
             raise InvalidError("several combiners have at least one field")
         for name, combine in self.fields.items():
@@ -146,60 +128,37 @@ class CombineFields(CombineFn):
 
     @property
     def can_uncombine(self) -> bool:  # type: ignore[override]  # a constant of the class elsewhere
-        """Whether retractions are supported: by all of them."""
         return all(combine.can_uncombine for combine in self.fields.values())
 
+    def _parts(self, accumulator: Mapping[str, Any]) -> Iterator[tuple[str, CombineFn, Any]]:
+        for name, combine in self.fields.items():
+            yield name, combine, accumulator[name] if name in accumulator else combine.create()
+
     def create(self) -> dict[str, Any]:
-        """The accumulators of no elements, by field."""
         return {name: combine.create() for name, combine in self.fields.items()}
 
     def add(self, accumulator: dict[str, Any], value: Any) -> dict[str, Any]:
-        """Add the element to each accumulator."""
-        return {
-            name: combine.add(_of(accumulator, name, combine), value) for name, combine in self.fields.items()
-        }
+        return {name: combine.add(part, value) for name, combine, part in self._parts(accumulator)}
 
     def add_all(self, accumulator: dict[str, Any], values: Iterable[Any]) -> dict[str, Any]:
-        """Add a bundle of elements to each accumulator, as fast as each combiner can."""
         elements = list(values)
-        return {
-            name: combine.add_all(_of(accumulator, name, combine), elements)
-            for name, combine in self.fields.items()
-        }
+        return {name: combine.add_all(part, elements) for name, combine, part in self._parts(accumulator)}
 
     def merge(self, accumulators: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Merge the accumulators field by field."""
+        opened = [{name: part for name, _, part in self._parts(one)} for one in accumulators]
         return {
-            name: combine.merge([_of(accumulator, name, combine) for accumulator in accumulators])
-            for name, combine in self.fields.items()
+            name: combine.merge([parts[name] for parts in opened]) for name, combine in self.fields.items()
         }
 
     def extract(self, accumulator: dict[str, Any]) -> dict[str, Any]:
-        """The combined values, by field."""
-        return {
-            name: combine.extract(_of(accumulator, name, combine)) for name, combine in self.fields.items()
-        }
+        return {name: combine.extract(part) for name, combine, part in self._parts(accumulator)}
 
     def uncombine(self, accumulator: dict[str, Any], value: Any) -> dict[str, Any]:
-        """Remove the element from each accumulator.
-
-        Raises:
-            InvalidError: one of the combiners has no inverse, or does not hold the element.
-        """
-        return {
-            name: combine.uncombine(_of(accumulator, name, combine), value)
-            for name, combine in self.fields.items()
-        }
+        return {name: combine.uncombine(part, value) for name, combine, part in self._parts(accumulator)}
 
     def uncombine_if_held(self, accumulator: dict[str, Any], value: Any) -> tuple[dict[str, Any], bool]:
-        """Remove the element from each accumulator that holds it."""
         changed = {
-            name: combine.uncombine_if_held(_of(accumulator, name, combine), value)
-            for name, combine in self.fields.items()
+            name: combine.uncombine_if_held(part, value) for name, combine, part in self._parts(accumulator)
         }
         rest = {name: part for name, (part, _) in changed.items()}
         return rest, any(has_effect for _, has_effect in changed.values())
-
-
-def _of(accumulator: Mapping[str, Any], name: str, combine: CombineFn) -> Any:
-    return accumulator[name] if name in accumulator else combine.create()

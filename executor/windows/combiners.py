@@ -1,9 +1,7 @@
 """The library of combine functions.
 
-Counts, sums and lists support retractions as they are. `Min`, `Max` and `TopN` keep only the best
-elements unless ``retractable`` is set; then they keep all.
-
-Windows by count that slide: the last so many elements of a window, combined.
+Counts, sums and lists support retractions. `Min`, `Max` and `TopN` keep only the best elements, unless
+``retractable`` is set; then they keep all.
 """
 
 from __future__ import annotations
@@ -29,13 +27,18 @@ from millpond.statestore.errors import InvalidError
 
 
 class _OfValue(CombineFn):
-    """A combine function of a field, of a function of the value, or of the value itself."""
+    """A combine function of a field, of a function of the value, or of the whole value."""
 
     of: ValueExtractor
 
     def __post_init__(self) -> None:
-        """Validate the extractor at construction."""
         check_extractor(self.of)
+
+
+def check_quantiles(quantiles: Iterable[float]) -> None:
+    for quantile in quantiles:
+        if not 0 <= quantile <= 1:
+            raise InvalidError("a quantile lies between 0 and 1", quantile=quantile)
 
 
 @dataclass(frozen=True)
@@ -48,34 +51,29 @@ class Count(CombineFn):
     """
 
     def create(self) -> int:
-        """Zero."""
         return 0
 
     def add(self, accumulator: int, value: Any) -> int:  # noqa: ARG002 - any value counts
-        """Count one element."""
         return accumulator + 1
 
     def add_all(self, accumulator: int, values: Iterable[Any]) -> int:
-        """Count a bundle of elements."""
         return accumulator + sum(1 for _ in values)
 
     def merge(self, accumulators: Sequence[int]) -> int:
-        """Sum of the counts."""
         return sum(accumulators)
 
     def uncombine(self, accumulator: int, value: Any) -> int:  # noqa: ARG002 - any value counts
-        """Discount one element."""
         return accumulator - 1
 
 
 @dataclass(frozen=True)
 class Sum(_OfValue):
-    """Exact sum of whole numbers and floats: rounded once, when it is shown, whatever the order.
+    """Exact sum of whole numbers and floats, rounded once, when it is shown; the order does not matter.
 
-    What is retracted leaves no trace. While no float is among them, the sum is an ``int``, and otherwise
-    the ``float`` nearest to the exact sum. Infinities and NaN add up as in IEEE 754 and can be retracted;
-    so can a sum beyond the range of floats, which is infinite. A pane has null in place of these, and the
-    nearest float in place of whole numbers beyond 64 bits, because JSON cannot say them.
+    A retracted number leaves no trace. While no float is among the numbers, the sum is an ``int``, and otherwise
+    the ``float`` nearest to the exact sum. Infinities and NaN add up as in IEEE 754 and can be retracted.
+    So can a sum beyond the range of floats, which is infinite. JSON has no such numbers: a pane shows null in
+    their place, and the nearest float in place of whole numbers beyond 64 bits.
 
     Args:
         of: which part of an element is summed; the whole value by default.
@@ -90,31 +88,21 @@ class Sum(_OfValue):
     of: ValueExtractor = None
 
     def create(self) -> Total:
-        """Zero."""
         return 0
 
     def add(self, accumulator: Total, value: Any) -> Total:
-        """Add the element's number.
-
-        Raises:
-            InvalidError: it is neither a whole number nor a float.
-        """
         return with_number(accumulator, extract(self.of, value))
 
     def add_all(self, accumulator: Total, values: Iterable[Any]) -> Total:
-        """Add the numbers of a bundle of elements."""
         return _with_all(accumulator, [extract(self.of, value) for value in values])
 
     def merge(self, accumulators: Sequence[Total]) -> Total:
-        """Sum of the sums; the same in any order."""
         return merged(accumulators)
 
     def extract(self, accumulator: Total) -> int | float:
-        """The sum, rounded once if there are floats in it."""
         return number_of(accumulator)
 
     def uncombine(self, accumulator: Total, value: Any) -> Total:
-        """Subtract the element's number: as if it had never been added."""
         return without(accumulator, extract(self.of, value))
 
 
@@ -135,33 +123,28 @@ class Mean(_OfValue):
     of: ValueExtractor = None
 
     def create(self) -> list[Any]:
-        """A sum and a count of zero."""
         return [0, 0]
 
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """Add the element's number to the sum, and one to the count."""
         return [with_number(accumulator[0], extract(self.of, value)), accumulator[1] + 1]
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
-        """Add the numbers of a bundle of elements, and their count."""
         numbers = [extract(self.of, value) for value in values]
         return [_with_all(accumulator[0], numbers), accumulator[1] + len(numbers)]
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
-        """Sums of the sums and of the counts."""
         return [merged([total for total, _ in accumulators]), sum(count for _, count in accumulators)]
 
     def extract(self, accumulator: list[Any]) -> float | None:
-        """Sum divided by count; ``None`` if there are no elements."""
         total, count = accumulator
         return quotient(total, count) if count else None
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """Subtract the element's number from the sum, and one from the count."""
         return [without(accumulator[0], extract(self.of, value)), accumulator[1] - 1]
 
 
-def _without(elements: list[Any], value: Any) -> list[Any]:
+def without_element(elements: list[Any], value: Any) -> list[Any]:
+    """Return the elements without the first that equals ``value``; refuse a value that is not among them."""
     if value not in elements:
         raise InvalidError("a retraction matches no element", value=value)
     rest = list(elements)
@@ -169,13 +152,26 @@ def _without(elements: list[Any], value: Any) -> list[Any]:
     return rest
 
 
-def _without_if_held(elements: list[Any], value: Any) -> tuple[list[Any], bool]:
-    is_held = value in elements
-    return (_without(elements, value) if is_held else elements), is_held
+class _OfList(_OfValue):
+    """A combine function whose accumulator is a list of elements."""
+
+    def create(self) -> list[Any]:
+        return []
+
+    def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
+        return [value for accumulator in accumulators for value in accumulator]
+
+    def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
+        return without_element(accumulator, extract(self.of, value))
+
+    def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
+        retracted = extract(self.of, value)
+        is_held = retracted in accumulator
+        return (without_element(accumulator, retracted) if is_held else accumulator), is_held
 
 
 @dataclass(frozen=True)
-class ToList(_OfValue):
+class ToList(_OfList):
     """All elements, in order of arrival.
 
     Args:
@@ -184,38 +180,16 @@ class ToList(_OfValue):
 
     of: ValueExtractor = None
 
-    def create(self) -> list[Any]:
-        """An empty list."""
-        return []
-
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """Append the element."""
         accumulator.append(extract(self.of, value))
         return accumulator
 
-    def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
-        """Concatenate the lists."""
-        return [value for accumulator in accumulators for value in accumulator]
-
     def extract(self, accumulator: list[Any]) -> Any:
-        """A copy of the list."""
         return list(accumulator)
-
-    def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """Remove the first equal element.
-
-        Raises:
-            InvalidError: there is no equal element.
-        """
-        return _without(accumulator, extract(self.of, value))
-
-    def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
-        """Remove the first equal element, if there is one."""
-        return _without_if_held(accumulator, extract(self.of, value))
 
 
 @dataclass(frozen=True)
-class TopN(_OfValue):
+class TopN(_OfList):
     """The ``count`` greatest elements, greatest first.
 
     Args:
@@ -238,57 +212,37 @@ class TopN(_OfValue):
     retractable: bool = False
 
     def __post_init__(self) -> None:
-        """Validate the arguments at construction."""
         check_extractor(self.of)
         if self.count < 1:
             raise InvalidError("a top list has at least one entry", count=self.count)
 
     @property
     def can_uncombine(self) -> bool:  # type: ignore[override]  # a constant of the class elsewhere
-        """Whether retractions are supported: with ``retractable`` only."""
         return self.retractable
-
-    def create(self) -> list[Any]:
-        """An empty list."""
-        return []
 
     def _kept(self, values: list[Any]) -> list[Any]:
         values.sort(reverse=not self.smallest)
         return values if self.retractable else values[: self.count]
 
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """Insert the element in order, and drop what falls off the end."""
         return self._kept([*accumulator, extract(self.of, value)])
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
-        """Insert a bundle of elements with one sort."""
         return self._kept([*accumulator, *(extract(self.of, value) for value in values)])
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
-        """The best of all lists."""
-        return self._kept([value for accumulator in accumulators for value in accumulator])
+        return self._kept(_OfList.merge(self, accumulators))
 
     def extract(self, accumulator: list[Any]) -> Any:
-        """The best ``count`` elements."""
         return accumulator[: self.count]
 
     def uncombine(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """Remove the first equal element.
-
-        Raises:
-            InvalidError: ``retractable`` is not set, or there is no equal element.
-        """
         self._refuse_retractions()
-        return _without(accumulator, extract(self.of, value))
+        return _OfList.uncombine(self, accumulator, value)
 
     def uncombine_if_held(self, accumulator: list[Any], value: Any) -> tuple[list[Any], bool]:
-        """Remove the first equal element, if there is one.
-
-        Raises:
-            InvalidError: ``retractable`` is not set.
-        """
         self._refuse_retractions()
-        return _without_if_held(accumulator, extract(self.of, value))
+        return _OfList.uncombine_if_held(self, accumulator, value)
 
     def _refuse_retractions(self) -> None:
         if not self.retractable:
@@ -308,7 +262,6 @@ class Max(TopN):
     count: int = field(default=1, init=False, repr=False)
 
     def extract(self, accumulator: list[Any]) -> Any:
-        """The first element of the list."""
         return accumulator[0] if accumulator else None
 
 
@@ -324,6 +277,11 @@ class Min(Max):
     smallest: bool = field(default=True, init=False, repr=False)
 
 
+def canonical_text(of: ValueExtractor, value: Any) -> str:
+    """Return the part of a value as JSON with sorted keys, equal for equal values."""
+    return orjson.dumps(extract(of, value), option=orjson.OPT_SORT_KEYS).decode()
+
+
 @dataclass(frozen=True)
 class CountDistinct(_OfValue):
     """Exact number of distinct values; memory grows with that number.
@@ -335,20 +293,14 @@ class CountDistinct(_OfValue):
     of: ValueExtractor = None
 
     def create(self) -> dict[str, int]:
-        """No values."""
         return {}
 
-    def _name(self, value: Any) -> str:
-        return orjson.dumps(extract(self.of, value), option=orjson.OPT_SORT_KEYS).decode()
-
     def add(self, accumulator: dict[str, int], value: Any) -> dict[str, int]:
-        """Count one occurrence of the value."""
-        name = self._name(value)
+        name = canonical_text(self.of, value)
         accumulator[name] = accumulator.get(name, 0) + 1
         return accumulator
 
     def merge(self, accumulators: Sequence[dict[str, int]]) -> dict[str, int]:
-        """Add up the occurrences of each value."""
         merged: dict[str, int] = {}
         for accumulator in accumulators:
             for name, count in accumulator.items():
@@ -356,12 +308,11 @@ class CountDistinct(_OfValue):
         return merged
 
     def extract(self, accumulator: dict[str, int]) -> int:
-        """Number of values with at least one occurrence."""
+        # Early retractions leave negative counts.
         return sum(count > 0 for count in accumulator.values())
 
     def uncombine(self, accumulator: dict[str, int], value: Any) -> dict[str, int]:
-        """Discount one occurrence of the value."""
-        name = self._name(value)
+        name = canonical_text(self.of, value)
         accumulator[name] = accumulator.get(name, 0) - 1
         if not accumulator[name]:
             del accumulator[name]
@@ -387,14 +338,10 @@ class Quantiles(ToList):
     at: tuple[float, ...] = (0.5,)
 
     def __post_init__(self) -> None:
-        """Validate the arguments at construction."""
         check_extractor(self.of)
-        for quantile in self.at:
-            if not 0 <= quantile <= 1:
-                raise InvalidError("a quantile lies between 0 and 1", quantile=quantile)
+        check_quantiles(self.at)
 
     def extract(self, accumulator: list[Any]) -> list[Any] | None:
-        """One number per quantile; ``None`` if there are no elements."""
         if not accumulator:
             return None
         ranked, last = sorted(accumulator), len(accumulator) - 1
@@ -402,17 +349,17 @@ class Quantiles(ToList):
 
 
 class LastN(CombineFn):
-    """Combines the last ``n`` elements, in the order of arrival.
+    """The last ``n`` elements in the order of arrival, combined.
 
-    With a trigger that fires every so many elements it makes sliding windows by count: with
-    ``Repeatedly(AfterCount(10))``, accumulating, each pane is of the last ``n`` elements, after every ten.
-    It keeps these elements, and combines them for each pane. Of windows that merge, the elements count as
-    having come in the order of the windows. There is no taking back, since an element that has left the
-    last ``n`` is gone.
+    With a trigger that fires every so many elements it makes sliding windows by count. With
+    ``Repeatedly(AfterCount(10))``, accumulating, a pane of the last ``n`` elements follows every ten.
+    It stores these elements, and combines them for each pane. When windows merge, their elements count as
+    having arrived in the order of the windows. Retractions are not supported, since an element that has left
+    the last ``n`` is gone.
 
     Args:
         n: number of elements, at least 1.
-        combine: what is made of them; by default their list.
+        combine: combines the elements; by default into their list.
 
     Raises:
         InvalidError: ``n`` is not an integer of at least 1, or ``combine`` is no `CombineFn`.
@@ -434,23 +381,18 @@ class LastN(CombineFn):
         self.combine: CombineFn = ToList() if combine is None else combine
 
     def create(self) -> list[Any]:
-        """No elements."""
         return []
 
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
-        """Append the value, and drop the oldest if there are too many."""
         return self.add_all(accumulator, (value,))
 
     def add_all(self, accumulator: list[Any], values: Iterable[Any]) -> list[Any]:
-        """Append the values, and drop the oldest if there are too many."""
         accumulator.extend(values)
         del accumulator[: -self.n]
         return accumulator
 
     def merge(self, accumulators: Sequence[list[Any]]) -> list[Any]:
-        """The last of all, in the order of the accumulators."""
         return [value for accumulator in accumulators for value in accumulator][-self.n :]
 
     def extract(self, accumulator: list[Any]) -> Any:
-        """The combined value of the elements that are left."""
         return self.combine.extract(self.combine.add_all(self.combine.create(), accumulator))

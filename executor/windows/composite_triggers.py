@@ -1,7 +1,4 @@
-"""Composite triggers: all of several triggers, any of them, or one after another.
-
-Triggers that fire repeatedly, and the trigger that never fires.
-"""
+"""Composite triggers: all of several triggers, any of them, one after another, or one again and again."""
 
 from __future__ import annotations
 
@@ -10,12 +7,62 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from millpond.executor.windows.trigger import Trigger
-from millpond.executor.windows.trigger_context import TriggerContext, TriggerTimer
+from millpond.executor.windows.trigger import Trigger, TriggerContext, TriggerTimer
 from millpond.executor.windows.window import Element
 from millpond.statestore.errors import InvalidError
 
 _POSITION: Final = "position"
+_INNER: Final = "r"
+_UNTIL: Final = "u"
+_COUNT: Final = "fired"
+
+
+class _NotifyingAll(Trigger):
+    """A composite whose children all listen at the same time."""
+
+    def on_arm(self, context: TriggerContext) -> None:
+        for name, trigger in self.children.items():
+            trigger.on_arm(context.child(name))
+
+    def on_element(self, context: TriggerContext, element: Element) -> None:
+        for name, trigger in self.children.items():
+            trigger.on_element(context.child(name), element)
+
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
+        for name, trigger in self.children.items():
+            trigger.on_elements(context.child(name), elements)
+
+    def on_merge(self, context: TriggerContext) -> None:
+        for name, trigger in self.children.items():
+            trigger.on_merge(context.child(name))
+
+
+class NotifyingActive(Trigger):
+    """A composite of which one child at a time listens; the others miss elements, signals and timers."""
+
+    def active(self, context: TriggerContext) -> str:
+        """Return the name of the listening child; there need not be a child of that name."""
+        raise NotImplementedError
+
+    def on_element(self, context: TriggerContext, element: Element) -> None:
+        name = self.active(context)
+        if child := self.children.get(name):
+            child.on_element(context.child(name), element)
+
+    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
+        name = self.active(context)
+        if child := self.children.get(name):
+            child.on_elements(context.child(name), elements)
+
+    def on_signal(self, context: TriggerContext, name: str) -> None:
+        active = self.active(context)
+        if child := self.children.get(active):
+            child.on_signal(context.child(active), name)
+
+    def on_child_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
+        # Timers of a child that has had its turn mean nothing any more.
+        if timer.path == context.path or timer.path.startswith(f"{context.path}{self.active(context)}/"):
+            super().on_child_timer(context, timer)
 
 
 class _Composite(Trigger):
@@ -32,7 +79,6 @@ class _Composite(Trigger):
 
     @property
     def children(self) -> Mapping[str, Trigger]:
-        """The triggers, by position."""
         return self._children
 
     def __repr__(self) -> str:
@@ -45,29 +91,7 @@ class _Composite(Trigger):
         return hash((type(self), self.triggers))
 
 
-class _Parallel(_Composite):
-    """A composite whose children all listen at the same time."""
-
-    def on_arm(self, context: TriggerContext) -> None:
-        """Arm every child."""
-        for name, trigger in self.children.items():
-            trigger.on_arm(context.child(name))
-
-    def on_element(self, context: TriggerContext, element: Element) -> None:
-        """Notify every child."""
-        for name, trigger in self.children.items():
-            trigger.on_element(context.child(name), element)
-
-    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
-        """Notify every child of the bundle."""
-        for name, trigger in self.children.items():
-            trigger.on_elements(context.child(name), elements)
-
-    def on_merge(self, context: TriggerContext) -> None:
-        """Notify every child."""
-        for name, trigger in self.children.items():
-            trigger.on_merge(context.child(name))
-
+class _Parallel(_Composite, _NotifyingAll):
     def _fire_ready(self, context: TriggerContext) -> list[bool]:
         return [
             trigger.fire(context.child(name))
@@ -77,7 +101,7 @@ class _Parallel(_Composite):
 
 
 class AfterAny(_Parallel):
-    """Fires when any of its triggers fires; finishes when any of them has finished.
+    """A trigger that fires when any of its triggers fires, and finishes when any of them has finished.
 
     Args:
         triggers: one or more triggers.
@@ -91,19 +115,17 @@ class AfterAny(_Parallel):
     """
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """Whether any child would fire."""
         return any(trigger.should_fire(context.child(name)) for name, trigger in self.children.items())
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """Fire every child that is ready; finished if any of them is."""
         return any(self._fire_ready(context))
 
 
 class OrFinally(AfterAny):
-    """Fires as ``trigger`` does, until ``until`` fires, which ends both.
+    """A trigger that fires as ``trigger`` does, until ``until`` fires, which ends both.
 
     Args:
-        trigger: the trigger to follow.
+        trigger: the trigger to repeat.
         until: the trigger whose firing is the last one.
     """
 
@@ -112,7 +134,7 @@ class OrFinally(AfterAny):
 
 
 class AfterAll(_Parallel):
-    """Fires when all of its triggers are ready; finishes when all of them have finished.
+    """A trigger that fires when all of its triggers are ready, and finishes when all of them have finished.
 
     Args:
         triggers: one or more triggers.
@@ -122,16 +144,14 @@ class AfterAll(_Parallel):
     """
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """Whether all children would fire."""
         return all(trigger.should_fire(context.child(name)) for name, trigger in self.children.items())
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """Fire every child; finished if all of them are."""
         return all(self._fire_ready(context))
 
 
-class AfterEach(_Composite):
-    """Fires as its first trigger until that has finished, then as its second, and so on.
+class AfterEach(_Composite, NotifyingActive):
+    """A trigger that fires as its first trigger until that one has finished, then as its second, and so on.
 
     A merged window continues from the least advanced of its sources.
 
@@ -142,6 +162,9 @@ class AfterEach(_Composite):
         InvalidError: no triggers, or an argument that is not a trigger.
     """
 
+    def active(self, context: TriggerContext) -> str:
+        return str(self._position(context))
+
     def _position(self, context: TriggerContext) -> int:
         return int(context.get(_POSITION, 0))
 
@@ -150,45 +173,22 @@ class AfterEach(_Composite):
         return (self.triggers[position], context.child(position)) if position < len(self.triggers) else None
 
     def on_arm(self, context: TriggerContext) -> None:
-        """Arm the current trigger."""
         if current := self._current(context):
             current[0].on_arm(current[1])
 
-    def on_element(self, context: TriggerContext, element: Element) -> None:
-        """Notify the current trigger."""
-        if current := self._current(context):
-            current[0].on_element(current[1], element)
-
-    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
-        """Notify the current trigger of the bundle."""
-        if current := self._current(context):
-            current[0].on_elements(current[1], elements)
-
-    def on_signal(self, context: TriggerContext, name: str) -> None:
-        """Notify the current trigger."""
-        if current := self._current(context):
-            current[0].on_signal(current[1], name)
-
     def on_merge(self, context: TriggerContext) -> None:
-        """Continue from the least advanced source: the others have not yet shown what it waits to show."""
+        # The more advanced sources have already fired triggers that the least advanced source still waits for.
         position = min(map(self._position, context.sources), default=0)
         context.set(_POSITION, position)
         there = [source for source in context.sources if self._position(source) == position]
         if current := self._current(context.merging(there)):
             current[0].on_merge(current[1])
 
-    def on_child_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
-        """Deliver timers of the current trigger only."""
-        if timer.path == context.path or timer.path.startswith(f"{context.path}{self._position(context)}/"):
-            Trigger.on_child_timer(self, context, timer)
-
     def should_fire(self, context: TriggerContext) -> bool:
-        """Whether the current trigger would fire."""
         current = self._current(context)
         return current is not None and current[0].should_fire(current[1])
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """Fire the current trigger, and advance to the next when it has finished."""
         current = self._current(context)
         if current is None or not current[0].fire(current[1]):
             return current is None
@@ -199,32 +199,24 @@ class AfterEach(_Composite):
         return position == len(self.triggers)
 
 
-_INNER: Final = "r"
-_UNTIL: Final = "u"
-_COUNT: Final = "fired"
-
-
 @dataclass(frozen=True)
 class Never(Trigger):
-    """Never fires; the window's contents are emitted only when it expires, if its ``closing`` says so."""
+    """A trigger that never fires; the window emits its contents only when it expires, if its ``closing`` allows."""
 
     @property
     def waits_for_end(self) -> bool:
-        """It waits for longer than that."""
         return type(self) is Never
 
     def should_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - never fires
-        """Always false."""
         return False
 
     def on_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - never fires
-        """Not reached; finished if it is."""
         return True
 
 
 @dataclass(frozen=True)
-class Repeatedly(Trigger):
-    """Restarts a trigger each time it finishes; never finishes itself.
+class Repeatedly(_NotifyingAll):
+    """A trigger that restarts another each time it finishes, and never finishes itself.
 
     Args:
         trigger: the trigger to repeat.
@@ -238,47 +230,27 @@ class Repeatedly(Trigger):
 
     @cached_property
     def children(self) -> Mapping[str, Trigger]:
-        """The repeated trigger."""
         return {_INNER: self.trigger}
 
     @property
     def waits_for_end(self) -> bool:
-        """As the trigger that it repeats."""
         return type(self) in {Repeatedly, RepeatCount} and self.trigger.waits_for_end
 
-    def on_arm(self, context: TriggerContext) -> None:
-        """Arm the repeated trigger."""
-        self.trigger.on_arm(context.child(_INNER))
-
-    def on_element(self, context: TriggerContext, element: Element) -> None:
-        """Notify the repeated trigger."""
-        self.trigger.on_element(context.child(_INNER), element)
-
-    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
-        """Notify the repeated trigger."""
-        self.trigger.on_elements(context.child(_INNER), elements)
-
-    def on_merge(self, context: TriggerContext) -> None:
-        """Notify the repeated trigger."""
-        self.trigger.on_merge(context.child(_INNER))
-
     def should_fire(self, context: TriggerContext) -> bool:
-        """Whether the repeated trigger would fire."""
         return self.trigger.should_fire(context.child(_INNER))
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """Fire the repeated trigger; if it has finished, start it over and arm it. Never finished itself."""
         inner = context.child(_INNER)
         if self.trigger.fire(inner):
             self.trigger.reset(inner)
-            # What it waits for at the window's end comes whether or not elements do.
+            # Its timer at the window's end must be set again even if no more elements arrive.
             self.trigger.on_arm(inner)
         return False
 
 
 @dataclass(frozen=True)
 class RepeatCount(Repeatedly):
-    """Repeats a trigger until it has fired ``count`` times.
+    """A trigger that repeats another until it has fired ``count`` times.
 
     A merged window continues from the least advanced of its sources.
 
@@ -293,17 +265,14 @@ class RepeatCount(Repeatedly):
     count: int = 1
 
     def __post_init__(self) -> None:
-        """Validate the count at construction."""
         if self.count < 1:
             raise InvalidError("a trigger is repeated at least once", count=self.count)
 
     def on_merge(self, context: TriggerContext) -> None:
-        """Continue from the least advanced source."""
         context.set(_COUNT, min((source.get(_COUNT, 0) for source in context.sources), default=0))
         Repeatedly.on_merge(self, context)
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """Count the firing; finished with the last."""
         Repeatedly.on_fire(self, context)
         fired = context.get(_COUNT, 0) + 1
         context.set(_COUNT, fired)
@@ -312,7 +281,7 @@ class RepeatCount(Repeatedly):
 
 @dataclass(frozen=True)
 class RepeatUntil(Repeatedly):
-    """Repeats a trigger until another fires; that firing emits a last pane.
+    """A trigger that repeats another until ``until`` fires; that firing emits a last pane.
 
     Args:
         trigger: the trigger to repeat.
@@ -323,30 +292,13 @@ class RepeatUntil(Repeatedly):
 
     @cached_property
     def children(self) -> Mapping[str, Trigger]:
-        """The repeated trigger and the one that ends it."""
         return {_INNER: self.trigger, _UNTIL: self.until}
 
-    def on_arm(self, context: TriggerContext) -> None:
-        """Arm both."""
-        Repeatedly.on_arm(self, context)
-        self.until.on_arm(context.child(_UNTIL))
-
-    def on_element(self, context: TriggerContext, element: Element) -> None:
-        """Notify both."""
-        Repeatedly.on_element(self, context, element)
-        self.until.on_element(context.child(_UNTIL), element)
-
-    def on_merge(self, context: TriggerContext) -> None:
-        """Notify both."""
-        Repeatedly.on_merge(self, context)
-        self.until.on_merge(context.child(_UNTIL))
-
     def should_fire(self, context: TriggerContext) -> bool:
-        """Whether either would fire."""
         return Repeatedly.should_fire(self, context) or self.until.should_fire(context.child(_UNTIL))
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """Fire those that are ready; finished if ``until`` is."""
+        # Asked before anything fires, because a firing may change the answer.
         is_over = self.until.should_fire(context.child(_UNTIL))
         if Repeatedly.should_fire(self, context):
             Repeatedly.on_fire(self, context)

@@ -1,35 +1,23 @@
-"""Data-driven triggers: a number of elements, a number of bytes, or a user function of the values.
-
-Triggers that look at what a window holds: its combined value, element by element.
-
-Triggers that wait for the outside: an operator, another program, a calendar of one's own.
-"""
+"""Triggers on the contents of a window (counts, bytes, user functions, the combined value) and on signals from outside."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from millpond.executor.pipeline.checks import check_name
-from millpond.executor.windows.trigger import Trigger
-from millpond.executor.windows.trigger_context import TriggerContext
+from millpond.executor.windows.trigger import Trigger, TriggerContext
 from millpond.executor.windows.window import Element
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.codec import JsonCodec
 
 _SEEN: Final = "seen"
 _STATE: Final = "state"
-_EMIT: Final = "emit"
-
-
-def _check_count(name: str, count: object) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidError(f"{name} must be an integer of at least 1", value=count)
 
 
 class _AfterAmount(Trigger):
-    """Fires once, when the amounts of the window's elements add up to a bound."""
+    """A trigger that fires once, when the amounts of the window's elements add up to a bound."""
 
     @property
     def _bound(self) -> int:
@@ -39,29 +27,29 @@ class _AfterAmount(Trigger):
         raise NotImplementedError
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
-        """Add the element's amount."""
         context.set(_SEEN, context.get(_SEEN, 0) + self._amount(element))
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
-        """Add the amounts of a bundle."""
         context.set(_SEEN, context.get(_SEEN, 0) + sum(map(self._amount, elements)))
 
     def on_merge(self, context: TriggerContext) -> None:
-        """Add up the amounts of the merged windows."""
         context.set(_SEEN, sum(source.get(_SEEN, 0) for source in context.sources))
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """Whether the bound is reached."""
         return bool(context.get(_SEEN, 0) >= self._bound)
 
     def on_fire(self, context: TriggerContext) -> bool:  # noqa: ARG002 - fires once
-        """Finished after one firing."""
         return True
+
+
+def _check_count(name: str, count: object) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidError(f"{name} must be an integer of at least 1", value=count)
 
 
 @dataclass(frozen=True)
 class AfterCount(_AfterAmount):
-    """Fires once, when the window has received ``count`` elements.
+    """A trigger that fires once, when the window has received ``count`` elements.
 
     Where triggers are asked once per bundle (``asked="bundle"``), a pane may hold more than ``count``.
 
@@ -75,7 +63,6 @@ class AfterCount(_AfterAmount):
     count: int
 
     def __post_init__(self) -> None:
-        """Validate the count at construction."""
         _check_count("a count", self.count)
 
     @property
@@ -88,10 +75,10 @@ class AfterCount(_AfterAmount):
 
 @dataclass(frozen=True)
 class AfterBytes(_AfterAmount):
-    """Fires once, when the values of the window's elements add up to ``size`` bytes of JSON.
+    """A trigger that fires once, when the values of the window's elements add up to ``size`` bytes of JSON.
 
     Args:
-        size: number of bytes, at least 1; a value of type ``bytes`` counts with its own length.
+        size: number of bytes, at least 1; a value of type ``bytes`` counts with its length.
 
     Raises:
         InvalidError: a size that is not an integer of at least 1.
@@ -100,7 +87,6 @@ class AfterBytes(_AfterAmount):
     size: int
 
     def __post_init__(self) -> None:
-        """Validate the size at construction."""
         _check_count("a size", self.size)
 
     @property
@@ -112,13 +98,30 @@ class AfterBytes(_AfterAmount):
         return len(value) if isinstance(value, bytes) else len(JsonCodec().encode(value).encode())
 
 
+class _OnFlag(Trigger):
+    """A trigger that fires once, while a flag in its state is set; the flag outlasts a merge."""
+
+    _flag: ClassVar[str]
+
+    def on_merge(self, context: TriggerContext) -> None:
+        if any(source.get(self._flag) for source in context.sources):
+            context.set(self._flag, value=True)
+
+    def should_fire(self, context: TriggerContext) -> bool:
+        return bool(context.get(self._flag, False))
+
+    def on_fire(self, context: TriggerContext) -> bool:
+        context.set(self._flag, value=False)
+        return True
+
+
 @dataclass(frozen=True)
-class ShouldEmit(Trigger):
-    """Fires once, when a user function accepts an element; wrap it in `Repeatedly` to fire again.
+class ShouldEmit(_OnFlag):
+    """A trigger that fires once, when a user function accepts an element; wrap it in `Repeatedly` to fire again.
 
     Args:
-        function: takes the element's value and the state so far (``None`` at first), and returns
-            whether to fire, and the new state, which must be JSON data.
+        function: takes the element's value and the state so far (``None`` at first). Returns whether to fire,
+            and the new state, which must be JSON data and is kept until the trigger is reset.
         merge: takes the states of the merged windows, each ``None`` where the function has seen no
             element since the trigger started, and returns the merged state; required if windows merge.
 
@@ -126,54 +129,35 @@ class ShouldEmit(Trigger):
         >>> big = ShouldEmit(lambda value, total: ((total or 0) + value >= 100, (total or 0) + value))
     """
 
+    _flag: ClassVar[str] = "emit"
+
     function: Callable[[Any, Any], tuple[bool, Any]]
     merge: Callable[[Sequence[Any]], Any] | None = None
 
     @property
     def can_merge(self) -> bool:
-        """Whether a merge function was given."""
         return self.merge is not None
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
-        """Call the function with the element's value and the state."""
         emit, state = self.function(element.value, context.get(_STATE))
         context.set(_STATE, state)
         if emit:
-            context.set(_EMIT, value=True)
+            context.set(self._flag, value=True)
 
     def on_merge(self, context: TriggerContext) -> None:
-        """Merge the function's states; fires if any source was about to fire.
-
-        Raises:
-            InvalidError: no merge function was given.
-        """
         if self.merge is None:
             raise InvalidError("windows merge, but the trigger has no merge function", trigger=self)
         context.set(_STATE, self.merge([source.get(_STATE) for source in context.sources]))
-        if any(source.get(_EMIT) for source in context.sources):
-            context.set(_EMIT, value=True)
-
-    def should_fire(self, context: TriggerContext) -> bool:
-        """Whether the function has accepted an element."""
-        return bool(context.get(_EMIT, False))
-
-    def on_fire(self, context: TriggerContext) -> bool:
-        """Finished after one firing; the function's state is kept until the trigger is reset."""
-        context.set(_EMIT, value=False)
-        return True
-
-
-_HOLDS: Final = "holds"
+        _OnFlag.on_merge(self, context)
 
 
 @dataclass(frozen=True)
-class ResultIs(Trigger):
-    """Fires once, when the window's combined value satisfies a condition (after the patent's ``ResultIsOdd``).
+class ResultIs(_OnFlag):
+    """A trigger that fires once, when the window's combined value satisfies a condition (the patent's ``ResultIsOdd``).
 
-    The value is what a pane would show: of the elements since the last pane where panes discard, of all
-    elements so far where they accumulate. It is looked at after each element and each merge; a value that
-    satisfied the condition and no longer does, as elements have come since, does not count. Wrap it in
-    `Repeatedly` to fire again.
+    The value is the one a pane would show: where panes discard, of the elements since the last pane, and where they
+    accumulate, of all elements so far. The condition is evaluated after each element and each merge. A value that
+    satisfied it only in between does not count. Wrap the trigger in `Repeatedly` to fire again.
 
     Args:
         condition: takes the combined value and returns whether to fire; it must not modify the value.
@@ -185,48 +169,34 @@ class ResultIs(Trigger):
         >>> odd = ResultIs(lambda total: total % 2 == 1)
     """
 
+    _flag: ClassVar[str] = "holds"
+
     condition: Callable[[Any], bool]
 
     def __post_init__(self) -> None:
-        """Validate the condition at construction."""
         if not callable(self.condition):
             raise InvalidError("a condition is a function of the combined value", condition=self.condition)
 
     def on_element(self, context: TriggerContext, element: Element) -> None:  # noqa: ARG002 - any element
-        """Look at the value with the element in it."""
-        self._look(context)
+        self._evaluate(context)
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:  # noqa: ARG002 - any elements
-        """Look at the value with all elements of the bundle in it."""
-        self._look(context)
+        self._evaluate(context)
 
     def on_merge(self, context: TriggerContext) -> None:
-        """Look at the value of all merged windows together."""
-        self._look(context)
+        self._evaluate(context)
 
-    def _look(self, context: TriggerContext) -> None:
-        context.set(_HOLDS, value=bool(self.condition(context.peek_value())))
-
-    def should_fire(self, context: TriggerContext) -> bool:
-        """Whether the value satisfied the condition when it last changed."""
-        return bool(context.get(_HOLDS, False))
-
-    def on_fire(self, context: TriggerContext) -> bool:
-        """Finished after one firing."""
-        context.set(_HOLDS, value=False)
-        return True
-
-
-_GIVEN: Final = "given"
+    def _evaluate(self, context: TriggerContext) -> None:
+        context.set(self._flag, value=bool(self.condition(context.peek_value())))
 
 
 @dataclass(frozen=True)
-class AfterSignal(Trigger):
-    """Fires once, when a signal of this name comes for the window; wrap it in `Repeatedly` to fire again.
+class AfterSignal(_OnFlag):
+    """A trigger that fires once, when a signal of this name arrives for the window; wrap it in `Repeatedly` to fire again.
 
-    ``run.signal(name, key, window)`` gives the signal, on either runner. It goes through a superstep and its
+    ``run.signal(name, key, window)`` gives the signal, on either runner. The signal goes through a superstep and its
     fenced commit as records do, so it takes effect exactly once. A signal for a window without elements has
-    nothing to show: it is counted as ``signals_missed`` of the step.
+    no effect; the step counts it as ``signals_missed``.
 
     Args:
         name: the signal's name: letters, digits and ``_ - .``.
@@ -239,32 +209,17 @@ class AfterSignal(Trigger):
         AfterAny(AfterSignal(name='release'), AfterWatermark(early=None, late=None))
     """
 
+    _flag: ClassVar[str] = "given"
+
     name: str
 
     def __post_init__(self) -> None:
-        """Validate the name at construction."""
         check_name("signal", self.name, reserved=frozenset())
 
     @property
     def signals(self) -> frozenset[str]:
-        """Its name."""
         return frozenset({self.name})
 
     def on_signal(self, context: TriggerContext, name: str) -> None:
-        """Note a signal of its name."""
         if name == self.name:
-            context.set(_GIVEN, value=True)
-
-    def on_merge(self, context: TriggerContext) -> None:
-        """The signal has come if it has for any of the merged windows."""
-        if any(source.get(_GIVEN) for source in context.sources):
-            context.set(_GIVEN, value=True)
-
-    def should_fire(self, context: TriggerContext) -> bool:
-        """Whether the signal has come."""
-        return bool(context.get(_GIVEN, False))
-
-    def on_fire(self, context: TriggerContext) -> bool:
-        """Finished after one firing."""
-        context.set(_GIVEN, value=False)
-        return True
+            context.set(self._flag, value=True)

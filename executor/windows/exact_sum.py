@@ -1,15 +1,9 @@
-"""Exact sums of whole numbers and floats, as plain JSON data: what is taken back leaves no trace.
+"""Exact sums of whole numbers and floats, as plain JSON data; a retracted number leaves no trace.
 
-A float is added without rounding, after Shewchuk: the sum of the floats is kept as the shortest list of
-floats that add up to it, the first of which is the sum rounded once. `math.fsum` finds them one after the
-other. The list follows from the exact sum alone, so neither the order of the additions nor that of merges
-matters (J. R. Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997).
-
-A total is an ``int`` as long as all numbers are whole, and otherwise an object with ``floats``, the number
-of floats in it, and ``parts``, their sum. It has more only where that is needed: ``ints``, the sum of the
-whole numbers; ``inf``, ``-inf`` and ``nan``, how often each came; ``units``, in place of ``parts``, the sum
-in multiples of the smallest float as hexadecimal text, where it lies beyond the range of floats. A ``float``
-is a total that an earlier version has stored.
+A float is added without rounding, after Shewchuk. The sum of the floats is kept as the shortest list of
+floats that add up to it, whose first is the sum rounded once. `math.fsum` finds them one after the
+other. The list follows from the exact sum alone, so the order of additions and merges does not
+matter (J. R. Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997).
 """
 
 from __future__ import annotations
@@ -23,27 +17,31 @@ from typing import Any, Final, TypeAlias
 from millpond.statestore.errors import InvalidError
 
 Total: TypeAlias = int | float | dict[str, Any]
-"""A sum as plain JSON data; see the module's description."""
+"""A sum as plain JSON data.
+
+It is an ``int`` as long as all numbers are whole, and otherwise an object with ``floats``, the number
+of floats added, and ``parts``, their sum. Further fields stand only where they are needed: ``ints``, the sum of the
+whole numbers; ``inf``, ``-inf`` and ``nan``, the count of each; ``units``, in place of ``parts``, the sum
+in multiples of the smallest float as hexadecimal text, where it lies beyond the range of floats. A ``float``
+is a total that an earlier version has stored.
+"""
 
 _FLOAT: Final = frozenset({float})
 _NUMBERS: Final = frozenset({int, float, bool})
 _FIELDS: Final = 3
 _FIELDS_WITHOUT_INTS: Final = 2
 _SPECIAL: Final = ("inf", "-inf", "nan")
+# Every finite float is a multiple of the smallest, 2**-1074.
 _UNITS_IN_ONE: Final = 1 << 1074
-"""Every finite float is a multiple of the smallest, 2**-1074."""
-
+# The bounds of whole numbers in JSON: 64 bits, with a sign or without.
 JSON_MIN: Final = -(2**63)
 JSON_MAX: Final = 2**64 - 1
-"""JSON says whole numbers of 64 bits, with a sign or without."""
-
+# The greatest whole number up to which floats are exact.
 _EXACT_INT_MAX: Final = 2**53
-"""Whole numbers up to this are floats as they are."""
 
 
 def with_number(total: Total, number: Any) -> Total:
-    """The total with ``number`` added, exactly; see `with_numbers`."""
-    # The shortest ways for what comes most often: whole numbers alone, floats alone, then both.
+    # The most frequent cases first: whole numbers alone, floats alone, then both.
     kind = type(number)
     if kind is int and type(total) is int:
         return _whole(total + number)
@@ -62,20 +60,10 @@ def with_number(total: Total, number: Any) -> Total:
 
 
 def with_numbers(total: Total, numbers: Sequence[Any]) -> Total:
-    """The total with ``numbers`` added, exactly.
-
-    Raises:
-        InvalidError: one of them is neither a whole number nor a float.
-    """
     return _changed(total, numbers, 1)
 
 
 def without(total: Total, number: Any) -> Total:
-    """The total with ``number`` taken away, exactly: as if it had never been added.
-
-    Raises:
-        InvalidError: it is neither a whole number nor a float.
-    """
     return _changed(total, (number,), -1)
 
 
@@ -98,7 +86,7 @@ def _changed(total: Total, numbers: Sequence[Any], sign: int) -> Total:
 def _changed_plainly(
     floats: int, parts: Sequence[float], ints: int, numbers: Sequence[Any], sign: int, *, is_all_floats: bool
 ) -> Total | None:
-    """The same for what nearly all totals and numbers are; ``None`` for the others."""
+    """Return the changed total by the fast way; ``None`` where the sum is not finite."""
     added = numbers
     if not is_all_floats:
         added = [number for number in numbers if type(number) is float]
@@ -118,25 +106,23 @@ def _plain_total(floats: int, parts: list[float], ints: int) -> Total:
 
 
 def merged(totals: Sequence[Total]) -> Total:
-    """The sum of totals; the same in any order."""
     plain = list(map(_plain_fields, totals))
     if None not in plain:
         known = [fields for fields in plain if fields is not None]
         summed = _parts([part for _, parts, _ in known for part in parts])
         if summed is not None:
-            return _plain_total(
-                sum(fields[0] for fields in known), summed, sum(fields[2] for fields in known)
-            )
-    all_of_them = _Opened()
+            floats, ints = sum(fields[0] for fields in known), sum(fields[2] for fields in known)
+            return _plain_total(floats, summed, ints)
+    joined = _Opened()
     for total in totals:
-        all_of_them.join(_Opened.of(total))
-    return all_of_them.closed()
+        joined.join(_Opened.of(total))
+    return joined.closed()
 
 
 def number_of(total: Total) -> int | float:
-    """The sum as a number: whole while no float is in it, and otherwise the float nearest to the exact sum.
+    """Return the sum as a number: whole while no float is in it, and otherwise the float nearest to the exact sum.
 
-    As in IEEE 754, a sum beyond the range of floats is infinite, and one of both infinities, or of a NaN, is NaN.
+    As in IEEE 754, a sum beyond the range of floats is infinite; both infinities, or a NaN, make NaN.
     """
     if not isinstance(total, dict):
         return total
@@ -148,13 +134,13 @@ def number_of(total: Total) -> int | float:
         if abs(ints) <= _EXACT_INT_MAX:
             return math.fsum([ints, *parts])
     opened = _Opened.of(total)
-    if opened.is_whole():
+    if not (opened.floats or opened.finite or opened.units or any(opened.specials.values())):
         return opened.ints
     return opened.special() or _ratio(opened.in_units(), _UNITS_IN_ONE)
 
 
 def quotient(total: Total, count: int) -> float:
-    """The float nearest to the exact sum divided by ``count``, which is not zero."""
+    """Return the float nearest to the exact sum divided by ``count``, which must not be zero."""
     if not isinstance(total, dict):
         return total / count
     plain = _plain_fields(total)
@@ -167,7 +153,7 @@ def quotient(total: Total, count: int) -> float:
 
 @dataclass(slots=True)
 class _Opened:
-    """A total to be worked on: any mixture of numbers."""
+    """A total in its general form: any mixture of numbers."""
 
     ints: int = 0
     floats: int = 0
@@ -208,7 +194,7 @@ class _Opened:
             self.specials[name] += other.specials[name]
 
     def closed(self) -> Total:
-        """The total as plain data: one form for each sum and count of floats."""
+        """Return the total as plain data, in the one form of this sum and count of floats."""
         fields: dict[str, Any] = {"floats": self.floats}
         parts = None if self.units else _parts(list(self.finite))
         if parts is None:
@@ -225,11 +211,8 @@ class _Opened:
             fields["ints"] = _stored_int(self.ints)
         return {**fields, **counts}
 
-    def is_whole(self) -> bool:
-        return not (self.floats or self.finite or self.units or any(self.specials.values()))
-
     def special(self) -> float:
-        """The sum if that is no finite number, and otherwise 0. A negative count is of what was taken back."""
+        """Return the sum if it is not finite, and otherwise 0; a retraction without its number makes a count negative."""
         counts = self.specials
         if counts["nan"]:
             return math.nan
@@ -244,7 +227,7 @@ class _Opened:
 
 
 def _plain_fields(total: Total) -> tuple[int, Sequence[float], int] | None:
-    """The number of floats, their parts and the sum of the whole numbers; ``None`` for a total with more to it."""
+    """Return the number of floats, their parts and the sum of the whole numbers; ``None`` for a total with other fields."""
     if isinstance(total, int):
         return 0, (), total
     if isinstance(total, float) or "parts" not in total:
@@ -257,13 +240,13 @@ def _plain_fields(total: Total) -> tuple[int, Sequence[float], int] | None:
 
 
 def _parts(numbers: list[float]) -> list[float] | None:
-    """The list for the sum of ``numbers``, greatest first; ``None`` if they, or sums on the way, are not finite.
+    """Return the parts of the sum of ``numbers``, greatest first; ``None`` if a number or partial sum is not finite.
 
-    The given list is used up.
+    The given list is modified.
     """
     try:
         part = math.fsum(numbers)
-        if part - part:  # NaN for what is not finite
+        if part - part:  # infinities and NaN make NaN
             return None
         parts: list[float] = []
         while part:
@@ -276,7 +259,7 @@ def _parts(numbers: list[float]) -> list[float] | None:
 
 
 def _parts_of_units(units: int) -> list[float] | None:
-    """The same list from a sum in multiples of the smallest float; ``None`` if it is beyond the range."""
+    """Return the parts of a sum in multiples of the smallest float; ``None`` beyond the range of floats."""
     parts: list[float] = []
     while units:
         part = _ratio(units, _UNITS_IN_ONE)
@@ -293,7 +276,7 @@ def _units(number: float) -> int:
 
 
 def _ratio(numerator: int, denominator: int) -> float:
-    """The float nearest to a quotient of whole numbers; infinite beyond the range."""
+    """Return the float nearest to a quotient of whole numbers; infinite beyond the range."""
     try:
         return numerator / denominator
     except OverflowError:
@@ -306,12 +289,11 @@ def _whole(number: int) -> Total:
 
 
 def _stored_int(number: int) -> int | str:
-    """A whole number as JSON has it; as text beyond 64 bits."""
     return number if JSON_MIN <= number <= JSON_MAX else str(number)
 
 
 def _plain(number: Any) -> int | float:
-    """A number as ``int`` or ``float``, of whatever type that has the same values."""
+    """Convert a number of another type, such as NumPy's, to ``int`` or ``float``."""
     if isinstance(number, float):
         return float(number)
     try:

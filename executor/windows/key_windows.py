@@ -3,16 +3,6 @@
 The complete semantics of windowing, independent of the engine: plain data in, plain data out.
 `WindowedComputation` around it reads and writes the state, sets the timers and produces
 `KeyWindows.output` (the windowing and triggering patent; Streaming 102).
-
-The windows of one key during its turn, decoded on first access and stored once.
-
-A key may have thousands of windows while a timer concerns only one. So the row is read once a turn, a
-hook opens the windows that it touches, and those that no hook opens are written back as they were read.
-
-The engine timers that a key's windows need: trigger timers, expiry timers and holds.
-
-Triggers keep their timers in the window's state; only changes are passed to the engine. A hold
-keeps the output watermark at the event time of a pane still to come (MillWheel §5.2).
 """
 
 from __future__ import annotations
@@ -28,39 +18,38 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from millpond.executor.computation.context import Context
 from millpond.executor.computation.timers import Timer
-from millpond.executor.time.clocks import EXACT, Clocks, PercentileTimes
+from millpond.executor.time.clocks import EXACT, Clocks
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.executor.windows.combine_fn import CombineFn
 from millpond.executor.windows.pane import Pane, Timing, WindowedValue
 from millpond.executor.windows.strategy import WindowingStrategy
-from millpond.executor.windows.trigger_context import Firing, TriggerContext, TriggerTimer, parse_timer
+from millpond.executor.windows.trigger import Firing, TriggerContext, TriggerTimer, parse_timer
 from millpond.executor.windows.window import (
     Element,
     Merge,
     TimestampCombiner,
     Window,
+    WindowState,
     check_merges,
     check_window,
     combined,
     element_output_at,
 )
-from millpond.executor.windows.window_state import WindowState
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
-OnOpen = Callable[[WindowState], None]
+OnOpen: TypeAlias = Callable[[WindowState], None]
 """Called with each known window when a hook first touches it, before it changes."""
 
 _WINDOWS: Final = "windows"
 
 
 class WindowStates:
-    """The windows of a key, by their bounds.
+    """The windows of a key during its turn, by their bounds.
 
-    Args:
-        state: the stored state, as `to_json` gave it; ``None`` for a new key.
-        on_open: see `begin_hook`.
+    A key may have thousands of windows while a timer concerns only one. So the row is decoded once a turn, a hook
+    opens the windows that it touches, and the others are written back unchanged.
     """
 
     __slots__ = ("_on_open", "_open", "_order", "_owed", "_owed_at", "_rows", "_touched")
@@ -79,12 +68,8 @@ class WindowStates:
         heapify(self._owed)
 
     def begin_hook(self, on_open: OnOpen | None) -> None:
-        """Begin another hook: no window has been touched.
-
-        Args:
-            on_open: called with each known window when the hook first touches it.
-        """
-        self._note_owed()
+        """Begin another hook, which has touched no window yet."""
+        self._record_owed()
         self._touched.clear()
         self._on_open = on_open
 
@@ -95,11 +80,10 @@ class WindowStates:
         return len(self._rows)
 
     def keys(self) -> KeysView[Window]:
-        """The bounds of all windows."""
         return self._rows.keys()
 
     def get(self, window: Window) -> WindowState | None:
-        """The window with these bounds, opened; ``None`` if there is none."""
+        """Open the window with these bounds; return None if there is none."""
         state = self._open.get(window)
         if state is None:
             row = self._rows.get(window)
@@ -113,11 +97,10 @@ class WindowStates:
         return state
 
     def at(self, window: Window) -> WindowState:
-        """The window with these bounds, opened or new."""
         return self.get(window) or self.add(window)
 
     def add(self, window: Window) -> WindowState:
-        """Start an empty window, replacing any state of the same bounds."""
+        """Start an empty window in place of any with the same bounds."""
         state = self._open[window] = WindowState(window=window)
         if self._order is not None and window not in self._rows:
             insort(self._order, window)
@@ -126,7 +109,6 @@ class WindowStates:
         return state
 
     def pop(self, window: Window) -> WindowState | None:
-        """Remove and return the window with these bounds; ``None`` if there is none."""
         state = self.get(window)
         if state is not None:
             del self._open[window], self._rows[window]
@@ -135,7 +117,7 @@ class WindowStates:
         return state
 
     def overlapping(self, window: Window) -> list[Window]:
-        """The windows that overlap ``window``, of a key none of whose windows overlap each other."""
+        """Return the windows that overlap ``window``; the key's windows must not overlap each other."""
         order = self._order
         if order is None:
             order = self._order = sorted(self._rows)
@@ -148,20 +130,20 @@ class WindowStates:
         return order[first:last]
 
     def touched(self) -> list[WindowState]:
-        """The windows that the hook has touched and not removed."""
+        """Return the windows that the hook has touched and not removed."""
         states = self._open
         return [states[window] for window in self._touched if window in states]
 
     def oldest_output_at(self) -> int | None:
-        """The least event time of any pane still to be emitted; ``None`` if no window determines one."""
-        self._note_owed()
+        """Return the least event time of any pane still to be emitted; ``None`` if no window determines one."""
+        self._record_owed()
         owed, owed_at = self._owed, self._owed_at
         while owed and owed_at.get(owed[0][1]) != owed[0][0]:
             heappop(owed)
         return owed[0][0] if owed else None
 
-    def _note_owed(self) -> None:
-        """Note the times that the hook has changed; entries of the heap that no longer hold stay until they are met."""
+    def _record_owed(self) -> None:
+        # Outdated entries stay in the heap until `oldest_output_at` meets them.
         for window in self._touched:
             state = self._open.get(window)
             at = None if state is None else state.output_at
@@ -174,7 +156,7 @@ class WindowStates:
                 heappush(self._owed, (at, window))
 
     def to_json(self) -> dict[str, Any] | None:
-        """The state to store, its windows ordered by their bounds; ``None`` if no window is left."""
+        """Return the state to store, its windows ordered by their bounds; ``None`` if no window is left."""
         states = self._open
         windows = [
             states[window].to_json() if window in states else self._rows[window]
@@ -189,14 +171,7 @@ _HOLD: Final = "panes"
 
 
 class Wanted(NamedTuple):
-    """A timer that a window needs.
-
-    Attributes:
-        at: when it fires, in microseconds.
-        domain: the clock it waits for.
-        output_at: event time of the pane it will emit; the output watermark is held there.
-        percentile: in the event-time domain, the watermark it waits for.
-    """
+    """A timer that a window needs; the output watermark is held at ``output_at``, the event time of its pane."""
 
     at: int
     domain: TimeDomain
@@ -207,10 +182,10 @@ class Wanted(NamedTuple):
 def add_wanted(
     wanted: dict[str, Wanted], strategy: WindowingStrategy, state: WindowState, watermark: int
 ) -> None:
-    """Add the timers that a window needs to ``wanted``, by tag."""
+    """Add the window's trigger timers and expiry timer to ``wanted``, by tag."""
     window = state.window
     expires_at = strategy.expires_at(window)
-    # The end of the global window is beyond any time that a record can carry.
+    # The global window ends beyond any time that a record can carry.
     late_at = min(expires_at, INSTANT_MAX_US)
     closing_at = _pane_at(state) if state.is_held else late_at
     wanted[f"{_EXPIRY}{window.start}/{window.end}"] = Wanted(expires_at, TimeDomain.EVENT, closing_at)
@@ -221,7 +196,7 @@ def add_wanted(
 def _trigger_timer(state: WindowState, at: int, timer: TriggerTimer, late_at: int, watermark: int) -> Wanted:
     due, window = min(at, TIME_MAX_US), state.window
     is_for_late = due > window.end if timer.domain is TimeDomain.EVENT else watermark >= window.end
-    # A pane after the end is late anyway; holding the watermark for it would stall all consumers.
+    # A pane after the end is late anyway: a hold at its time would stall all consumers.
     output_at = late_at if is_for_late else _pane_at(state)
     return Wanted(due, timer.domain, output_at, timer.percentile)
 
@@ -232,13 +207,9 @@ def _pane_at(state: WindowState) -> int:
 
 
 def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wanted], oldest_at: int) -> None:
-    """Update the engine's timers to match the windows that the hook opened.
+    """Pass the changes from ``before`` (without the timer that fired) to ``after`` on to the engine.
 
-    Args:
-        context: the hook's context.
-        before: the timers they needed when the hook began, without the timer that fired.
-        after: the timers they need now.
-        oldest_at: the least event time at which the hook may produce; no hold lies below it.
+    No hold lies below ``oldest_at``, the least event time at which the hook may produce.
     """
     for tag, wanted in before.items():
         if tag not in after:
@@ -250,13 +221,9 @@ def set_timers(context: Context, before: dict[str, Wanted], after: dict[str, Wan
 
 
 def set_hold(context: Context, before: int | None, after: int | None, oldest_at: int) -> None:
-    """Hold the output watermark at the event time of the oldest pane still to be emitted.
+    """Hold the output watermark at the event time of the oldest pane still to be emitted (MillWheel §5.2).
 
-    Args:
-        context: the hook's context.
-        before: that time when the hook began.
-        after: that time now; ``None`` if no pane is pending.
-        oldest_at: the least event time at which the hook may produce; the hold does not lie below it.
+    ``before`` is that time when the hook began, ``after`` that time now; ``None`` if no pane is pending.
     """
     if after is None:
         if before is not None:
@@ -266,10 +233,10 @@ def set_hold(context: Context, before: int | None, after: int | None, oldest_at:
 
 
 def as_of(timer: Timer, clocks: Clocks) -> Clocks:
-    """The clocks as they stood at the moment an event timer waited for.
+    """Return the clocks at the moment that an event timer waited for.
 
     Panes must follow from event time, not from the steps in which watermarks happen to advance. So
-    a watermark counts as no further than the timer's time, and one of a higher percentile than the
+    a watermark counts as no further than the timer's time, and a watermark of a higher percentile than the
     timer's counts as still before it.
 
     Example:
@@ -284,24 +251,18 @@ def as_of(timer: Timer, clocks: Clocks) -> Clocks:
     def bounded(percentile: float, watermark: int) -> EventTimeMicros:
         return EventTimeMicros(min(watermark, timer.at - 1 if percentile > timer.percentile else timer.at))
 
-    percentile_watermarks = {
-        percentile: bounded(percentile, watermark)
-        for percentile, watermark in clocks.percentile_watermarks.items()
+    marks = {
+        percentile: bounded(percentile, mark) for percentile, mark in clocks.percentile_watermarks.items()
     }
-    return Clocks(
-        watermark=bounded(EXACT, clocks.watermark),
-        wall_time=clocks.wall_time,
-        percentile_watermarks=percentile_watermarks,
-    )
+    return replace(clocks, watermark=bounded(EXACT, clocks.watermark), percentile_watermarks=marks)
 
 
 def tag_of(window: Window, text: str) -> str:
-    """The engine's tag of a trigger's timer; `parse_tag` is the inverse."""
     return f"{window.start}/{window.end}|{text}"
 
 
 def parse_tag(tag: str) -> tuple[Window, TriggerTimer | None]:
-    """The window that a timer tag names, and the trigger timer; ``None`` for the window's expiry."""
+    """Return the window and the trigger timer of a tag; no timer for the window's expiry."""
     name, _, text = tag.removeprefix(_EXPIRY).partition("|")
     start, _, end = name.partition("/")
     return Window(int(start), int(end)), parse_timer(text) if text else None
@@ -316,11 +277,10 @@ _AFTER_LAST: Final = "after_last"
 _AFTER_CLEAR: Final = "after_clear"
 _SIGNALS_MISSED: Final = "signals_missed"
 WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST, _AFTER_CLEAR, _SIGNALS_MISSED)
-"""
-Counters of elements that no pane shows: ``dropped``, all of whose windows had expired;
-``after_last``, whose window's trigger had finished; and ``after_clear``, retractions of elements that
-a pane has shown and cleared, where the combiner has nothing left to take back. ``signals_missed`` are
-signals that found no window.
+"""Counters of elements that no pane shows, and of signals that found no window.
+
+``dropped``: all windows of the element had expired. ``after_last``: the trigger of its window had finished.
+``after_clear``: a retraction of an element that a pane has shown and cleared, so the combiner holds it no more.
 """
 
 
@@ -328,14 +288,8 @@ class KeyWindows:
     """The windows of one key during one hook.
 
     Args:
-        strategy: windowing, triggering and accumulation.
-        combine: combines the elements of a window.
-        finish: turns a combined value into the values to emit; ``None`` emits it as it is.
-        windows: the key's windows.
-        watermark: the low watermark; in an event timer's hook, the timer's time.
-        wall_time: the wall time.
-        key: the key, for ``finish``.
-        percentile_watermarks: the percentile watermarks that the triggers request.
+        finish: turns a combined value into the values to emit; ``None`` emits the combined value.
+        clocks: in an event timer's hook, the clocks at the timer's time; see `as_of`.
 
     Attributes:
         output: the values to produce, in order.
@@ -348,21 +302,14 @@ class KeyWindows:
         combine: CombineFn,
         finish: Finish | None,
         windows: WindowStates,
-        *,
-        watermark: int,
-        wall_time: int,
+        clocks: Clocks,
         key: str = "",
-        percentile_watermarks: PercentileTimes | None = None,
     ) -> None:
         self._strategy = strategy
         self._combine = combine
         self._finish = finish
-        self._watermark = watermark
-        self._wall_time = wall_time
+        self._clocks = clocks
         self._key = key
-        self._percentile_watermarks: PercentileTimes = (
-            {} if percentile_watermarks is None else percentile_watermarks
-        )
         self._is_cut = False
         self.windows: WindowStates = windows
         self.counts: dict[str, int] = dict.fromkeys(WINDOW_COUNTERS, 0)
@@ -371,9 +318,9 @@ class KeyWindows:
     # -- elements --------------------------------------------------------------------------
 
     def add(self, elements: Iterable[Element]) -> None:
-        """Add a bundle of elements: assign, drop what is too late, merge, combine, and ask each trigger.
+        """Add a bundle of elements: assign, drop late ones, merge, combine, and ask each trigger.
 
-        The triggers are asked once, or after each element, as the strategy says.
+        The strategy decides whether the triggers are asked once or after each element.
         """
         strategy = self._strategy
         if strategy.asked == "bundle":
@@ -383,7 +330,7 @@ class KeyWindows:
         if strategy.trigger.waits_for_end and not strategy.window_fn.is_merging:
             assigned, dropped = self._assign(arrived)
             if self._latest_clock() < min((window.end for window in assigned), default=TIME_MAX_US):
-                # The answer is known for each element: nothing is shown before the windows end.
+                # No trigger can fire before the windows end, so asking after each element would change nothing.
                 self._add_assigned(assigned, dropped)
                 return
         self._is_cut = len(arrived) > 1
@@ -391,7 +338,7 @@ class KeyWindows:
             self._ring(self._add_together((element,)))
 
     def _latest_clock(self) -> int:
-        return max(self._watermark, *self._percentile_watermarks.values(), TIME_MIN_US)
+        return max(self._clocks.watermark, *self._clocks.percentile_watermarks.values(), TIME_MIN_US)
 
     def _add_together(self, elements: Iterable[Element]) -> list[WindowState]:
         return self._add_assigned(*self._assign(elements))
@@ -410,11 +357,11 @@ class KeyWindows:
         return states
 
     def _assign(self, elements: Iterable[Element]) -> tuple[dict[Window, list[Element]], int]:
-        """The elements by window, and how many are too late for all of theirs."""
+        """Return the elements by window, and the number of elements all of whose windows have expired."""
         assigned: dict[Window, list[Element]] = {}
         dropped = 0
         strategy = self._strategy
-        watermark, assign, expires_at = self._watermark, strategy.window_fn.assign, strategy.expires_at
+        watermark, assign, expires_at = self._clocks.watermark, strategy.window_fn.assign, strategy.expires_at
         for element in elements:
             windows = assign(element)
             is_accepted = not windows
@@ -434,25 +381,25 @@ class KeyWindows:
     def _add(self, state: WindowState, members: Sequence[Element]) -> None:
         strategy = self._strategy
         if strategy.timestamp_combiner is not TimestampCombiner.END_OF_WINDOW:
-            self._note_times(state, members)
+            self._record_times(state, members)
         accumulator = state.accumulator if state.has_contents else self._combine.create()
         state.accumulator, without_effect = self._combined(accumulator, members)
         state.has_contents = True
         state.news += len(members) - without_effect
         self.counts[_AFTER_CLEAR] += without_effect
-        state.is_held |= self._watermark < state.window.end and strategy.closing != "never"
-        # Elements are in the contents by now: triggers may look at them.
+        state.is_held |= self._clocks.watermark < state.window.end and strategy.closing != "never"
+        # After the combiner, because triggers may look at the contents.
         strategy.trigger.on_elements(self._context(state), members)
 
-    def _note_times(self, state: WindowState, members: Sequence[Element]) -> None:
+    def _record_times(self, state: WindowState, members: Sequence[Element]) -> None:
         strategy = self._strategy
         for element in members:
             at = element_output_at(strategy.timestamp_combiner, strategy.window_fn, state.window, element.at)
-            if at is not None and at >= self._watermark:
+            if at is not None and at >= self._clocks.watermark:
                 state.output_at = combined(strategy.timestamp_combiner, state.output_at, at)
 
     def _combined(self, accumulator: Any, members: Sequence[Element]) -> tuple[Any, int]:
-        """The accumulator with the elements in it, and how many retractions among them had no effect."""
+        """Return the accumulator with the elements in it, and the number of retractions without effect."""
         combine, may_clear, without_effect = self._combine, self._strategy.accumulation.may_clear, 0
         for is_retraction, run in groupby(members, attrgetter("is_retraction")):
             if not is_retraction:
@@ -491,14 +438,14 @@ class KeyWindows:
         result = self.windows.add(merge.result)
         for source in sources:
             if source.window == merge.result:
-                # A window that only absorbs others continues its pane count.
+                # A window that absorbs others stays the same window to consumers: its pane count continues.
                 result.index, result.nonspeculative_index = source.index, source.nonspeculative_index
                 result.has_ended = source.has_ended
         live = [source for source in sources if not source.is_closed]
         if not live:
             result.close()
             return
-        # A source whose trigger has finished holds nothing any more, and does not finish the others.
+        # Only the live sources: a source whose trigger has finished is empty, and must not finish the others.
         self._join(result, live)
         self._strategy.trigger.on_merge(self._context(result, tuple(live)))
 
@@ -515,11 +462,9 @@ class KeyWindows:
     # -- signals ---------------------------------------------------------------------------
 
     def signal(self, name: str, window: Window | None) -> None:
-        """Deliver a signal from outside to the triggers of the windows that it is for, and ask them.
+        """Deliver a signal from outside to the triggers of ``window``, and ask them.
 
-        Args:
-            name: the signal's name.
-            window: whose; where windows merge, all that overlap it; ``None`` for all windows of the key.
+        Where windows merge, the signal is for all windows that overlap ``window``; without one, for all of the key.
         """
         states = [state for bounds in self._addressed(window) if (state := self.windows.get(bounds))]
         listening = [state for state in states if not state.is_closed]
@@ -541,10 +486,7 @@ class KeyWindows:
     # -- timers ----------------------------------------------------------------------------
 
     def on_timer(self, window: Window, timer: TriggerTimer) -> None:
-        """Deliver a trigger's timer to its owner, then ask the window's trigger.
-
-        A timer that is no longer pending is ignored.
-        """
+        """Deliver a trigger's timer to its owner, if it is still pending, then ask the window's trigger."""
         state = self.windows.get(window)
         at = None if state is None else state.timers.pop(timer.to_text(), None)
         if state is None or at is None:
@@ -553,18 +495,17 @@ class KeyWindows:
         self._ask(state, by_event_timer=timer.domain is TimeDomain.EVENT)
 
     def _ring(self, states: Sequence[WindowState]) -> None:
-        """Deliver the timers of these windows that are due already, in the order in which the engine would."""
+        """Deliver the timers of these windows that are already due, in the engine's order."""
         for _ in range(_RINGS_MAX):
             due = min(self._due(states), default=None)
             if due is None:
                 return
             at, domain, percentile, _, window, text = due
-            known = self._watermark, self._percentile_watermarks
+            known = self._clocks
             if domain is TimeDomain.EVENT:
-                clocks = as_of(Timer("", domain, at, at, percentile), self._clocks())
-                self._watermark, self._percentile_watermarks = clocks.watermark, clocks.percentile_watermarks
+                self._clocks = as_of(Timer("", domain, at, at, percentile), known)
             self.on_timer(window, parse_timer(text))
-            self._watermark, self._percentile_watermarks = known
+            self._clocks = known
         raise InvalidError(
             "a trigger keeps setting timers that are due already", trigger=self._strategy.trigger
         )
@@ -575,16 +516,8 @@ class KeyWindows:
         for state in states:
             for text, at in state.timers.items():
                 timer = parse_timer(text)
-                clock = self._clocks().of(timer.domain, timer.percentile)
-                if at <= clock:
+                if at <= self._clocks.of(timer.domain, timer.percentile):
                     yield at, timer.domain, timer.percentile, tag_of(state.window, text), state.window, text
-
-    def _clocks(self) -> Clocks:
-        return Clocks(
-            watermark=self._watermark,
-            wall_time=self._wall_time,
-            percentile_watermarks=self._percentile_watermarks,
-        )
 
     def expire(self, window: Window) -> None:
         """Emit the window's last pane if the strategy asks for one, and drop the window."""
@@ -601,9 +534,9 @@ class KeyWindows:
     def _context(self, state: WindowState, sources: tuple[WindowState, ...] = ()) -> TriggerContext:
         return TriggerContext(
             state,
-            self._watermark,
-            self._wall_time,
-            percentile_watermarks=self._percentile_watermarks,
+            self._clocks.watermark,
+            self._clocks.wall_time,
+            percentile_watermarks=self._clocks.percentile_watermarks,
             sources=sources,
             combine=self._combine,
         )
@@ -647,7 +580,7 @@ class KeyWindows:
             state.clear_contents()
 
     def _pane(self, state: WindowState, firing: Firing, *, is_last: bool, by_event_timer: bool) -> Pane:
-        if self._watermark < state.window.end:
+        if self._clocks.watermark < state.window.end:
             timing = Timing.EARLY
         elif by_event_timer and not state.has_ended:
             timing = Timing.ON_TIME
@@ -660,7 +593,7 @@ class KeyWindows:
             timing=timing,
             is_last=is_last,
             watermark_percentile=None if timing is Timing.LATE else share,
-            produced_at=self._wall_time,
+            produced_at=self._clocks.wall_time,
             trigger=firing.label(),
         )
 
@@ -669,7 +602,7 @@ class KeyWindows:
         value = self._combine.extract(accumulator)
         is_retracting = self._strategy.is_incremental
         if (self._is_cut or is_retracting) and isinstance(value, dict | list):
-            # More elements may be added to the accumulator, of which this may be a part, before it is stored.
+            # The value may be part of the accumulator, which may change before the pane is stored.
             value = deepcopy(value)
         shown = WindowedValue(
             value=value,

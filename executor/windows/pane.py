@@ -1,14 +1,9 @@
-"""Panes: what a window emits when its trigger fires, and the envelope that carries it.
+"""Panes: the output of a window when its trigger fires, and the envelope that carries a pane.
 
 A windowed step produces each result in an envelope, a JSON object with four fields: ``value``,
 ``window`` (its bounds in microseconds), ``at`` (the pane's event time) and ``pane``. A windowed
-step that consumes envelopes unwraps them: it takes the value, its event time, and whether it is
-a retraction. Any other consumer sees the object and its fields.
-
-Numbers that JSON cannot say, in the values of panes.
-
-A sum of floats may be infinite or NaN, as IEEE 754 has it, and one of whole numbers may have more than 64
-bits. The pane is shown nevertheless: with null, and with the nearest float.
+step that consumes envelopes takes the value, its event time, and whether it is a retraction.
+Any other consumer sees the object and its fields.
 """
 
 from __future__ import annotations
@@ -25,28 +20,30 @@ from millpond.statestore.rows.row import is_envelope
 
 
 def as_json_numbers(value: Any) -> Any:
-    """The value, or the fields of the value, with null for infinities and NaN, and floats for greater whole numbers.
+    """Replace numbers that JSON lacks: infinities and NaN by null, whole numbers beyond 64 bits by the nearest float.
+
+    Only the value and the fields of a dict are looked at.
 
     Example:
         >>> as_json_numbers({"sum": 2**64, "mean": float("nan"), "count": 3})
         {'sum': 1.8446744073709552e+19, 'mean': None, 'count': 3}
     """
     if type(value) is dict:
-        if all(map(_is_sayable, value.values())):
+        if all(map(_is_json_number, value.values())):
             return value
-        return {name: _sayable(field) for name, field in value.items()}
-    return value if _is_sayable(value) else _sayable(value)
+        return {name: _as_json_number(field) for name, field in value.items()}
+    return value if _is_json_number(value) else _as_json_number(value)
 
 
-def _is_sayable(value: Any) -> bool:
+def _is_json_number(value: Any) -> bool:
     kind = type(value)
     if kind is float:
         return math.isfinite(value)
     return kind is not int or JSON_MIN <= value <= JSON_MAX
 
 
-def _sayable(value: Any) -> Any:
-    if _is_sayable(value):
+def _as_json_number(value: Any) -> Any:
+    if _is_json_number(value):
         return value
     try:
         nearest = float(value)
@@ -69,11 +66,11 @@ class Pane:
 
     Attributes:
         index: 0, 1, 2 … over all panes of the window.
-        nonspeculative_index: the same, counting only panes that are not early; -1 for early panes.
+        nonspeculative_index: 0, 1, 2 … over the panes that are not early; -1 for early panes.
         timing: early, on time or late.
         is_last: no further pane of the window follows.
         is_retraction: whether it retracts the pane with these indices; timing, percentile, production
-            time and trigger are then those of the pane that replaces it.
+            time and trigger are then taken from the pane that replaces it.
         watermark_percentile: the estimated share of the window's input that has arrived, from 0 to
             100: the greatest requested percentile whose watermark has passed the window's end.
             ``None`` for late panes.
@@ -92,11 +89,11 @@ class Pane:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the window's first pane."""
+        """True for the first pane of the window."""
         return self.index == 0
 
     def to_json(self) -> dict[str, Any]:
-        """The pane as the envelope carries it."""
+        """Return the pane as the envelope carries it."""
         return {
             "index": self.index,
             "nonspeculative_index": self.nonspeculative_index,
@@ -111,14 +108,14 @@ class Pane:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
+        """Return the pane of an envelope."""
         known = {name: value for name, value in fields.items() if name != "is_first"}
         return cls(**{**known, "timing": Timing(fields["timing"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowedValue:
-    """A value with the window and the pane that it comes from.
+    """A value with its window and pane.
 
     Attributes:
         value: the result.
@@ -134,11 +131,11 @@ class WindowedValue:
 
     @staticmethod
     def is_envelope(value: object) -> bool:
-        """Whether a record's value is an envelope; a row from outside is none, even if it has the same fields."""
+        """Return True if a record's value is an envelope; a row from outside is none, even with the same fields."""
         return is_envelope(value)
 
     def retraction(self, successor: Pane) -> WindowedValue:
-        """The retraction of this value: its pane's indices, with the timing and the cause of ``successor``."""
+        """Return the retraction of this value: its pane's indices, with the timing and the cause of ``successor``."""
         pane = replace(
             self.pane,
             is_retraction=True,
@@ -151,7 +148,7 @@ class WindowedValue:
         return replace(self, pane=pane)
 
     def to_json(self) -> dict[str, Any]:
-        """The envelope, a JSON object."""
+        """Return the envelope, a JSON object."""
         return {
             "value": as_json_numbers(self.value),
             "window": list(self.window),
@@ -161,7 +158,7 @@ class WindowedValue:
 
     @classmethod
     def from_json(cls, envelope: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
+        """Return the windowed value in an envelope."""
         start, end = envelope["window"]
         return cls(
             value=envelope["value"],

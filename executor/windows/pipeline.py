@@ -36,10 +36,10 @@ class Pipeline(EnginePipeline[DataflowStream]):
     stream_class = DataflowStream
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
-        """Validate everything that can be known before a run, and freeze the topology.
+        """Validate the pipeline as far as possible before a run, and freeze the topology.
 
         See the engine's ``Pipeline.check``. A stream that only an injector feeds has no panes: a key given
-        as a string is resolved as a column, not row by row, and a function sees the row as it is.
+        as a string is resolved as a column, not row by row, and a function receives the whole row.
         """
         topology = EnginePipeline.check(self, inputs)
         computations = {
@@ -59,33 +59,33 @@ class Pipeline(EnginePipeline[DataflowStream]):
     def foreach_batch(
         self, store: Store | str | Path, *, into: str, **options: Unpack[PipelineBatchOptions]
     ) -> ForeachBatch:
-        """The ``foreachBatch`` function of your own streaming query that feeds an injected stream.
+        """Return the ``foreachBatch`` function of your streaming query that feeds an injected stream.
 
-        A pipeline with several injected streams has one such function for each, and a query for each. Those of this
-        object and of one store share one run: the leases, the supersteps, the options. Streams that take other rows,
-        or none, may do without a function; one that says nothing of its time holds back the steps that it leads to.
+        A pipeline with several injected streams needs a function and a query for each. The functions of this
+        object and one store share one run: the leases, the supersteps, the options. A stream with other input,
+        or none, needs no function, but a stream without event time holds back the steps after it.
 
-        Where `inject` names no watermark, the stream takes the delay of the query's own ``withWatermark`` on the
-        column ``at``; on another column it says nothing of the event time, and a warning says so.
+        Where `inject` names no watermark, the stream takes the delay from the query's ``withWatermark`` on the
+        column ``at``. A ``withWatermark`` on another column gives no event time, which causes a warning.
 
         Args:
-            store: path of the store, created if it does not exist, or an open one, which stays open.
+            store: path of the store, created if it does not exist, or an open store, which stays open.
             into: the injected stream.
-            options: those of `SparkRunner`, ``tick_ms`` among them. Say each once, or the same in each call.
+            options: the options of `SparkRunner`, ``tick_ms`` among them. Give each once, or the same in each call.
 
         Returns:
-            The function; close it, or any of those that share the run, when the queries have ended.
+            The function. Close it, or any other that shares the run, when the queries have ended.
 
         Raises:
             InvalidError: the pipeline is invalid or has no such stream, an option is wrong, or another call for the
-                same run has said it otherwise.
+                same run gave another value for it.
 
         Example::
 
             with pipeline.foreach_batch("pond", into="payments") as payments:
                 frame.writeStream.foreachBatch(payments).trigger(availableNow=True).start().awaitTermination()
         """
-        # What runs on Spark imports PySpark.
+        # Imported here, because it imports PySpark.
         from millpond.executor.spark.foreach_batch import stream_function
 
         return stream_function(self, store, into, options)

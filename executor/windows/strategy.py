@@ -1,4 +1,4 @@
-"""The windowing strategy: the windowing, triggering and accumulation settings of one step."""
+"""The windowing, triggering and accumulation settings of one step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Literal, TypeAlias
 
 from millpond.executor.time.instants import Duration, duration_us
 from millpond.executor.windows.time_triggers import Default
-from millpond.executor.windows.trigger import Trigger
-from millpond.executor.windows.trigger_context import Contents
+from millpond.executor.windows.trigger import Contents, Trigger
 from millpond.executor.windows.window import TimestampCombiner, Window, WindowFn
 from millpond.executor.windows.window_fns import GlobalWindows
 from millpond.statestore.errors import InvalidError, did_you_mean
@@ -17,12 +16,12 @@ from millpond.statestore.types import TIME_MAX_US
 
 
 class Accumulation(StrEnum):
-    """How the panes of a window relate to each other (the Dataflow paper's refinement modes).
+    """The relation of a window's panes to each other (the Dataflow paper's refinement modes).
 
     ``DISCARDING``: a pane holds the elements since the previous pane. ``ACCUMULATING``: a pane holds
-    all elements so far. ``RETRACTING``: as accumulating and incremental, so after a retraction of the previous pane.
-    ``CLEAR_BY_DEFAULT`` and ``ACCUMULATE_BY_DEFAULT`` follow the trigger's request where it makes
-    one (see `TriggerContext.ask`), and otherwise discard or accumulate.
+    all elements so far. ``RETRACTING``: accumulating and incremental, so a pane follows a retraction of the previous
+    pane. ``CLEAR_BY_DEFAULT`` and ``ACCUMULATE_BY_DEFAULT`` follow the trigger's request, if any
+    (see `TriggerContext.ask`), and otherwise discard or accumulate.
     """
 
     DISCARDING = "discarding"
@@ -33,11 +32,11 @@ class Accumulation(StrEnum):
 
     @property
     def may_clear(self) -> bool:
-        """Whether any pane clears the contents."""
+        """True if a pane may clear the contents."""
         return self not in (Accumulation.ACCUMULATING, Accumulation.RETRACTING)
 
     def clears(self, asked: Contents) -> bool:
-        """Whether contents are cleared after a pane, given the trigger's request."""
+        """Return True if contents are cleared after a pane, given the trigger's request."""
         match self:
             case Accumulation.DISCARDING:
                 return True
@@ -50,29 +49,17 @@ class Accumulation(StrEnum):
 
 
 Closing: TypeAlias = Literal["never", "if_non_empty", "always"]
-"""When an expiring window emits a last pane: never, if it holds elements that no pane has shown, or always."""
+"""Condition for an expiring window's last pane: never, if it holds elements that no pane has shown, or always."""
 
 Asked: TypeAlias = Literal["element", "bundle"]
-"""When a window's trigger is asked: after each element, or once for all that a bundle brings."""
+"""When a window's trigger is asked: after each element, or once per bundle of elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowingStrategy:
-    """Where in event time elements are grouped, when groups are emitted, and how panes relate.
+    """Windowing, triggering and accumulation of a step: where, when and how panes are emitted.
 
-    Args:
-        window_fn: assigns elements to windows; one global window by default.
-        trigger: decides when a window emits a pane.
-        accumulation: how a pane relates to earlier panes of its window.
-        incremental: whether each pane is preceded by retractions of the previous one (the patent's incremental
-            mode), whatever the accumulation; ``RETRACTING`` is accumulating and incremental.
-        allowed_lateness: how long after its end a window still accepts late elements.
-        timestamp_combiner: how a pane's event time follows from its window and elements.
-        closing: whether an expiring window emits a last pane.
-        emit_empty_on_time: whether the on-time pane is emitted even if no element arrived since the
-            previous pane.
-        asked: whether the trigger is asked after each element, in the order of arrival, so that panes
-            do not depend on how the input is cut into bundles, or once per bundle.
+    The fields are the arguments of `DataflowStream.window`. The default is one global window.
 
     Raises:
         InvalidError: an argument is invalid, or windows merge but the trigger cannot.
@@ -95,7 +82,6 @@ class WindowingStrategy:
     allowed_lateness_us: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Validate the arguments at construction."""
         for name, kind in (("window_fn", WindowFn), ("trigger", Trigger)):
             if not isinstance(getattr(self, name), kind):
                 example = "FixedWindows('1h')" if kind is WindowFn else "AfterWatermark()"
@@ -123,11 +109,11 @@ class WindowingStrategy:
 
     @property
     def is_incremental(self) -> bool:
-        """Whether each pane is preceded by retractions of the one that it replaces."""
+        """True if each pane is preceded by retractions of the previous pane."""
         return self.incremental or self.accumulation is Accumulation.RETRACTING
 
     def expires_at(self, window: Window) -> int:
-        """The watermark, in microseconds, from which the window accepts no more elements."""
+        """Return the watermark, in microseconds, from which the window accepts no more elements."""
         return min(window.end + self.allowed_lateness_us + 1, TIME_MAX_US)
 
 

@@ -1,11 +1,4 @@
-"""Streams with windows: the methods that the dataflow layer adds to the engine's streams.
-
-The top N of a window: the best of the combined values of all its keys.
-
-Two steps. The first combines each key's elements, and takes back what it has shown before when it shows more; the
-second gathers what the first has shown of one window, and keeps the best. So a list stays right when late elements
-change what was in it, and when a value falls and another one moves up.
-"""
+"""Streams with windows: windowing, combining, co-grouping and element-wise steps."""
 
 from __future__ import annotations
 
@@ -13,10 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
+from millpond.executor.computation.records import Record
+from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.pipeline.nodes import Backfill, ComputationOptions
 from millpond.executor.pipeline.pipeline import Stream
 from millpond.executor.windows.combine_fn import CombineFields, CombineFn, ValueExtractor, check_extractor
-from millpond.executor.windows.combiners import ToList, TopN
+from millpond.executor.windows.combiners import ToList, TopN, without_element
 from millpond.executor.windows.pane import Pane
 from millpond.executor.windows.strategy import Accumulation, Asked, Closing, WindowingStrategy
 from millpond.executor.windows.time_triggers import Default
@@ -27,63 +22,14 @@ from millpond.executor.windows.windowed_computation import (
     PaneKey,
     TimestampShift,
     WindowedComputation,
+    element_of,
 )
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
-    from millpond.executor.inputs.keys import KeyExtractor
     from millpond.executor.pipeline.nodes import OnError, OnLate, ProductionMode
     from millpond.executor.time.clocks import LateDataHorizon
     from millpond.executor.time.instants import Duration, Instant
-
-
-_ALL = "all"
-
-
-def entry_of(key: str, value: Any, window: Window) -> dict[str, Any]:
-    """What the first step shows of a key: its value, and the window that it is of."""
-    return {"key": key, "value": value, "window": list(window)}
-
-
-@dataclass(frozen=True, slots=True)
-class _WindowOfEntry(WindowFn):
-    """Puts an entry into the window that it is of, whatever made that."""
-
-    def assign(self, element: Element) -> Sequence[Window]:
-        """The entry's own window."""
-        start, end = element.value["window"]
-        return (Window(start, end),)
-
-
-def of_each_key(strategy: WindowingStrategy) -> WindowingStrategy:
-    """The strategy of the first step: each value takes back the one before it."""
-    return replace(strategy, accumulation=Accumulation.RETRACTING)
-
-
-def of_all_keys(strategy: WindowingStrategy) -> WindowingStrategy:
-    """The strategy of the second step: the same triggers, over whole lists, asked when a bundle's changes are all in."""
-    is_retracting = strategy.accumulation is Accumulation.RETRACTING
-    return replace(
-        strategy,
-        window_fn=_WindowOfEntry(),
-        accumulation=Accumulation.RETRACTING if is_retracting else Accumulation.ACCUMULATING,
-        asked="bundle",
-    )
-
-
-def ranked(entry: Any) -> list[Any]:
-    """What entries are compared by: their values, and where these are equal their keys."""
-    return [entry["value"], entry["key"]]
-
-
-def group_of(among: Callable[[str], str] | None) -> Callable[[Any], str]:
-    """The group in which an entry is ranked; one for all keys without ``among``."""
-    return lambda entry: _ALL if among is None else among(entry["key"])
-
-
-def best_of(count: int, *, smallest: bool) -> TopN:
-    """The combiner of the second step."""
-    return TopN(count, of=ranked, smallest=smallest, retractable=True)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -106,8 +52,8 @@ class DataflowStream(Stream):
     ) -> WindowedStream:
         """Choose where in event time records are grouped, when groups are emitted, and how panes relate.
 
-        The four questions of the Dataflow model: ``window_fn`` answers *where*, ``trigger`` *when* and
-        ``accumulation`` *how*; the step that follows answers *what*.
+        These are the questions of the Dataflow model: ``window_fn`` answers *where*, ``trigger`` *when* and
+        ``accumulation`` *how*. The step that follows answers *what*: `WindowedStream.combine`, for example.
 
         Args:
             window_fn: assigns each record to windows.
@@ -116,8 +62,8 @@ class DataflowStream(Stream):
             accumulation: how a pane relates to earlier panes of its window: ``"discarding"`` (only the
                 elements since), ``"accumulating"`` (all elements so far) or ``"retracting"`` (all, after
                 a retraction of the previous pane).
-            incremental: whether each pane is preceded by retractions of the previous one in any other mode
-                too: what stands downstream is then the last pane of each window, such as its latest change
+            incremental: whether each pane is preceded by retractions of the previous one in any other mode,
+                too. Downstream steps then hold the last pane of each window, such as its latest change
                 with ``"discarding"``.
             allowed_lateness: how long after its end a window still accepts late records.
             timestamp_combiner: how a pane's event time follows from its window and elements.
@@ -127,13 +73,9 @@ class DataflowStream(Stream):
                 previous pane.
             asked: when the trigger is asked: after each ``"element"``, in the order of arrival, so that
                 panes do not depend on how the input is cut, or once per ``"bundle"``, which makes
-                fewer panes: those of a busy key then hold what came together.
+                fewer panes of a busy key.
             of: which part of a record's value is the element that triggers and combiners see: a field
                 name, a function of the value, or ``None`` for the whole value.
-
-        Returns:
-            The stream with its windowing strategy; call `WindowedStream.combine` or
-            `WindowedStream.process_windows` on it.
 
         Raises:
             InvalidError: an argument is invalid, or the arguments contradict each other.
@@ -169,11 +111,8 @@ class DataflowStream(Stream):
             function: takes a value and returns the values that replace it; it must be deterministic, so
                 that a retraction yields the values it retracts.
             name: the step's name and the name of its output stream.
-            key: how to extract the key under which the step runs; the record's own key by default.
+            key: how to extract the key under which the step runs; the record's key by default.
             options: see `ComputationOptions`.
-
-        Returns:
-            The stream of new values.
 
         Example:
             >>> words = lines.flat_map(str.split, name="words")
@@ -198,15 +137,14 @@ class DataflowStream(Stream):
     def union(
         self, *others: DataflowStream, name: str, **options: Unpack[ComputationOptions]
     ) -> DataflowStream:
-        """All records of this stream and of others, as one stream; keys, windows, panes and retractions are kept.
+        """Join this stream and others into one; keys, windows, panes and retractions are kept.
+
+        Records of different streams are in no order.
 
         Args:
             others: further streams of the same pipeline, at least one.
             name: the step's name and the name of its output stream.
             options: see `ComputationOptions`.
-
-        Returns:
-            The stream of all records, in no order between those of different streams.
 
         Raises:
             InvalidError: no other stream, a stream of another pipeline, or the same stream twice.
@@ -240,7 +178,7 @@ class DataflowStream(Stream):
         """Give each value a new event time.
 
         A later time is always safe. An earlier time may be behind the watermark that downstream steps
-        have already seen; ``late_data_horizon`` therefore holds the watermark of this step's output back
+        have already seen. So ``late_data_horizon`` holds the watermark of this step's output back
         by the same amount, at the price of later results everywhere downstream.
 
         Args:
@@ -251,11 +189,8 @@ class DataflowStream(Stream):
             late_data_horizon: how far back a time may be moved; a value that is moved further is
                 refused and becomes a dead letter. With ``"unbounded"`` the watermark is not held: values
                 may be moved back freely, and may be late.
-            key: how to extract the key under which the step runs; the record's own key by default.
+            key: how to extract the key under which the step runs; the record's key by default.
             options: see `ComputationOptions`.
-
-        Returns:
-            The stream of the same values at their new times.
 
         Example:
             ``logs.with_timestamps(lambda log, at: log["opened"], name="visits", late_data_horizon="1h")``
@@ -286,10 +221,9 @@ class WindowedStream:
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> WindowedStream:
-        """Make any number of values of each one on its way into its windows; see `DataflowStream.flat_map`.
+        """Replace each value by any number of values before it is windowed; see `DataflowStream.flat_map`.
 
-        Windows follow from event time, which no value changes; a window function of your own that
-        looks at values sees the new ones.
+        Windows follow from event time, which stays. A custom window function that reads values receives the new ones.
         """
         return replace(self, stream=self.stream.flat_map(function, name=name, key=key, **options))
 
@@ -351,12 +285,12 @@ class WindowedStream:
             combine: the combine function, for example ``Count()``; or several by the names of their
                 fields, which may be given as keywords instead: ``total=Sum("amount"), visits=Count()``.
                 The combined value is then an object with these fields, each of which may be a column
-                of a sink. A field that has the name of an argument or an option goes into a mapping.
+                of a sink. A field with the name of an argument or an option must be given in a mapping.
             name: the step's name, its table in SQL, and the name of its output stream.
             key: how to extract the grouping key from a value (of a windowed step's result: from the
-                value inside its envelope); the record's own key by default.
-            result: takes the key, the combined value and the window, and returns the value to emit; by
-                default the combined value itself. Use it to emit the key too, so that a later step can
+                value inside its envelope); the record's key by default.
+            result: takes the key, the combined value and the window, and returns the value to emit, by
+                default the combined value. Use it to emit the key too, so that a later step can
                 group by it.
             fields: several combine functions, and options; see `ComputationOptions`.
 
@@ -390,18 +324,19 @@ class WindowedStream:
         smallest: bool = False,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
-        """The keys of each window with the greatest combined values, greatest first.
+        """Rank the keys of each window by their combined values, greatest first.
 
-        Two steps: ``{name}_each`` combines each key's elements, ``{name}`` ranks what it shows of a window.
-        Triggers and lateness are those of `DataflowStream.window` in both. A list replaces the one before
-        it, or takes it back with ``accumulation="retracting"``.
+        Two steps: ``{name}_each`` combines each key's elements, and retracts its previous pane with each new one;
+        ``{name}`` keeps the best of a window. So a list stays right when late elements change it, and when a value
+        falls and another one moves up. Both steps take triggers and lateness from `DataflowStream.window`. A list
+        replaces the previous list, or retracts it with ``accumulation="retracting"``.
 
         Args:
             count: the number of keys to show, at least 1.
             combine: combines the elements of a key into the value to rank by, for example ``Count()``;
                 values must be comparable with each other.
             name: the name of the second step, its table in SQL, and the name of its output stream.
-            key: how to extract the key from a value; the record's own key by default.
+            key: how to extract the key from a value; the record's key by default.
             among: takes a key and returns the group within which it is ranked; by default all keys are one
                 group, which is one row of the store.
             smallest: rank the smallest first instead.
@@ -417,11 +352,20 @@ class WindowedStream:
         Example:
             ``best = sales.window(FixedWindows("1d")).top(3, Sum("amount"), key="product", name="best")``
         """
-        best = best_of(count, smallest=smallest)
-        each = replace(self, strategy=of_each_key(self.strategy)).combine(
+        each = replace(self.strategy, accumulation=Accumulation.RETRACTING)
+        entries = replace(self, strategy=each).combine(
             combine, name=f"{name}_each", key=key, result=entry_of, **options
         )
-        return WindowedStream(each, of_all_keys(self.strategy)).combine(
+        is_retracting = self.strategy.accumulation is Accumulation.RETRACTING
+        every = replace(
+            self.strategy,
+            window_fn=_WindowOfEntry(),
+            accumulation=Accumulation.RETRACTING if is_retracting else Accumulation.ACCUMULATING,
+            # A retraction and its replacement arrive in one bundle: a list between them would lack the key.
+            asked="bundle",
+        )
+        best = TopN(count, of=ranked, smallest=smallest, retractable=True)
+        return WindowedStream(entries, every).combine(
             best, name=name, key=group_of(among), result=_listed, **options
         )
 
@@ -433,9 +377,9 @@ class WindowedStream:
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> DataflowStream:
-        """Pass all elements of each key and window to a function, and emit what it returns.
+        """Pass all elements of each key and window to a function, and emit each returned value in an envelope.
 
-        The window's elements are kept as a list until its contents are discarded; prefer `combine` where
+        The window's elements are kept as a list until its contents are discarded. Prefer `combine` where
         a combine function exists.
 
         Args:
@@ -443,11 +387,8 @@ class WindowedStream:
                 values to emit.
             name: the step's name, its table in SQL, and the name of its output stream.
             key: how to extract the grouping key from a value (of a windowed step's result: from the
-                value inside its envelope); the record's own key by default.
+                value inside its envelope); the record's key by default.
             options: see `ComputationOptions`.
-
-        Returns:
-            The stream of panes: one envelope per returned value.
         """
         computation = WindowedComputation(
             self.strategy, ToList(), name, of=self.of, finish=_OfWindow(function)
@@ -458,7 +399,6 @@ class WindowedStream:
 def _chosen(
     combine: CombineFn | Mapping[str, CombineFn] | None, fields: Mapping[str, CombineFn], *, step: str
 ) -> CombineFn:
-    """The one combiner of a step: that which is given, or one of several fields."""
     if combine is None:
         combine = fields
     elif fields:
@@ -482,13 +422,35 @@ def _itself(value: Any) -> Iterable[Any]:
     return (value,)
 
 
+def entry_of(key: str, value: Any, window: Window) -> dict[str, Any]:
+    return {"key": key, "value": value, "window": list(window)}
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowOfEntry(WindowFn):
+    """The window named in each entry, whatever function made it."""
+
+    def assign(self, element: Element) -> Sequence[Window]:
+        start, end = element.value["window"]
+        return (Window(start, end),)
+
+
+def ranked(entry: Any) -> list[Any]:
+    # Equal values are ordered by their keys.
+    return [entry["value"], entry["key"]]
+
+
+def group_of(among: Callable[[str], str] | None) -> Callable[[Any], str]:
+    return lambda entry: "all" if among is None else among(entry["key"])
+
+
 def _listed(key: str, best: Any, window: Window) -> Any:  # noqa: ARG001 - a result of `WindowedStream.combine`
     return [{"key": ranked, "value": value} for value, ranked in best]
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """A user's function of key, combined value and window, adapted to `Finish`."""
+    """A user's function of key, combined value and window as a `Finish`."""
 
     function: Callable[[str, Any, Window], Any]
 
@@ -498,9 +460,109 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class _OfWindow:
-    """A user's function of elements, window and pane, adapted to `Finish`."""
+    """A user's function of elements, window and pane as a `Finish`."""
 
     function: Callable[[list[Any], Window, Pane], Iterable[Any]]
 
     def __call__(self, key: str, value: Any, window: Window, pane: Pane) -> Iterable[Any]:  # noqa: ARG002 - a Finish
         return self.function(value, window, pane)
+
+
+@dataclass(frozen=True)
+class _ByTag(CombineFn):
+    """One list of values per tag; an element is a pair of tag and value."""
+
+    tags: tuple[str, ...]
+
+    def create(self) -> dict[str, list[Any]]:
+        return {tag: [] for tag in self.tags}
+
+    def add(self, accumulator: dict[str, list[Any]], value: tuple[str, Any]) -> dict[str, list[Any]]:
+        tag, inner = value
+        accumulator[tag].append(inner)
+        return accumulator
+
+    def merge(self, accumulators: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+        return {tag: [value for group in accumulators for value in group[tag]] for tag in self.tags}
+
+    def uncombine(self, accumulator: dict[str, list[Any]], value: tuple[str, Any]) -> dict[str, list[Any]]:
+        tag, inner = value
+        return {**accumulator, tag: without_element(accumulator[tag], inner)}
+
+    def uncombine_if_held(
+        self, accumulator: dict[str, list[Any]], value: tuple[str, Any]
+    ) -> tuple[dict[str, list[Any]], bool]:
+        tag, inner = value
+        is_held = inner in accumulator[tag]
+        return (self.uncombine(accumulator, value) if is_held else accumulator), is_held
+
+
+class _CoGrouping(WindowedComputation):
+    """A windowed step whose elements carry the tag of the stream they arrived on."""
+
+    def __init__(
+        self,
+        strategy: WindowingStrategy,
+        tags: Mapping[str, str],
+        stream: str,
+        extractors: Mapping[str, ValueExtractor],
+    ) -> None:
+        super().__init__(strategy, _ByTag(tuple(tags.values())), stream)
+        self.tags = dict(tags)
+        self.extractors = dict(extractors)
+
+    def element(self, record: Record) -> Element:
+        tag = self.tags[record.stream]
+        element = element_of(record, self.extractors.get(tag))
+        return element._replace(value=(tag, element.value))
+
+
+def co_group(
+    streams: Mapping[str, DataflowStream],
+    strategy: WindowingStrategy,
+    *,
+    name: str,
+    keys: Mapping[str, KeyExtractor] | None = None,
+    of: Mapping[str, ValueExtractor] | None = None,
+    **options: Unpack[ComputationOptions],
+) -> DataflowStream:
+    """Group several streams of one pipeline by key and window, the basis of joins (Beam's CoGroupByKey).
+
+    Args:
+        streams: the input streams, by tag.
+        strategy: where in event time elements are grouped, when groups are emitted, and how panes
+            of one window relate.
+        name: the step's name, its table in SQL, and the name of its output stream.
+        keys: how to extract the grouping key from a value, by tag; by default the record's key.
+        of: which part of a value is kept, by tag: a field name or a function of the value; by default
+            the whole value.
+        options: see `ComputationOptions`.
+
+    Returns:
+        The stream of panes. A pane's value is an object with one list per tag; use ``flat_map`` to
+        turn the lists into joined rows.
+
+    Raises:
+        InvalidError: no streams, streams of different pipelines, one stream under two tags, a tag in
+            ``keys`` or ``of`` that no stream has, or an invalid extractor in ``of``.
+
+    Example:
+        >>> joined = co_group({"bid": bids, "auction": auctions}, strategy, name="joined", keys={"bid": "auction"})
+    """
+    pipelines = {id(stream.pipeline) for stream in streams.values()}
+    if len(pipelines) != 1 or len({stream.name for stream in streams.values()}) < len(streams):
+        raise InvalidError("co_group takes different streams of one pipeline", step=name)
+    first, *_ = streams.values()
+    key_extractors, extractors = keys or {}, of or {}
+    if unknown := sorted({*key_extractors, *extractors} - streams.keys()):
+        raise InvalidError("keys and of take the tags of the streams", step=name, unknown=unknown)
+    for extractor in extractors.values():
+        check_extractor(extractor)
+    produced = first.pipeline.add(
+        _CoGrouping(strategy, {stream.name: tag for tag, stream in streams.items()}, name, extractors),
+        name=name,
+        subscribes={stream.name: PaneKey.of(key_extractors.get(tag)) for tag, stream in streams.items()},
+        produces=(name,),
+        **options,
+    )
+    return replace(first, name=produced[name].name)

@@ -1,27 +1,316 @@
-"""Triggers: when a window emits its contents (the triggers API of the windowing patent; Streaming 102).
+"""Triggers: when a window emits its contents (the low-level API of the triggering patent; Streaming 102).
 
-A trigger is configuration; its state and timers are in the `TriggerContext`, per window. It is
-notified of elements, merges and timers, and then asked whether to fire: after each element or, if
-the strategy says so, once per window and bundle, and once per timer. The answer is a function of its state and the clocks only, so a
-composite can combine its children's answers freely.
+A trigger is configuration. Its state and timers lie in the window, in a namespace that follows from the
+trigger's position in the tree, so two `AfterCount` in one composite share nothing. A trigger is notified of
+elements, merges, signals and timers, and then asked whether to fire. The answer depends on its state and the
+clocks only, so a composite can combine the answers of its children freely.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
-from millpond.executor.windows.trigger_context import Contents, TriggerContext, TriggerEvent, TriggerTimer
-from millpond.executor.windows.window import Element
+from millpond.executor.time.clocks import EXACT, PercentileTimes, clock_name, parse_clock
+from millpond.executor.windows.combine_fn import CombineFn
+from millpond.executor.windows.window import Element, Window, WindowState
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.rows.row import TimeDomain
 
 _NO_CHILDREN: Final[Mapping[str, Trigger]] = {}
+_SEPARATOR: Final = "|"
+
+
+class Contents(StrEnum):
+    """A trigger's request about the window's contents when it fires."""
+
+    DEFAULT = "default"
+    KEEP = "keep"
+    CLEAR = "clear"
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerEvent:
+    """One firing of one trigger.
+
+    Attributes:
+        path: the trigger's path in the tree; the root's is empty.
+        label: the trigger's name in panes.
+        is_finished: whether it has fired for the last time.
+        asked: the request about the contents, of the trigger or of a descendant.
+    """
+
+    path: str
+    label: str
+    is_finished: bool
+    asked: Contents = Contents.DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerTimer:
+    """The identity of a trigger's timer within its window.
+
+    Attributes:
+        path: the trigger's path in the tree.
+        tag: the timer's name within the trigger.
+        domain: the clock it waits for.
+        percentile: in the event-time domain, which watermark: 100 is the low watermark.
+        at: once it has fired, the time it was set to, in microseconds.
+    """
+
+    path: str
+    tag: str
+    domain: TimeDomain
+    percentile: float = EXACT
+    at: int | None = field(default=None, compare=False)
+
+    def to_text(self) -> str:
+        """Return the timer's name within its window; `parse_timer` is the inverse.
+
+        A separator within path or tag is quoted. A last, empty part then marks the name as quoted.
+
+        Example:
+            >>> TriggerTimer("0/", "", TimeDomain.EVENT, 90.0).to_text()
+            '0/||event@90.0'
+            >>> TriggerTimer("0/", "a|b", TimeDomain.EVENT).to_text()
+            '0/|a%7Cb|event|'
+        """
+        clock = clock_name(self.domain, self.percentile)
+        if _SEPARATOR in self.path or _SEPARATOR in self.tag:
+            return _SEPARATOR.join((_quoted(self.path), _quoted(self.tag), clock, ""))
+        return _SEPARATOR.join((self.path, self.tag, clock))
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="/", errors="surrogatepass")
+
+
+@lru_cache(maxsize=256)
+def parse_timer(text: str) -> TriggerTimer:
+    path, tag, clock, *is_quoted = text.split(_SEPARATOR)
+    if is_quoted:
+        path, tag = unquote(path, errors="surrogatepass"), unquote(tag, errors="surrogatepass")
+    return TriggerTimer(path, tag, *parse_clock(clock))
+
+
+@dataclass(slots=True)
+class Firing:
+    """The triggers of a tree that have fired in a hook, and the request about the contents."""
+
+    events: list[TriggerEvent] = field(default_factory=list)
+    contents: Contents = Contents.DEFAULT
+
+    def label(self) -> str:
+        """Return the labels of the innermost triggers that fired, joined by commas."""
+        paths = [event.path for event in self.events]
+        inner = [
+            event.label
+            for event in self.events
+            if not any(path != event.path and path.startswith(event.path) for path in paths)
+        ]
+        return ", ".join(inner)
+
+
+class TriggerContext:
+    """One trigger's view of one window; valid only until the trigger's method returns.
+
+    Attributes:
+        watermark: the low watermark in microseconds; in an event timer's hook, the timer's time.
+        wall_time: the wall time in microseconds.
+        path: the trigger's path in the tree.
+        firing: the firings of this hook so far.
+    """
+
+    __slots__ = (
+        "_combine",
+        "_percentile_watermarks",
+        "_sources",
+        "_state",
+        "firing",
+        "path",
+        "wall_time",
+        "watermark",
+    )
+
+    def __init__(
+        self,
+        window: WindowState,
+        watermark: int,
+        wall_time: int,
+        *,
+        percentile_watermarks: PercentileTimes | None = None,
+        sources: tuple[WindowState, ...] = (),
+        path: str = "",
+        firing: Firing | None = None,
+        combine: CombineFn | None = None,
+    ) -> None:
+        self._state = window
+        self._combine = combine
+        self._percentile_watermarks: PercentileTimes = (
+            {} if percentile_watermarks is None else percentile_watermarks
+        )
+        self._sources = sources
+        self.watermark: int = watermark
+        self.wall_time: int = wall_time
+        self.path: str = path
+        self.firing: Firing = Firing() if firing is None else firing
+
+    @property
+    def window(self) -> Window:
+        """The window's bounds."""
+        return self._state.window
+
+    def peek_value(self) -> Any:
+        """Return the combined value of the window's contents, as a pane would show it now (the patent's ``peekValue``).
+
+        In `Trigger.on_element` the value includes the element, in `Trigger.on_merge` the contents of all merged
+        windows. The call costs as much as the combiner's ``extract``. The value may be part of the window's
+        state: do not modify it.
+
+        Raises:
+            InvalidError: the context is one of the ``sources`` of a merge, whose contents are gone.
+        """
+        if self._combine is None:
+            raise InvalidError("the contents of a window that was merged cannot be read", window=self.window)
+        state = self._state
+        return self._combine.extract(state.accumulator if state.has_contents else self._combine.create())
+
+    def now(self, domain: TimeDomain) -> int:
+        """Return the current time of a clock, in microseconds: the low watermark or the wall time."""
+        return self.watermark if domain is TimeDomain.EVENT else self.wall_time
+
+    def watermark_at(self, percentile: float) -> int:
+        """Return a percentile watermark, in microseconds.
+
+        Args:
+            percentile: 100, or a percentile listed in `Trigger.percentiles`.
+
+        Raises:
+            InvalidError: the trigger does not list the percentile.
+        """
+        if percentile == EXACT:
+            return self.watermark
+        if percentile not in self._percentile_watermarks:
+            raise InvalidError(
+                "a trigger must name a percentile before it reads its watermark", percentile=percentile
+            )
+        return self._percentile_watermarks[percentile]
+
+    def percentile_at(self, at: int) -> float:
+        """Return the greatest known percentile whose watermark has reached ``at``; 0 if none has."""
+        if self.watermark >= at:
+            return EXACT
+        marks = self._percentile_watermarks.items()
+        return max((percentile for percentile, mark in marks if mark >= at), default=0.0)
+
+    def child(self, name: str | int) -> TriggerContext:
+        """Return the context of a child trigger, with the child's namespace."""
+        return TriggerContext(
+            self._state,
+            self.watermark,
+            self.wall_time,
+            percentile_watermarks=self._percentile_watermarks,
+            sources=self._sources,
+            path=f"{self.path}{name}/",
+            firing=self.firing,
+            combine=self._combine,
+        )
+
+    @property
+    def sources(self) -> tuple[TriggerContext, ...]:
+        """In `Trigger.on_merge`, this trigger's view of each merged window."""
+        return tuple(
+            TriggerContext(
+                source,
+                self.watermark,
+                self.wall_time,
+                percentile_watermarks=self._percentile_watermarks,
+                path=self.path,
+            )
+            for source in self._sources
+        )
+
+    def merging(self, sources: Sequence[TriggerContext]) -> TriggerContext:
+        """In `Trigger.on_merge`, return this context with only some of its `sources`."""
+        context = copy(self)
+        context._sources = tuple(source._state for source in sources)  # noqa: SLF001 - of the same class
+        return context
+
+    # -- state -----------------------------------------------------------------------------
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value of the trigger's state; ``default`` if it is not set."""
+        return self._state.trigger.get(self.path, {}).get(name, default)
+
+    def set(self, name: str, value: Any) -> None:
+        """Set a value of the trigger's state; it must be JSON data."""
+        self._state.trigger.setdefault(self.path, {})[name] = value
+
+    def clear(self) -> None:
+        """Drop this trigger's state and timers, but not its children's."""
+        self._state.trigger.pop(self.path, None)
+        for text in [text for text in self._state.timers if parse_timer(text).path == self.path]:
+            del self._state.timers[text]
+
+    # -- timers ----------------------------------------------------------------------------
+
+    def set_timer(
+        self, at: int, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
+    ) -> None:
+        """Have the trigger asked again once a clock reaches ``at``.
+
+        Replaces the pending timer with the same tag and clock.
+
+        Args:
+            at: when, in microseconds.
+            domain: on which clock.
+            tag: the timer's name within the trigger.
+            percentile: in the event-time domain, which watermark: 100, or one of `Trigger.percentiles`.
+        """
+        self._state.timers[TriggerTimer(self.path, tag, domain, percentile).to_text()] = at
+
+    def delete_timer(
+        self, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
+    ) -> None:
+        """Delete a pending timer, if there is one."""
+        self._state.timers.pop(TriggerTimer(self.path, tag, domain, percentile).to_text(), None)
+
+    def timer(
+        self, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
+    ) -> int | None:
+        """Return the time of a pending timer, in microseconds; ``None`` if it is not set."""
+        return self._state.timers.get(TriggerTimer(self.path, tag, domain, percentile).to_text())
+
+    # -- firing ----------------------------------------------------------------------------
+
+    def ask(self, contents: Contents) -> None:
+        """From `Trigger.on_fire`, ask to keep or clear the contents.
+
+        Only the two ``…_BY_DEFAULT`` modes of `Accumulation` honour the request.
+        """
+        self.firing.contents = contents
+
+    @property
+    def history(self) -> tuple[TriggerEvent, ...]:
+        """The direct children that have fired in this hook, in order."""
+        depth = self.path.count("/") + 1
+        return tuple(
+            event
+            for event in self.firing.events
+            if event.path.startswith(self.path) and event.path.count("/") == depth
+        )
 
 
 class Trigger:
     """Base class of triggers.
 
     Override `should_fire` and `on_fire`, and the notifications that the trigger needs. A composite
-    names its children in `children` and forwards its notifications to them; every call to a child
+    names its children in `children` and forwards its notifications to them. Every call to a child
     gets ``context.child(name)``.
 
     Example:
@@ -36,31 +325,27 @@ class Trigger:
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Undo an inherited `on_elements` in a subclass that overrides `on_element` alone.
-
-        The inherited shortcut for bundles would bypass the subclass's ``on_element``.
-        """
         super().__init_subclass__(**arguments)
         by_name = {name: base for base in reversed(cls.__mro__) for name in vars(base)}
+        # An inherited shortcut for bundles would bypass an `on_element` that the subclass overrides alone.
         if cls.__mro__.index(by_name["on_element"]) < cls.__mro__.index(by_name["on_elements"]):
             cls.on_elements = Trigger.on_elements  # type: ignore[method-assign]
 
     @property
     def children(self) -> Mapping[str, Trigger]:
-        """The triggers that this one is composed of, by their names in the namespace."""
+        """The parts of a composite, by their names in the namespace."""
         return _NO_CHILDREN
 
     @property
     def can_merge(self) -> bool:
-        """Whether the trigger and its children support merging windows."""
+        """True if the trigger and its children support merging windows."""
         return all(child.can_merge for child in self.children.values())
 
     @property
     def percentiles(self) -> frozenset[float]:
         """The percentile watermarks below 100 that the trigger and its children read.
 
-        The engine maintains only the percentiles that are named here; `TriggerContext.watermark_at`
-        refuses any other.
+        The engine maintains only the percentiles listed here; `TriggerContext.watermark_at` refuses any other.
         """
         return frozenset[float]().union(*(child.percentiles for child in self.children.values()))
 
@@ -71,30 +356,30 @@ class Trigger:
 
     @property
     def waits_for_end(self) -> bool:
-        """Whether it never fires before a watermark that it reads has passed the window's end, whatever elements come.
+        """True if no element can make the trigger fire before a watermark has passed the window's end.
 
-        A bundle of elements is then added at once, as no element of it can make the trigger fire.
+        The engine then adds a bundle of elements at once.
         """
         return False
 
     # -- notifications ----------------------------------------------------------------------
 
     def on_arm(self, context: TriggerContext) -> None:
-        """A composite has advanced to this trigger, or starts it over: it listens, whether or not elements follow."""
+        """Start to listen: a composite has advanced to this trigger or restarts it, and no element may follow."""
 
     def on_element(self, context: TriggerContext, element: Element) -> None:
-        """An element has been added to the window."""
+        """Handle an element that has been added to the window."""
 
     def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:
-        """A bundle of elements has been added; by default calls `on_element` for each."""
+        """Handle a bundle of elements that has been added; by default, call `on_element` for each."""
         for element in elements:
             self.on_element(context, element)
 
     def on_merge(self, context: TriggerContext) -> None:
-        """``context.sources`` have merged into the window; afterwards their state and timers are dropped."""
+        """Join the state of ``context.sources``, which have merged into the window and are dropped afterwards."""
 
     def on_signal(self, context: TriggerContext, name: str) -> None:
-        """A signal has come from outside for the window; by default tells the children.
+        """Handle a signal from outside for the window; by default, pass it to the children.
 
         Args:
             context: the trigger's context.
@@ -104,10 +389,10 @@ class Trigger:
             child.on_signal(context.child(child_name), name)
 
     def on_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
-        """A timer of this trigger has fired."""
+        """Handle a timer of this trigger that has fired."""
 
     def on_child_timer(self, context: TriggerContext, timer: TriggerTimer) -> None:
-        """A timer of this trigger or of a descendant has fired; by default calls its owner's `on_timer`."""
+        """Pass a timer that has fired to its owner, this trigger or a descendant; by default, to `on_timer`."""
         below = timer.path.removeprefix(context.path)
         if not below:
             self.on_timer(context, timer)
@@ -119,14 +404,11 @@ class Trigger:
     # -- decisions --------------------------------------------------------------------------
 
     def should_fire(self, context: TriggerContext) -> bool:
-        """Whether the window is to emit its contents now; must not change state.
-
-        Must be overridden.
-        """
+        """Return True if the window is to emit its contents now. Must be overridden, and must not change state."""
         raise NotImplementedError
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """The window emits its contents because this trigger fired; returns whether the trigger has finished.
+        """Handle the firing of this trigger, and return True if the trigger has finished.
 
         Must be overridden. May call `TriggerContext.ask` to keep or clear the contents.
         """
@@ -136,7 +418,7 @@ class Trigger:
         """Call `on_fire` and record the firing; a composite calls this on its children, never `on_fire`.
 
         Returns:
-            Whether the trigger has finished.
+            True if the trigger has finished.
         """
         firing = context.firing
         before, firing.contents = firing.contents, Contents.DEFAULT
@@ -148,7 +430,7 @@ class Trigger:
         return finished
 
     def reset(self, context: TriggerContext) -> None:
-        """Start over: drop the state and timers of the trigger and of its descendants."""
+        """Drop the state and timers of the trigger and of its descendants."""
         for name, child in self.children.items():
             child.reset(context.child(name))
         context.clear()

@@ -1,26 +1,15 @@
-"""Windows: half-open intervals of event time into which elements are grouped (Dataflow model; Streaming 102).
+"""Windows, the elements grouped into them, and how window functions assign and merge them (Dataflow model; Streaming 102).
 
 A window is only its bounds. A `WindowFn` decides which elements belong to it, a `Trigger` when
-its contents are emitted.
-
-Window functions: which windows an element belongs to, and which windows merge.
-
-A window function is stateless, picklable configuration: a pure function of the element and of
-the windows it is given. It is deterministic in the sense of the windowing patent if every window
-that it could merge with another is known by the time either is emitted. The library's functions
-are: they depend only on bounds, and a merged window never ends before its sources.
-
-Elements: the part of a record that window functions, triggers and combiners see.
-
-Timestamp combiners: the event time of a pane, computed from its window and its elements.
+its contents are emitted. `WindowState` is the part that a row stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.statestore.errors import InvalidError
@@ -39,7 +28,7 @@ class Window(NamedTuple):
         return min(self.end - 1, INSTANT_MAX_US)
 
     def overlaps(self, other: Window) -> bool:
-        """Whether the windows share an instant; adjacent windows do not.
+        """Return True if the windows share an instant; adjacent windows do not.
 
         Example:
             >>> Window(0, 10).overlaps(Window(10, 20))
@@ -48,12 +37,12 @@ class Window(NamedTuple):
         return self.start < other.end and other.start < self.end
 
     def span(self, other: Window) -> Window:
-        """The smallest window that contains both."""
+        """Return the smallest window that contains both."""
         return Window(min(self.start, other.start), max(self.end, other.end))
 
     @property
     def is_global(self) -> bool:
-        """Whether this is `GLOBAL_WINDOW`."""
+        """True for `GLOBAL_WINDOW`."""
         return self == GLOBAL_WINDOW
 
 
@@ -65,7 +54,7 @@ class Element(NamedTuple):
     """One value to be windowed.
 
     Attributes:
-        value: the value; for a record from an earlier windowed step, the one inside the envelope.
+        value: the value; of a record from an earlier windowed step, the value inside the envelope.
         at: its event time, in microseconds since 1970 UTC.
         key: the key it is grouped by.
         is_retraction: whether it retracts an earlier value, which combiners then uncombine.
@@ -93,6 +82,11 @@ class Merge:
 class WindowFn:
     """Base class of window functions; override `assign`, and `merge` if the windows merge.
 
+    A window function is stateless, picklable configuration: a pure function of the element and of the windows it
+    is given. It is deterministic in the sense of the windowing patent if every window that it could merge with
+    another is known by the time either is emitted. The library's functions are: they depend only on bounds,
+    and a merged window never ends before its sources.
+
     Example:
         >>> class Evens(WindowFn):
         ...     def assign(self, element):
@@ -106,48 +100,35 @@ class WindowFn:
     """Whether `merge` is called when a key gets new windows."""
 
     merges_overlapping_only: ClassVar[bool] = False
-    """
-    Whether all windows that overlap merge, and no others: then `merge` is given only the new windows and those that
-    overlap them, which costs less for a key of many windows.
+    """Whether exactly the overlapping windows merge.
+
+    `merge` is then given only the new windows and their neighbours, which costs less for a key of many windows.
     """
 
     def assign(self, element: Element) -> Sequence[Window]:
-        """The windows that an element belongs to; an empty sequence drops the element.
-
-        Must be overridden.
-        """
+        """Return the windows that an element belongs to; an empty sequence drops the element. Must be overridden."""
         raise NotImplementedError
 
     def merge(self, windows: Sequence[Window]) -> Iterable[Merge]:  # noqa: ARG002 - for subclasses
-        """The merges to apply to a key's windows; each window may be a source of at most one merge.
+        """Return the merges to apply to a key's windows; each window may be a source of at most one merge.
 
         Called after `assign` has introduced new windows, if `is_merging` is set.
         """
         return ()
 
     def output_at(self, window: Window, at: int) -> int:  # noqa: ARG002 - for subclasses
-        """The time that an element at ``at`` contributes to its pane under ``EARLIEST_TRANSFORMED``."""
+        """Return the time that an element at ``at`` contributes to its pane under ``EARLIEST_TRANSFORMED``."""
         return at
 
 
 def check_window(window: object) -> Window:
-    """Return ``window``, which a window function assigned, if it is valid.
-
-    Raises:
-        InvalidError: it is not a `Window`, or it is empty.
-    """
     if type(window) is Window and window.start < window.end:
         return window
     raise InvalidError("a window function must assign elements to non-empty windows", window=window)
 
 
 def check_merges(windows: Sequence[Window], merges: Iterable[Merge]) -> tuple[Merge, ...]:
-    """Return the merges if they can be applied to ``windows``.
-
-    Raises:
-        InvalidError: a merge has a source that is unknown or in another merge, a result that does
-            not contain its sources, or a result that is also an unmerged window.
-    """
+    """Return the merges if they can be applied to ``windows``; refuse them otherwise."""
     checked, unmerged = tuple(merges), set(windows)
     for merge in checked:
         for source in merge.sources:
@@ -183,7 +164,7 @@ class TimestampCombiner(StrEnum):
 def element_output_at(
     combiner: TimestampCombiner, window_fn: WindowFn, window: Window, at: int
 ) -> int | None:
-    """The time that an element contributes to its pane's time; ``None`` if element times do not matter."""
+    """Return the time that an element contributes to its pane's time; ``None`` if element times do not matter."""
     if combiner is TimestampCombiner.END_OF_WINDOW:
         return None
     return window_fn.output_at(window, at) if combiner is TimestampCombiner.EARLIEST_TRANSFORMED else at
@@ -199,3 +180,78 @@ def combined(combiner: TimestampCombiner, first: int | None, second: int | None)
     if first is None or second is None:
         return second if first is None else first
     return max(first, second) if combiner is TimestampCombiner.LATEST else min(first, second)
+
+
+# Stored only where they differ from their default.
+_OMITTED_WHEN_EMPTY: Final = (
+    "news",
+    "index",
+    "nonspeculative_index",
+    "has_ended",
+    "is_held",
+    "trigger",
+    "timers",
+    "emitted",
+    "is_closed",
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class WindowState:
+    """The persistent state of one window of one key: plain JSON data in the row's state, where SQL can read it.
+
+    Attributes:
+        news: number of elements since the last pane.
+        index: number of panes so far.
+        nonspeculative_index: number of panes so far that were not early.
+        has_ended: whether a trigger has fired at or after the window's end.
+        output_at: the next pane's event time as far as elements determine it, in microseconds.
+        is_held: whether elements that arrived in time wait for a pane, perhaps until the window
+            expires; the output watermark is held for that pane.
+        trigger: trigger state, by the trigger's path in the tree.
+        timers: pending trigger timers, by `TriggerTimer.to_text`.
+        emitted: envelopes that the next pane retracts, in retracting mode.
+        is_closed: whether the trigger has finished; later elements are dropped.
+    """
+
+    window: Window
+    accumulator: Any = None
+    has_contents: bool = False
+    news: int = 0
+    index: int = 0
+    nonspeculative_index: int = 0
+    has_ended: bool = False
+    output_at: int | None = None
+    is_held: bool = False
+    trigger: dict[str, dict[str, Any]] = field(default_factory=dict)
+    timers: dict[str, int] = field(default_factory=dict)
+    emitted: list[dict[str, Any]] = field(default_factory=list)
+    is_closed: bool = False
+
+    def close(self) -> None:
+        """Reduce the state to a tombstone, which makes later elements countable as dropped."""
+        self.is_closed = True
+        self.clear_contents()
+        self.output_at = None
+        self.trigger, self.timers, self.emitted = {}, {}, []
+
+    def clear_contents(self) -> None:
+        self.accumulator, self.has_contents, self.news = None, False, 0
+        self.is_held = False
+
+    def to_json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"window": list(self.window)}
+        if self.has_contents:
+            fields["accumulator"] = self.accumulator
+        for name in _OMITTED_WHEN_EMPTY:
+            if value := getattr(self, name):
+                fields[name] = value
+        if self.output_at is not None:
+            fields["output_at"] = self.output_at
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        start, end = fields["window"]
+        rest = {name: value for name, value in fields.items() if name != "window"}
+        return cls(window=Window(start, end), has_contents="accumulator" in fields, **rest)

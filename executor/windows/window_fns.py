@@ -1,13 +1,4 @@
-"""Fixed windows: event time cut into equal intervals, aligned across keys or with a phase per key.
-
-Sliding windows: windows of one size that start at a fixed period and may overlap.
-
-Session windows: a session ends when its key has been silent for a gap; sessions merge as elements fill the gap.
-
-Calendar windows: local days, weeks, months and years of a time zone.
-
-In a zone with daylight saving time a day has 23, 24 or 25 hours.
-"""
+"""The library of window functions: fixed, sliding, session, calendar and global windows."""
 
 from __future__ import annotations
 
@@ -25,15 +16,7 @@ from millpond.statestore.errors import InvalidError
 
 
 def positive_us(name: str, duration: Duration) -> int:
-    """A positive duration in microseconds.
-
-    Args:
-        name: what the duration is, for the error message.
-        duration: the duration.
-
-    Raises:
-        InvalidError: it is not a duration, or not positive.
-    """
+    """Return a positive duration in microseconds; an error names it ``name``."""
     micros = duration_us(duration)
     if micros <= 0:
         raise InvalidError(f"{name} must be positive", value=duration)
@@ -45,7 +28,6 @@ class GlobalWindows(WindowFn):
     """One window for all of event time; it ends when all input has ended."""
 
     def assign(self, element: Element) -> tuple[Window, ...]:  # noqa: ARG002 - the same for all
-        """`GLOBAL_WINDOW`, for every element."""
         return (GLOBAL_WINDOW,)
 
 
@@ -71,12 +53,10 @@ class FixedWindows(WindowFn):
     _offset_us: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Validate the size at construction."""
         object.__setattr__(self, "_size_us", positive_us("a window's size", self.size))
         object.__setattr__(self, "_offset_us", duration_us(self.offset) % self._size_us)
 
     def assign(self, element: Element) -> tuple[Window, ...]:
-        """The window that contains the element's time."""
         start = element.at - (element.at - self._offset_us) % self._size_us
         return (Window(start, start + self._size_us),)
 
@@ -85,8 +65,7 @@ class FixedWindows(WindowFn):
 class UnalignedFixedWindows(WindowFn):
     """Fixed windows with a different phase for each key, so that not all windows end at once.
 
-    A key's phase is a hash of the key, the same in every process (the windowing patent's unaligned
-    windows).
+    A key's phase is a hash of the key, the same in every process (the windowing patent's unaligned windows).
 
     Args:
         size: the length of each window.
@@ -99,27 +78,24 @@ class UnalignedFixedWindows(WindowFn):
     _size_us: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Validate the size at construction."""
         object.__setattr__(self, "_size_us", positive_us("a window's size", self.size))
 
     def phase_us(self, key: str) -> int:
-        """The offset of a key's windows, in microseconds: ``0 <= phase < size``."""
+        """Return the offset of a key's windows, in microseconds: ``0 <= phase < size``."""
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") % self._size_us
 
     def assign(self, element: Element) -> tuple[Window, ...]:
-        """The window of the element's key that contains the element's time."""
         start = element.at - (element.at - self.phase_us(element.key)) % self._size_us
         return (Window(start, start + self._size_us),)
 
 
-_WINDOWS_MAX = 10_000
-_REMEMBERED = 16
+_WINDOWS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True)
 class SlidingWindows(WindowFn):
-    """A window of ``size`` starts every ``period``.
+    """Windows of one size that start at a fixed period and may overlap.
 
     Args:
         size: the length of each window.
@@ -143,7 +119,6 @@ class SlidingWindows(WindowFn):
     _offset_us: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Validate size and period at construction."""
         object.__setattr__(self, "_size_us", positive_us("a window's size", self.size))
         object.__setattr__(self, "_period_us", positive_us("a window's period", self.period))
         object.__setattr__(self, "_offset_us", duration_us(self.offset) % self._period_us)
@@ -153,18 +128,14 @@ class SlidingWindows(WindowFn):
             )
 
     def assign(self, element: Element) -> tuple[Window, ...]:
-        """All windows that contain the element's time, earliest first."""
         last = element.at - (element.at - self._offset_us) % self._period_us
         count = -((element.at - self._size_us - last) // self._period_us)
         return _windows(last, count, self._size_us, self._period_us)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+# Cached, because consecutive elements mostly fall into the same windows.
+@lru_cache(maxsize=16)
 def _windows(last: int, count: int, size_us: int, period_us: int) -> tuple[Window, ...]:
-    """The ``count`` windows of which the last starts at ``last``.
-
-    Cached: consecutive elements mostly fall into the same windows.
-    """
     starts = range(last - (count - 1) * period_us, last + period_us, period_us)
     return tuple(Window(start, start + size_us) for start in starts)
 
@@ -191,15 +162,12 @@ class Sessions(WindowFn):
     _gap_us: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Validate the gap at construction."""
         object.__setattr__(self, "_gap_us", positive_us("a session's gap", self.gap))
 
     def assign(self, element: Element) -> tuple[Window, ...]:
-        """The session of this element alone: from its event time to ``gap`` later."""
         return (Window(element.at, element.at + self._gap_us),)
 
     def merge(self, windows: Sequence[Window]) -> Iterator[Merge]:
-        """Merge every run of overlapping windows."""
         run: list[Window] = []
         joined: Window | None = None
         for window in sorted(windows):
@@ -224,7 +192,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 @dataclass(frozen=True)
 class CalendarWindows(WindowFn):
-    """Windows of ``count`` calendar units each.
+    """Windows of ``count`` calendar units each; where clocks change, a local day has 23, 24 or 25 hours.
 
     Args:
         unit: ``"days"``, ``"weeks"``, ``"months"`` or ``"years"``.
@@ -245,7 +213,6 @@ class CalendarWindows(WindowFn):
     _zone: ZoneInfo = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Validate the arguments at construction."""
         if self.unit not in ("days", "weeks", "months", "years"):
             raise InvalidError("calendar windows are of days, weeks, months or years", unit=self.unit)
         if self.count < 1:
@@ -257,26 +224,25 @@ class CalendarWindows(WindowFn):
 
     @classmethod
     def days(cls, count: int = 1, zone: str = "UTC") -> Self:
-        """Windows of ``count`` days, counted from 1970-01-01."""
+        """Return windows of ``count`` days, counted from 1970-01-01."""
         return cls("days", count, zone)
 
     @classmethod
     def weeks(cls, count: int = 1, zone: str = "UTC") -> Self:
-        """Windows of ``count`` weeks, which start on Monday."""
+        """Return windows of ``count`` weeks, which start on Monday."""
         return cls("weeks", count, zone)
 
     @classmethod
     def months(cls, count: int = 1, zone: str = "UTC") -> Self:
-        """Windows of ``count`` months, counted from January 1970."""
+        """Return windows of ``count`` months, counted from January 1970."""
         return cls("months", count, zone)
 
     @classmethod
     def years(cls, count: int = 1, zone: str = "UTC") -> Self:
-        """Windows of ``count`` years, counted from 1970."""
+        """Return windows of ``count`` years, counted from 1970."""
         return cls("years", count, zone)
 
     def assign(self, element: Element) -> tuple[Window, ...]:
-        """The window that contains the element's local date."""
         local = (_EPOCH + timedelta(microseconds=element.at)).astimezone(self._zone).date()
         number = self._number(local) // self.count
         return (Window(self._start(number * self.count), self._start((number + 1) * self.count)),)

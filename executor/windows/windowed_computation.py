@@ -1,9 +1,7 @@
-"""A windowed step as a computation: its state is the key's windows, its timers are their triggers' timers.
+"""Windowed steps as computations: the state is the key's windows, the timers are their triggers' timers.
 
-Element-wise steps between windowed ones: values change, their windows and panes stay.
-
-A retraction is processed like any other value and stays a retraction: the results of the
-retracted value are retracted, whatever key they ended up on.
+Element-wise steps between windowed ones keep windows and panes. A retraction passes through them like any other
+value: the results of the retracted value are retracted, whatever key they ended up on.
 """
 
 from __future__ import annotations
@@ -42,12 +40,7 @@ from millpond.statestore.rows.row import TimeDomain, is_envelope
 
 
 def element_of(record: Record, of: ValueExtractor = None) -> Element:
-    """The element of a record: its value and time, or those inside its envelope.
-
-    Args:
-        record: the record.
-        of: which part of the value is the element.
-    """
+    """Return the element of a record: value and time of the record, or of the envelope in it."""
     value = record.value
     if not is_envelope(value):
         return Element(value if of is None else extract(of, value), record.at, record.key)
@@ -58,15 +51,7 @@ def element_of(record: Record, of: ValueExtractor = None) -> Element:
 
 
 class WindowedComputation(Computation):
-    """Groups records by key and window, and produces each window's panes on one stream.
-
-    Args:
-        strategy: windowing, triggering and accumulation.
-        combine: combines the elements of a window.
-        stream: the stream to produce the panes on.
-        of: which part of a record's value is the element; ``None`` is the whole value.
-        finish: turns a combined value into the values to emit; ``None`` emits it as it is.
-    """
+    """A step that groups records by key and window, and produces each window's panes on one stream."""
 
     counters: Collection[str] = WINDOW_COUNTERS
     holds_watermark: bool = True
@@ -90,11 +75,9 @@ class WindowedComputation(Computation):
         self.finish = finish
 
     def element(self, record: Record) -> Element:
-        """The element of a record; subclasses may add to it."""
         return element_of(record, self.of)
 
     def process_records(self, context: Context, records: Records) -> None:
-        """Add a bundle of elements to their windows, whose triggers are asked as the strategy says."""
         if not self.signals:
             self._add(context, records)
             return
@@ -117,7 +100,6 @@ class WindowedComputation(Computation):
             self._run(context, self._clocks(context), lambda windows: windows.signal(name, window))
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Deliver a trigger's timer, or expire a window."""
         window, trigger_timer = parse_tag(timer.tag)
         clocks = self._clocks(context)
         if timer.domain is TimeDomain.EVENT:
@@ -132,36 +114,19 @@ class WindowedComputation(Computation):
         self._run(context, clocks, react, fired=timer.tag)
 
     def _clocks(self, context: Context) -> Clocks:
-        percentile_watermarks = {
-            percentile: context.watermark_at(percentile) for percentile in self.percentiles
-        }
+        percentiles = {percentile: context.watermark_at(percentile) for percentile in self.percentiles}
         return Clocks(
-            watermark=context.watermark,
-            wall_time=context.wall_time,
-            percentile_watermarks=percentile_watermarks,
+            watermark=context.watermark, wall_time=context.wall_time, percentile_watermarks=percentiles
         )
 
     def _run(
-        self,
-        context: Context,
-        clocks: Clocks,
-        react: Callable[[KeyWindows], None],
-        fired: str = "",
+        self, context: Context, clocks: Clocks, react: Callable[[KeyWindows], None], fired: str = ""
     ) -> None:
         before: dict[str, Wanted] = {}
         watermark, strategy = context.watermark, self.strategy
         states = context.state.open(WindowStates)
         states.begin_hook(lambda state: add_wanted(before, strategy, state, watermark))
-        windows = KeyWindows(
-            strategy,
-            self.combine,
-            self.finish,
-            states,
-            key=context.key,
-            watermark=clocks.watermark,
-            wall_time=clocks.wall_time,
-            percentile_watermarks=clocks.percentile_watermarks,
-        )
+        windows = KeyWindows(strategy, self.combine, self.finish, states, clocks, context.key)
         output_at = states.oldest_output_at()
         react(windows)
         before.pop(fired, None)
@@ -171,17 +136,11 @@ class WindowedComputation(Computation):
         oldest_at = context.oldest_at
         set_timers(context, before, after, oldest_at)
         set_hold(context, output_at, states.oldest_output_at(), oldest_at)
-        self._produce(context, windows)
+        for shown in windows.output:
+            context.produce(self.stream, shown.to_json(), at=max(shown.at, oldest_at))
         for counter, amount in windows.counts.items():
             if amount:
                 context.count(counter, amount)
-
-    def _produce(self, context: Context, windows: KeyWindows) -> None:
-        if not windows.output:
-            return
-        oldest_at = context.oldest_at
-        for shown in windows.output:
-            context.produce(self.stream, shown.to_json(), at=max(shown.at, oldest_at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,23 +155,17 @@ class PaneKey:
     extractor: KeyExtractor
 
     def __call__(self, value: Any) -> str:
-        """The key of a value, or of the value inside an envelope."""
         inner = value["value"] if is_envelope(value) else value
         return extract_key(self.extractor, None, inner)
 
     @classmethod
     def of(cls, extractor: KeyExtractor) -> KeyExtractor:
-        """Wrap an extractor; ``None``, the record's own key, stays ``None``."""
+        """Wrap an extractor; ``None``, for the record's key, stays ``None``."""
         return extractor if extractor is None else cls(settled_key(extractor))
 
 
 class ElementWise(Computation):
-    """Replaces each value by any number of values.
-
-    Args:
-        function: takes a value and returns the values that replace it.
-        stream: the stream to produce them on.
-    """
+    """A step that replaces each value by any number of values, each in the envelope of the value if it has one."""
 
     in_order_of_arrival = True
 
@@ -221,7 +174,6 @@ class ElementWise(Computation):
         self.stream = stream
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Produce the function's results, each in the envelope of the value if it has one."""
         value = record.value
         if is_envelope(value):
             for result in self.function(value["value"]):
@@ -232,13 +184,7 @@ class ElementWise(Computation):
 
 
 class TimestampShift(Computation):
-    """Gives each value a new event time (the windowing patent's timestamp setter).
-
-    Args:
-        function: takes a value and its time in microseconds, and returns the new time.
-        stream: the stream to produce the values on.
-        late_data_horizon: how far back a time may be moved.
-    """
+    """A step that gives each value a new event time (the windowing patent's timestamp setter)."""
 
     in_order_of_arrival = True
 
@@ -250,12 +196,11 @@ class TimestampShift(Computation):
         self.late_data_horizon: LateDataHorizon = late_data_horizon
 
     def process_record(self, context: Context, record: Record) -> None:
-        """Produce the value at its new time; a pane moves, its window does not."""
         value = record.value
         if not is_envelope(value):
             context.produce(self.stream, value, at=instant_us(self.function(value, record.at)))
             return
         moved = instant_us(self.function(value["value"], value["at"]))
-        # A record may carry a pane later than the pane's own time; moved back, it keeps that distance.
+        # The record is later than its pane where the watermark had passed the pane's time. It keeps that distance.
         at = record.at - max(0, value["at"] - moved)
         context.produce(self.stream, {**value, "at": moved}, at=max(at, moved))

@@ -1,7 +1,4 @@
-"""``millpond completion``: the script with which a shell completes the command line.
-
-What the shell completes: folders as stores, and the names of computations and savepoints out of a store on this machine.
-"""
+"""``millpond completion``: the script with which a shell completes the command line, and the names it completes."""
 
 from __future__ import annotations
 
@@ -22,11 +19,7 @@ from millpond.statestore.objects.obstore import open_objects
 
 _PROGRAM: Final = "millpond"
 _VARIABLE: Final = "_MILLPOND_COMPLETE"
-_FILES: Final = {
-    "bash": "~/.bashrc",
-    "zsh": "~/.zshrc",
-    "fish": "~/.config/fish/completions/millpond.fish",
-}
+_FILES: Final = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/completions/millpond.fish"}
 
 
 @click.command(
@@ -59,15 +52,14 @@ def completion(context: click.Context, shell: str, *, as_json: bool) -> None:
 
 
 def complete_store(context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The folders that a store may lie in: the shell lists them itself."""
     del context, param
+    # The shell lists the folders itself.
     return [CompletionItem(incomplete, type="dir")]
 
 
 def complete_computation(
     context: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The computations of which the store has rows."""
     del param
     snapshot = _snapshot(context)
     return [] if snapshot is None else _beginning(snapshot.computations, incomplete)
@@ -76,7 +68,6 @@ def complete_computation(
 def complete_savepoint(
     context: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The savepoints of the store."""
     del param
     snapshot = _snapshot(context)
     names = () if snapshot is None else [savepoint.name for savepoint in open_savepoints(snapshot.txns)]
@@ -84,8 +75,8 @@ def complete_savepoint(
 
 
 def _snapshot(context: click.Context) -> Snapshot | None:
-    """The newest version of the store that is named on the line; ``None`` where it is not on this machine, or not sound."""
-    # Where the last option lacks its value yet, click leaves all arguments as they are.
+    """Load the newest version of the store on the line; return None if it is not on this machine, or damaged."""
+    # While the last option still lacks its value, click does not parse the arguments.
     store = context.params.get("store") or next(iter(context.args), None)
     if not isinstance(store, str) or "://" in store or not Path(store, "rows", "_delta_log").is_dir():
         return None

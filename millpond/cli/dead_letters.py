@@ -1,22 +1,15 @@
-"""``millpond dead-letters``: what could not be processed; to be shown, retried or dropped."""
+"""``millpond dead-letters``: records and timers that could not be processed, shown, retried or dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
 
 import click
 
 from millpond.cli.terminal.cli_help import TeachingCommand, TeachingGroup
-from millpond.cli.terminal.opening import (
-    open_to_read,
-    open_to_write,
-    snapshot_to_read,
-    store_argument,
-    version_option,
-    zookeeper_options,
-)
+from millpond.cli.terminal.opening import Command, StoreAt, store_argument, version_option, zookeeper_options
 from millpond.cli.terminal.output import json_option, note, print_json, print_table
 from millpond.executor.superstep.letter_retries import (
     LetterAction,
@@ -30,32 +23,12 @@ from millpond.executor.superstep.letter_retries import (
 )
 from millpond.executor.time.instants import parse_instant_us
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-_VALUE_SHOWN: Final = 60
-"""How many characters of a sample's value a table shows."""
-
+_VALUE_SHOWN: Final = 60  # characters of a sample's value in a table
 _TIMER: Final = "(timer)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Letters with one computation, stream and error, as the command prints them."""
-
-    computation: str
-    stream: str
-    error: str
-    letters: int
-    newest: str | None
-    sample: str
-    key: str | None
-    value: str
-    lost: int
-    lost_because: str | None
-
-
-def _selection_options(command: _Command) -> _Command:
+def _selection_options(command: Command) -> Command:
     options = (
         click.option("--computation", metavar="NAME", help="Only letters of this computation."),
         click.option("--stream", metavar="NAME", help="Only records that arrived on this stream."),
@@ -73,35 +46,21 @@ def _selection_options(command: _Command) -> _Command:
     return command
 
 
-def _request_options(command: _Command) -> _Command:
-    """What commands take that ask for letters to be retried or dropped."""
-    say_all = click.option(
-        "--all", "is_all", is_flag=True, help="All letters; needed if nothing else is said."
+def _request_options(command: Command) -> Command:
+    add_all = click.option(
+        "--all", "is_all", is_flag=True, help="All letters; needed if no other option selects letters."
     )
-    as_json = json_option("Say what was asked for as a JSON object.")
-    return _selection_options(say_all(zookeeper_options(as_json(command))))
+    as_json = json_option("Print the request as a JSON object.")
+    return _selection_options(add_all(zookeeper_options(as_json(command))))
 
 
 def _selection(
-    computation: str | None,
-    stream: str | None,
-    key: str | None,
-    before: str | None,
-    error: str | None,
-    letter: str | None,
-    *,
-    timers: bool,
+    *, stream: str | None, before: str | None, timers: bool, **equal: str | None
 ) -> LetterSelection:
     if timers and stream is not None:
         raise InvalidError("a timer arrived on no stream: give --timers or --stream")
-    return LetterSelection(
-        computation=computation,
-        stream="" if timers else stream,
-        key=key,
-        before_us=None if before is None else parse_instant_us(before),
-        error=error,
-        letter=letter,
-    )
+    before_us = None if before is None else parse_instant_us(before)
+    return LetterSelection(stream="" if timers else stream, before_us=before_us, **equal)
 
 
 @click.group(
@@ -117,10 +76,10 @@ def dead_letters() -> None:
     """Show, retry or drop the records and timers that could not be processed.
 
     Each is a letter: a row of the computation `dead_letters`. `list` and `show` only read. `retry` and
-    `drop` ask the pipeline that wrote the letters; it honours that in one of its next supersteps or, if it
-    is stopped, when it runs again. `withdraw` takes back requests that wait.
+    `drop` ask the pipeline that wrote the letters; it honours the request in one of its next supersteps or, if it
+    is stopped, when it runs again. `withdraw` revokes requests that wait.
 
-    Exit code 0: done, or asked for. 1: an error, also if no letter is meant.
+    Exit code 0: done, or asked for. 1: an error, also if no letter is selected.
     """
 
 
@@ -137,35 +96,22 @@ def dead_letters() -> None:
 @_selection_options
 @version_option
 @json_option("One JSON object per line of the table.")
-def list_(
-    store: str,
-    storage_options: tuple[str, ...],
-    computation: str | None,
-    stream: str | None,
-    key: str | None,
-    before: str | None,
-    error: str | None,
-    letter: str | None,
-    version: str | None,
-    *,
-    timers: bool,
-    as_json: bool,
-) -> None:
+def list_(store: StoreAt, version: str | None, *, as_json: bool, **selected: Any) -> None:
     """Count the dead letters of STORE by computation, stream and error.
 
-    The newest letter of each line is its sample: its name, key and value. Letters that no code can get
-    again, because they do not have the whole value, are counted as lost.
+    The newest letter of each line is its sample: its name, key and value. Letters without their whole value
+    cannot be retried, and are counted as lost.
     """
-    selection = _selection(computation, stream, key, before, error, letter, timers=timers)
-    with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
+    selection = _selection(**selected)
+    with store.reading(version) as (opened, snapshot):
         found = stored_letters(snapshot, opened.objects)
         groups = _grouped(one for one in found if selection.has(one))
         waiting = waiting_letter_requests(snapshot.txns)
     if as_json:
-        print_json(map(asdict, groups))
+        print_json(groups)
         return
     columns = ("computation", "stream", "error", "letters", "newest", "sample", "key", "value", "lost")
-    print_table("", columns, [_row(group) for group in groups])
+    print_table("", columns, map(_row, groups))
     for request in waiting:
         note(f"waits for the pipeline {request.pipeline}: {request.action} {_words(request)}")
 
@@ -182,26 +128,24 @@ def list_(
 @click.argument("letter")
 @version_option
 @json_option("As one JSON object.")
-def show(
-    store: str, storage_options: tuple[str, ...], letter: str, version: str | None, *, as_json: bool
-) -> None:
+def show(store: StoreAt, letter: str, version: str | None, *, as_json: bool) -> None:
     """Show a LETTER of STORE whole, with its traceback."""
-    with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
+    with store.reading(version) as (opened, snapshot):
         found = list(stored_letters(snapshot, opened.objects, [letter]))
     if not found:
         raise InvalidError("the store has no such dead letter; `list` names one of each kind", letter=letter)
     (one,) = found
-    told = {"letter": one.name, "pipeline": one.pipeline, "superstep": one.superstep, **one.fields}
-    told |= {"lost_because": one.lost}
+    shown = {"letter": one.name, "pipeline": one.pipeline, "superstep": one.superstep, **one.fields}
+    shown |= {"lost_because": one.lost}
     if as_json:
-        print_json([told])
+        print_json([shown])
         return
-    width = max(map(len, told))
-    for name, value in told.items():
+    width = max(map(len, shown))
+    for name, value in shown.items():
         if value not in (None, "") and name != "diagnostics":
             click.echo(f"{name:{width}}  {value}")
-    if told.get("diagnostics"):
-        click.echo(f"\n{told['diagnostics']}".rstrip())
+    if shown.get("diagnostics"):
+        click.echo(f"\n{shown['diagnostics']}".rstrip())
 
 
 @dead_letters.command(
@@ -215,17 +159,17 @@ def show(
 )
 @store_argument
 @_request_options
-def retry(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
+def retry(store: StoreAt, **options: Any) -> None:
     """Have dead letters of STORE processed once more, after their code was mended.
 
     Each goes to the computation that failed, and to no other, with its key, value, event time, stream and
-    id, past the ids that it left behind. In the commit that has its effects it leaves the table, so it is
-    retried exactly once. If it fails again, it is a new letter. A timer fires once more.
+    id; the id that it has left there does not make it a duplicate. It leaves the table in the commit that has its
+    effects, so it is retried exactly once. If it fails again, it is a new letter. A timer fires once more.
 
-    A record keeps its event time, so what it produces may be late. If its own computation drops it because
+    A record keeps its event time, so its productions may be late. If its computation drops it because
     it is late, it stays a letter.
     """
-    _ask(store, storage_options, "retry", **options)
+    _ask(store, "retry", **options)
 
 
 @dead_letters.command(
@@ -239,35 +183,24 @@ def retry(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
 )
 @store_argument
 @_request_options
-def drop(store: str, storage_options: tuple[str, ...], **options: Any) -> None:
+def drop(store: StoreAt, **options: Any) -> None:
     """Have dead letters of STORE deleted.
 
-    Their records are not processed. What has gone to consumers of the stream `dead_letters` stays there.
+    Their records are not processed. Letters that consumers of the stream `dead_letters` have received stay there.
     """
-    _ask(store, storage_options, "drop", **options)
+    _ask(store, "drop", **options)
 
 
-@dead_letters.command(
-    "withdraw",
-    cls=TeachingCommand,
-    examples=("millpond dead-letters withdraw pond",),
-)
+@dead_letters.command("withdraw", cls=TeachingCommand, examples=("millpond dead-letters withdraw pond",))
 @store_argument
 @zookeeper_options
 @json_option("One JSON object per request, one per line.")
-def withdraw(
-    store: str,
-    storage_options: tuple[str, ...],
-    zookeeper: str | None,
-    zookeeper_security: ZooKeeperSecurity | None,
-    *,
-    as_json: bool,
-) -> None:
+def withdraw(store: StoreAt, *, as_json: bool) -> None:
     """Withdraw all requests to retry or drop dead letters of STORE that wait.
 
-    What they have done until then stays. It is the way out if a retry ends the pipeline each time it runs.
+    Their effects until then stay. Use it if a retry ends the pipeline each time it runs.
     """
-    with open_to_write(store, storage_options, zookeeper, zookeeper_security) as opened:
+    with store.to_write() as opened:
         withdrawn = withdraw_letter_requests(opened)
     if as_json:
         print_json(
@@ -281,21 +214,11 @@ def withdraw(
         note("no request waits")
 
 
-def _ask(
-    store: str,
-    storage_options: tuple[str, ...],
-    action: LetterAction,
-    *,
-    zookeeper: str | None,
-    zookeeper_security: ZooKeeperSecurity | None,
-    is_all: bool,
-    as_json: bool,
-    **said: Any,
-) -> None:
-    selection = _selection(**said)
+def _ask(store: StoreAt, action: LetterAction, *, is_all: bool, as_json: bool, **selected: Any) -> None:
+    selection = _selection(**selected)
     if is_all == (selection != LetterSelection()):
         raise InvalidError("which letters? give --all, or options that say which")
-    with open_to_write(store, storage_options, zookeeper, zookeeper_security) as opened:
+    with store.to_write() as opened:
         asked = ask_for_letters(opened, action, selection)
     if as_json:
         print_json([{"action": action, **asdict(asked)}])
@@ -306,45 +229,42 @@ def _ask(
         note(f"not retried: {count:,}, because {reason}")
 
 
-def _grouped(letters: Iterable[StoredLetter]) -> list[_Group]:
+def _grouped(letters: Iterable[StoredLetter]) -> list[dict[str, Any]]:
     by_kind: dict[tuple[str, str, str], list[StoredLetter]] = {}
     for letter in letters:
-        told = letter.fields
-        kind = (str(told.get("computation")), str(told.get("stream")), str(told.get("error")))
+        fields = letter.fields
+        kind = (str(fields.get("computation")), str(fields.get("stream")), str(fields.get("error")))
         by_kind.setdefault(kind, []).append(letter)
     return [_group(*kind, of_kind) for kind, of_kind in sorted(by_kind.items())]
 
 
-def _group(computation: str, stream: str, error: str, letters: list[StoredLetter]) -> _Group:
+def _group(computation: str, stream: str, error: str, letters: list[StoredLetter]) -> dict[str, Any]:
+    """Return letters of one kind with the fields that the command prints, in their order."""
     newest = max(letters, key=lambda letter: (letter.superstep, letter.name))
     lost = [reason for letter in letters if (reason := letter.lost) is not None]
-    return _Group(
-        computation=computation,
-        stream=stream,
-        error=error,
-        letters=len(letters),
-        newest=newest.fields.get("failed_at"),
-        sample=newest.name,
-        key=newest.fields.get("key"),
-        value=str(newest.fields.get("value")),
-        lost=len(lost),
-        lost_because=lost[0] if lost else None,
-    )
+    return {
+        "computation": computation,
+        "stream": stream,
+        "error": error,
+        "letters": len(letters),
+        "newest": newest.fields.get("failed_at"),
+        "sample": newest.name,
+        "key": newest.fields.get("key"),
+        "value": str(newest.fields.get("value")),
+        "lost": len(lost),
+        "lost_because": lost[0] if lost else None,
+    }
 
 
-def _row(group: _Group) -> tuple[object, ...]:
-    value = group.value if len(group.value) <= _VALUE_SHOWN else f"{group.value[:_VALUE_SHOWN]}…"
-    return (
-        group.computation,
-        group.stream or _TIMER,
-        group.error,
-        group.letters,
-        group.newest,
-        group.sample,
-        group.key,
-        value,
-        group.lost or None,
-    )
+def _row(group: Mapping[str, Any]) -> tuple[object, ...]:
+    value, lost = group["value"], group["lost"]
+    shown = {
+        "stream": group["stream"] or _TIMER,
+        "value": value if len(value) <= _VALUE_SHOWN else f"{value[:_VALUE_SHOWN]}…",
+        "lost": lost or None,
+    }
+    *cells, _ = {**group, **shown}.values()
+    return tuple(cells)
 
 
 def _words(request: LetterRequest) -> str:

@@ -1,4 +1,4 @@
-"""``millpond diff``: what differs between two stores, such as a replay and its original."""
+"""``millpond diff``: the differences between two stores, such as a replay and its original."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final
 import click
 
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
-from millpond.cli.terminal.opening import open_to_read, store_argument, version_in
+from millpond.cli.terminal.opening import StoreAt, store_argument, version_in
 from millpond.cli.terminal.output import json_option, print_json, print_table
-from millpond.executor.replay.difference import PartDifference, StoreDifference, compare_stores
+from millpond.executor.replay.difference import StoreDifference, compare_stores
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.store import Store
 
@@ -46,28 +46,20 @@ _TROUBLE: Final = 3
 )  # fmt: skip
 @click.option("--new-version", metavar="N|NAME", help="The version of NEW; the newest by default.")
 @click.option(
-    "--computation",
-    "computations",
-    multiple=True,
-    metavar="NAME",
+    "--computation", "computations", multiple=True, metavar="NAME",
     help="Only this one, and no sinks; may be repeated.",
-)
+)  # fmt: skip
 @click.option(
-    "--limit",
-    type=click.IntRange(min=0),
-    default=_LIMIT,
-    show_default=True,
-    metavar="N",
+    "--limit", type=click.IntRange(min=0), default=_LIMIT, show_default=True, metavar="N",
     help="Show so many rows of each.",
-)
+)  # fmt: skip
 @click.option(
     "--sql", "query", metavar="QUERY", help="Query the differences instead: the tables rows and sink_rows."
 )
 @json_option("One JSON object: counts, then a line for each row that differs.")
 def diff(
     new: str,
-    store: str,
-    storage_options: tuple[str, ...],
+    store: StoreAt,
     version: str | None,
     new_version: str | None,
     computations: tuple[str, ...],
@@ -76,14 +68,14 @@ def diff(
     *,
     as_json: bool,
 ) -> None:
-    """Compare the keys, states and timers of NEW with those of STORE, and of a replay its sinks as well.
+    """Compare the keys, states and timers of NEW and STORE, and of a replay its sinks as well.
 
-    Of each row that differs it says whether it is in both (changed), in NEW alone (added) or in STORE alone (missing).
+    Each row that differs is in both stores (changed), in NEW alone (added) or in STORE alone (missing).
     With --sql the table rows has computation, key, kind, parts, state, other_state, timers and other_timers, where
     other is STORE's; sink_rows has sink, kind and row.
     """
     try:
-        with open_to_read(new, storage_options) as one, open_to_read(store, storage_options) as other:
+        with StoreAt(new, store.storage_options).to_read() as one, store.to_read() as other:
             difference = compare_stores(
                 one,
                 other,
@@ -92,7 +84,7 @@ def diff(
                 computations=computations or None,
             )
     except MillpondError as error:
-        # A difference is no error, and an error no difference.
+        # Another code than for a difference, so that a script does not mistake an error for one.
         click.echo(f"Error: {error}", err=True)
         raise SystemExit(_TROUBLE) from error
     if query is not None:
@@ -127,15 +119,13 @@ def _print_lines(difference: StoreDifference, limit: int) -> None:
 
 
 def _print(difference: StoreDifference, limit: int) -> None:
-    parts = [
-        *(("computation", part) for part in difference.computations),
-        *(("sink", part) for part in difference.sinks),
+    kinds = (("computation", difference.computations), ("sink", difference.sinks))
+    cells = [
+        (kind, part.name, part.equal, part.changed, part.added, part.missing)
+        for kind, parts in kinds
+        for part in parts
     ]
-    print_table(
-        "",
-        ("", "name", "equal", "changed", "added", "missing"),
-        [(kind, *_cells(part)) for kind, part in parts],
-    )
+    print_table("", ("", "name", "equal", "changed", "added", "missing"), cells)
     if difference.rows.num_rows:
         shown = difference.rows.slice(0, limit).to_pylist()
         print_table(
@@ -144,7 +134,7 @@ def _print(difference: StoreDifference, limit: int) -> None:
             [
                 (
                     row["computation"], row["key"], row["parts"] or row["kind"], row["state"], row["other_state"],
-                    *(_timers(row) if "timers" in row["parts"] else (None, None)),
+                    *((row["timers"], row["other_timers"]) if "timers" in row["parts"] else (None, None)),
                 )
                 for row in shown
             ],
@@ -158,14 +148,6 @@ def _print(difference: StoreDifference, limit: int) -> None:
         )
     if difference.is_empty:
         click.echo("no difference")
-
-
-def _timers(row: dict[str, str | None]) -> tuple[str | None, str | None]:
-    return row["timers"], row["other_timers"]
-
-
-def _cells(part: PartDifference) -> tuple[str, int, int, int, int]:
-    return part.name, part.equal, part.changed, part.added, part.missing
 
 
 def _title(what: str, count: int, limit: int) -> str:

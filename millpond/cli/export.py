@@ -16,29 +16,21 @@ from deltalake import write_deltalake
 
 from millpond.cli.completion import complete_computation
 from millpond.cli.terminal.cli_help import TeachingCommand
-from millpond.cli.terminal.opening import (
-    check_computation,
-    open_to_read,
-    snapshot_to_read,
-    store_argument,
-    version_option,
-)
+from millpond.cli.terminal.opening import StoreAt, check_computation, store_argument, version_option
 from millpond.cli.terminal.output import json_option, print_json, progress_bar
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.store import Store
 from millpond.statestore.view import RowsView
 
+# The columns that `millpond load` takes.
 _LOADED: Final = ("key", "state", "state_bytes", "state_version", "timers")
-_AS_JSON: Final = "* replace (try_cast(state as json) as state)"
-_AS_TEXT: Final = "* replace (to_json(timers) as timers)"
+# The columns that DuckDB selects, and the options it writes with, by the format.
 _COPY: Final = {
     "parquet": ("*", "format parquet"),
-    "jsonl": (_AS_JSON, "format json"),
-    "csv": (_AS_TEXT, "format csv, header"),
+    "jsonl": ("* replace (try_cast(state as json) as state)", "format json"),
+    "csv": ("* replace (to_json(timers) as timers)", "format csv, header"),
 }
-"""What DuckDB selects and writes, by the format."""
-
 _DELTA: Final = "delta"
 
 
@@ -62,10 +54,9 @@ _DELTA: Final = "delta"
 @version_option
 @json_option("One JSON object per table.")
 def export(
-    store: str,
+    store: StoreAt,
     folder: Path,
     computations: tuple[str, ...],
-    storage_options: tuple[str, ...],
     format_: str,
     version: str | None,
     *,
@@ -82,15 +73,14 @@ def export(
     A table appears as a whole, and none is overwritten: choose a new FOLDER, or remove the old tables.
     """
     written = []
-    with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
+    with store.reading(version) as (opened, snapshot):
         names = computations or snapshot.computations
         _check(snapshot, names, folder, format_)
-        with progress_bar("writing tables") as told:
+        with progress_bar("writing tables") as on_progress:
             for number, name in enumerate(names):
-                told(number, len(names))
-                written.append(
-                    _written(opened, snapshot, name, _target(folder, name, format_), for_load=for_load)
-                )
+                on_progress(number, len(names))
+                target = _target(folder, name, format_)
+                written.append(_write(opened, snapshot, name, target, for_load=for_load))
     if as_json:
         print_json(written)
         return
@@ -112,11 +102,11 @@ def _check(snapshot: Snapshot, names: tuple[str, ...], folder: Path, format_: st
             raise InvalidError("there is a table already: choose another folder, or remove it", path=target)
 
 
-def _written(
+def _write(
     store: Store, snapshot: Snapshot, computation: str, target: Path, *, for_load: bool
 ) -> dict[str, object]:
     rows = _Rows(store, snapshot, computation, for_load=for_load)
-    # Under another name first: what is killed leaves no half of a table.
+    # Under another name first, so that a killed export leaves no half of a table.
     staged = target.with_name(f".{target.name}.writing")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -132,20 +122,11 @@ def _written(
         staged.rename(target)
     except (OSError, duckdb.Error) as error:
         raise UnavailableError("the table could not be written", path=target, reason=str(error)) from error
-    return {
-        "computation": computation,
-        "path": str(target),
-        "rows": rows.count,
-        "version": snapshot.version,
-    }
+    return {"computation": computation, "path": str(target), "rows": rows.count, "version": snapshot.version}
 
 
 class _Rows:
-    """The rows of a computation, read interval by interval, so that memory does not grow with their number.
-
-    Attributes:
-        count: how many have been read.
-    """
+    """The rows of a computation, read interval by interval, so that memory does not grow with their number."""
 
     def __init__(self, store: Store, snapshot: Snapshot, computation: str, *, for_load: bool) -> None:
         self._whole = RowsView.of(snapshot, store.objects, computation)
@@ -154,23 +135,22 @@ class _Rows:
         self.count = 0
 
     def reader(self) -> pa.RecordBatchReader:
-        """The rows in key order."""
+        """Return the rows in key order; `count` is the number read so far."""
         schema = self._shown(replace(self._whole, files=()).to_arrow()).schema
         return pa.RecordBatchReader.from_batches(schema, self._batches(schema))
 
     def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        for interval in sorted(
-            self._snapshot.live_intervals(self._whole.computation), key=lambda one: one.low
-        ):
+        intervals = self._snapshot.live_intervals(self._whole.computation)
+        for interval in sorted(intervals, key=lambda one: one.low):
             part = replace(self._whole, files=self._snapshot.files_of(interval))
             rows = self._shown(part.to_arrow()).cast(schema)
             self.count += rows.num_rows
             yield from rows.to_batches()
 
     def _shown(self, rows: pa.Table) -> pa.Table:
-        return (
-            rows.select([name for name in _LOADED if name in rows.column_names]) if self._for_load else rows
-        )
+        if not self._for_load:
+            return rows
+        return rows.select([name for name in _LOADED if name in rows.column_names])
 
 
 def _remove(path: Path) -> None:

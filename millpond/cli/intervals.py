@@ -1,48 +1,29 @@
-"""``millpond intervals``: the key intervals of a store, their load, and cuts by hand."""
+"""``millpond intervals``: the key intervals of a store, their load, and requests to cut them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Final
+from dataclasses import asdict
+from typing import Any, Final
 
 import click
 
 from millpond.cli.terminal.cli_help import TeachingCommand
-from millpond.cli.terminal.opening import open_to_read, open_to_write, store_argument, zookeeper_options
-from millpond.cli.terminal.output import note, print_json, print_table, size_text
+from millpond.cli.terminal.opening import StoreAt, store_argument, zookeeper_options
+from millpond.cli.terminal.output import json_option, note, print_json, print_table, size_text
 from millpond.executor.ownership.cuts import CutKind, CutRequest, waiting_requests
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
-from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 
+# Commits searched for load reports; a pipeline that balances its load writes a report every few supersteps.
 _COMMITS_MAX: Final = 64
-"""How far back reports of the load are looked for: pipelines that balance their load write one every few supersteps."""
-
 _OWNER_DIGITS: Final = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """One interval, as the command prints it."""
-
-    computation: str
-    low: str
-    high: str | None
-    row_updates: int
-    size_bytes: int
-    shared_files: int
-    work_ms: float | None
-    records: float | None
-    sequencer: int
-    owner: str | None
-    home: str | None
 
 
 @click.command(
@@ -64,40 +45,25 @@ class _Entry:
     help="Merge the two intervals that meet at KEY.",
 )  # fmt: skip
 @zookeeper_options
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="One JSON object per interval, or per cut that is asked for, one per line.",
-)
+@json_option("One JSON object per interval, or per cut that is asked for, one per line.")
 def intervals(
-    store: str,
-    storage_options: tuple[str, ...],
-    split: tuple[str, str] | None,
-    merge: tuple[str, str] | None,
-    zookeeper: str | None,
-    zookeeper_security: ZooKeeperSecurity | None,
-    *,
-    as_json: bool,
+    store: StoreAt, split: tuple[str, str] | None, merge: tuple[str, str] | None, *, as_json: bool
 ) -> None:
-    """Show the key intervals of STORE, or ask its pipeline to cut its keys otherwise.
+    """Show the key intervals of STORE, or ask its pipeline to cut its keys differently.
 
     For each interval: the row updates and bytes of its own files, and how many files it shares with
     neighbours after a split (they are parted as the pipeline compacts); the milliseconds and records of
     a superstep, as the pipeline last reported them, if it balances its load; the sequencer of its lease, the
     writer that owns it and, on Spark, the process that its soft state is in.
 
-    Intervals are split and merged by load where the runner has a `balance=` policy. --split and --merge do
-    it by hand: the pipeline makes the cut after one of its next supersteps or, if it is stopped, when it
-    runs again. Rows, timers, record ids and watermarks stay what they are.
+    Intervals are split and merged by load where the runner has a `balance=` policy. --split and --merge request
+    a cut: the pipeline makes it after one of its next supersteps or, if it is stopped, when it
+    runs again. Rows, timers, record ids and watermarks do not change.
     """
-    wanted: list[tuple[CutKind, tuple[str, str]]] = []
-    if split:
-        wanted.append(("split", split))
-    if merge:
-        wanted.append(("merge", merge))
+    given: tuple[tuple[CutKind, tuple[str, str] | None], ...] = (("split", split), ("merge", merge))
+    wanted = [(kind, cut) for kind, cut in given if cut]
     if wanted:
-        with open_to_write(store, storage_options, zookeeper, zookeeper_security) as opened:
+        with store.to_write() as opened:
             asked = [_ask(opened, kind, computation, key) for kind, (computation, key) in wanted]
         if as_json:
             print_json(map(asdict, asked))
@@ -107,27 +73,15 @@ def intervals(
                 "its next supersteps"
             )
         return
-    with open_to_read(store, storage_options) as opened:
+    with store.to_read() as opened:
         snapshot = opened.snapshot()
         entries = _entries(opened, snapshot)
         waiting = waiting_requests(snapshot.txns)
     if as_json:
-        print_json(map(asdict, entries))
+        print_json(entries)
         return
-    columns = (
-        "computation",
-        "from",
-        "to",
-        "rows",
-        "bytes",
-        "shared",
-        "ms",
-        "records",
-        "lease",
-        "owner",
-        "home",
-    )
-    print_table("", columns, [_row(entry) for entry in entries])
+    columns = ("computation", "from", "to", "rows", "bytes", "shared", "ms", "records", "lease")
+    print_table("", (*columns, "owner", "home"), map(_row, entries))
     for request in waiting:
         note(f"waits for the pipeline: {request.kind} {request.computation} {request.key}")
 
@@ -156,7 +110,7 @@ def _ask(store: Store, kind: CutKind, computation: str, key: str) -> CutRequest:
     return request
 
 
-def _entries(store: Store, snapshot: Snapshot) -> list[_Entry]:
+def _entries(store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
     loads, owner = _reported(store, snapshot)
     return [
         _entry(snapshot, interval, fence, loads.get(interval.app_id, {}), owner)
@@ -166,50 +120,45 @@ def _entries(store: Store, snapshot: Snapshot) -> list[_Entry]:
 
 
 def _reported(store: Store, snapshot: Snapshot) -> tuple[Mapping[str, Mapping[str, object]], str | None]:
-    """The newest loads by interval, and the writer of the newest superstep."""
+    """Return the newest loads by interval, and the writer of the newest superstep."""
     loads: dict[str, Mapping[str, object]] = {}
     owner: str | None = None
     for facts in logged_commits(store.log, snapshot.version, _COMMITS_MAX):
         if owner is None and facts.metadata.get("kind") in {"superstep", "fence"}:
             owner = str(facts.metadata.get("writer", "")) or None
-        told = facts.metadata.get("loads")
-        if isinstance(told, Mapping):
-            loads = {**told, **loads}
+        reported = facts.metadata.get("loads")
+        if isinstance(reported, Mapping):
+            loads = {**reported, **loads}
     return loads, owner
 
 
 def _entry(
     snapshot: Snapshot, interval: Interval, fence: Fence, load: Mapping[str, object], owner: str | None
-) -> _Entry:
+) -> dict[str, Any]:
+    """Return one interval with the fields that the command prints, in their order."""
     files = snapshot.files_of(interval)
     own = [file for file in files if file.lies_in(interval)]
     work_ms, records = load.get("work_ms"), load.get("records")
-    return _Entry(
-        computation=interval.computation,
-        low=interval.low,
-        high=interval.high,
-        row_updates=sum(file.num_records or 0 for file in own),
-        size_bytes=sum(file.size_bytes for file in own),
-        shared_files=len(files) - len(own),
-        work_ms=float(work_ms) if isinstance(work_ms, int | float) else None,
-        records=float(records) if isinstance(records, int | float) else None,
-        sequencer=fence.sequencer,
-        owner=owner,
-        home=str(load["home"]) if load.get("home") else None,
-    )
+    return {
+        "computation": interval.computation,
+        "low": interval.low,
+        "high": interval.high,
+        "row_updates": sum(file.num_records or 0 for file in own),
+        "size_bytes": sum(file.size_bytes for file in own),
+        "shared_files": len(files) - len(own),
+        "work_ms": float(work_ms) if isinstance(work_ms, int | float) else None,
+        "records": float(records) if isinstance(records, int | float) else None,
+        "sequencer": fence.sequencer,
+        "owner": owner,
+        "home": str(load["home"]) if load.get("home") else None,
+    }
 
 
-def _row(entry: _Entry) -> tuple[object, ...]:
-    return (
-        entry.computation,
-        entry.low,
-        entry.high,
-        entry.row_updates,
-        size_text(entry.size_bytes),
-        entry.shared_files,
-        None if entry.work_ms is None else round(entry.work_ms, 1),
-        entry.records,
-        entry.sequencer,
-        (entry.owner or "")[:_OWNER_DIGITS],
-        entry.home,
-    )
+def _row(entry: Mapping[str, Any]) -> tuple[object, ...]:
+    work_ms, owner = entry["work_ms"], entry["owner"]
+    shown = {
+        "size_bytes": size_text(entry["size_bytes"]),
+        "work_ms": None if work_ms is None else round(work_ms, 1),
+        "owner": (owner or "")[:_OWNER_DIGITS],
+    }
+    return tuple({**entry, **shown}.values())

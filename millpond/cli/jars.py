@@ -1,4 +1,4 @@
-"""Fetch Delta's jars ahead of the first Spark session.
+"""The download of Delta's jars ahead of the first Spark session.
 
 Spark resolves ``spark.jars.packages`` with Ivy into the user's cache when its
 JVM starts. Starting the JVM alone, without a session, does exactly that: it takes up to
@@ -24,14 +24,9 @@ _REPORT_LINES_MAX = 40
 
 
 def fetch() -> str:
-    """Resolve Delta's jars into Ivy's cache.
+    """Resolve Delta's jars into Ivy's cache, and return the Maven coordinates of the packages.
 
-    Returns:
-        The Maven coordinates of the resolved packages.
-
-    Raises:
-        UnavailableError: the jars could not be fetched, most often because Maven's repository
-            cannot be reached; the end of Ivy's report is attached as a note.
+    An error has the end of Ivy's report as a note.
     """
     builder = configure_spark_with_delta_pip(SparkSession.builder)
     packages = str(builder._options[_PACKAGES])  # noqa: SLF001 - the builder has no public reader
@@ -56,7 +51,6 @@ def _last_lines(report: IO[bytes]) -> str:
 
 
 def main() -> int:
-    """Fetch the jars and report it; the exit code is 1 if they could not be fetched."""
     print("Fetching Delta Lake's jars for Spark (once; up to a minute) …", flush=True)
     try:
         print(f"Delta Lake's jars are there: {fetch()}")

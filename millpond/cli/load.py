@@ -1,19 +1,36 @@
-"""``millpond load``: make rows of a computation of a file."""
+"""``millpond load`` and ``import-checkpoint``: rows out of a file, or out of the state of a stopped Spark query."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millpond.cli.terminal.cli_help import TeachingCommand
-from millpond.cli.terminal.opening import open_to_write, store_argument, zookeeper_options
-from millpond.cli.terminal.output import json_option, print_json, size_text, stages_bar
+from millpond.cli.completion import complete_store
+from millpond.cli.terminal.cli_help import Example, TeachingCommand
+from millpond.cli.terminal.inputs import load_function, workers_import_from_here
+from millpond.cli.terminal.opening import StoreAt, storage_option, store_argument, zookeeper_options
+from millpond.cli.terminal.output import (
+    json_option,
+    note,
+    print_json,
+    print_table,
+    size_text,
+    stages_bar,
+    time_text,
+)
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec, MsgpackCodec
+from millpond.statestore.rows.key_text import decode_key
+
+if TYPE_CHECKING:
+    from millpond.executor.spark_compat.import_checkpoint import ImportedCheckpoint
 
 _CODECS: Final[dict[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec(), "bytes": BytesCodec()}
+_TIMEOUTS: Final = {"event": "EventTimeTimeout", "processing": "ProcessingTimeTimeout"}
+_NOT_RUN: Final = "the checkpoint of a Spark query"
+_MICROS: Final = 1_000
 
 
 @click.command(
@@ -43,15 +60,12 @@ _CODECS: Final[dict[str, Codec]] = {"json": JsonCodec(), "msgpack": MsgpackCodec
 @zookeeper_options
 @json_option("Print the result as a JSON object.")
 def load(
-    store: str,
+    store: StoreAt,
     computation: str,
     file: str,
-    storage_options: tuple[str, ...],
     intervals: int | None,
     codec_name: str,
     state_version: int,
-    zookeeper: str | None,
-    zookeeper_security: ZooKeeperSecurity | None,
     *,
     create: bool,
     as_json: bool,
@@ -65,17 +79,14 @@ def load(
     The computation must have no rows, and no pipeline that has it may be running. If the command is killed, the store
     has all of the rows or none, and you can run it again.
     """
-    with (
-        open_to_write(store, storage_options, zookeeper, zookeeper_security, create=create) as opened,
-        stages_bar("rows", ("read", "write")) as told,
-    ):
+    with store.to_write(create=create) as opened, stages_bar("rows", ("read", "write")) as on_progress:
         loaded = opened.load(
             computation,
             file,
             codec=_CODECS[codec_name],
             state_version=state_version,
             intervals=intervals,
-            told=told,
+            told=on_progress,
         )
     if as_json:
         print_json([asdict(loaded)])
@@ -84,3 +95,137 @@ def load(
         f"version {loaded.version} has {loaded.rows:,} rows of {computation}: "
         f"{loaded.intervals} intervals, {loaded.files} files, {size_text(loaded.size_bytes)}"
     )
+
+
+@click.command(
+    "import-checkpoint",
+    cls=TeachingCommand,
+    examples=(
+        Example(
+            "millpond import-checkpoint checkpoints/totals --computation RunningTotal --into pond --dry-run",
+            not_run=_NOT_RUN,
+        ),
+        Example(
+            "millpond import-checkpoint checkpoints/totals --computation RunningTotal --into pond",
+            not_run=_NOT_RUN,
+        ),
+        Example(
+            "millpond import-checkpoint checkpoints/sessions --operator 1 --computation sessions --timeout event"
+            " --into pond --json",
+            not_run=_NOT_RUN,
+        ),
+        Example(
+            "millpond import-checkpoint checkpoints/sums --computation sums --convert sums:state --into pond",
+            not_run=_NOT_RUN,
+        ),
+    ),
+)
+@click.argument("checkpoint")
+@click.option(
+    "--operator", type=click.IntRange(min=0), metavar="N",
+    help="Spark's number of the stateful operator, if the query has several.",
+)  # fmt: skip
+@click.option("--computation", required=True, metavar="C", help="The computation that takes the state over.")
+@click.option("--into", required=True, metavar="STORE", shell_complete=complete_store, help="The store.")
+@click.option(
+    "--pipeline", metavar="NAME", help="The computation's pipeline, if that has another name than C."
+)
+@click.option(
+    "--input", "stream", default="input", show_default=True, metavar="STREAM",
+    help="The injected stream that resumes the query's sources.",
+)  # fmt: skip
+@click.option("--no-sources", is_flag=True, help="Leave the query's sources alone: move the state only.")
+@click.option(
+    "--plain-key", is_flag=True,
+    help='The pipeline\'s key is a column of text (key="card"), not a list of columns.',
+)  # fmt: skip
+@click.option(
+    "--timeout", type=click.Choice(sorted(_TIMEOUTS)),
+    help="Of applyInPandasWithState: of which time its timeouts are.",
+)  # fmt: skip
+@click.option(
+    "--event-time", metavar="COLUMN",
+    help="Of dropDuplicates: the key's column that the watermark is on, so that keys expire.",
+)  # fmt: skip
+@click.option(
+    "--convert", "convert_name", metavar="MODULE:FUNCTION",
+    help="Of an aggregation: makes the state of the key's columns and the buffers, two mappings.",
+)  # fmt: skip
+@click.option(
+    "--intervals", type=click.IntRange(min=1), metavar="N",
+    help="Into how many key intervals the keys are cut.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Count, and show some rows; write nothing.")
+@storage_option
+@zookeeper_options
+@json_option("Print the result as a JSON object.")
+def import_checkpoint(
+    checkpoint: str,
+    into: str,
+    stream: str,
+    timeout: str | None,
+    convert_name: str | None,
+    storage_options: tuple[str, ...],
+    zookeeper: str | None,
+    zookeeper_security: ZooKeeperSecurity | None,
+    *,
+    no_sources: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Make rows of a store of the state in CHECKPOINT, the checkpoint of a stopped Spark query.
+
+    The query is one with transformWithState, applyInPandasWithState, dropDuplicates or an aggregation. Its state
+    variables, timers and watermark move, in one commit, and so does the place in its sources: run the same frame on the
+    store afterwards, and it continues behind the last batch that the query has done. CHECKPOINT is only read.
+
+    The store is created if there is none. The computation must have no rows, and no pipeline that has it may be running.
+    If the command is killed, the store has all of the rows or none, and you can run it again.
+    """
+    from millpond.executor.spark.session import spark_session
+    from millpond.executor.spark_compat.import_checkpoint import import_checkpoint as imported_from
+
+    store = StoreAt(into, storage_options, zookeeper, zookeeper_security)
+    convert = None if convert_name is None else load_function(convert_name)
+    workers_import_from_here()
+    session = spark_session("millpond import-checkpoint")
+    options |= {
+        "input": None if no_sources else stream,
+        "timeout": None if timeout is None else _TIMEOUTS[timeout],
+        "convert": convert,
+        "spark": session,
+    }
+    with stages_bar("rows", ("read", "write")) as on_progress:
+        if dry_run:
+            found = imported_from(checkpoint, into=into, dry_run=True, told=on_progress, **options)
+        else:
+            with store.to_write(create=True) as opened:
+                found = imported_from(checkpoint, into=opened, told=on_progress, **options)
+    if as_json:
+        print_json([asdict(found)])
+    else:
+        _print_imported(found, into, stream)
+
+
+def _print_imported(found: ImportedCheckpoint, into: str, stream: str) -> None:
+    has = "would have" if found.version is None else f"has at version {found.version}"
+    click.echo(
+        f"{into} {has} {found.rows:,} rows of {found.computation} with {found.timers:,} timers, "
+        f"from {found.operator} after batch {found.batch}"
+    )
+    click.echo(f"key       {found.key}")
+    for name, kind in found.columns.items():
+        click.echo(f"{name:<9} {kind}")
+    if found.watermark_ms:
+        click.echo(f"watermark {time_text(found.watermark_ms * _MICROS)}")
+    if found.sources:
+        click.echo(f"sources   {found.sources}, which {stream} resumes")
+    if found.unfinished is not None:
+        note(f"batch {found.unfinished} was not finished: its records are read again")
+    cells = [(_key_text(row["key"]), row["state"], len(row["timers"] or ())) for row in found.samples]
+    print_table("some of the rows", ("key", "state", "timers"), cells)
+
+
+def _key_text(key: str) -> str:
+    return ", ".join("null" if value is None else str(value) for value in decode_key(key))

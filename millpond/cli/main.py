@@ -1,4 +1,4 @@
-"""The command line ``millpond``: one file per command, registered here, and imported when it is used.
+"""The command line ``millpond``: its commands, each imported when it is used.
 
 Commands that only read take no lease, start no ZooKeeper and change nothing, so they may be
 used on a store that is being written to.
@@ -17,23 +17,23 @@ _HOMES: Final = {
     "run": "millpond.cli.run",
     "status": "millpond.cli.status",
     "rows": "millpond.cli.rows",
-    "sql": "millpond.cli.sql",
+    "sql": "millpond.cli.rows",
     "history": "millpond.cli.history",
-    "verify": "millpond.cli.verify",
-    "repair": "millpond.cli.repair",
-    "adopt": "millpond.cli.adopt",
+    "verify": "millpond.cli.maintenance",
+    "repair": "millpond.cli.restore",
+    "adopt": "millpond.cli.restore",
     "dead-letters": "millpond.cli.dead_letters",
     "intervals": "millpond.cli.intervals",
-    "savepoint": "millpond.cli.savepoint",
-    "fork": "millpond.cli.fork",
+    "savepoint": "millpond.cli.versions",
+    "fork": "millpond.cli.versions",
     "load": "millpond.cli.load",
-    "import-checkpoint": "millpond.cli.import_checkpoint",
+    "import-checkpoint": "millpond.cli.load",
     "export": "millpond.cli.export",
-    "rewind": "millpond.cli.rewind",
-    "replay": "millpond.cli.replay",
+    "rewind": "millpond.cli.restore",
+    "replay": "millpond.cli.versions",
     "diff": "millpond.cli.diff",
-    "upgrade": "millpond.cli.upgrade",
-    "gc": "millpond.cli.gc",
+    "upgrade": "millpond.cli.maintenance",
+    "gc": "millpond.cli.maintenance",
     "bench": "millpond.cli.bench",
     "completion": "millpond.cli.completion",
 }

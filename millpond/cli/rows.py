@@ -1,31 +1,29 @@
-"""``millpond rows``: the rows of a computation, one per key."""
+"""``millpond rows`` and ``sql``: the rows of a store, by computation or by query."""
 
 from __future__ import annotations
 
 import base64
+import csv
 import datetime as dt
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import click
+import duckdb
 import pyarrow as pa
 
 from millpond.cli.completion import complete_computation
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
-from millpond.cli.terminal.opening import (
-    check_computation,
-    open_to_read,
-    snapshot_to_read,
-    store_argument,
-    version_option,
-)
+from millpond.cli.terminal.opening import StoreAt, check_computation, store_argument, version_option
 from millpond.cli.terminal.output import json_option, note, print_json, print_table, time_text
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.key_text import is_typed
-from millpond.statestore.view import RowsView
+from millpond.statestore.view import RowsView, connect
 
 _TABLE_ROWS: Final = 100
 _COLUMNS: Final = ("timers", "hold", "superstep")
@@ -48,19 +46,15 @@ _EXTRAS: Final = {"record_ids": "ids", "productions": "undelivered"}
 @store_argument
 @click.argument("computation", shell_complete=complete_computation)
 @click.option(
-    "--key",
-    "keys",
-    metavar="K",
-    multiple=True,
+    "--key", "keys", metavar="K", multiple=True,
     help="Only this key's row; may be repeated. A typed key is a JSON list of its values.",
-)
+)  # fmt: skip
 @version_option
 @json_option("One JSON object per line, with every field.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most N rows; 0 for all.")
 def rows(
-    store: str,
+    store: StoreAt,
     computation: str,
-    storage_options: tuple[str, ...],
     keys: tuple[str, ...],
     version: str | None,
     limit: int | None,
@@ -71,15 +65,16 @@ def rows(
 
     A row has the key's state as the computation's codec wrote it (JSON by default), its pending timers,
     the time at which it holds the watermark back (hold), and the superstep that last changed it. Where code
-    has declared a state_version, it has that of its state. It also has the ids of records that it has consumed, and productions that wait for their delivery: the table counts
-    them, --json shows them. A key may have nothing else.
+    has declared a state_version, the row has the version of its state. It also has the ids of records that it has
+    consumed, and productions that wait for their delivery: the table counts them, --json shows them. A key may have
+    nothing else.
     Where keys are made of columns of other types, or of several, the table shows their values in place of the key, and
-    --json both. --key takes them as a JSON list, or the text of the key. So it is with states whose code has declared
-    what is in them, such as the state variables of a processor of Spark.
+    --json both. --key takes them as a JSON list, or the text of the key. The same applies to states with declared
+    columns, such as the state variables of a processor of Spark.
     With --key only files that can hold the key are read, and each of those is read whole.
     A table shows the first 100 rows by default; --json shows all rows.
     """
-    with open_to_read(store, storage_options) as opened, snapshot_to_read(opened, version) as snapshot:
+    with store.reading(version) as (opened, snapshot):
         check_computation(snapshot, computation)
         view = RowsView.of(snapshot, opened.objects, computation)
         texts = [_key_text(view, key) for key in keys]
@@ -92,7 +87,7 @@ def rows(
         title = f"{computation} at version {snapshot.version}"
         listed = list(_rows(shown, view))
         extras = [name for name in _EXTRAS if any(row[name] for row in listed)]
-        # Most computations have no versions, and their rows none.
+        # Shown only where there are any, because most computations declare no version.
         numbers = ["state_version"] if any(row["state_version"] for row in listed) else []
         typed = {source: _typed_names(view, source) for source in ("key", "state")}
         columns = (*(typed["key"] or ["key"]), *(typed["state"] or ["state"]), *_COLUMNS, *numbers)
@@ -106,7 +101,7 @@ def rows(
 
 
 def _key_text(view: RowsView, given: str) -> str:
-    """A key as its text: given so, or where the computation has typed keys as a JSON list, or as the only value."""
+    """Return the stored text of a key, which may be given as a JSON list, or as its only value, where keys are typed."""
     if not view.key_columns or is_typed(given):
         return given
     try:
@@ -135,14 +130,11 @@ def _rows(table: pa.Table, view: RowsView) -> Iterator[dict[str, Any]]:
 
 
 def _typed_names(view: RowsView, source: str) -> list[str]:
-    """The typed columns that are made of the key, or of the state."""
     return [column.field.name for column in view.shown if column.source == source]
 
 
 def _value_text(value: Any, kind: pa.DataType) -> Any:
-    """A value of a typed column as JSON has it: what JSON has no type for is text, and a map whose keys are no text is a
-    list of pairs.
-    """
+    """Convert a value of a typed column for JSON: types that JSON lacks become text, maps without text keys pairs."""
     if value is None:
         return None
     if pa.types.is_struct(kind):
@@ -172,7 +164,6 @@ def _with_numbers(type_: pa.DataType) -> pa.DataType:
 
 
 def _with_times(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A timer, a record id or a production with times as text."""
     return {name: time_text(value) if name.endswith("at") else value for name, value in part.items()}
 
 
@@ -187,7 +178,6 @@ def _json_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _id_texts(id_: bytes) -> dict[str, str | None]:
-    """An id as text where it is text, else as base64."""
     try:
         return {"id": id_.decode(), "id_bytes": None}
     except UnicodeDecodeError:
@@ -215,10 +205,79 @@ def _cells(row: Mapping[str, Any], key: Sequence[str], state: Sequence[str]) -> 
 
 
 def _typed_cell(value: Any) -> str:
-    """A typed value in a table: no number with separators, and a null that can be told from an empty text."""
+    # As JSON, so that numbers have no separators, and null differs from an empty text.
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _timer_text(timer: Mapping[str, Any]) -> str:
     name = f"{timer['tag']}: " if timer["tag"] else ""
     return f"{name}{timer['at']} ({timer['domain']})"
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        'millpond sql pond "show tables"',
+        "millpond sql pond \"select key, state ->> 'count' from window_counter\"",
+        'millpond sql pond "select count(*) from window_counter" --version 12',
+        'millpond sql pond "select key, unnest(timers) from alarm" --json',
+        'millpond sql pond "from dead_letters" --format csv > letters.csv',
+        'millpond sql pond "select key, count(*) from record_ids.alarm group by key"',
+    ),
+)
+@store_argument
+@click.argument("query")
+@version_option
+@click.option(
+    "--format", "shape", type=click.Choice(["table", "json", "csv"]), default="table",
+    help="How to print the answer.",
+)  # fmt: skip
+@click.option("--json", "shape", flag_value="json", help="The same as --format json.")
+def sql(store: StoreAt, query: str, version: str | None, shape: str) -> None:
+    """Query STORE in SQL (DuckDB's dialect).
+
+    Each computation is a table of that name with exactly one row per key: key, state, state_bytes,
+    timers, hold, superstep, sequencer, commit_number, record_ids, productions (the undelivered ones). The
+    tables record_ids.NAME and productions.NAME have one row per id and per production. All tables show the same version
+    of the store, so joins are consistent. State is JSON text by default: state ->> 'field' extracts a field.
+    Times are in UTC. Names with special characters go in double quotes.
+    """
+    with store.reading(version) as (opened, snapshot), connect(snapshot, opened.objects) as connection:
+        try:
+            _answer(connection, query, shape)
+        except duckdb.Error as error:
+            raise _refusal(error, snapshot) from error
+
+
+def _answer(connection: duckdb.DuckDBPyConnection, query: str, shape: str) -> None:
+    # Statements without a result, such as `set`, return None, which the library's types omit.
+    relation = cast(duckdb.DuckDBPyRelation | None, connection.sql(query))
+    if relation is None:
+        return
+    if shape == "json":
+        for (line,) in relation.project(f"to_json(struct_pack({_fields(relation)}))::varchar").fetchall():
+            click.echo(line)
+        return
+    # As text, because Python's datetime does not cover the ends of time.
+    rows = relation.project("columns(*)::varchar").fetchall()
+    if shape == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(relation.columns)
+        writer.writerows(rows)
+    else:
+        print_table("", relation.columns, rows)
+
+
+def _fields(relation: duckdb.DuckDBPyRelation) -> str:
+    quoted = ('"' + name.replace('"', '""') + '"' for name in relation.columns)
+    return ", ".join(f"{column} := {column}" for column in quoted)
+
+
+def _refusal(error: duckdb.Error, snapshot: Snapshot) -> InvalidError:
+    reason, _, more = str(error).strip().partition("\n")
+    refused = InvalidError(
+        f"the query was refused: {reason}", tables=", ".join(snapshot.computations) or "none has rows yet"
+    )
+    if more.strip():
+        refused.add_note(more.strip("\n"))
+    return refused

@@ -1,4 +1,4 @@
-"""``millpond run``: run a pipeline of your code on files, to the end of what they have now."""
+"""``millpond run``: run a pipeline of your code on files, to their present end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any, Final, TypedDict, get_args
 import click
 
 from millpond.cli.completion import complete_store
-from millpond.cli.terminal.apps import load_pipeline, workers_import_from_here, wrong_usage
 from millpond.cli.terminal.cli_help import TeachingCommand
-from millpond.cli.terminal.inputs import input_option, read_frames, read_inputs
+from millpond.cli.terminal.inputs import (
+    input_option,
+    load_pipeline,
+    read_frames,
+    read_inputs,
+    workers_import_from_here,
+    wrong_usage,
+)
 from millpond.cli.terminal.opening import read_options, storage_option, zookeeper_options
 from millpond.cli.terminal.output import (
     is_terminal,
@@ -45,8 +51,6 @@ _COUNTS: Final = (
 
 
 class _Options(TypedDict):
-    """What both runners take."""
-
     zookeeper: str | None
     zookeeper_security: ZooKeeperSecurity | None
     storage_options: Mapping[str, str]
@@ -58,8 +62,6 @@ class _Options(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is to be run, on what."""
-
     pipeline: EnginePipeline
     store: str
     inputs: tuple[str, ...]
@@ -80,12 +82,9 @@ class _Wanted:
 )
 @click.argument("pipeline", metavar="MODULE:PIPELINE")
 @click.option(
-    "--store",
-    required=True,
-    metavar="STORE",
-    shell_complete=complete_store,
+    "--store", required=True, metavar="STORE", shell_complete=complete_store,
     help="Folder or URL of the store, made if it is not there.",
-)
+)  # fmt: skip
 @input_option
 @click.option(
     "--more-to-come", is_flag=True,
@@ -127,28 +126,29 @@ def run(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Run a pipeline of your code on files, until all that they have now is processed.
+    """Run a pipeline of your code on files, until their present rows are processed.
 
     MODULE:PIPELINE is a `Pipeline`, or a function without arguments that returns one; modules of the current folder
-    are found. Each --input is a file or a folder of files in Parquet, JSON (an object per line) or CSV, told by their
+    are found. Each --input is a file or a folder of files in Parquet, JSON (an object per line) or CSV, by their
     names. Files of a folder are read in the order of their names. Of files larger than memory only a piece is read at
-    a time, twice: for the times of what is still to come, and to process it.
+    a time, twice: for the times of the rows to come, and to process them.
 
-    A run is its input's last unless you say --more-to-come: all windows close, all timers in event time fire, and a
-    later run with more is refused. For a folder that grows, say --more-to-come each time: rows that the store has
+    A run is its input's last unless you give --more-to-come: all windows close, all timers in event time fire, and a
+    later run with more is refused. For a folder that grows, give --more-to-come each time: rows that the store has
     consumed are skipped, and new files must come behind the others by name. A run that was killed is
     continued by running it again.
 
     On Spark the same files are streams, whose checkpoints lie in the store's folder.
     """
     options: _Options = {"storage_options": read_options(storage_options), **given}  # type: ignore[typeddict-item]
-    # What the user's code prints must not mix with the result.
+    # From here on, because output of the user's code must not mix with the result.
     with result_as_json(as_json) as result:
         with wrong_usage():
             loaded = load_pipeline(pipeline)
         wanted = _Wanted(loaded, store, inputs, inputs_of, intervals, not more_to_come, not quiet)
         summary = _run_on_spark(wanted, options) if spark else _run_here(wanted, options)
-        result |= {"pipeline": loaded.name, "store": store, **_entry(summary)}
+        result |= {"pipeline": loaded.name, "store": store, **asdict(summary)}
+        result |= {"watermark": time_text(summary.watermark)}
     if not as_json:
         _print(loaded.name, summary)
 
@@ -184,10 +184,6 @@ def _run_on_spark(wanted: _Wanted, options: _Options) -> RunSummary:
         wanted.store, spark=session, intervals=wanted.intervals, progress=wanted.shows, **options
     )
     return runner.run(wanted.pipeline, given, finish=wanted.finish)
-
-
-def _entry(summary: RunSummary) -> dict[str, Any]:
-    return {**asdict(summary), "watermark": time_text(summary.watermark)}
 
 
 def _print(pipeline: str, summary: RunSummary) -> None:

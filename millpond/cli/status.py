@@ -1,25 +1,24 @@
 """``millpond status``: a store's contents and its pipelines' progress.
 
-Everything except the code versions comes from the log, so it is right even when the catalog
-is behind, unavailable or lost.
+Everything except the code versions comes from the log, so it is right even when the catalog is behind or lost.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
-from urllib.parse import unquote
 
 import click
 
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
 from millpond.cli.terminal.inputs import ConsumedInput, consumed_inputs
-from millpond.cli.terminal.opening import open_to_read, store_argument
+from millpond.cli.terminal.opening import StoreAt, store_argument
 from millpond.cli.terminal.output import json_option, note, print_json, print_table, size_text, time_text
 from millpond.executor.inputs.positions import current_name
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
+from millpond.statestore.app_ids import AppId, supersteps_of
 from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.history.savepoint import open_savepoints
@@ -45,20 +44,17 @@ _TOTALS: Final = ("records", "late", "dropped", "duplicates", "timers", "product
 @click.option("--catalog", metavar="URL", help="SQLAlchemy URL of the catalog, unless in the store's folder.")
 @click.option("--check", is_flag=True, help="Exit with 1 if there are dead letters.")
 @json_option("One JSON object with everything.")
-def status(
-    store: str, storage_options: tuple[str, ...], catalog: str | None, *, check: bool, as_json: bool
-) -> None:
+def status(store: StoreAt, catalog: str | None, *, check: bool, as_json: bool) -> None:
     """Show the contents of STORE and the progress of its pipelines.
 
-    For each pipeline: its last superstep, its running totals, and how far its inputs are consumed: batches of Spark, or rows, and
-    where that is in the source, such as the row of a file. For each
-    computation: its number of key intervals, its files, the number of row updates in them (a key has
+    For each pipeline: its last superstep, its running totals, and how far its inputs are consumed: batches of Spark, or
+    rows, and where that is in the source, such as the row of a file. For each computation: its number of key intervals, its files, the number of row updates in them (a key has
     one per superstep that touched it, until a compaction joins them), its low watermark (no older
     record is expected), and its counters: late records, dropped records, dead letters, and counters of
-    its own code. For dead letters also the error of the newest one. If the catalog is available, also
+    your code. For dead letters also the error of the newest one. If the catalog is available, also
     the code versions.
     """
-    with open_to_read(store, storage_options, catalog) as opened:
+    with store.to_read(catalog) as opened:
         description = _describe(opened)
     if as_json:
         print_json([description])
@@ -81,25 +77,24 @@ def _describe(store: Store) -> dict[str, Any]:
         "pipelines": _pipelines(snapshot),
         "computations": _computations(snapshot, _code_versions(store)),
         "dead_letters": _dead_letters(store, snapshot),
-        "savepoints": [
-            {"name": savepoint.name, "version": savepoint.version}
-            for savepoint in open_savepoints(snapshot.txns)
-        ],
+        "savepoints": [*map(asdict, open_savepoints(snapshot.txns))],
     }
+
+
+def _positions(snapshot: Snapshot, kind: AppId) -> Iterator[tuple[tuple[str, ...], int]]:
+    for app_id, value in snapshot.txns.items():
+        if app_id.startswith(kind):
+            yield kind.parts(app_id), value
 
 
 def _pipelines(snapshot: Snapshot) -> list[dict[str, Any]]:
     pipelines: defaultdict[str, dict[str, Any]] = defaultdict(
         lambda: {"superstep": 0, "totals": {}, "inputs": []}
     )
-    for app_id, version in snapshot.txns.items():
-        match [unquote(part) for part in app_id.split("/")]:
-            case ["millpond", "superstep", pipeline]:
-                pipelines[pipeline]["superstep"] = version
-            case ["millpond", "total", pipeline, counter]:
-                pipelines[pipeline]["totals"][counter] = version
-            case _:
-                pass
+    for pipeline, superstep in supersteps_of(snapshot.txns).items():
+        pipelines[pipeline]["superstep"] = superstep
+    for (pipeline, counter), total in _positions(snapshot, AppId.TOTAL):
+        pipelines[pipeline]["totals"][counter] = total
     for consumed in consumed_inputs(snapshot.txns, snapshot.source_offsets):
         fields = asdict(consumed)
         pipelines[fields.pop("pipeline")]["inputs"].append(fields)
@@ -108,8 +103,12 @@ def _pipelines(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def _computations(snapshot: Snapshot, code_versions: Mapping[str, int]) -> list[dict[str, Any]]:
-    intervals = _live_intervals(snapshot)
-    counts = _counts(snapshot)
+    intervals: defaultdict[str, list[Interval]] = defaultdict(list)
+    for interval in snapshot.live_intervals():
+        intervals[interval.computation].append(interval)
+    counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for (_, computation, counter), value in _positions(snapshot, AppId.COUNT):
+        counts[computation][counter] = value
     return [
         {
             "computation": name,
@@ -125,19 +124,16 @@ def _computations(snapshot: Snapshot, code_versions: Mapping[str, int]) -> list[
     ]
 
 
-def _counts(snapshot: Snapshot) -> dict[str, dict[str, int]]:
-    counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for app_id, value in snapshot.txns.items():
-        match [unquote(part) for part in app_id.split("/")]:
-            case ["millpond", "count", _, computation, counter]:
-                counts[computation][counter] = value
-            case _:
-                pass
-    return counts
+def _watermark(snapshot: Snapshot, computation: str, intervals: Iterable[Interval]) -> int | None:
+    for parts, at_us in _positions(snapshot, AppId.WATERMARK):
+        if parts[1:] == ("computation", computation):
+            return at_us
+    watermarks = (snapshot.watermarks.get(interval.app_id) for interval in intervals)
+    return min((watermark for watermark in watermarks if watermark is not None), default=None)
 
 
 def _dead_letters(store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
-    """The dead letters that the store still has, by computation, with the newest error of each."""
+    """Count the dead letters by computation, with the newest error of each."""
     if not snapshot.files_in(DEAD_LETTERS):
         return []
     newest = """
@@ -148,24 +144,6 @@ def _dead_letters(store: Store, snapshot: Snapshot) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = store.sql().sql(newest).to_arrow_table().to_pylist()
     return found
-
-
-def _live_intervals(snapshot: Snapshot) -> dict[str, list[Interval]]:
-    live: defaultdict[str, list[Interval]] = defaultdict(list)
-    for interval in snapshot.live_intervals():
-        live[interval.computation].append(interval)
-    return live
-
-
-def _watermark(snapshot: Snapshot, computation: str, intervals: Iterable[Interval]) -> int | None:
-    for app_id, at_us in snapshot.txns.items():
-        match [unquote(part) for part in app_id.split("/")]:
-            case ["millpond", "watermark", _, "computation", name] if name == computation:
-                return at_us
-            case _:
-                pass
-    watermarks = (snapshot.watermarks.get(interval.app_id) for interval in intervals)
-    return min((watermark for watermark in watermarks if watermark is not None), default=None)
 
 
 def _code_versions(store: Store) -> dict[str, int]:
@@ -186,16 +164,11 @@ def _print(description: Mapping[str, Any]) -> None:
     click.echo(f"rows      {description['files']:,} files, {size_text(description['size_bytes'])}")
     if pipelines:
         rows = [
-            (
-                pipeline["pipeline"],
-                pipeline["superstep"],
-                *(pipeline["totals"].get(name) for name in _TOTALS),
-            )
+            (pipeline["pipeline"], pipeline["superstep"], *map(pipeline["totals"].get, _TOTALS))
             for pipeline in pipelines
         ]
-        print_table(
-            "Pipelines", ("pipeline", "superstep", *(name.replace("_", " ") for name in _TOTALS)), rows
-        )
+        totals = [name.replace("_", " ") for name in _TOTALS]
+        print_table("Pipelines", ("pipeline", "superstep", *totals), rows)
     inputs = [
         ConsumedInput(pipeline=pipeline["pipeline"], **source)
         for pipeline in pipelines
@@ -210,24 +183,16 @@ def _print(description: Mapping[str, Any]) -> None:
         rows = [tuple(letters.values()) for letters in description["dead_letters"]]
         print_table("Dead letters", ("computation", "dead letters", "newest error", "failed at"), rows)
     if description["savepoints"]:
-        rows = [(savepoint["name"], savepoint["version"]) for savepoint in description["savepoints"]]
+        rows = [tuple(savepoint.values()) for savepoint in description["savepoints"]]
         print_table("Savepoints", ("savepoint", "version"), rows)
 
 
 def _print_computations(computations: Sequence[Mapping[str, Any]]) -> None:
+    rows = []
+    for computation in computations:
+        *cells, _ = {**computation, "size_bytes": size_text(computation["size_bytes"])}.values()
+        rows.append(cells)
     columns = ("computation", "code version", "intervals", "files", "row updates", "size", "low watermark")
-    rows = [
-        (
-            computation["computation"],
-            computation["code_version"],
-            computation["intervals"],
-            computation["files"],
-            computation["row_updates"],
-            size_text(computation["size_bytes"]),
-            computation["watermark"],
-        )
-        for computation in computations
-    ]
     print_table("Computations", columns, rows)
     counted = [
         (computation["computation"], counter, f"{value:,}")

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millpond.executor.time.clocks import Clocks
 from millpond.executor.windows.combiners import Sum, ToList
 from millpond.executor.windows.composite_triggers import AfterAll, AfterAny, AfterEach, OrFinally, Repeatedly
 from millpond.executor.windows.count_triggers import AfterCount
@@ -15,8 +16,7 @@ from millpond.executor.windows.key_windows import KeyWindows, WindowStates
 from millpond.executor.windows.pane import WindowedValue
 from millpond.executor.windows.strategy import Accumulation, Asked, Closing, WindowingStrategy
 from millpond.executor.windows.time_triggers import AfterWatermark, Default
-from millpond.executor.windows.trigger import Trigger
-from millpond.executor.windows.trigger_context import parse_timer
+from millpond.executor.windows.trigger import Trigger, parse_timer
 from millpond.executor.windows.window import Element, TimestampCombiner, Window, WindowFn
 from millpond.executor.windows.window_fns import FixedWindows, Sessions, SlidingWindows
 from millpond.statestore.rows.row import TimeDomain
@@ -67,7 +67,7 @@ class _Key:
 
     def _open(self, watermark: int) -> KeyWindows:
         states = WindowStates(self.state)
-        return KeyWindows(self.strategy, self.combine, None, states, watermark=watermark, wall_time=0)
+        return KeyWindows(self.strategy, self.combine, None, states, Clocks(watermark=watermark, wall_time=0))
 
     def _store(self, windows: KeyWindows) -> None:
         self.state = windows.windows.to_json()

@@ -1,20 +1,26 @@
-"""The inputs of a run on the command line: files and folders by stream, or a function that returns them.
+"""The user's code and input files, as named on the command line, and how far inputs are consumed.
 
-How far the inputs of pipelines are consumed: what the log says, as fields and as text.
+Code is named ``module:name``; modules of the current folder can be imported.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module, invalidate_caches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from millpond.cli.terminal.apps import call, load_app
-from millpond.cli.terminal.row_files import RowFiles
+from millpond.cli.terminal.row_files import RowFiles, stream_of_files
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE
 from millpond.executor.local.rows import RowsLike
 from millpond.executor.pipeline.pipeline import EnginePipeline
@@ -25,42 +31,142 @@ from millpond.statestore.errors import InvalidError, did_you_mean
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_NAMES_SHOWN: Final = 8
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+def load_app(text: str) -> object:
+    """Return the object that ``module:name`` names; an error names the nearest names.
+
+    Example:
+        >>> load_app("math:pi")
+        3.141592653589793
+    """
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
+        raise InvalidError("code is named module:name, as in daily:pipeline", given=text)
+    found: object = _module(module)
+    where = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [known for known in vars(found) if not known.startswith("_")]
+            raise InvalidError(
+                f"{where} has no such name{did_you_mean(part, names)}", name=part, known=_some(names)
+            )
+        found, where = getattr(found, part), f"{where}.{part}"
+    return found
 
 
-def input_option(command: _Command) -> _Command:
+def load_pipeline(text: str) -> EnginePipeline:
+    """Return the pipeline that ``module:name`` names, or that the function of this name returns."""
+    found = load_app(text)
+    if not isinstance(found, EnginePipeline) and callable(found):
+        found = _call(text, found)
+    if not isinstance(found, EnginePipeline):
+        raise InvalidError(
+            "that is neither a pipeline nor a function that returns one", name=text, type=type(found).__name__
+        )
+    return found
+
+
+def load_function(text: str) -> Callable[..., Any]:
+    found = load_app(text)
+    if not callable(found):
+        raise InvalidError("that is no function", name=text, type=type(found).__name__)
+    return found
+
+
+def _call(text: str, function: Callable[..., Any]) -> object:
+    try:
+        result: object = function()
+    except Exception as error:
+        raise _failed(f"calling {text} failed", error) from error
+    return result
+
+
+def workers_import_from_here() -> None:
+    """Have Spark's workers on this machine find the modules of the current folder, too; before the session begins."""
+    known = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), *([known] if known else [])])
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """End the command with exit code 2, as a wrong option does, where the user's arguments are invalid."""
+    try:
+        yield
+    except InvalidError as error:
+        raise click.UsageError("\n".join((str(error), *getattr(error, "__notes__", ())))) from error
+
+
+def _module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    invalidate_caches()
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing == name or name.startswith(f"{missing}."):
+            raise _no_module(name, missing) from error
+        raise _failed(f"importing {name} failed", error) from error
+    except Exception as error:
+        raise _failed(f"importing {name} failed", error) from error
+
+
+def _no_module(name: str, missing: str) -> InvalidError:
+    parent, _, last = missing.rpartition(".")
+    folders = [str(Path.cwd())] if not parent else list(getattr(sys.modules.get(parent), "__path__", ()))
+    names = [module.name for module in pkgutil.iter_modules(folders)]
+    where = f"the package {parent}" if parent else "this folder"
+    return InvalidError(
+        f"there is no such module in {where} or in what is installed{did_you_mean(last, names)}",
+        module=name,
+        known=_some(names),
+    )
+
+
+def _failed(what: str, error: Exception) -> InvalidError:
+    failed = InvalidError(f"{what}: {type(error).__name__}: {error}")
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    if frames:
+        failed.add_note("".join(traceback.format_list(frames)).rstrip())
+    return failed
+
+
+def _some(names: Iterable[str]) -> str:
+    known = sorted(names)
+    more = ", …" if len(known) > _NAMES_SHOWN else ""
+    return ", ".join(known[:_NAMES_SHOWN]) + more or "none"
+
+
+def input_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options --input and --inputs to a command, as ``inputs`` and ``inputs_of``."""
     add_files = click.option(
-        "--input",
-        "inputs",
-        metavar="STREAM=PATH",
-        multiple=True,
+        "--input", "inputs", metavar="STREAM=PATH", multiple=True,
         help="A file or a folder of Parquet, JSON (an object per line) or CSV files for an injected stream; once for "
         "each stream.",
-    )
+    )  # fmt: skip
     add_function = click.option(
-        "--inputs",
-        "inputs_of",
-        metavar="MODULE:FUNCTION",
+        "--inputs", "inputs_of", metavar="MODULE:FUNCTION",
         help="A function that returns the inputs as a dict: rows by stream, as `LocalRunner.run` takes them.",
-    )
+    )  # fmt: skip
     return add_files(add_function(command))
 
 
 def read_inputs(
     pipeline: EnginePipeline, given: Iterable[str], function: str | None = None
 ) -> dict[str, RowsLike]:
-    """The inputs for `LocalRunner.run`. Of files only a piece is in memory at a time.
+    """Return the inputs for `LocalRunner.run`; of files only a piece is in memory at a time.
 
     Args:
-        pipeline: the pipeline, which says which columns of CSV files are text: keys and ids.
+        pipeline: the pipeline; its keys and ids are text columns of CSV files.
         given: ``STREAM=PATH`` texts, as on the command line.
-        function: ``module:function`` of a function that returns rows by stream, for the streams that are not given.
-
-    Raises:
-        InvalidError: a text has no ``=``, there is no such stream, or nothing to read at the path; or the function is
-            not there or raised.
+        function: ``module:function`` of a function that returns rows by stream, for the other streams.
     """
     inputs = _returned(function)
     topology = pipeline.check()
@@ -74,19 +180,7 @@ def read_inputs(
 def read_frames(
     pipeline: EnginePipeline, given: Iterable[str], function: str | None, spark: SparkSession
 ) -> dict[str, DataFrame]:
-    """The same inputs for `SparkRunner.run`, as streaming DataFrames: their checkpoints remember which files were read.
-
-    Args:
-        pipeline: the pipeline.
-        given: ``STREAM=PATH`` texts, as on the command line.
-        function: ``module:function`` of a function that returns DataFrames by stream.
-        spark: the session.
-
-    Raises:
-        InvalidError: as of `read_inputs`.
-    """
-    from millpond.cli.terminal.row_files import stream_of_files
-
+    """Return the same inputs for `SparkRunner.run`: streaming DataFrames, whose checkpoints remember the files read."""
     inputs = _returned(function)
     topology = pipeline.check()
     for stream, path in _paths(given, inputs, topology).items():
@@ -97,7 +191,7 @@ def read_frames(
 def _returned(function: str | None) -> dict[str, Any]:
     if function is None:
         return {}
-    returned = call(function, load_app(function))
+    returned = _call(function, load_function(function))
     if not isinstance(returned, Mapping):
         raise InvalidError(
             "the function of --inputs returns a dict of rows by stream",
@@ -133,7 +227,7 @@ def _all_given(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_columns(topology: Topology, stream: str) -> frozenset[str]:
-    """The columns that hold keys and ids, and would lose zeros in front of them as numbers."""
+    """Return the columns of keys and ids, which would lose leading zeros as numbers."""
     node = topology.injectors[stream]
     keys = [consumer.subscription.key for consumer in topology.consumers_of(stream)]
     return frozenset(name for name in (node.key, node.id, node.member, *keys) if isinstance(name, str))
@@ -141,15 +235,12 @@ def _text_columns(topology: Topology, stream: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumedInput:
-    """How far one source of an input is consumed.
+    """The position in one source of an input.
 
     Attributes:
-        pipeline: the pipeline.
-        input: the injected stream.
-        source: the id of a Spark query, or what a run without one is called.
-        batch: the last batch of a query; of rows handed to the local runner, how many.
-        offsets: where that is in the source, as the source says it: of a query its offset log, of files the file and row;
-            ``None`` if it says nothing.
+        source: the id of a Spark query, or the fixed name of a run without one.
+        batch: the last batch of a query; for rows handed to the local runner, their number.
+        offsets: the position as the source records it: the offset log of a query, or the file and row of files.
     """
 
     pipeline: str
@@ -160,7 +251,6 @@ class ConsumedInput:
 
     @property
     def position(self) -> str:
-        """The position in words."""
         if self.batch < 0:
             return "nothing"
         if self.source == LOCAL_SOURCE:
@@ -169,25 +259,21 @@ class ConsumedInput:
 
     @property
     def place(self) -> str | None:
-        """Where that is, in short: a file and a row, or the offsets of a query's sources."""
+        """The position in short: a file and a row, or the offsets of a query's sources."""
         if self.offsets is None:
             return None
         try:
-            told = json.loads(self.offsets)
-            # Rows in memory, and a repair, move the position and say nothing of a place.
-            return f"row {told['row']:,} of {told['file']}" if told["rows"] == self.batch else None
+            recorded = json.loads(self.offsets)
+            # Rows in memory, and a repair, move the position without a new record of the place.
+            is_current = recorded["rows"] == self.batch
+            return f"row {recorded['row']:,} of {recorded['file']}" if is_current else None
         except (ValueError, TypeError, KeyError):
             # Spark's entry has a line about the format, one about the batch, and then one for each source.
             return " ".join(self.offsets.splitlines()[2:]) or None
 
 
 def consumed_inputs(txns: Mapping[str, int], offsets: Mapping[str, str]) -> list[ConsumedInput]:
-    """The inputs among the positions of a table, or of one commit.
-
-    Args:
-        txns: positions by application id.
-        offsets: where they are in their sources, by the same ids.
-    """
+    """Return the inputs among the positions of a table or commit; both mappings are by application id."""
     found = []
     for app_id, batch in sorted(txns.items()):
         if app_id.startswith(AppId.INPUT):

@@ -1,13 +1,12 @@
-"""Opening a store read-only: no lease, no ZooKeeper server, no writes except a reader's horizon in the catalog.
-
-All commands that read take the same arguments for this; `store_argument` adds them.
-"""
+"""Stores named on the command line, and the options that open them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeAlias
 
 import click
 
@@ -16,186 +15,120 @@ from millpond.cli.terminal.output import note
 from millpond.statestore.errors import ConflictError, InvalidError, did_you_mean
 from millpond.statestore.history.savepoint import Savepoint
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
-from millpond.statestore.log.high_water import Mark, list_marks, newest_mark
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, Rng
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def store_argument(command: _Command) -> _Command:
-    """Add the argument STORE and the option --storage-option to a command."""
-    return click.argument("store", shell_complete=complete_store)(storage_option(command))
+Command: TypeAlias = Callable[..., Any]
 
 
-def storage_option(command: _Command) -> _Command:
+@dataclass(frozen=True, slots=True)
+class StoreAt:
+    """A store named on the command line; ``storage_options`` are ``NAME=VALUE`` texts."""
+
+    path: str
+    storage_options: tuple[str, ...] = ()
+    zookeeper: str | None = None
+    zookeeper_security: ZooKeeperSecurity | None = None
+
+    def to_read(self, catalog: str | None = None, *, check_mark: bool = True) -> Store:
+        """Open the store read-only: no lease, no ZooKeeper server, no writes but a reader's horizon in the catalog."""
+        options = read_options(self.storage_options)
+        return Store.open(
+            self.path,
+            catalog=catalog,
+            storage_options=options,
+            create=False,
+            read_only=True,
+            check_mark=check_mark,
+        )
+
+    def to_write(self, *, create: bool = False, **options: Any) -> Store:
+        """Open the store with the leases of its ensemble; see `Store.open` for further options."""
+        return Store.open(
+            self.path,
+            zookeeper=self.zookeeper,
+            zookeeper_security=self.zookeeper_security,
+            storage_options=read_options(self.storage_options),
+            create=create,
+            **options,
+        )
+
+    @contextmanager
+    def reading(self, named: str | None) -> Iterator[tuple[Store, Snapshot]]:
+        """Open the store read-only with the version of that number or savepoint, pinned until the block ends.
+
+        Without a name it is the newest version.
+        """
+        with self.to_read() as store, ExitStack() as resources:
+            version = None if named is None else version_in(store.savepoints(), named)
+            try:
+                snapshot = resources.enter_context(store.reading(version))
+            except ConflictError:
+                # A version that is being collected cannot be pinned any more.
+                note("that version is older than the retention: its files may be deleted at any moment")
+                snapshot = store.snapshot(version)
+            yield store, snapshot
+
+
+def store_argument(command: Command) -> Command:
+    """Add the argument STORE and the option --storage-option to a command, which gets a `StoreAt` as ``store``."""
+
+    @wraps(command)
+    def given(
+        *arguments: Any,
+        store: str,
+        storage_options: tuple[str, ...],
+        zookeeper: str | None = None,
+        zookeeper_security: ZooKeeperSecurity | None = None,
+        **options: Any,
+    ) -> Any:
+        place = StoreAt(store, storage_options, zookeeper, zookeeper_security)
+        return command(*arguments, store=place, **options)
+
+    return click.argument("store", shell_complete=complete_store)(storage_option(given))
+
+
+def storage_option(command: Command) -> Command:
     """Add the option --storage-option to a command."""
     return click.option(
-        "--storage-option",
-        "storage_options",
-        metavar="NAME=VALUE",
-        multiple=True,
+        "--storage-option", "storage_options", metavar="NAME=VALUE", multiple=True,
         help="Credentials and endpoints of an object store; may be repeated.",
-    )(command)
+    )(command)  # fmt: skip
 
 
-def version_option(command: _Command) -> _Command:
+def version_option(command: Command) -> Command:
     """Add the option --version, which selects an older table version by its number or its savepoint."""
     return click.option(
-        "--version",
-        "version",
-        metavar="N|NAME",
-        shell_complete=complete_savepoint,
+        "--version", "version", metavar="N|NAME", shell_complete=complete_savepoint,
         help="Show the store as it was at table version N (see `millpond history`), or at savepoint NAME.",
-    )(command)
+    )(command)  # fmt: skip
 
 
-def zookeeper_options(command: _Command) -> _Command:
+def zookeeper_options(command: Command) -> Command:
     """Add the options --zookeeper and --zookeeper-security, which name the store's ensemble."""
     add_hosts = click.option(
         "--zookeeper", metavar="HOSTS", help="The store's ensemble, unless it has its own server."
     )
     add_security = click.option(
-        "--zookeeper-security",
-        type=_SecurityFile(),
-        metavar="FILE",
+        "--zookeeper-security", type=_SecurityFile(), metavar="FILE",
         help="TOML file with TLS and credentials for the ensemble; by default the environment's "
         "MILLPOND_ZOOKEEPER_….",
-    )
+    )  # fmt: skip
     return add_hosts(add_security(command))
 
 
 class _SecurityFile(click.ParamType[ZooKeeperSecurity]):
-    """A file for `ZooKeeperSecurity.from_file`."""
-
     name = "file"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> ZooKeeperSecurity:
-        """Read the file.
-
-        Raises:
-            InvalidError: it cannot be read or understood.
-        """
         del param, ctx
         return value if isinstance(value, ZooKeeperSecurity) else ZooKeeperSecurity.from_file(str(value))
 
 
-def open_to_read(
-    store: str,
-    storage_options: tuple[str, ...],
-    catalog: str | None = None,
-    *,
-    check_mark: bool = True,
-) -> Store:
-    """Open a store read-only.
-
-    Args:
-        store: its path or URL.
-        storage_options: ``NAME=VALUE`` texts, as on the command line.
-        catalog: SQLAlchemy URL of the catalog, unless in the store's folder.
-        check_mark: whether to refuse a store that was rolled back.
-
-    Raises:
-        DataError: the store is damaged, or was rolled back.
-        InvalidError: there is no store, or an option has no ``=``.
-    """
-    options = read_options(storage_options)
-    return Store.open(
-        store,
-        catalog=catalog,
-        storage_options=options,
-        create=False,
-        read_only=True,
-        check_mark=check_mark,
-    )
-
-
-def open_to_write(
-    store: str,
-    storage_options: tuple[str, ...],
-    zookeeper: str | None,
-    zookeeper_security: ZooKeeperSecurity | None,
-    *,
-    catalog: str | None = None,
-    create: bool = False,
-    read_only: bool = False,
-    clock: Clock | None = None,
-    rng: Rng | None = None,
-) -> Store:
-    """Open a store to change it, with what `store_argument` and `zookeeper_options` add to a command.
-
-    Args:
-        store: its path or URL.
-        storage_options: ``NAME=VALUE`` texts, as on the command line.
-        zookeeper: ``host:port,…`` of its ensemble; ``None`` for its own server.
-        zookeeper_security: TLS and credentials for the ensemble.
-        catalog: SQLAlchemy URL of the catalog, unless in the store's folder.
-        create: whether to create it if there is none.
-        read_only: whether to change nothing after all.
-        clock: the source of time.
-        rng: the source of names.
-
-    Raises:
-        DataError: the store is damaged, or was rolled back.
-        InvalidError: there is no store, or an option has no ``=``.
-        UnavailableError: a service cannot be reached.
-    """
-    return Store.open(
-        store,
-        zookeeper=zookeeper,
-        zookeeper_security=zookeeper_security,
-        catalog=catalog,
-        storage_options=read_options(storage_options),
-        create=create,
-        read_only=read_only,
-        clock=clock,
-        rng=rng,
-    )
-
-
-def read_stored_mark(store: Store) -> Mark | None:
-    """The high-water mark in a store's folder; ``None`` where there is none.
-
-    Raises:
-        DataError: there are marks of an incarnation that the log does not know.
-        UnavailableError: the store is unavailable.
-    """
-    marks = list_marks(open_objects(store.path, store.storage_options))
-    return newest_mark(marks, [known.id for known in store.lineage.incarnations])
-
-
-@contextmanager
-def snapshot_to_read(store: Store, named: str | None) -> Iterator[Snapshot]:
-    """A version, pinned until the block ends; a version that is being collected is read without a pin.
-
-    Args:
-        store: the store.
-        named: the number of the version, or the name of a savepoint; ``None`` for the newest version.
-
-    Raises:
-        DataError: the version has been collected.
-        InvalidError: there is no savepoint of that name.
-    """
-    version = None if named is None else version_in(store.savepoints(), named)
-    with ExitStack() as resources:
-        try:
-            snapshot = resources.enter_context(store.reading(version))
-        except ConflictError:
-            note("that version is older than the retention: its files may be deleted at any moment")
-            snapshot = store.snapshot(version)
-        yield snapshot
-
-
 def check_computation(snapshot: Snapshot, computation: str) -> None:
-    """Refuse a computation of which a version has no rows.
-
-    Raises:
-        InvalidError: it has none; the nearest name is told.
-    """
+    """Refuse a computation without rows in this version; the error names the nearest one."""
     if computation not in snapshot.computations:
         known = ", ".join(snapshot.computations) or "none has rows yet"
         hint = did_you_mean(computation, snapshot.computations)
@@ -205,11 +138,7 @@ def check_computation(snapshot: Snapshot, computation: str) -> None:
 
 
 def version_in(savepoints: Iterable[Savepoint], named: str) -> int:
-    """The version that a number or the name of a savepoint says.
-
-    Raises:
-        InvalidError: there is no savepoint of that name.
-    """
+    """Return the version of that number or savepoint."""
     if named.isdecimal():
         return int(named)
     known = {savepoint.name: savepoint.version for savepoint in savepoints}
@@ -224,11 +153,6 @@ def version_in(savepoints: Iterable[Savepoint], named: str) -> int:
 
 
 def read_options(storage_options: tuple[str, ...]) -> dict[str, str]:
-    """Parse storage options from the command line.
-
-    Raises:
-        InvalidError: an option has no ``=``.
-    """
     pairs = [option.partition("=") for option in storage_options]
     unusable = [name for name, equals, _ in pairs if not equals]
     if unusable:

@@ -1,9 +1,7 @@
-"""Output of commands: tables for people, one JSON object per line for programs, times in UTC.
+"""Output of commands: tables for people, JSON for programs, times in UTC, and progress bars.
 
-Tables fit the terminal; in a pipe or a file they are as wide as their contents, so
-that nothing is cut off.
-
-Progress bars: on standard error, only in a terminal, and gone when the work is done.
+Tables fit the terminal. In a pipe or a file they are as wide as their contents, so that nothing is cut off.
+Progress bars are on standard error, only in a terminal, and vanish when the work is done.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -33,7 +31,8 @@ from millpond.executor.inputs.extraction import Rows
 from millpond.executor.local.rows import RowSource
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+OnProgress: TypeAlias = Callable[[int, int], None]
+"""Takes the amount done and the whole amount."""
 
 _PIPE_WIDTH: Final = 100_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -65,30 +64,28 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         console.print()
 
 
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return number_text(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
     """Print one JSON object per line."""
     for value in values:
         click.echo(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def json_option(help_text: str) -> Callable[[_Command], _Command]:
-    """Add the option --json to a command, as ``as_json``.
-
-    Args:
-        help_text: what is printed then.
-    """
+def json_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the option --json to a command, as ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help=help_text)
 
 
 @contextmanager
 def result_as_json(as_json: bool) -> Iterator[dict[str, Any]]:
-    """What a command has done, as JSON if that is wanted: then it alone is on standard output, and messages are not.
+    """Yield a dict for the command's result, and print it at the end if ``as_json``.
 
-    Args:
-        as_json: whether it is wanted.
-
-    Yields:
-        What is printed at the end, to be filled.
+    Messages then go to standard error, so that standard output is the result alone.
     """
     result: dict[str, Any] = {}
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
@@ -98,7 +95,7 @@ def result_as_json(as_json: bool) -> Iterator[dict[str, Any]]:
 
 
 def is_terminal() -> bool:
-    """Whether standard error is a terminal that can show a line that moves."""
+    """Return True if standard error is a terminal that can redraw a line."""
     console = Console(stderr=True)
     return console.is_terminal and not console.is_dumb_terminal
 
@@ -109,7 +106,7 @@ def note(text: str) -> None:
 
 
 def time_text(at_us: int | None) -> str | None:
-    """A time as ISO 8601 text in UTC; the two ends of time have names.
+    """Return a time as ISO 8601 text in UTC; the two ends of time have names.
 
     Example:
         >>> time_text(1_500_000)
@@ -131,7 +128,7 @@ def time_text(at_us: int | None) -> str | None:
 
 
 def size_text(size_bytes: int) -> str:
-    """A size with a binary unit.
+    """Return a size with a binary unit.
 
     Example:
         >>> size_text(1_536)
@@ -146,27 +143,12 @@ def size_text(size_bytes: int) -> str:
 
 
 def number_text(number: int) -> str:
-    """A number with thousands separators."""
     return f"{number:,}"
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return number_text(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-Told: TypeAlias = Callable[[int, int], None]
-"""Says how much is done, and of how much."""
-
-
 @contextmanager
-def progress_bar(what: str) -> Iterator[Told]:
-    """A bar that what is yielded moves; until it is called, only the time passes.
-
-    Args:
-        what: what is being done.
-    """
+def progress_bar(what: str) -> Iterator[OnProgress]:
+    """Show a progress bar; call the yielded function to advance it."""
     with _progress(MofNCompleteColumn()) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
@@ -174,31 +156,27 @@ def progress_bar(what: str) -> Iterator[Told]:
 
 @contextmanager
 def stages_bar(what: str, stages: Sequence[str]) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar for each stage of a work: what is yielded moves that of the stage that it names.
+    """Show a progress bar for each stage of a work; call the yielded function to advance one.
 
-    How much there is of it in the last stage, there was in all of them.
-
-    Args:
-        what: what each stage counts.
-        stages: their names, in order.
+    The last stage has the same whole amount as the others, so it sets theirs.
     """
     with _progress(MofNCompleteColumn()) as bar:
         tasks = {stage: bar.add_task(f"{stage} {what}", total=None) for stage in stages}
 
-        def told(stage: str, done: int, of: int | None) -> None:
+        def on_progress(stage: str, done: int, of: int | None) -> None:
             bar.update(tasks[stage], completed=done, total=of)
             if stage == stages[-1]:
                 for task in tasks.values():
                     bar.update(task, total=of)
 
-        yield told
+        yield on_progress
 
 
 @contextmanager
 def rows_bar() -> Iterator[Callable[[str, RowSource], RowSource]]:
-    """A bar for each source of rows that what is yielded gets: it returns a source that moves its bar as it is read."""
+    """Yield a function that adds a progress bar to the source of a stream's rows."""
     with _progress(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        yield lambda stream, source: ShownSource(source, stream, bar)
+        yield lambda stream, source: _ShownSource(source, stream, bar)
 
 
 def _progress(*columns: MofNCompleteColumn | TimeRemainingColumn) -> Progress:
@@ -214,14 +192,8 @@ def _progress(*columns: MofNCompleteColumn | TimeRemainingColumn) -> Progress:
     )
 
 
-class ShownSource(RowSource):
-    """A source of rows that shows how far it is read.
-
-    Args:
-        source: the source.
-        stream: the injected stream that it is the input of.
-        bar: where it is shown.
-    """
+class _ShownSource(RowSource):
+    """A source of rows that advances a progress bar while being read."""
 
     def __init__(self, source: RowSource, stream: str, bar: Progress) -> None:
         self._source = source
@@ -233,7 +205,6 @@ class ShownSource(RowSource):
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
         if self._count is None:
             self._bar.update(self._task, description=f"{self._stream}: counting rows")
             self._count = self._source.count
@@ -241,7 +212,6 @@ class ShownSource(RowSource):
         return self._count
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
-        """The rows after the first ``start``, in pieces."""
         read = start
         for count, rows in self._source.pieces(start, records_max):
             if not self._has_consumed:
@@ -250,15 +220,10 @@ class ShownSource(RowSource):
             yield count, rows
 
     def offsets(self, count: int) -> str | None:
-        """Where the first ``count`` rows end; it is asked for as they are consumed."""
+        # Called as the rows are consumed.
         self._has_consumed = True
         self._bar.update(self._task, description=f"{self._stream}: rows consumed", completed=count)
         return self._source.offsets(count)
 
     def check_offsets(self, count: int, stored: str) -> None:
-        """Refuse a source whose first ``count`` rows do not end where they once did.
-
-        Raises:
-            InvalidError: rows have come or gone before that place.
-        """
         self._source.check_offsets(count, stored)

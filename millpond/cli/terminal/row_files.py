@@ -1,25 +1,28 @@
-"""Rows out of Parquet, JSON and CSV files, of which only a piece is in memory.
+"""Rows out of Parquet, JSON and CSV files, of which only a piece is in memory, and the same files as streams of Spark.
 
 The files of a folder are read in the order of their names, with numbers as numbers, so rows keep their positions
-while files are added behind. Where the consumed rows end is noted with each commit, by file and row; a folder in which
-something has come or gone before that place is refused.
-
-The same files as streaming DataFrames of Spark.
+while files are added behind. Each commit records by file and row where the consumed rows end. A folder in which
+files have come or gone before that place is refused.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
 
-from millpond.cli.terminal.file_formats import Csv, FileFormat, format_of
 from millpond.executor.inputs.extraction import Rows, row_count
 from millpond.executor.local.rows import RowSource
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
@@ -28,16 +31,204 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-
 _Read = TypeVar("_Read")
+_Kind: TypeAlias = "tuple[pa.DataType, str]"
 
+_SUFFIXES: Final = {
+    ".parquet": "parquet",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+}
+_COMPRESSED: Final = ".gz"
+_BUFFER_BYTES: Final = 1 << 20
 _NUMBER: Final = re.compile(r"(\d+)")
+_PARSE: Final = arrow_csv.ParseOptions(newlines_in_values=True)
+# The first type whose pattern matches a whole column of text. With leading zeros it is no number, but a code.
+_KINDS: Final[list[_Kind]] = [
+    (pa.int64(), r"^-?(?:0|[1-9][0-9]{0,17})$"),
+    (pa.float64(), r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$"),
+    (pa.bool_(), r"^(?:true|false)$"),
+]
+# Without enforceSchema=false Spark takes columns by their place, although files may have them in another order.
+_OPTIONS: Final = {"csv": {"header": "true", "multiLine": "true", "enforceSchema": "false"}}
+_TYPES: Final[Mapping[pa.DataType, str]] = {
+    pa.int64(): "bigint",
+    pa.float64(): "double",
+    pa.bool_(): "boolean",
+    pa.string(): "string",
+}
+
+
+class FileFormat(ABC):
+    """One format of files; ``name`` is also Spark's name of the format."""
+
+    name: str
+
+    @abstractmethod
+    def counts(self, paths: Sequence[Path]) -> Iterator[int]:
+        """Count the rows of each file."""
+
+    @abstractmethod
+    def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
+        """Read the rows of a file after the first ``start``, in batches of about ``records_max``."""
+
+
+def format_of(path: Path, text_columns: Collection[str] = ()) -> FileFormat:
+    """Return the format of a file, by its suffix."""
+    suffixes = path.suffixes[:-1] if path.suffix == _COMPRESSED else path.suffixes
+    match _SUFFIXES.get(suffixes[-1] if suffixes else ""):
+        case "parquet":
+            return Parquet()
+        case "json":
+            return JsonLines()
+        case "csv":
+            return Csv(text_columns)
+    raise InvalidError(
+        "the format of a file is told by its name",
+        file=path,
+        known=f"{', '.join(_SUFFIXES)}, also with {_COMPRESSED}",
+    )
+
+
+class Parquet(FileFormat):
+    name = "parquet"
+
+    def counts(self, paths: Sequence[Path]) -> Iterator[int]:
+        from pyarrow import parquet
+
+        for path in paths:
+            yield int(parquet.read_metadata(path).num_rows)
+
+    def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
+        from pyarrow import parquet
+
+        # Buffered, because otherwise each column of a row group would be in memory as a whole.
+        with parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
+            first, skipped = 0, start
+            while first < file.num_row_groups and skipped >= file.metadata.row_group(first).num_rows:
+                skipped -= file.metadata.row_group(first).num_rows
+                first += 1
+            groups = list(range(first, file.num_row_groups))
+            for batch in file.iter_batches(records_max, row_groups=groups) if groups else ():
+                passed = min(skipped, batch.num_rows)
+                skipped -= passed
+                if passed < batch.num_rows:
+                    yield pa.Table.from_batches([batch.slice(passed)])
+
+
+class JsonLines(FileFormat):
+    """JSON, an object per line; a malformed line is passed on as text, and becomes a dead letter."""
+
+    name = "json"
+
+    def counts(self, paths: Sequence[Path]) -> Iterator[int]:
+        for path in paths:
+            with _opened(path) as lines:
+                first = next((line for line in lines if not line.isspace()), None)
+                if first is not None and first.lstrip().startswith(b"["):
+                    raise InvalidError(
+                        "JSON files have an object on each line, and no array around them", file=path
+                    )
+                yield (first is not None) + sum(1 for line in lines if not line.isspace())
+
+    def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
+        with _opened(path) as lines:
+            rest = islice((line for line in lines if not line.isspace()), start, None)
+            while batch := list(islice(rest, records_max)):
+                yield [_object(line) for line in batch]
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path)) if path.suffix == _COMPRESSED else path.open("rb")
+
+
+def _object(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return line.decode(errors="replace").rstrip("\r\n")
+
+
+class Csv(FileFormat):
+    """CSV with a header; a column is of numbers or truth values if all files agree, and times stay text, as in JSON."""
+
+    name = "csv"
+
+    def __init__(self, text_columns: Collection[str]) -> None:
+        self._text_columns = frozenset(text_columns)
+        self._types: dict[str, pa.DataType] = {}
+
+    def types(self, paths: Sequence[Path]) -> dict[str, pa.DataType]:
+        """Return the columns of all files, in their order, with their types."""
+        names = [name for path in paths for name in self._names(path)]
+        # Counting reads the files to their end, which determines the types.
+        sum(self.counts(paths))
+        return {name: self._types.get(name, pa.string()) for name in names}
+
+    def counts(self, paths: Sequence[Path]) -> Iterator[int]:
+        # Counting also determines the columns' types, which `read` needs.
+        kinds: dict[str, list[_Kind]] = {}
+        found = list[int]()
+        for path in paths:
+            count = 0
+            for batch in self._batches(path):
+                count += batch.num_rows
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    fitting = [] if name in self._text_columns else kinds.get(name, _KINDS)
+                    kinds[name] = [kind for kind in fitting if _fits(column, kind)]
+            found.append(count)
+        self._types = {name: fitting[0][0] for name, fitting in kinds.items() if fitting}
+        yield from found
+
+    def read(self, path: Path, start: int, records_max: int) -> Iterator[Rows]:
+        skipped = start
+        for batch in self._batches(path):
+            passed = min(skipped, batch.num_rows)
+            skipped -= passed
+            rest = batch.slice(passed)
+            for at in range(0, rest.num_rows, records_max):
+                yield self._typed(rest.slice(at, records_max))
+
+    def _typed(self, batch: pa.RecordBatch) -> pa.Table:
+        names = batch.schema.names
+        columns = [
+            column.cast(self._types[name]) if name in self._types else column
+            for name, column in zip(names, batch.columns, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, names=names)
+
+    def _names(self, path: Path) -> list[str]:
+        if path.stat().st_size == 0:
+            return []
+        with arrow_csv.open_csv(path, parse_options=_PARSE) as header:
+            names: list[str] = header.schema.names
+        if len(set(names)) < len(names):
+            raise InvalidError("a CSV file has two columns of one name", file=path, columns=", ".join(names))
+        return names
+
+    def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+        names = self._names(path)
+        if not names:
+            return
+        convert = arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            null_values=[""],
+        )
+        with arrow_csv.open_csv(path, parse_options=_PARSE, convert_options=convert) as batches:
+            yield from batches
+
+
+def _fits(column: pa.Array, kind: _Kind) -> bool:
+    # Without any text `all` is null, and every type fits.
+    return pc.all(pc.match_substring_regex(column, kind[1])).as_py() is not False
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file, and which rows of all it has."""
-
     name: str
     path: Path
     start: int
@@ -45,14 +236,9 @@ class _File:
 
 
 class RowFiles(RowSource):
-    """The rows of a file, or of the files of a folder.
+    """The rows of a file, or of the files in a folder and in folders below it; see `files_in`.
 
-    Args:
-        path: a file or a folder; in folders below it, too. Names that begin with a dot or an underscore are left out.
-        text_columns: the columns of CSV files that are text, whatever is in them: keys and ids.
-
-    Raises:
-        InvalidError: there is nothing at the path, or files of no known format or of several.
+    ``text_columns`` stay text in CSV files, such as keys and ids.
     """
 
     def __init__(self, path: Path, text_columns: Collection[str] = ()) -> None:
@@ -62,21 +248,15 @@ class RowFiles(RowSource):
 
     @property
     def count(self) -> int:
-        """How many rows there were when they were counted; what is appended meanwhile is left for the next run."""
+        # Counted once: rows appended meanwhile are left for the next run.
         return self._files[-1].stop if self._files else 0
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
-        """The rows after the first ``start``; a piece ends where a file's columns are others than those of the one before.
-
-        Raises:
-            DataError: a file has fewer rows than when they were counted.
-            InvalidError: a file is not of its format.
-            UnavailableError: a file cannot be read.
-        """
+        """Read the rows after the first ``start``; a piece ends where the columns of the next file differ."""
         return _gathered(self._parts(start, records_max), records_max)
 
     def offsets(self, count: int) -> str | None:
-        """The file that the row before lies in, its number in that file, and how many files come before."""
+        """Return the file of the last of ``count`` rows, its number in that file, and the number of files before."""
         for number, file in enumerate(self._files):
             if file.start < count <= file.stop:
                 return json.dumps(
@@ -85,13 +265,9 @@ class RowFiles(RowSource):
         return None
 
     def check_offsets(self, count: int, stored: str) -> None:
-        """Refuse a folder in which a file has come, grown or gone before the rows to come.
-
-        Raises:
-            InvalidError: the row up to which the store has consumed is another one.
-        """
+        """Refuse a folder in which the last consumed row is another: files have come, grown or gone before it."""
         known = _place(stored)
-        # Of another count it says nothing: a repair takes positions back without it.
+        # A record of another count is outdated: a repair moves positions without writing a record.
         if known is None or known[0] != count or known == _place(self.offsets(count) or ""):
             return
         raise InvalidError(
@@ -131,10 +307,9 @@ class RowFiles(RowSource):
 
 
 def files_in(path: Path, text_columns: Collection[str] = ()) -> tuple[FileFormat, list[Path]]:
-    """The files at a path in their order, and the format that they have.
+    """Return the format of the files at a path, and the files in order, without hidden ones.
 
-    Raises:
-        InvalidError: there is nothing at the path, or files of no known format or of several.
+    Refuse a path without files, or with files of several formats or an unknown one.
     """
     if path.is_file():
         return format_of(path, text_columns), [path]
@@ -163,16 +338,16 @@ def files_in(path: Path, text_columns: Collection[str] = ()) -> tuple[FileFormat
 
 
 def _order(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
-    """What names are sorted by: numbers in them as numbers, so that 10 comes after 9."""
+    """Return a sort key that takes numbers in names as numbers, so that 10 comes after 9."""
     parts = ((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _NUMBER.split(name) if part)
     return tuple(parts), name
 
 
 def _place(text: str) -> tuple[int, str, int, int] | None:
-    """Where a source stood, of what `RowFiles.offsets` said; ``None`` if another source said it."""
+    """Parse the text of `RowFiles.offsets`; return None for the text of another kind of source."""
     try:
-        told = json.loads(text)
-        return int(told["rows"]), str(told["file"]), int(told["row"]), int(told["files_before"])
+        place = json.loads(text)
+        return int(place["rows"]), str(place["file"]), int(place["row"]), int(place["files_before"])
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -182,7 +357,7 @@ def _slice(rows: Rows, start: int, count: int) -> Rows:
 
 
 def _gathered(parts: Iterable[Rows], records_max: int) -> Iterator[tuple[int, Rows]]:
-    """Parts put together or cut to pieces of ``records_max``; tables of other columns are not put together."""
+    """Join or cut parts to pieces of ``records_max``; tables of different columns are not joined."""
     waiting, count = list[Rows](), 0
     for part in parts:
         rest = part
@@ -214,7 +389,7 @@ def _joined(parts: list[Rows]) -> Rows:
 
 
 def _readable(paths: list[Path], read: Iterator[_Read]) -> Iterator[_Read]:
-    """The same, with what Arrow and the system say of a file that cannot be read as errors of ours."""
+    """Turn errors of Arrow and of the system into `InvalidError` and `UnavailableError`."""
     named = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
     try:
         yield from read
@@ -226,27 +401,10 @@ def _readable(paths: list[Path], read: Iterator[_Read]) -> Iterator[_Read]:
         raise UnavailableError("a file cannot be read", file=named, reason=error) from error
 
 
-# By its place alone a column would be taken for another one where files have them in another order.
-_OPTIONS: Final = {"csv": {"header": "true", "multiLine": "true", "enforceSchema": "false"}}
-_TYPES: Final[Mapping[pa.DataType, str]] = {
-    pa.int64(): "bigint",
-    pa.float64(): "double",
-    pa.bool_(): "boolean",
-    pa.string(): "string",
-}
-
-
 def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str]) -> DataFrame:
-    """A stream of the rows of a file, or of the files of a folder.
+    """Return a stream of the rows of a file or folder on this machine, or at a URL that Spark can read.
 
-    Args:
-        spark: the session.
-        path: a file or a folder on this machine; or a URL that Spark can read, whose name says the format: without a
-            suffix it is Parquet.
-        text_columns: the columns of CSV files that are text, whatever is in them.
-
-    Raises:
-        InvalidError: there is nothing at the path, or files of no known format or of several.
+    The suffix of a URL determines the format; without one it is Parquet.
     """
     schema: StructType | str
     if "://" in path:
@@ -262,9 +420,9 @@ def stream_of_files(spark: SparkSession, path: str, text_columns: Collection[str
 
 
 def _schema_of(found: FileFormat, paths: list[Path]) -> str | None:
-    """The columns of CSV files with the types that the local runner gives them; of other formats Spark knows."""
     if not isinstance(found, Csv):
         return None
+    # The types of the local runner, because Spark may infer others.
     columns = found.types(paths).items()
     return ", ".join(f"`{name.replace('`', '``')}` {_TYPES[kind]}" for name, kind in columns)
 
@@ -292,7 +450,7 @@ def _schema_by_spark(spark: SparkSession, name: str, path: str, text_columns: Co
         ) from error
     if name != "csv":
         return found
-    # Times, and whatever else is no plain number, stay text.
+    # Times stay text, as on the local runner.
     plain = (BooleanType, DoubleType, IntegerType, LongType)
     fields = [
         field

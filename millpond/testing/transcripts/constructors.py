@@ -34,8 +34,7 @@ from millpond.executor.windows.time_triggers import (
     Default,
     WatermarkPercentile,
 )
-from millpond.executor.windows.trigger import Trigger
-from millpond.executor.windows.trigger_context import Contents, TriggerContext
+from millpond.executor.windows.trigger import Contents, Trigger, TriggerContext
 from millpond.executor.windows.window import Window, WindowFn
 from millpond.executor.windows.window_fns import (
     CalendarWindows,

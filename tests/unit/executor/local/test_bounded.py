@@ -13,11 +13,11 @@ from millpond.executor.computation.records import Record
 from millpond.executor.local import bounded
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.time.watermark_policies import BoundedDisorder, Perfect
-from millpond.executor.windows.co_group import co_group
 from millpond.executor.windows.combiners import Count
 from millpond.executor.windows.composite_triggers import AfterEach
 from millpond.executor.windows.pipeline import Pipeline
 from millpond.executor.windows.strategy import WindowingStrategy
+from millpond.executor.windows.stream import co_group
 from millpond.executor.windows.time_triggers import WatermarkPercentile
 from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.store import Store

@@ -16,12 +16,12 @@ from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.time.watermark_policies import ManualWatermark, MarkColumn
-from millpond.executor.windows.co_group import co_group
 from millpond.executor.windows.combiners import Count
 from millpond.executor.windows.composite_triggers import Repeatedly
 from millpond.executor.windows.count_triggers import AfterCount
 from millpond.executor.windows.pipeline import Pipeline
 from millpond.executor.windows.strategy import WindowingStrategy
+from millpond.executor.windows.stream import co_group
 from millpond.executor.windows.window_fns import FixedWindows, GlobalWindows
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store

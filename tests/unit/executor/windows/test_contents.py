@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
-from millpond.executor.windows.window_state import WindowState
+from millpond.executor.windows.window import WindowState
 from millpond.testing.fixtures.panes import SeenPanes
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from millpond.executor.time.clocks import Clocks
 from millpond.executor.windows.combiners import Sum, ToList
 from millpond.executor.windows.composite_triggers import AfterEach, Repeatedly
 from millpond.executor.windows.count_triggers import AfterCount, ShouldEmit
@@ -31,7 +32,7 @@ class _Key:
 
     def open(self, watermark: int = 0) -> KeyWindows:
         states = WindowStates(self.state)
-        return KeyWindows(self.strategy, self.combine, None, states, watermark=watermark, wall_time=0)
+        return KeyWindows(self.strategy, self.combine, None, states, Clocks(watermark=watermark, wall_time=0))
 
     def add(self, *values: int, watermark: int = 0, retract: bool = False) -> list[Any]:
         windows = self.open(watermark)

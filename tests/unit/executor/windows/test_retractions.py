@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
+from millpond.executor.time.clocks import Clocks
 from millpond.executor.windows.key_windows import KeyWindows, WindowStates
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.fixtures.panes import ShownPanes
@@ -151,7 +152,9 @@ def test_windows_that_an_earlier_version_has_stored_go_on(combine: mp.CombineFn,
         window_fn=mp.FixedWindows(10), trigger=mp.AfterCount(2), accumulation="accumulating"
     )
     row = {"window": [0, 10], "accumulator": stored, "news": 1, "trigger": {"": {"count": 0}}}
-    windows = KeyWindows(strategy, combine, None, WindowStates({"windows": [row]}), watermark=0, wall_time=0)
+    windows = KeyWindows(
+        strategy, combine, None, WindowStates({"windows": [row]}), Clocks(watermark=0, wall_time=0)
+    )
     windows.add([mp.windows.Element(1e17, 1, "k"), mp.windows.Element(1e17, 1, "k", is_retraction=True)])
 
     assert [shown.value for shown in windows.output] == [combine.extract(stored)]

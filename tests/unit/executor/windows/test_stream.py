@@ -13,14 +13,13 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.time.watermark_policies import BoundedDisorder, ManualWatermark
-from millpond.executor.windows.co_group import co_group
 from millpond.executor.windows.combiners import Count, Sum
 from millpond.executor.windows.composite_triggers import AfterEach, Never, Repeatedly
 from millpond.executor.windows.count_triggers import AfterCount
 from millpond.executor.windows.pane import Pane, Timing, WindowedValue
 from millpond.executor.windows.pipeline import Pipeline
 from millpond.executor.windows.strategy import WindowingStrategy
-from millpond.executor.windows.stream import DataflowStream, WindowedStream
+from millpond.executor.windows.stream import DataflowStream, WindowedStream, co_group
 from millpond.executor.windows.time_triggers import AfterProcessingTime, AfterWatermark, WatermarkPercentile
 from millpond.executor.windows.window import Window
 from millpond.executor.windows.window_fns import FixedWindows, GlobalWindows, Sessions

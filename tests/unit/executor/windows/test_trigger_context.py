@@ -14,11 +14,9 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.windows.combiners import Count
 from millpond.executor.windows.composite_triggers import Repeatedly
 from millpond.executor.windows.pipeline import Pipeline
-from millpond.executor.windows.trigger import Trigger
-from millpond.executor.windows.trigger_context import TriggerContext, TriggerTimer, parse_timer
-from millpond.executor.windows.window import Window
+from millpond.executor.windows.trigger import Trigger, TriggerContext, TriggerTimer, parse_timer
+from millpond.executor.windows.window import Window, WindowState
 from millpond.executor.windows.window_fns import FixedWindows
-from millpond.executor.windows.window_state import WindowState
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from millpond.executor.time.clocks import Clocks
 from millpond.executor.windows.combiners import ToList
 from millpond.executor.windows.composite_triggers import (
     AfterAll,
@@ -29,18 +30,17 @@ from millpond.executor.windows.time_triggers import (
     WatermarkPercentile,
     next_stroke,
 )
-from millpond.executor.windows.trigger import Trigger
-from millpond.executor.windows.trigger_context import (
+from millpond.executor.windows.trigger import (
     Contents,
     Firing,
+    Trigger,
     TriggerContext,
     TriggerEvent,
     TriggerTimer,
     parse_timer,
 )
-from millpond.executor.windows.window import Element, Window
+from millpond.executor.windows.window import Element, Window, WindowState
 from millpond.executor.windows.window_fns import FixedWindows
-from millpond.executor.windows.window_state import WindowState
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import EventTimeMicros
@@ -299,8 +299,7 @@ def test_a_timer_that_fired_tells_when_it_was_due() -> None:
         ToList(),
         None,
         WindowStates(),
-        watermark=0,
-        wall_time=99,
+        Clocks(watermark=0, wall_time=99),
     )
     windows.add([_one()])
     windows.on_timer(Window(0, 10), parse_timer("||wall"))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from millpond.executor.windows.key_windows import WindowStates
-from millpond.executor.windows.window import Window
-from millpond.executor.windows.window_state import WindowState
+from millpond.executor.windows.window import Window, WindowState
 
 _ROWS: list[dict[str, Any]] = [{"window": [0, 10], "news": 1}, {"window": [10, 20], "news": 2}]
 

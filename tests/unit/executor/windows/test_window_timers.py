@@ -7,10 +7,9 @@ import pytest
 from millpond.executor.time.instants import INSTANT_MAX_US
 from millpond.executor.windows.key_windows import Wanted, WindowStates, add_wanted, parse_tag
 from millpond.executor.windows.strategy import WindowingStrategy
-from millpond.executor.windows.trigger_context import TriggerTimer
-from millpond.executor.windows.window import GLOBAL_WINDOW, Window
+from millpond.executor.windows.trigger import TriggerTimer
+from millpond.executor.windows.window import GLOBAL_WINDOW, Window, WindowState
 from millpond.executor.windows.window_fns import FixedWindows
-from millpond.executor.windows.window_state import WindowState
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from millpond.cli import restore
 from millpond.cli.main import main
-from millpond.cli.terminal import restoring
 from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.positions import admit_batch, input_positions
 from millpond.executor.local.rows import pieces, rows_from
@@ -72,7 +72,7 @@ def test_killed_before_its_checkpoints_are_back_it_is_finished_by_running_it_aga
         return ()
 
     with monkeypatch.context() as patched:
-        patched.setattr(restoring, "rewind_checkpoints", killed)
+        patched.setattr(restore, "rewind_checkpoints", killed)
         with pytest.raises(KilledError):
             CliRunner().invoke(main, [*given, "--yes"], catch_exceptions=False)
     with Store.open(damaged, read_only=True) as store:

@@ -10,7 +10,7 @@ import click
 import pytest
 
 import millpond as mp
-from millpond.cli.terminal.apps import load_app, load_pipeline, wrong_usage
+from millpond.cli.terminal.inputs import load_app, load_pipeline, wrong_usage
 from millpond.statestore.errors import InvalidError
 
 CODE = """
@@ -100,7 +100,7 @@ def test_where_the_users_code_failed_is_told() -> None:
     (note,) = failed.value.__notes__
 
     assert 'raises_of_test.py", line 2' in note
-    assert "apps.py" not in note
+    assert "inputs.py" not in note
     assert "importlib" not in note
 
 

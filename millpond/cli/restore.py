@@ -1,0 +1,409 @@
+"""``millpond adopt``, ``repair`` and ``rewind``: stores that were moved or damaged, or go back to an older version.
+
+Repair and rewind hold the leases of the whole store during the commit, and until Spark's checkpoints in the store's
+folder and the catalog have gone back, too. Otherwise a pipeline could start in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import click
+
+from millpond.cli.completion import complete_savepoint
+from millpond.cli.terminal.cli_help import Example, TeachingCommand
+from millpond.cli.terminal.opening import StoreAt, read_options, store_argument, version_in, zookeeper_options
+from millpond.cli.terminal.output import json_option, note, print_table, progress_bar, result_as_json
+from millpond.executor.replay.repair import SET_ASIDE_FOLDER, hold_store, repair_store
+from millpond.executor.replay.repair_plan import RepairPlan, plan_repair
+from millpond.executor.replay.rewind import plan_rewind, sinks_of_rewind
+from millpond.executor.replay.spark_checkpoint import Reached, by_query, reached_batches, rewind_checkpoints
+from millpond.executor.sinks.delta_table import take_back_sink
+from millpond.statestore.app_ids import AppId, supersteps_of
+from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.engine import default_catalog_url
+from millpond.statestore.catalog.rebuild import logged_commits
+from millpond.statestore.errors import ConflictError, DataError, InvalidError, MillpondError
+from millpond.statestore.history.lineage import ROWS_FOLDER, Lineage, place_of
+from millpond.statestore.history.replayed_log import read_histories
+from millpond.statestore.history.savepoint import open_savepoints
+from millpond.statestore.leases.zookeeper_client import security_of
+from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
+from millpond.statestore.log.high_water import Mark, later_mark, list_marks, newest_mark
+from millpond.statestore.log.log import Log
+from millpond.statestore.log.snapshot import load
+from millpond.statestore.log.table import STORE_ID_KEY, store_id_of
+from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.types import Objects, Superstep, TableVersion
+
+_KINDS: Final = ("moved", "copy", "restored")
+_WHOLE: Final = "the store is whole: there is nothing to repair"
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond adopt pond --as moved",
+        "millpond adopt pond_of_today --as copy",
+        "millpond adopt pond --as restored --take-back out/spikes",
+        Example(
+            "millpond adopt s3://bucket/pond --as restored --zookeeper zk1:2181,zk2:2181",
+            not_run="a bucket and an ensemble",
+        ),
+    ),
+)
+@store_argument
+@click.option("--as", "kind", type=click.Choice(_KINDS), required=True, help="What the store is now.")
+@click.option(
+    "--take-back", "sinks", metavar="TABLE", multiple=True,
+    help="A sink's Delta table to take back to where the store is; may be repeated.",
+)  # fmt: skip
+@zookeeper_options
+@json_option("One JSON object: which incarnation the store is now, and the sinks that were taken back.")
+def adopt(store: StoreAt, kind: str, sinks: tuple[str, ...], *, as_json: bool) -> None:
+    """Declare that STORE was moved, copied or restored from a backup.
+
+    A store at another place than before, or older than its sinks, is refused until you declare why:
+
+    moved: the folder was moved or renamed, and there is no other. Everything continues.
+
+    copy: the original stays in use. This store continues separately, with separate leases. The sinks of the original
+    refuse it: give its pipeline other ones.
+
+    restored: this is an older copy, a backup for example, in place of a store that was lost. Input is consumed
+    again from the copy's positions, if its sources still have it. Sinks that are ahead of the copy are refused: write to
+    new ones, or take them back with --take-back, which removes what later supersteps delivered.
+
+    Stop the pipelines of the store before.
+    """
+    if sinks and kind != "restored":
+        raise InvalidError("only for a restored store a sink is taken back", adopt=kind)
+    options = read_options(store.storage_options)
+    with (
+        result_as_json(as_json) as result,
+        store.to_write(adopt=kind, clock=SystemClock(), rng=SystemRng()) as opened,
+    ):
+        lineage = opened.lineage
+        supersteps = supersteps_of(opened.committer.snapshot.txns)
+        click.echo(f"adopted as {kind}: incarnation {lineage.current.id} of store {lineage.store_id}")
+        result |= {
+            "store": store.path,
+            "store_id": lineage.store_id,
+            "incarnation": lineage.current.id,
+            "origin": lineage.current.origin,
+            "sinks": [],
+        }
+        for sink in sinks:
+            result["sinks"] += _take_back(sink, options, lineage, supersteps, "is not ahead of the store")
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond repair pond --dry-run",
+        "millpond repair pond",
+        Example(
+            "millpond repair s3://bucket/pond --zookeeper zk1:2181,zk2:2181 --yes",
+            not_run="a bucket and an ensemble",
+        ),
+    ),
+    exit_codes={
+        0: "the store is whole",
+        1: "it is not; with --dry-run: there is something to repair; or an error",
+    },
+)
+@store_argument
+@click.option("--dry-run", is_flag=True, help="Report what would be done, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@zookeeper_options
+@json_option("One JSON object: what was done, or would be.")
+@click.pass_context
+def repair(context: click.Context, store: StoreAt, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Repair a damaged STORE.
+
+    Run `millpond verify` first: it reports the damage. Repair then proceeds in this order: it restores a
+    flipped bit where a seal proves the result; it replaces a compaction's output by the files that it was
+    made from, if they still exist; otherwise it rolls the whole store back to its newest whole version,
+    state and input positions together, so that input consumed since is read again from its source. Files
+    that cannot stay in the log are copied aside first. The command reports its plan and any loss, and asks
+    for confirmation.
+
+    Stop the pipelines of the store before. Afterwards `millpond verify` finds no damage; start the pipelines
+    again to continue. Output that undone supersteps delivered to sinks stays there, and is delivered again.
+    If a repair is killed, run it again to finish it.
+    """
+    with result_as_json(as_json) as result, _held(store) as held:
+        # Read before the table, because a query that still runs would otherwise seem to be ahead of it.
+        reached = held.reached()
+        with progress_bar("reading the store"):
+            plan = plan_repair(held.objects, held.mark())
+        ahead = _queries_ahead(plan, reached)
+        is_needed = plan.is_needed or bool(ahead)
+        undone = _undone(plan)
+        result |= {"store": store.path, "dry_run": dry_run, "is_needed": is_needed, **undone}
+        result |= {
+            "healed": sorted(plan.healed),
+            "restored": [asdict(file) for file in plan.restored],
+            "lost": list(plan.lost),
+            "set_aside": list(plan.set_aside),
+            "queries": dict(ahead),
+            "committed": None,
+        }
+        _describe_repair(plan, undone, held, ahead)
+        if is_needed and not yes and not dry_run:
+            click.confirm("Repair it?", abort=True)
+        finish = partial(_take_dependents_back, plan, held, ahead)
+        if dry_run:
+            if not is_needed:
+                click.echo(_WHOLE)
+        elif plan.is_needed:
+            with progress_bar("repairing"):
+                committed = repair_store(
+                    held.objects, plan, held.leases, SystemClock(), SystemRng(), then=finish
+                )
+            result["committed"] = committed.version
+            click.echo(f"repaired: version {committed.version} holds what version {plan.state.version} held")
+        else:
+            # A repair that was killed after its commit may have left the dependents behind.
+            if ahead or plan.is_after_repair:
+                with hold_store(plan, held.leases):
+                    _check_unchanged(plan, held.objects)
+                    finish()
+            click.echo("the earlier repair is finished" if ahead else _WHOLE)
+    context.exit(1 if dry_run and is_needed else 0)
+
+
+def _check_unchanged(plan: RepairPlan, objects: Objects) -> None:
+    newest = load(Log(objects)).version
+    if newest != plan.newest:
+        raise ConflictError("another process has committed meanwhile; repair again", newest=newest)
+
+
+def _describe_repair(
+    plan: RepairPlan, undone: Mapping[str, Any], held: _Held, ahead: Mapping[str, int]
+) -> None:
+    if not plan.is_needed:
+        for query, at in sorted(ahead.items()):
+            click.echo(f"the checkpoint of query {query} is ahead of the store and goes back to batch {at}")
+        return
+    rows = [(path, "one bit is turned back", "nothing") for path in sorted(plan.healed)]
+    rows += [
+        (file.path, f"restored from the {len(file.sources)} files that it was compacted from", "nothing")
+        for file in plan.restored
+    ]
+    versions = f"versions {plan.state.version + 1} to {plan.newest} are undone"
+    rows += [(path, versions, "what it held since then") for path in plan.lost]
+    rows += [(path, "set aside", "history") for path in plan.set_aside]
+    print_table("", ("file", "what is done", "what is lost"), rows)
+    if plan.is_rollback:
+        click.echo(f"the store goes back from version {plan.newest} to version {plan.state.version}")
+    _describe_undone(undone, held)
+    for one in undone["supersteps"]:
+        note(f"sinks of {one['pipeline']} keep the output of these supersteps, and receive it again")
+    if not plan.is_readable:
+        note(f"older versions become unreadable; the old log is copied to rows/{SET_ASIDE_FOLDER}")
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        "millpond rewind pond --version 12 --dry-run",
+        'millpond rewind pond --version "before the sale"',
+        "millpond rewind pond --version 12 --take-back out/spikes --yes",
+    ),
+)
+@store_argument
+@click.option(
+    "--version", "named", required=True, metavar="N|NAME", shell_complete=complete_savepoint,
+    help="The version to go back to, or its savepoint.",
+)  # fmt: skip
+@click.option(
+    "--take-back", "sinks", metavar="TABLE", multiple=True,
+    help="A sink's Delta table that goes back too; may be repeated.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Report what would be undone, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@zookeeper_options
+@json_option("One JSON object: what was undone, or would be.")
+def rewind(
+    store: StoreAt, named: str, sinks: tuple[str, ...], *, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Take STORE back to an older version: rows, timers, record ids and input positions of all computations together.
+
+    It is a commit like any other: the undone versions stay readable, so you can rewind to them
+    again. Checkpoints of Spark's queries that lie in the store's folder go back with it. The pipelines then read
+    their input again from where they were at that version, with the same code or other code.
+
+    Output that the undone supersteps delivered to sinks stays there, and is delivered again, unless you name the sink's
+    table with --take-back: then this output is removed from it, if no other writer has changed the same files since.
+
+    Stop the pipelines of the store before. If a rewind is killed, run it again to finish it.
+    """
+    with result_as_json(as_json) as result, _held(store) as held:
+        reached = held.reached()
+        snapshot = load(Log(held.objects))
+        version = TableVersion(version_in(open_savepoints(snapshot.txns), named))
+        with progress_bar("reading the log"):
+            plan = plan_rewind(held.objects, version, held.mark())
+        undone = _undone(plan)
+        result |= {"store": store.path, "dry_run": dry_run, **undone, "committed": None, "sinks": []}
+        click.echo(f"the store goes back from version {plan.newest} to version {version}")
+        _describe_undone(undone, held)
+        if dry_run:
+            return
+        if not yes:
+            click.confirm("Rewind it?", abort=True)
+        finish = partial(_take_dependents_back, plan, held, _queries_ahead(plan, reached))
+        with progress_bar("rewinding"):
+            committed = repair_store(held.objects, plan, held.leases, SystemClock(), SystemRng(), then=finish)
+        result["committed"] = committed.version
+        click.echo(f"rewound: version {committed.version} holds what version {version} held")
+        lineage, supersteps = Lineage.of(store_id_of(snapshot), snapshot.txns), sinks_of_rewind(plan)
+        nothing = "has nothing of the undone supersteps"
+        for sink in sinks:
+            result["sinks"] += _take_back(sink, held.options, lineage, supersteps, nothing)
+        for one in () if sinks else undone["supersteps"]:
+            note(f"sinks of {one['pipeline']} keep the output of the undone supersteps, and receive it again")
+
+
+def _take_back(
+    sink: str, options: Mapping[str, str], lineage: Lineage, supersteps: Mapping[str, Superstep], nothing: str
+) -> list[dict[str, Any]]:
+    """Take a sink's table back, and return the parts of it that were ahead, for JSON."""
+    table = open_objects(sink, options)
+    taken = take_back_sink(table, lineage, supersteps, SystemClock(), SystemRng())
+    for part in taken:
+        click.echo(
+            f"sink {part.name} of {part.pipeline}: back from superstep {part.delivered} to "
+            f"{part.superstep}, {part.files} files removed"
+        )
+    if not taken:
+        click.echo(f"{sink} {nothing}")
+    return [{"table": sink, **asdict(part)} for part in taken]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A store's table and lease service, without `Store.open`, which would refuse a damaged store."""
+
+    root: str
+    options: Mapping[str, str]
+    objects: Objects
+    leases: ZooKeeperLeases
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """The folder of Spark's checkpoints; ``None`` for a store in an object store."""
+        return None if "://" in self.root else Path(self.root) / "checkpoints"
+
+    def reached(self) -> Mapping[str, Reached]:
+        return {} if self.checkpoints is None else reached_batches(self.checkpoints)
+
+    def mark(self) -> Mark | None:
+        """Return the newest of the high-water marks in ZooKeeper and in the store's folder."""
+        known = [incarnation.id for incarnation in _lineage(self.objects).incarnations]
+        marks = list_marks(open_objects(self.root, self.options))
+        mark = later_mark(self.leases.high_water.read(), newest_mark(marks, known))
+        if mark is not None and mark.successor:
+            raise DataError(
+                "another incarnation took the place of this store: repair that one, or go on with this as a copy "
+                "(`millpond adopt STORE --as copy`)",
+                store=self.root,
+                successor=mark.successor,
+            )
+        return mark
+
+
+@contextmanager
+def _held(store: StoreAt) -> Iterator[_Held]:
+    options, root = read_options(store.storage_options), place_of(store.path)
+    if "://" not in root and not Path(root, ROWS_FOLDER).is_dir():
+        raise InvalidError(
+            "there is no store at this path: a store is the folder that a runner was given", path=store.path
+        )
+    objects = open_objects(f"{root}/{ROWS_FOLDER}", options)
+    security = security_of(store.zookeeper, store.zookeeper_security)
+    clock, rng = SystemClock(), SystemRng()
+    lineage, hosts = _lineage(objects), store.zookeeper
+    with ExitStack() as resources:
+        if hosts is None:
+            if "://" in root:
+                raise InvalidError("name the store's ensemble: --zookeeper host:port,…", store=root)
+            server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
+            hosts = server.start_or_join()
+            resources.callback(server.close)
+        leases = ZooKeeperLeases(hosts, lineage.current.id, rng.token(), clock, security=security)
+        resources.callback(leases.close)
+        yield _Held(root, options, objects, leases)
+
+
+def _lineage(objects: Objects) -> Lineage:
+    # Any readable stretch of a damaged log has the table's metadata and positions.
+    for history in read_histories(Log(objects), None):
+        if history.metadata is not None and (known := history.metadata.configuration.get(STORE_ID_KEY)):
+            return Lineage.of(known, history.state.txns)
+    raise DataError("nothing of the log can be read: restore the store from a copy", store=objects.url)
+
+
+def _undone(plan: RepairPlan) -> dict[str, Any]:
+    """Return the versions, supersteps and input positions that a plan undoes, for JSON."""
+    supersteps = [
+        {"pipeline": unquote(app_id.removeprefix(AppId.SUPERSTEP)), "superstep": kept, "was": was}
+        for app_id, (kept, was) in plan.supersteps().items()
+    ]
+    inputs = []
+    for app_id, (kept, was) in plan.inputs().items():
+        pipeline, stream, source = AppId.INPUT.parts(app_id)
+        inputs.append({"pipeline": pipeline, "input": stream, "source": source, "batch": kept, "was": was})
+    return {"newest": plan.newest, "version": plan.state.version, "supersteps": supersteps, "inputs": inputs}
+
+
+def _describe_undone(undone: Mapping[str, Any], held: _Held) -> None:
+    for one in undone["supersteps"]:
+        click.echo(
+            f"pipeline {one['pipeline']}: supersteps {one['superstep'] + 1} to {one['was']} are undone"
+        )
+    for one in undone["inputs"]:
+        stream, source, kept = one["input"], one["source"], one["batch"]
+        begin = f"read again from position {kept + 1} (it was at {one['was']})"
+        click.echo(f"input {stream} of {one['pipeline']}: {begin}")
+        # Spark reads the input again by itself where its checkpoint goes back with the store.
+        checkpoints = Path(held.root) / "checkpoints"
+        if source not in rewind_checkpoints(checkpoints, {source: kept}, dry_run=True):
+            note(f"inject {stream} again from that position (source {source})")
+
+
+def _queries_ahead(plan: RepairPlan, reached: Mapping[str, Reached]) -> dict[str, int]:
+    """Return the queries whose checkpoints are ahead of the store after a plan, and the batch each goes back to."""
+    return {
+        query: at
+        for query, at in plan.consumed().items()
+        if query in reached and reached[query].is_ahead_of(at)
+    }
+
+
+def _take_dependents_back(plan: RepairPlan, held: _Held, ahead: Mapping[str, int]) -> None:
+    """Take Spark's checkpoints back to the store's state, and rebuild the catalog; repeating it changes nothing."""
+    sources = {AppId.INPUT.parts(app_id)[2]: kept for app_id, (kept, _) in plan.inputs().items()}
+    batches = {**sources, **ahead}
+    if held.checkpoints is None:
+        return
+    offsets = by_query(plan.source_offsets)
+    for query in rewind_checkpoints(held.checkpoints, batches, offsets=offsets):
+        note(f"the checkpoint of query {query} was taken back to batch {batches[query]}")
+    url = default_catalog_url(held.root)
+    try:
+        with Catalog.open(url, SystemClock()) as catalog:
+            snapshot = load(Log(held.objects))
+            catalog.rebuild(snapshot, logged_commits(Log(held.objects), snapshot.version, 1_000))
+    except MillpondError as error:
+        # The catalog can be rebuilt later: everything but the code versions comes from the log.
+        note(f"the catalog was not rebuilt: {error.message}")
