@@ -11,7 +11,7 @@ import logging
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
@@ -34,8 +34,8 @@ _LOG = logging.getLogger("millpond")
 _CANCEL_AGAIN_S: Final = 0.2
 
 
-class SparkCompactions(Executor):
-    """Runs functions in Spark's executors, each as a job of one task. Functions and results must pickle.
+class SparkCompactions:
+    """Prepares compactions, and runs any function, as Spark jobs of one task. Functions and results must pickle.
 
     A `MillpondError` of the function is raised unchanged. If the job fails or is cancelled, the future raises
     `UnavailableError`. ``tag`` marks the jobs, and no others, so that they can be cancelled.
@@ -56,17 +56,20 @@ class SparkCompactions(Executor):
         future.add_done_callback(self._futures.discard)
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more work. Cancel the jobs under way, or wait for them."""
-        if cancel_futures:
-            self._is_closed = True
-        self._threads.shutdown(wait=False, cancel_futures=cancel_futures)
+    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
+        """Prepare a compaction. The future has its uncommitted file."""
+        return self.submit(compact_in_task, work)
+
+    def shutdown(self) -> None:
+        """Accept no more work, and cancel the jobs under way."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
         running = set(self._futures)
-        while cancel_futures and running:
+        while running:
             # A job that was about to start escapes one cancellation, so repeat it.
             self._cancel()
             running = wait_for(running, timeout=_CANCEL_AGAIN_S).not_done
-        self._threads.shutdown(wait=wait)
+        self._threads.shutdown(wait=True)
 
     def _cancel(self) -> None:
         try:
@@ -92,19 +95,6 @@ class SparkCompactions(Executor):
             raise value
         result: _Result = value
         return result
-
-
-class SparkCompactionWorker:
-    """Prepares compactions in Spark jobs."""
-
-    def __init__(self, executor: SparkCompactions) -> None:
-        self._executor = executor
-
-    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
-        return self._executor.submit(compact_in_task, work)
-
-    def shutdown(self) -> None:
-        self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _answers(questions: Iterable[bytes]) -> Iterator[bytes]:

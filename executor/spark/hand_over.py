@@ -65,6 +65,7 @@ class SlotHomes:
 
     def __init__(self, secret: str, serve: Serve, executor: int | None = None) -> None:
         self.secret = secret
+        self._key = secret.encode()
         self._serve = serve
         # All workers of an executor have the same parent, the daemon that forked them.
         self._executor = os.getppid() if executor is None else executor
@@ -97,10 +98,6 @@ class SlotHomes:
                 caller.connect(self._address(slot))
             thread.join(_CALL_S)
             listener.close()
-
-    @property
-    def _key(self) -> bytes:
-        return self.secret.encode()
 
     def _address(self, slot: int) -> str:
         run = hashlib.sha256(self._key).hexdigest()[:24]

@@ -203,7 +203,8 @@ class Anchor:
         self._cached_id: int = cached.cacheBuilder().cachedColumnBuffers().id()
 
     def settle(self) -> None:
-        executors = self._living()
+        ids = self._context.getExecutorIds()
+        executors = frozenset(str(ids.apply(index)) for index in range(ids.size()))
         if executors == self._executors:
             return
         self._executors = executors
@@ -265,7 +266,3 @@ class Anchor:
 
     def _block(self, slot: int) -> Any:
         return self._jvm.org.apache.spark.storage.RDDBlockId(self._cached_id, slot)
-
-    def _living(self) -> frozenset[str]:
-        ids = self._context.getExecutorIds()
-        return frozenset(str(ids.apply(index)) for index in range(ids.size()))

@@ -78,19 +78,14 @@ def readable_rows(targets: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedColumns:
-    """The columns of a routed row, by the part of the record that they hold.
+    """The columns of a routed row: the input's own ones, which make up a record's value, and those with its parts.
 
     Attributes:
-        key: text.
-        at: the event time: a timestamp, or a number of microseconds.
-        id: text, binary or a number; ``None`` if records have no id.
+        at: a timestamp, or a number of microseconds.
         error: the reason why a record is unreadable; ``None`` if only a null key or time makes it so.
-        own: the input's own columns, which make up a record's value.
         sign: insertion or retraction; ``None`` if the rows are no changes.
-        raw_at: the source of the event time, for the reason why it is unreadable. ``None`` if ``error`` has the reason,
-            or if records are stamped on arrival.
-        key_parts: the sources of typed keys, by the position of their consumer's first interval, for the reason why
-            a key is null.
+        raw_at: the source of an unreadable time. ``None`` if ``error`` has the reason, or a task stamps the records.
+        key_parts: the sources of null typed keys, by the position of their consumer's first interval.
     """
 
     key: str
@@ -105,10 +100,9 @@ class RoutedColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A consumer's intervals in key order: their positions in the plan, and their low bounds, the first of them ``""``.
+    """A consumer's intervals in key order: positions in the plan, and low bounds, the first of them ``""``.
 
-    Attributes:
-        key: the key extractor of an outside input. ``None`` keeps the injector's key.
+    ``key`` extracts the keys of an outside input. ``None`` keeps the injector's key.
     """
 
     positions: tuple[int, ...]
@@ -138,10 +132,8 @@ class RoutedInput:
     Attributes:
         first_targets: positions of the first consumer's intervals, so that each record is counted once.
         id_scopes: prefix of record ids, by consumer.
-        watch: the statistics of records' times that the driver needs.
         injector: the pickled injector, if its watermark depends on more than times.
         payload: decodes the records' values. ``None``: the rows are the values.
-        times: reads times without a unit or zone.
     """
 
     stream: str
@@ -159,11 +151,8 @@ class WorkerSetting:
     """The store and pipeline code of a worker process.
 
     Attributes:
-        durability: the loss that files survive before they are reported to the driver.
-        code: the pickled computations by name.
         code_digest: a hash of ``code``. A worker process with the same digest does not unpickle it again.
         cache_bytes: soft-state budget of a worker process, in bytes.
-        disk: whether row files are kept on the machine's disk.
         restored_at: the version of the last repair or rewind. Soft state from before it is invalid.
     """
 
@@ -215,7 +204,7 @@ class TaskPlan:
         sources: committed files with undelivered productions.
         weak: the productions that are delivered before the commit, by computation.
         handed_on: uncommitted files of this superstep, with weak productions.
-        homes: lets tasks find the process of their slot. ``None``: each runs where Spark starts it.
+        homes: ``None``: each task runs where Spark starts it.
     """
 
     setting: WorkerSetting
@@ -243,11 +232,6 @@ class TaskPlan:
         mine = {slot: self.parts[slot]} if slot in self.parts else {}
         return pickle.dumps((slot, replace(self, setting=replace(self.setting, code=b""), parts=mine)))
 
-    @staticmethod
-    def from_neighbour(packed: bytes) -> tuple[int, TaskPlan]:
-        slot, plan = pickle.loads(packed)  # noqa: S301 - the sender has proved that it knows the run's secret
-        return slot, plan
-
 
 @collector_paused()
 def pack_parts(parts: SlotParts, slots: int) -> dict[int, bytes]:
@@ -268,9 +252,6 @@ class SlotReport:
     """The answer of one task to the driver.
 
     Attributes:
-        manifests: one per interval that had work.
-        dead_letters: unreadable records.
-        inputs: counts and times of the outside input.
         failure: the error that ended the task, if another attempt would fail in the same way.
         process: the process that ran the slot. The driver counts slots that stay in their process.
         read_bytes: bytes of row files read by the slot.

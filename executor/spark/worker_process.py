@@ -143,12 +143,8 @@ def _is_own(module: str) -> bool:
     places = (
         [spec.origin] if spec and spec.origin else list(spec.submodule_search_locations or ()) if spec else []
     )
-    return any(not _is_installed(Path(place)) for place in places)
-
-
-def _is_installed(place: Path) -> bool:
     homes = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
-    return any(place.is_relative_to(home) for home in homes)
+    return not all(any(Path(place).is_relative_to(home) for home in homes) for place in places)
 
 
 _CHOSEN_BY_USER: Final = "ARROW_DEFAULT_MEMORY_POOL"
@@ -188,7 +184,11 @@ class WorkerProcess:
     def __init__(self, setting: WorkerSetting) -> None:
         self.setting: WorkerSetting = setting
         self.name: str = f"{platform.node()}/{os.getpid()}"
-        self.nodes: Mapping[str, ComputationNode] = _loaded(setting.code)
+        try:
+            self.nodes: Mapping[str, ComputationNode] = cloudpickle.loads(setting.code)
+        except ImportError as failure:
+            # This worker may be younger than the run, so `check_importable` has not asked it.
+            raise _import_error(failure.name, failure) from failure
         store = open_objects(setting.url, setting.storage_options, durability=setting.durability)
         self._metered = MeteredObjects(store)
         self._objects = setting.disk.tier_of(store, SystemClock(), below=self._metered)
@@ -210,7 +210,10 @@ class WorkerProcess:
                 current.close()
             use_frugal_allocator()
             cls._current = WorkerProcess(setting)
-            _spare_collector()
+            # Modules and code stay, but PySpark's collection after each task would search them, 40 ms with a worker's
+            # imports. Workers of `daemon` begin frozen, but on a cluster PySpark's own daemon forks them.
+            gc.collect()
+            gc.freeze()
             return cls._current
 
     def homes(self, secret: str, serve: Serve) -> SlotHomes:
@@ -270,7 +273,9 @@ class WorkerProcess:
         with self._keeping:
             kept = self._kept.get(interval)
             if kept is None:
-                self._forget_replaced(interval)
+                # Intervals of a computation never overlap: a split or a merge has replaced the known ones that do.
+                for known in [known for known in self._kept if known.overlaps(interval)]:
+                    self._kept.pop(known).worker.leave()
                 if len(self._kept) >= _INTERVALS_MAX:
                     self._kept.pop(next(iter(self._kept))).worker.leave()
                 worker = IntervalWorker(
@@ -283,11 +288,6 @@ class WorkerProcess:
                 )
                 kept = self._kept[interval] = _Kept(worker)
             return kept
-
-    def _forget_replaced(self, interval: Interval) -> None:
-        """Drop intervals that a split or a merge has replaced, because intervals of a computation never overlap."""
-        for known in [known for known in self._kept if known.overlaps(interval)]:
-            self._kept.pop(known).worker.leave()
 
     def _relieve(self) -> None:
         """Shrink the soft state of idle intervals to their shares while the budget is exceeded."""
@@ -307,19 +307,3 @@ class WorkerProcess:
         self.abandon()
         if kept is not None and kept.on_stuck is not None:
             kept.on_stuck(error)
-
-
-def _spare_collector() -> None:
-    # Modules and code stay, but PySpark's collection after each task would search them, 40 ms with a worker's imports.
-    # Workers of `daemon` begin frozen, but on a cluster PySpark's own daemon forks them.
-    gc.collect()
-    gc.freeze()
-
-
-def _loaded(code: bytes) -> dict[str, ComputationNode]:
-    # This worker may be younger than the run, so `check_importable` has not asked it.
-    try:
-        nodes: dict[str, ComputationNode] = cloudpickle.loads(code)
-    except ImportError as failure:
-        raise _import_error(failure.name, failure) from failure
-    return nodes

@@ -61,7 +61,6 @@ class QueryCheckpoint:
         watermark_ms: the watermark of ``batch``; 0 without one.
         next_watermark_ms: the watermark after the records of ``batch``.
         offsets: the sources' positions after ``batch``, in Spark's form.
-        folder: the local copy.
     """
 
     path: str

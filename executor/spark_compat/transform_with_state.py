@@ -257,10 +257,8 @@ YieldedAs: TypeAlias = Literal["row", "pandas", "arrow"]
 class YieldedRows:
     """Produces a function's output to the first stream of its computation.
 
-    Args:
-        schema: the fields. A field that a row lacks becomes null, and a field that the schema lacks is left out.
-        yielded_as: the form of the output.
-        event_time: the field with a row's event time. ``None`` or a null keeps the time of the row's input.
+    A field that a row lacks becomes null, and a field that the schema lacks is left out. ``event_time`` is the field
+    with a row's event time. ``None`` or a null keeps the time of the row's input.
     """
 
     __slots__ = ("_codec", "_event_time", "_yielded_as")
@@ -268,8 +266,14 @@ class YieldedRows:
     def __init__(self, schema: StructType, yielded_as: YieldedAs, event_time: str | None = None) -> None:
         self._codec = StructCodec(schema, "the output")
         self._event_time = event_time
-        if event_time is not None:
-            _check_event_time(schema, event_time)
+        if event_time is not None and event_time not in schema.names:
+            raise InvalidError(
+                "the output has no column with the name in event_time_column_name",
+                name=event_time,
+                columns=schema.names,
+            )
+        if event_time is not None and not isinstance(kind := schema[event_time].dataType, TimestampType):
+            raise InvalidError("an event time must be a timestamp", name=event_time, type=kind.simpleString())
         self._yielded_as = yielded_as
 
     def produce(self, context: Context, yielded: Iterable[Any]) -> None:
@@ -299,18 +303,6 @@ class YieldedRows:
                     type=type(one).__name__,
                     rows_as=yielded_as,
                 )
-
-
-def _check_event_time(schema: StructType, name: str) -> None:
-    if name not in schema.names:
-        raise InvalidError(
-            "the output has no column with the name in event_time_column_name",
-            name=name,
-            columns=schema.names,
-        )
-    kind = schema[name].dataType
-    if not isinstance(kind, TimestampType):
-        raise InvalidError("an event time must be a timestamp", name=name, type=kind.simpleString())
 
 
 def _time_of(text: str | None, name: str, context: Context) -> int | None:
@@ -400,17 +392,13 @@ class TransformWithState(ComputationOfRows):
             # As in Spark, the watermark is the only bound of these times: they may precede their input rows.
             self.late_data_horizon: LateDataHorizon = "unbounded"
         self._handle: ProcessorHandle | None = None
-        declared = self._declared()
-        self.variables: tuple[str, ...] = tuple(declared)
-        self.state_columns: tuple[StateColumn, ...] = columns_of_variables(declared.values())
-
-    def _declared(self) -> dict[str, Variable]:
         # Like Spark's driver before the query starts, run `init` of a copy: it may have effects on the processor.
-        copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(self._processor))
+        copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(processor))
         handle = ProcessorHandle(self._time_mode)
         copy.init(handle)
         copy.close()
-        return handle.variables
+        self.variables: tuple[str, ...] = tuple(handle.variables)
+        self.state_columns: tuple[StateColumn, ...] = columns_of_variables(handle.variables.values())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_handle": None}
@@ -433,7 +421,10 @@ class TransformWithState(ComputationOfRows):
         start, stop = records.range
         given = self._given_of(records)
         rows = given.rows if self._rows_as == "row" else given.frames
-        initial = self._initial_of(given, start, stop)
+        initial: list[int] = []
+        if self._initial_state in given.streams:
+            streams = given.columns.streams
+            initial = [index for index in range(start, stop) if streams[index] == self._initial_state]
         try:
             for index in initial:
                 for row in rows(index, index + 1):
@@ -476,9 +467,3 @@ class TransformWithState(ComputationOfRows):
             return _NO_TIME
         watermark = context.watermark if self._has_watermark else 0
         return TimerValues(context.wall_time // 1_000, max(watermark // 1_000, 0))
-
-    def _initial_of(self, given: GivenRows, start: int, stop: int) -> Sequence[int]:
-        if self._initial_state not in given.streams:
-            return ()
-        streams = given.columns.streams
-        return [index for index in range(start, stop) if streams[index] == self._initial_state]

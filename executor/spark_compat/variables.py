@@ -143,9 +143,6 @@ class Variable:
         self.ttl_ms: int | None = ttl_ms
         self._turn = turn
 
-    def exists(self) -> bool:
-        raise NotImplementedError
-
     def clear(self) -> None:
         self._turn.variables.delete(self.name)
 
