@@ -17,8 +17,9 @@ import click
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
 from millpond.executor.inputs.injector import InjectorNode
-from millpond.executor.spark.routing import Route, Router
+from millpond.executor.spark.routing import Router
 from millpond.executor.spark.session import spark_session
+from millpond.executor.spark.task_plan import Route
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.system import SystemClock
 

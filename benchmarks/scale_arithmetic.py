@@ -237,7 +237,7 @@ def _report(interval: Interval, file: RowFile) -> bytes:
     statistics = BundleStatistics(records=1_000, keys=1_000)
     result = BundleResult(updates=None, statistics=statistics, next_event_timer=_AT, hold=_AT)
     manifest = Manifest(interval=interval, fence=_FENCE, file=file, result=result)
-    return SlotReport(slot=0, manifests=(manifest,), process="process").to_bytes()
+    return pickle.dumps(SlotReport(slot=0, manifests=(manifest,), process="process"))
 
 
 def _watermarks(intervals: Sequence[Interval]) -> CommitInfo:

@@ -1,9 +1,8 @@
-"""PySpark's daemon, which forks a session's Python workers, with all imported that a worker of Millpond needs.
+"""A daemon that forks a session's Python workers with all imports of a Millpond worker done.
 
-PySpark's own daemon imports next to nothing, since what is imported may start threads, and a process with threads is
-not safe to fork: so each of its workers imports pandas, Arrow and this package again. This daemon has them imported
-without a thread, and its workers begin at once and share their memory. Where something did start one, PySpark's own
-daemon takes its place.
+PySpark's own daemon imports next to nothing, because imports may start threads, and a process with threads is not safe
+to fork. So each of its workers imports pandas, Arrow and this package again. This daemon imports them without a thread,
+and its workers begin at once and share their memory. If an import did start a thread, PySpark's own daemon takes over.
 """
 
 from __future__ import annotations
@@ -18,24 +17,18 @@ from typing import Final
 from millpond.statestore.system import seed_forks
 
 MODULES: Final = ("numpy", "pandas", "pyspark.worker", "millpond.executor.spark.task")
-"""What is imported before the first worker is forked."""
 
 _ALLOCATOR: Final = "JE_ARROW_MALLOC_CONF"
-"""
-Options of one of Arrow's allocators, which is not the default one but starts a thread when it is loaded. It reads them
-then and never again.
-"""
+"""Options of Arrow's jemalloc, which starts a thread at load time unless they forbid it. It reads them only then."""
 
 _THREADS: Final = Path("/proc/self/task")
 
 
 def import_modules() -> bool:
-    """Import `MODULES`, and forget them for the garbage collector, which PySpark has search all objects after each task.
+    """Import `MODULES`, and return True if this process still has one thread, so that it may be forked.
 
-    NumPy starts threads for the processors of a task (``OMP_NUM_THREADS``, from Spark): none where that is one.
-
-    Returns:
-        Whether this process still has one thread, so that it may be forked.
+    The garbage collector then ignores them: PySpark has it search all objects after each task. NumPy starts no threads
+    where ``OMP_NUM_THREADS``, set by Spark to the processors of a task, is one.
     """
     is_default = _ALLOCATOR not in os.environ
     if is_default:
@@ -51,7 +44,7 @@ def import_modules() -> bool:
 
 
 def main() -> None:
-    """Fork workers until Spark ends: as the process that Spark has started, with its standard input and output."""
+    """Fork workers until Spark ends. Spark has started this process, and speaks to it by standard input and output."""
     if not import_modules():
         os.execv(sys.executable, [sys.executable, "-m", "pyspark.daemon", *sys.argv[1:]])  # noqa: S606
     from pyspark.daemon import manager

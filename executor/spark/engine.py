@@ -112,7 +112,7 @@ class SparkEngine:
         self._coordinator = coordinator
         self._homes = homes_for(self._session, intervals, rng.token())
         self._slots = Slots(self._homes.slots)
-        coordinator.on_recut = self._slots.follow
+        coordinator.on_recut = self._slots.apply
         coordinator.balancer.parallelism = self._slots.count
         self._writers: Mapping[str, int] = {}
         self._setting_of = partial(WorkerSetting.of, store, cache_bytes=cache_bytes, disk=disk)
@@ -277,7 +277,7 @@ class SparkEngine:
             for manifest in report.manifests
             if manifest.file is not None
         }
-        self._slots.note(manifest for report in reports for manifest in report.manifests)
+        self._slots.record(manifest for report in reports for manifest in report.manifests)
         if self._coordinator.balancer.is_on and committed.superstep % _LEVELLED_EVERY == 0:
             self._slots.level()
         worked = {report.slot: report.process for report in reports if report.manifests}

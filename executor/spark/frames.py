@@ -1,20 +1,17 @@
-"""The frames that feed a run: whether they fit their streams, and the watermarks that they bring along.
+"""The frames that feed a run: their fit with their streams, their watermarks, their changes, and backfills.
 
 A frame's own watermark, the delay of ``withWatermark``, is the policy of a stream that declares no other. Spark's
-analyser notes the delay at the column that it holds for, in the analysed plan's output, from where it goes on through
-``select``, ``withColumn`` and renamings of that column; so the frame's schema tells it, and that of each batch, too.
-
-Changes in a DataFrame as flat rows, made in the JVM: what `millpond.executor.inputs.changes` makes of rows in memory.
-
-Rows of the driver as a table, which Spark makes a frame of.
+analyser records the delay in the column's metadata, where it survives ``select``, ``withColumn`` and renames. So the
+schemas of the frame and of each batch have it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -31,12 +28,20 @@ from millpond.executor.inputs.changes import (
 )
 from millpond.executor.inputs.injector import InjectorNode
 from millpond.executor.inputs.payload import ROW_PREFIX
+from millpond.executor.inputs.positions import BOUNDED_SOURCE
+from millpond.executor.pipeline.nodes import INPUT, Backfill
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.spark.key_sql import quoted
+from millpond.executor.spark.routing import check_frame
 from millpond.executor.spark.session import refuse_connect
 from millpond.executor.spark.worker_process import check_importable
+from millpond.executor.superstep.backfills import backfill_position
+from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.instants import duration_text
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.types import TIME_MIN_US
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,14 +53,9 @@ _SIGN_OF_IMAGE: Final = {"before": -1, "after": 1}
 
 
 def flat_frame(change: str | None, frame: DataFrame) -> DataFrame:
-    """The changes in a frame as flat rows; the frame itself if its rows are no changes.
+    """Return the changes in a frame as flat rows, like `millpond.executor.inputs.changes` for rows in memory.
 
-    Args:
-        change: the column that says what kind of change a row is; ``None``: each row is an element.
-        frame: a batch, or a whole input.
-
-    Raises:
-        InvalidError: there is no such column, or ``before`` and ``after`` are no rows.
+    ``change`` is the column with the kind of change; ``None`` if the rows are no changes.
     """
     if change is None:
         return frame
@@ -64,9 +64,9 @@ def flat_frame(change: str | None, frame: DataFrame) -> DataFrame:
     if {"before", "after"} <= set(frame.columns):
         return _unfolded(change, frame)
     words = ", ".join(f"'{word}', {sign}" for word, sign in SIGN_OF_WORD.items())
-    sign = f"coalesce(element_at(map({words}), CAST({_quoted(change)} AS STRING)), 0)"
+    sign = f"coalesce(element_at(map({words}), CAST({quoted(change)} AS STRING)), 0)"
     return frame.selectExpr(
-        *(f"{_quoted(name)} AS {_quoted(renamed(change, name))}" for name in frame.columns),
+        *(f"{quoted(name)} AS {quoted(renamed(change, name))}" for name in frame.columns),
         f"CAST({sign} AS TINYINT) AS {CHANGE_SIGN}",
         f"CASE WHEN {sign} = 0 THEN '{UNKNOWN_CHANGE}' END AS {CHANGE_ERROR}",
     )
@@ -77,24 +77,24 @@ def _unfolded(change: str, frame: DataFrame) -> DataFrame:
         kind = frame.schema[name].dataType
         if not isinstance(kind, T.StructType):
             raise InvalidError(
-                "before and after of a change are rows: parse the text of Debezium with from_json",
+                "before and after of a change must be rows: parse the text of Debezium with from_json",
                 column=name,
                 type=kind.simpleString(),
             )
     meta = [name for name in frame.columns if name not in ("before", "after")]
-    word = _quoted(change)
+    word = quoted(change)
     whens = [
         f"WHEN {word} = '{known}' AND {' AND '.join(f'{name} IS NOT NULL' for name in wanted)} "
         f"THEN array({', '.join(_image(_SIGN_OF_IMAGE[name], name) for name in wanted)})"
         for known, wanted in ENVELOPE_WORDS.items()
     ]
-    # A tombstone has nothing to unfold.
+    # A tombstone has no rows to unfold.
     tombstone = f"WHEN {word} IS NULL AND before IS NULL AND after IS NULL THEN NULL"
     other = f"ELSE array({_image(0, 'coalesce(after, before)')})"
     images = f"explode(CASE {tombstone} {' '.join(whens)} {other} END) AS {_IMAGE}"
-    unfolded = frame.selectExpr(*(f"{_quoted(name)} AS {_quoted(meta_field(name))}" for name in meta), images)
+    unfolded = frame.selectExpr(*(f"{quoted(name)} AS {quoted(meta_field(name))}" for name in meta), images)
     return unfolded.selectExpr(
-        *(_quoted(meta_field(name)) for name in meta),
+        *(quoted(meta_field(name)) for name in meta),
         f"{_IMAGE}.sign AS {CHANGE_SIGN}",
         f"{_IMAGE}.error AS {CHANGE_ERROR}",
         f"{_IMAGE}.image.*",
@@ -106,64 +106,32 @@ def _image(sign: int, row: str) -> str:
     return f"named_struct('sign', CAST({sign} AS TINYINT), 'error', {error}, 'image', {row})"
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 _LOG: Final = logging.getLogger("millpond")
 _DELAY_KEY: Final = "spark.watermarkDelayMs"
 _MILLISECOND_US: Final = 1_000
 
 
 def checkpoint_path(root: str, stream: str) -> str:
-    """Where the checkpoint of an input's streaming query lies, in the store's folder.
-
-    Args:
-        root: the store.
-        stream: an injected stream.
-    """
+    """Return the path of the checkpoint of an input's streaming query, in the store's folder."""
     return f"{root}/checkpoints/{quote(stream, safe='')}"
 
 
 class InputFrames:
-    """The frames of a run, by stream: those that it is opened with, and the first batch of each other stream.
-
-    Args:
-        spark: the session of the run.
-        frames: those that are known when it is opened.
-    """
+    """The frames of a run, by stream. A stream without a frame gets that of its first batch."""
 
     def __init__(self, spark: SparkSession, frames: Mapping[str, DataFrame]) -> None:
         self._spark = spark
         self._frames = dict(frames)
 
     def fit(self, topology: Topology) -> Topology:
-        """A pipeline that the frames feed: it can read them, and has their watermarks where it declares none.
-
-        Frames of streams that it does not have are left alone.
-
-        Args:
-            topology: the checked pipeline.
-
-        Raises:
-            InvalidError: a frame is none of Spark's or lacks a column, or the workers cannot import a module of the code.
-        """
+        """Return the pipeline with the frames' watermarks, after a check of columns and of the workers' imports."""
         frames = {stream: frame for stream, frame in self._frames.items() if stream in topology.injectors}
         _check_frames(topology, frames)
         check_importable(self._spark, topology)
         return _with_frame_watermarks(topology, frames)
 
     def meet(self, topology: Topology, stream: str, frame: DataFrame) -> Topology:
-        """The pipeline that runs, once the first batch of a stream shows its columns.
-
-        Args:
-            topology: the pipeline that runs.
-            stream: an injected stream of it.
-            frame: a batch; it tells something only if no frame of the stream is known.
-
-        Raises:
-            InvalidError: the batch lacks a column.
-        """
+        """Return the running pipeline with the watermark of a stream's first batch. Later batches change nothing."""
         if stream in self._frames:
             return topology
         _check_frames(topology, {stream: frame})
@@ -172,19 +140,16 @@ class InputFrames:
 
 
 def watermark_column(schema: StructType) -> str | None:
-    """The column of a frame's ``withWatermark``; ``None`` without one."""
+    """Return the column of a frame's ``withWatermark``, if any."""
     return next(iter(_delays_us(schema)), None)
 
 
 def watermark_delay_us(schema: StructType) -> int | None:
-    """The delay of a frame's ``withWatermark`` in microseconds; ``None`` without one."""
     return next(iter(_delays_us(schema).values()), None)
 
 
 def _check_frames(topology: Topology, inputs: Mapping[str, Any]) -> None:
     from pyspark.sql import DataFrame
-
-    from millpond.executor.spark.routing import check_frame
 
     for stream, frame in inputs.items():
         refuse_connect(frame, input=stream)
@@ -225,14 +190,14 @@ def _with_delay(node: InjectorNode, schema: StructType) -> InjectorNode:
 
 
 def _column_of_time(node: InjectorNode) -> str | None:
-    """The frame's own column that the event time is read from; ``None`` if a function or a payload has it."""
+    """Return the frame's own column with the event time; ``None`` if a function or a payload has it."""
     if not isinstance(node.at, str) or node.payload is None:
         return node.at if isinstance(node.at, str) else None
     return node.at.removeprefix(ROW_PREFIX) if node.at.startswith(ROW_PREFIX) else None
 
 
 def _delays_us(schema: StructType) -> dict[str, int]:
-    """The delays of ``withWatermark``, by the columns that they are on."""
+    """Return the delays of ``withWatermark`` by column."""
     return {
         field.name: int(field.metadata[_DELAY_KEY]) * _MILLISECOND_US
         for field in schema.fields
@@ -241,11 +206,7 @@ def _delays_us(schema: StructType) -> dict[str, int]:
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows as a table with every field that any of them has.
-
-    Raises:
-        InvalidError: a field has several types.
-    """
+    """Return rows as a table with every field that any of them has."""
     names = dict.fromkeys(name for row in rows for name in row)
     try:
         return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
@@ -254,3 +215,126 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
             "the rows cannot become a DataFrame: give each field one type",
             reason=str(cause).partition("\n")[0],
         ) from cause
+
+
+# -- backfills -----------------------------------------------------------------------------
+
+
+class _Engine(Protocol):
+    def frame(self, rows: pa.Table) -> DataFrame: ...
+    def read(self, path: str) -> DataFrame: ...
+    def count(self, frame: DataFrame, stream: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillFrame:
+    """The history of one stream for one computation, and the position once it is consumed.
+
+    On Spark the history of a stream is one frame and one superstep. A key gets its records in the order of their times,
+    like those of a bounded input. Timers that the history has made due fire in the next superstep.
+    """
+
+    computation: str
+    frame: DataFrame
+    position: InputPosition
+
+
+def backfill_frames(
+    coordinator: Coordinator, engine: _Engine, inputs: Mapping[str, DataFrame]
+) -> Iterator[BackfillFrame]:
+    """Yield the histories that computations still need. Commit each before the next one is asked for."""
+    pending = {
+        name: {
+            stream: _frame(coordinator, engine, name, stream, inputs)
+            for stream, consumed in coordinator.backfills.consumed(name).items()
+            if consumed is not None
+        }
+        for name in coordinator.backfills.pending
+    }
+    for name, frames in pending.items():
+        coordinator.backfills.join(name)
+        for stream, frame in frames.items():
+            if frame is not None:
+                batch = backfill_position(0, is_all=True)
+                position = InputPosition(stream=stream, source="", batch=batch, backfill=name)
+                yield BackfillFrame(computation=name, frame=frame, position=position)
+        coordinator.backfills.end(name, {stream: 0 for stream, frame in frames.items() if frame is None})
+
+
+def _frame(
+    coordinator: Coordinator, engine: _Engine, computation: str, stream: str, inputs: Mapping[str, DataFrame]
+) -> DataFrame | None:
+    """Return the history of a stream, ``None`` without rows."""
+    from pyspark.sql import DataFrame
+
+    topology = coordinator.topology
+    if coordinator.backfills.consumed(computation)[stream]:
+        raise InvalidError(
+            "the local runner has given the computation a part of its backfill: continue with the local runner until "
+            "the backfill ends",
+            computation=computation,
+            stream=stream,
+        )
+    given: Backfill = topology.backfills[computation][stream]
+    if isinstance(given, str) and given == INPUT:
+        return _of_input(coordinator, engine, stream, inputs)
+    refuse_connect(given, computation=computation, stream=stream)
+    if isinstance(given, DataFrame):
+        if given.isStreaming:
+            raise InvalidError(
+                "a backfill must be a bounded DataFrame, got a streaming one",
+                computation=computation,
+                stream=stream,
+            )
+        frame = given
+    elif isinstance(given, str | Path):
+        frame = engine.read(str(given))
+    else:
+        frame = engine.frame(_table(given))
+    check_frame(topology, stream, frame.schema)
+    return None if frame.isEmpty() else frame
+
+
+def _of_input(
+    coordinator: Coordinator, engine: _Engine, stream: str, inputs: Mapping[str, DataFrame]
+) -> DataFrame | None:
+    """Return the bounded input, if the store has consumed it."""
+    frame, known = inputs.get(stream), coordinator.inputs.consumed(stream)
+    if frame is not None and not frame.isStreaming and known.keys() == {BOUNDED_SOURCE}:
+        rows = engine.count(frame, stream)
+        if rows != coordinator.inputs.input_rows(stream):
+            raise InvalidError(
+                "the bounded DataFrame is not the one that was consumed, so it is not the history",
+                input=stream,
+                rows=rows,
+                consumed=coordinator.inputs.input_rows(stream),
+            )
+        return frame
+    if known or coordinator.watermarks.injector_watermark(stream) > TIME_MIN_US:
+        raise InvalidError(
+            'backfill="input" needs a bounded DataFrame that the store has consumed: give the history as a bounded '
+            "DataFrame or as rows",
+            stream=stream,
+        )
+    return None
+
+
+def _table(given: Any) -> pa.Table:
+    if isinstance(given, pa.Table):
+        return given
+    is_pandas = type(given).__module__.partition(".")[0] == "pandas"
+    try:
+        if is_pandas:
+            return pa.Table.from_pandas(given, preserve_index=False)
+        if hasattr(given, "__arrow_c_stream__"):
+            return pa.table(given)
+        rows = list(given)
+    except (pa.ArrowException, TypeError, ValueError) as cause:
+        raise InvalidError(
+            "a backfill must be a bounded DataFrame, a table, the path of a Parquet file, or mappings",
+            type=type(given).__name__,
+            reason=str(cause).partition("\n")[0],
+        ) from cause
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise InvalidError("a row must be a mapping of fields", type=type(rows[0]).__name__)
+    return table_of(rows)

@@ -1,12 +1,12 @@
-"""The hand-over of a slot: its records go to the worker process that has its soft state.
+"""The hand-over of a slot's records to the worker process that has the slot's soft state, its home.
 
-Spark gives a task to any idle Python worker of an executor. So the first process that runs a slot listens for it, at
-an address that all workers of the executor can tell, and another one that gets the slot's task hands the plan and the
-records over and waits for the report. If the home has ended meanwhile, a process runs the slot itself: a task is pure,
-so that it may run twice.
+Spark gives a task to any idle Python worker of an executor. So the first process that runs a slot listens for it, at an
+address that all workers of the executor can compute. Another process that gets the slot's task hands plan and records
+over and waits for the report. If the home has ended meanwhile, the process runs the slot itself, because a task is pure
+and may run twice.
 
-Addresses are abstract ones, which only Linux has: they need no folder and end with their process. A process that connects
-must know the run's secret.
+Addresses are abstract sockets, which only Linux has: they need no folder and end with their process. A process that
+connects must know the run's secret.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -34,18 +35,11 @@ _CALL_S: Final = 5.0
 
 
 def has_abstract_addresses(system: str = sys.platform) -> bool:
-    """Whether this system can hand slots over."""
     return system == "linux"
 
 
 class HandedOver:
-    """A slot that another process has handed over; its report is given once.
-
-    Args:
-        connection: to the process that waits.
-        plan: what `TaskPlan.to_neighbour` made.
-        batches: the slot's routed records.
-    """
+    """A slot's plan and records from another process, which waits for one report."""
 
     def __init__(self, connection: Connection, plan: bytes, batches: Sequence[pa.RecordBatch]) -> None:
         self.plan = plan
@@ -55,90 +49,79 @@ class HandedOver:
         self._is_given = False
 
     def give(self, report: SlotReport) -> None:
-        """Answer, unless that was done: code that is stuck may come back after the watchdog has reported it."""
+        # Stuck user code may return after the watchdog has reported it: its report must not follow as a second one.
         with self._giving:
             if not self._is_given:
                 self._is_given = True
-                self._connection.send_bytes(report.to_bytes())
+                self._connection.send_bytes(pickle.dumps(report))
 
 
 Serve: TypeAlias = Callable[[HandedOver], None]
-"""Runs a slot and gives its report; called in a thread of its own."""
+"""Runs a slot and gives its report, in a separate thread."""
 
 
 class SlotHomes:
-    """The slots that this process is home to, and the way to those of its neighbours.
-
-    Args:
-        secret: what only the run's tasks know.
-        serve: runs a slot that another process hands over.
-        executor: what the worker processes of an executor have in common; the process that forks them.
-    """
+    """The slots whose home is this process, and connections to the homes of others in the same executor."""
 
     def __init__(self, secret: str, serve: Serve, executor: int | None = None) -> None:
         self.secret = secret
+        self._key = secret.encode()
         self._serve = serve
+        # All workers of an executor have the same parent, the daemon that forked them.
         self._executor = os.getppid() if executor is None else executor
         self._listeners: dict[int, tuple[Listener, threading.Thread]] = {}
         self._is_closed = False
 
     def neighbour(self, slot: int, slots_max: int) -> Connection | None:
-        """A connection to the slot's home, if that is another process. If there is none, this one becomes it.
+        """Return a connection to the slot's home; ``None`` if this process is the home, or becomes it, or none answers.
 
-        Args:
-            slot: the slot.
-            slots_max: to how many this process may be home; it runs others without becoming it.
+        A process becomes home to at most ``slots_max`` slots, because it could not run more of them at once.
         """
         if slot in self._listeners:
             return None
-        if len(self._listeners) < slots_max and self._settle(slot):
+        if len(self._listeners) < slots_max and self._listen(slot):
             return None
         try:
             return Client(self._address(slot), _FAMILY, authkey=self._key)
         except (OSError, EOFError, AuthenticationError, ValueError) as failure:
-            # There is none, it has just ended, or it is not ours; or this Python has no MD5, which the proof is made with.
+            # There is no home, it has just ended, it knows another secret, or this Python lacks MD5 for the challenge.
             _LOG.debug("slot %s has no home to be reached: %s", slot, failure)
             return None
 
     def close(self) -> None:
-        """Be home to no slot any more."""
         self._is_closed = True
         while self._listeners:
             slot, (listener, thread) = self._listeners.popitem()
-            # A thread that waits for a caller keeps the address, even of a listener that is closed.
+            # A thread in accept() keeps the address bound even after close(), so wake it by a call.
             with socket.socket(socket.AF_UNIX) as caller, suppress(OSError):
                 caller.settimeout(_CALL_S)
                 caller.connect(self._address(slot))
             thread.join(_CALL_S)
             listener.close()
 
-    @property
-    def _key(self) -> bytes:
-        return self.secret.encode()
-
     def _address(self, slot: int) -> str:
         run = hashlib.sha256(self._key).hexdigest()[:24]
         return f"\0millpond-{run}-{self._executor}-{slot}"
 
-    def _settle(self, slot: int) -> bool:
-        """Listen for a slot; false if another process does."""
+    def _listen(self, slot: int) -> bool:
+        """Become the slot's home; ``False`` if another process is."""
         try:
             listener = Listener(self._address(slot), _FAMILY, backlog=_WAITING_MAX)
         except OSError:
             return False
         thread = threading.Thread(
-            target=self._listen, args=(listener,), name=f"millpond-slot-{slot}", daemon=True
+            target=self._serve_callers, args=(listener,), name=f"millpond-slot-{slot}", daemon=True
         )
         self._listeners[slot] = listener, thread
         thread.start()
         return True
 
-    def _listen(self, listener: Listener) -> None:
+    def _serve_callers(self, listener: Listener) -> None:
         while True:
             try:
                 connection = listener.accept()
             except OSError:
-                # Out of file descriptors, for example: then tasks run where they are.
+                # Out of file descriptors, for example. Without a home, tasks run in the process that gets them.
                 _LOG.exception("this process no longer takes a slot over from others")
                 listener.close()
                 return
@@ -158,26 +141,22 @@ class SlotHomes:
                 self._serve(HandedOver(connection, plan, batches))
             except (OSError, EOFError, AuthenticationError, ValueError) as failure:
                 _LOG.debug("a slot was not handed over to its end: %s", failure)
-            except Exception:  # noqa: BLE001 - the other process hears that there is no report, and runs the slot
+            except Exception:  # noqa: BLE001 - the other process gets no report, and runs the slot
                 _LOG.warning("a slot that was handed over has failed", exc_info=True)
 
 
 def hand_over(neighbour: Connection, plan: bytes, batches: Sequence[pa.RecordBatch]) -> SlotReport | None:
-    """Have a slot's home run it; ``None`` if the home ends before it has reported.
-
-    Args:
-        neighbour: what `SlotHomes.neighbour` returned.
-        plan: what `TaskPlan.to_neighbour` made.
-        batches: the slot's routed records.
-    """
+    """Have a slot's home run it; ``None`` if the home ends before its report."""
     with neighbour:
         try:
             neighbour.send_bytes(plan)
             neighbour.send_bytes(_bytes(batches))
-            return SlotReport.from_bytes(neighbour.recv_bytes())
+            packed = neighbour.recv_bytes()
         except (OSError, EOFError) as failure:
             _LOG.warning("the process that a slot was handed over to has ended: %s", failure)
             return None
+    report: SlotReport = pickle.loads(packed)  # noqa: S301 - the home has proved that it knows the run's secret
+    return report
 
 
 def _bytes(batches: Sequence[pa.RecordBatch]) -> bytes | pa.Buffer:

@@ -1,9 +1,7 @@
-"""Typed keys in Spark SQL: the texts that `encode_key` gives, made in the JVM.
+"""Keys in Spark SQL: the texts of typed keys, as `encode_key` makes them, and the interval that owns a key.
 
-Only expressions that Spark compiles, so that a key costs no Python stage. They do not depend on the session: not on
-its time zone, and not on ANSI mode, without which small decimals become text with an exponent.
-
-Which interval owns a key, in Spark SQL: found by the intervals' low bounds.
+Only expressions that Spark compiles are used, so that a key costs no Python stage. They do not depend on the session:
+neither on its time zone nor on ANSI mode, without which small decimals become text with an exponent.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.key_text import CONTROLS, ESCAPE, NULL, PART, struct_mark
 
 _DIGITS: Final = "'0123456789', '9876543210'"
-_LETTERS: Final = 25  # as many digits before the point have one letter
-_PLAIN_SCALE: Final = 6  # decimals with no more digits after the point are never written with an exponent
+_LETTERS: Final = 25  # numbers of digits before the point up to this have one letter
+_PLAIN_SCALE: Final = 6  # Spark writes no decimal of this scale or less with an exponent
 _DATES: Final = "DATE'0001-01-01' AND DATE'9999-12-31'"
 _MICROS: Final = "-62135596800000000L AND 253402300799999999L"
 _EPOCH: Final = "TIMESTAMP_NTZ'1970-01-01 00:00:00'"
@@ -28,21 +26,17 @@ _MANTISSA: Final = "4503599627370496"  # 2**52
 _REPEATED: Final = (T.ArrayType, T.MapType)
 
 
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
 def literal(text: str) -> str:
-    """A text in SQL: in hexadecimal no character needs escaping, and Spark evaluates the cast when it plans."""
+    # In hexadecimal no character needs escaping, and Spark evaluates the cast when it plans.
     return f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def check_key_type(kind: T.DataType, column: str) -> None:
-    """Refuse a column that no key can be made of.
-
-    Args:
-        kind: its type.
-        column: its name, for the error.
-
-    Raises:
-        InvalidError: it is an array, a map, or of another type without an order that both runners share.
-    """
+    """Raise unless a key can be made of the column: of a type with an order that both runners share."""
     if isinstance(kind, T.StructType):
         struct_mark(kind.names)
         for field in kind.fields:
@@ -54,7 +48,7 @@ def check_key_type(kind: T.DataType, column: str) -> None:
             column=column,
             type=kind.simpleString(),
         )
-    if not isinstance(kind, tuple(_ENCODERS)):
+    if not isinstance(kind, tuple(_TYPES)):
         raise InvalidError(
             "no key is made of this type: cast the column to text, a whole number, a decimal, a float, a boolean, a date, "
             "a timestamp or binary",
@@ -64,7 +58,7 @@ def check_key_type(kind: T.DataType, column: str) -> None:
 
 
 def arrow_key_columns(schema: T.StructType) -> tuple[pa.Field, ...]:
-    """The columns of a frame that a key can be made of, as Arrow has them."""
+    """Return the Arrow fields of the columns that a key can be made of."""
     return tuple(
         pa.field(field.name, _arrow_type(field.dataType)) for field in schema if _is_key_type(field.dataType)
     )
@@ -75,7 +69,7 @@ def _arrow_type(kind: T.DataType) -> pa.DataType:
         return pa.struct([(field.name, _arrow_type(field.dataType)) for field in kind])
     if isinstance(kind, T.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
-    return next(arrow for of_kind, arrow in _ARROW_TYPES.items() if isinstance(kind, of_kind))
+    return next(arrow for of_kind, (_, arrow) in _TYPES.items() if isinstance(kind, of_kind))
 
 
 def _is_key_type(kind: T.DataType) -> bool:
@@ -87,37 +81,29 @@ def _is_key_type(kind: T.DataType) -> bool:
 
 
 def key_sql(columns: Sequence[tuple[str, T.DataType]]) -> str:
-    """An expression for the text of the key that some columns make together.
+    """Return SQL for the text of a key of these columns, each an expression with its type.
 
-    Args:
-        columns: each as SQL, with its type, one that `check_key_type` accepts.
-
-    Returns:
-        The expression. It is null where a date or time is not in the years 1 to 9999.
+    The text is null where a date or time is not in the years 1 to 9999.
     """
     parts = [f"{literal(PART)}, {_part(sql, kind)}" for sql, kind in columns]
     return f"concat({', '.join(parts)})"
 
 
 def _part(sql: str, kind: T.DataType) -> str:
-    """The text of one value, without the tab; null only where no key can hold the value."""
-    encoder = next(encoder for of_kind, encoder in _ENCODERS.items() if isinstance(kind, of_kind))
+    encoder = next(encoder for of_kind, (encoder, _) in _TYPES.items() if isinstance(kind, of_kind))
     return encoder(sql, kind)
 
 
 _NULL: Final = literal(NULL)
 
 
-# -- by type -------------------------------------------------------------------------------
-
-
 def _of_text(sql: str, _: T.DataType) -> str:
-    # Each control character gets the escape before it; then those that are not the escape become their caret letters.
+    # Put the escape before each control character, then replace the other control characters by their caret letters.
     marked = f"regexp_replace({sql}, r'([\\x00-\\x1F])', {literal(ESCAPE + '$1')})"
-    told = f"replace({marked}, {literal(ESCAPE * 2)}, {literal(ESCAPE + '_')})"
+    doubled = f"replace({marked}, {literal(ESCAPE * 2)}, {literal(ESCAPE + '_')})"
     controls = CONTROLS.replace(ESCAPE, "")
     carets = "".join(chr(ord(control) + 64) for control in controls)
-    escaped = f"translate({told}, {literal(controls)}, {literal(carets)})"
+    escaped = f"translate({doubled}, {literal(controls)}, {literal(carets)})"
     tame = f"if({sql} RLIKE r'[\\x00-\\x1F]', {escaped}, {sql})"
     return f"coalesce(concat('=', {tame}), {_NULL})"
 
@@ -149,7 +135,7 @@ def _of_decimal(sql: str, kind: T.DataType) -> str:
 
 
 def _plain_digits(sql: str, scale: int) -> str:
-    """A decimal without its sign, without zeros at its end, and without an exponent."""
+    """Return SQL for the digits of a decimal, without sign, trailing zeros and exponent."""
     # Not abs(): Spark rounds the result to 34 digits.
     digits = f"trim(LEADING '-' FROM CAST({sql} AS STRING))"
     if not scale:
@@ -182,7 +168,7 @@ def _of_float(sql: str, _: T.DataType) -> str:
 
 
 def _bits(sql: str) -> str:
-    """The bits of a double of at least 0: all of this is exact, as powers of two are."""
+    """Return SQL for the bits of a double of at least 0. It is exact, because powers of two are."""
     guess = f"CAST(floor(log2({sql})) AS INT)"
     above, below = f"if({sql} >= pow(2D, {guess} + 1), 1, 0)", f"if({sql} < pow(2D, {guess}), 1, 0)"
     exponent = f"({guess} + {above} - {below})"
@@ -217,62 +203,37 @@ def _of_local_time(sql: str, _: T.DataType) -> str:
 
 def _of_struct(sql: str, kind: T.DataType) -> str:
     fields = kind.fields if isinstance(kind, T.StructType) else []
-    quoted = [(f"{sql}.`{field.name.replace('`', '``')}`", field.dataType) for field in fields]
-    parts = ", ".join(f"{literal(PART)}, {_part(*each)}" for each in quoted)
+    columns = [(f"{sql}.{quoted(field.name)}", field.dataType) for field in fields]
+    parts = ", ".join(f"{literal(PART)}, {_part(*each)}" for each in columns)
     mark = literal(struct_mark([field.name for field in fields]))
     return f"if({sql} IS NULL, {_NULL}, concat({mark}, {parts}))"
 
 
-def _of_nothing(_: str, __: T.DataType) -> str:
-    return _NULL
-
-
-_ENCODERS: Final[dict[type[T.DataType], Callable[[str, T.DataType], str]]] = {
-    T.StringType: _of_text,
-    T.LongType: _of_int,
-    T.IntegerType: _of_int,
-    T.ShortType: _of_int,
-    T.ByteType: _of_int,
-    T.BooleanType: _of_bool,
-    T.DecimalType: _of_decimal,
-    T.DoubleType: _of_float,
-    T.FloatType: _of_float,
-    T.DateType: _of_date,
-    T.TimestampType: _of_instant,
-    T.TimestampNTZType: _of_local_time,
-    T.BinaryType: _of_binary,
-    T.StructType: _of_struct,
-    T.NullType: _of_nothing,
+_TYPES: Final[dict[type[T.DataType], tuple[Callable[[str, T.DataType], str], pa.DataType | None]]] = {
+    T.StringType: (_of_text, pa.string()),
+    T.LongType: (_of_int, pa.int64()),
+    T.IntegerType: (_of_int, pa.int32()),
+    T.ShortType: (_of_int, pa.int16()),
+    T.ByteType: (_of_int, pa.int8()),
+    T.BooleanType: (_of_bool, pa.bool_()),
+    T.DecimalType: (_of_decimal, None),
+    T.DoubleType: (_of_float, pa.float64()),
+    T.FloatType: (_of_float, pa.float32()),
+    T.DateType: (_of_date, pa.date32()),
+    T.TimestampType: (_of_instant, pa.timestamp("us", "UTC")),
+    T.TimestampNTZType: (_of_local_time, pa.timestamp("us")),
+    T.BinaryType: (_of_binary, pa.binary()),
+    T.StructType: (_of_struct, None),
+    T.NullType: (lambda *_: _NULL, pa.null()),
 }
-
-_ARROW_TYPES: Final[dict[type[T.DataType], pa.DataType]] = {
-    T.StringType: pa.string(),
-    T.LongType: pa.int64(),
-    T.IntegerType: pa.int32(),
-    T.ShortType: pa.int16(),
-    T.ByteType: pa.int8(),
-    T.BooleanType: pa.bool_(),
-    T.DoubleType: pa.float64(),
-    T.FloatType: pa.float32(),
-    T.DateType: pa.date32(),
-    T.TimestampType: pa.timestamp("us", "UTC"),
-    T.TimestampNTZType: pa.timestamp("us"),
-    T.BinaryType: pa.binary(),
-    T.NullType: pa.null(),
-}
+"""The SQL of a value's text, and the type in Arrow where it does not depend on parameters."""
 
 
 _CUTS_IN_TREE_MAX: Final = 128
 
 
 def position_sql(key: str, lows: Sequence[str], positions: Sequence[int]) -> str:
-    """An expression for the position in the plan of the interval that owns a key.
-
-    Args:
-        key: the key, as SQL.
-        lows: low bounds of the consumer's intervals in key order; the first is ``""``.
-        positions: their positions.
-    """
+    """Return SQL for the position of the interval that owns a key. ``lows`` are in key order; the first is ``""``."""
     passed = _passed(key, lows[1:])
     if list(positions) == list(range(positions[0], positions[0] + len(positions))):
         return f"{positions[0]} + {passed}"
@@ -280,7 +241,7 @@ def position_sql(key: str, lows: Sequence[str], positions: Sequence[int]) -> str
 
 
 def _passed(key: str, cuts: Sequence[str]) -> str:
-    """How many of the rising cuts a key has reached: found by halves, since a record may meet thousands of them."""
+    """Return SQL for the number of cuts at or below a key, by bisection because there may be thousands of cuts."""
     if len(cuts) <= _CUTS_IN_TREE_MAX:
         return _tree(key, cuts, 0)
     steps = [1 << bit for bit in reversed(range(len(cuts).bit_length()))]
@@ -297,7 +258,7 @@ def _tree(key: str, cuts: Sequence[str], passed: int) -> str:
 
 
 def _texts(texts: Sequence[str]) -> str:
-    """An array of texts, from one literal where a character is in none of them: thousands of literals take long to plan."""
+    """Return an array of texts, split from one literal if possible because thousands of literals take long to plan."""
     used = set().union(*texts)
     free = next((character for character in map(chr, range(1, 32)) if character not in used), None)
     if free is None:

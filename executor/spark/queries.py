@@ -1,9 +1,8 @@
 """The streaming queries that feed a run on Spark.
 
-Two drivers that start a pipeline at the same moment write one checkpoint, and Spark lets either of them fail: also
-the one that holds the pipeline. So a query is started only by the pipeline's owner, and the owner starts it again if
-the other driver came in between. The other one is fenced: it writes one batch at most before its next commit is
-refused.
+Two drivers that start a pipeline at the same moment write one checkpoint, and Spark lets either of them fail, even the
+owner of the pipeline. So only the owner starts a query, and it restarts the query after a conflict. The other driver is
+fenced: it writes at most one batch before its next commit is refused.
 """
 
 from __future__ import annotations
@@ -23,20 +22,18 @@ StartQuery: TypeAlias = "Callable[[], StreamingQuery]"
 """Starts a query, each time on the same checkpoint."""
 
 _STARTS_MAX: Final = 5
-"""So often a query is started in one run; a driver that has been fenced disturbs it once or twice."""
+"""Starts of a query in one run. A fenced driver disturbs it once or twice."""
 
 _CONFLICTS: Final = (
     "CONCURRENT_STREAM_LOG_UPDATE",
     "CONCURRENT_QUERY",
     "SparkConcurrentModificationException",
 )
-"""What Spark's errors say when another query writes the same checkpoint."""
+"""Names in Spark's errors when another query writes the same checkpoint."""
 
 
 @dataclass(slots=True)
 class _Feed:
-    """One stream's query, and how to start it again."""
-
     stream: str
     start: StartQuery
     query: StreamingQuery
@@ -44,10 +41,9 @@ class _Feed:
 
 
 class Queries:
-    """Starts the queries of one run and watches them; any thread may use it.
+    """Starts the queries of one run and watches them, from any thread.
 
-    Args:
-        check_owner: raises a `FencedError` if another process has taken the pipeline.
+    ``check_owner`` raises a `FencedError` if another process has taken the pipeline.
     """
 
     def __init__(self, check_owner: Callable[[], None]) -> None:
@@ -61,44 +57,22 @@ class Queries:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams that the queries read."""
         return tuple(feed.stream for feed in self._feeds)
 
     @property
     def are_active(self) -> bool:
-        """Whether all of them run.
-
-        Raises:
-            UnavailableError: Spark's JVM has ended.
-        """
         with spark_calls():
             return all(query.isActive for query in self)
 
     def start(self, stream: str, start: StartQuery) -> None:
-        """Start the query of a stream, as the owner of the pipeline.
-
-        Raises:
-            FencedError: another process has taken the pipeline; nothing was started.
-            ConflictError: another query keeps writing the checkpoint.
-            UnavailableError: Spark's JVM has ended.
-        """
         with self._lock:
             started, starts = self._start(stream, start, 0)
             self._feeds.append(_Feed(stream, start, started, starts))
 
     def await_all(self, is_over: Callable[[], bool]) -> bool:
-        """Wait until every query has ended by itself.
+        """Return True once every query has ended by itself, False once ``is_over``, called each second, returns True.
 
-        Args:
-            is_over: asked each second whether to stop waiting.
-
-        Returns:
-            Whether all have ended.
-
-        Raises:
-            FencedError: another process has taken the pipeline.
-            UnavailableError: Spark's JVM has ended.
-            Exception: what ended a query, as Spark tells it.
+        The error that ended a query is raised.
         """
         for feed in list(self._feeds):
             while not self._await(feed):
@@ -119,13 +93,7 @@ class Queries:
             return not self._start_again(feed, query, error)
 
     def revive(self) -> None:
-        """Start each query again that another driver has ended by writing its checkpoint.
-
-        Raises:
-            FencedError: another process has taken the pipeline.
-            ConflictError: another query keeps writing the checkpoint.
-            UnavailableError: Spark's JVM has ended.
-        """
+        """Restart each query that another driver has ended by writing its checkpoint."""
         for feed in list(self._feeds):
             query = feed.query
             with spark_calls():
@@ -134,11 +102,7 @@ class Queries:
                 self._start_again(feed, query, error)
 
     def stop_others(self, streams: Container[str]) -> None:
-        """Stop the queries of all streams but these, and watch them no more.
-
-        Raises:
-            UnavailableError: Spark's JVM has ended, and the queries with it.
-        """
+        """Stop and drop the queries of all streams but these."""
         with self._lock:
             others = [feed for feed in self._feeds if feed.stream not in streams]
             self._feeds = [feed for feed in self._feeds if feed.stream in streams]
@@ -147,11 +111,7 @@ class Queries:
                 feed.query.stop()
 
     def stop(self) -> None:
-        """Stop all of them; what they have under way is repeated by the next run.
-
-        Raises:
-            UnavailableError: Spark's JVM has ended, and the queries with it.
-        """
+        """Stop all queries. The next run repeats their current batches."""
         with self._lock:
             self._is_stopped = True
         for query in self:
@@ -159,7 +119,7 @@ class Queries:
                 query.stop()
 
     def _start_again(self, feed: _Feed, failed: StreamingQuery, error: Exception) -> bool:
-        """Start a query again unless another thread has; return whether it runs, so is not to be stopped."""
+        """Restart a query unless another thread has, and return False if the queries are being stopped."""
         with self._lock:
             if self._is_stopped:
                 return False
@@ -171,6 +131,7 @@ class Queries:
         self, stream: str, start: StartQuery, starts: int, error: Exception | None = None
     ) -> tuple[StreamingQuery, int]:
         while starts < _STARTS_MAX:
+            # A fenced driver must not start a query: it would disturb the owner's.
             self._check_owner()
             starts += 1
             try:

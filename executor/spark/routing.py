@@ -1,16 +1,13 @@
-"""Routing: moves every record of an outside DataFrame to the interval that owns its key.
+"""Routing: the target of every outside record, the interval that owns its key, and the ways of productions.
 
-If key, event time and id are columns, routing happens in the JVM and Python sees a record for the
-first time in the task that processes it; functions as extractors cost a Python stage of their own.
-The selection is computed once per input and kept: a streaming query has the same columns in every
-batch, and each call into the JVM costs a millisecond.
-
-Which way the productions of a superstep take: each slot reads them all, or a shuffle brings each slot its own.
+If key, event time and id are columns, the JVM routes, and Python sees a record first in the task that processes it.
+Functions as extractors cost an extra Python stage. `Router` computes the SQL of an input once, because a streaming query
+has the same columns in every batch, and each call into the JVM costs a millisecond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -23,16 +20,11 @@ from millpond.executor.inputs.changes import CHANGE_ERROR, CHANGE_SIGN, image_na
 from millpond.executor.inputs.extraction import Rows, read_injected
 from millpond.executor.inputs.injector import InjectorNode
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, key_names
-from millpond.executor.inputs.payload import Payload, check_payload_column, rows_to_extract
+from millpond.executor.inputs.payload import check_payload_column, rows_to_extract
 from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.spark.key_sql import check_key_type, key_sql, position_sql
-from millpond.executor.spark.routed_productions import (
-    ROUTED_SCHEMA,
-    ConsumerRoute,
-    ProductionRoutes,
-    make_routing_task,
-)
+from millpond.executor.spark.key_sql import check_key_type, key_sql, position_sql, quoted
+from millpond.executor.spark.routed import ROUTED_SCHEMA, ProductionRoutes, make_routing_task
 from millpond.executor.spark.task_plan import (
     AT,
     ERROR,
@@ -41,10 +33,10 @@ from millpond.executor.spark.task_plan import (
     POSITION_SQL,
     READABLE_SQL,
     TARGET,
+    Route,
     RoutedColumns,
     SlotParts,
     WorkerSetting,
-    readable_target,
     unreadable_target,
 )
 from millpond.executor.superstep.delivery import ProductionSource
@@ -65,49 +57,29 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-_ADDED_FIELDS = (
-    T.StructField(TARGET, T.IntegerType()),
-    T.StructField(KEY, T.StringType()),
-    T.StructField(AT, T.LongType()),
-    T.StructField(ID, T.BinaryType()),
-    T.StructField(ERROR, T.StringType()),
-)
+_ADDED = {
+    TARGET: T.IntegerType(),
+    KEY: T.StringType(),
+    AT: T.LongType(),
+    ID: T.BinaryType(),
+    ERROR: T.StringType(),
+}
 _CHOICE = "__millpond_choice"
 _UNSTAMPED = "CAST(0 AS BIGINT)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """One consumer of the input: its intervals' positions in the plan and its key extractor.
-
-    Attributes:
-        positions: positions of its intervals in key order.
-        lows: low bounds of its intervals in key order; the first is ``""``.
-        key: its extractor; ``None`` keeps the injector's key.
-    """
-
-    positions: tuple[int, ...]
-    lows: tuple[str, ...]
-    key: KeyExtractor
-
-    @property
-    def first(self) -> int:
-        """The position of the interval whose task reports what is unreadable."""
-        return self.positions[0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
-    """Routed rows, and the columns that have their parts."""
-
     frame: DataFrame
     columns: RoutedColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Selection:
-    """What to select, in Spark SQL, pass by pass: typed keys, which each are used several times; rows with their
-    targets, for all consumers; and these apart, if there are several.
+    """Expressions in Spark SQL, pass by pass.
+
+    The first pass makes typed keys, each of which is used several times. The next adds the targets, for all consumers
+    at once. With several consumers, a last pass gives each its own row.
     """
 
     columns: RoutedColumns
@@ -116,7 +88,7 @@ class _Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RoutedKey:
-    """A consumer's key: an expression for it, what it is made of, and the input's own column if that is the key."""
+    """A consumer's key as SQL, its source columns, and the input's own column if that is the key."""
 
     sql: str
     parts: str | tuple[str, ...]
@@ -127,49 +99,46 @@ class _RoutedKey:
 def routes_of(
     topology: Topology, stream: str, parts: SlotParts, only: str | None = None
 ) -> tuple[Route, ...]:
-    """The consumers of ``stream`` in this superstep, with the positions of their intervals.
-
-    Args:
-        topology: the checked pipeline.
-        stream: the injected stream.
-        parts: what runs.
-        only: the only consumer that gets the records; ``None`` for all.
-    """
-    by_computation: dict[str, list[tuple[str, int]]] = {}
-    for position, part in parts.items():
-        by_computation.setdefault(part.interval.computation, []).append((part.interval.low, position))
+    """Return the consumers of ``stream`` in this superstep, or only the one with the name ``only``."""
+    by_computation = _routes(parts)
     routes = []
     for consumer in topology.consumers_of(stream):
-        # There are none for a signal to a step that has had no input: it has no windows.
-        mine = sorted(by_computation.get(consumer.computation.name, ()))
-        if mine and only in (None, consumer.computation.name):
-            lows, positions = zip(*mine, strict=True)
-            routes.append(Route(positions=positions, lows=lows, key=consumer.subscription.key))
+        # A signal's step without other input has no intervals, because it has no windows yet.
+        route = by_computation.get(consumer.computation.name)
+        if route is not None and only in (None, consumer.computation.name):
+            routes.append(replace(route, key=consumer.subscription.key))
     return tuple(routes)
 
 
+def _routes(parts: SlotParts) -> dict[str, Route]:
+    """Return the route to each computation, without its key."""
+    intervals: dict[str, list[tuple[str, int]]] = {}
+    for position, part in parts.items():
+        intervals.setdefault(part.interval.computation, []).append((part.interval.low, position))
+    ordered = {name: zip(*sorted(mine), strict=True) for name, mine in intervals.items()}
+    return {name: Route(lows=lows, positions=positions) for name, (lows, positions) in ordered.items()}
+
+
 def slot_of_row(slots: int) -> Column:
-    """The slot of a routed row, as an integer: that of its interval's position."""
     return expr(f"CAST(pmod({POSITION_SQL}, {slots}) AS INT)")
 
 
 def check_frame(topology: Topology, stream: str, schema: T.StructType) -> None:
-    """Refuse an input whose columns do not fit its injector and consumers, before anything runs.
-
-    Args:
-        topology: the checked pipeline.
-        stream: the injected stream.
-        schema: the columns of its frame.
-
-    Raises:
-        InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
-    """
+    """Raise unless the columns of an input fit its injector and consumers."""
     node = topology.injectors[stream]
     with told_of_stream(stream):
         _carried(schema.names)
         if node.payload is not None:
-            # What else there is to extract is within the payload.
-            _payload(schema, node.payload, stream)
+            # Key, time and id are inside the payload.
+            check_payload_column(node.payload, schema.names, stream=stream)
+            kind = schema[node.payload.column].dataType
+            if not isinstance(kind, T.BinaryType | T.StringType):
+                raise InvalidError(
+                    "the payload column is neither binary nor text",
+                    stream=stream,
+                    column=node.payload.column,
+                    type=kind.simpleString(),
+                )
             return
         for consumer in topology.consumers_of(stream):
             key = node.key if consumer.subscription.key is None else consumer.subscription.key
@@ -182,73 +151,40 @@ def check_frame(topology: Topology, stream: str, schema: T.StructType) -> None:
 
 
 class Router:
-    """Routes the batches of one input.
-
-    Args:
-        node: the injector, which says how to get key, time and id.
-    """
+    """Routes the batches of one input."""
 
     def __init__(self, node: InjectorNode) -> None:
         self._node = node
-        self._kept: tuple[tuple[Route, ...], _Selection] | None = None
+        self._kept: tuple[tuple[Route, ...], _Selection | None] | None = None
 
     def route(self, frame: DataFrame, routes: tuple[Route, ...]) -> Routed:
-        """The records, one row per consumer, with the interval that each belongs to; not yet moved.
-
-        Args:
-            frame: a batch.
-            routes: the consumers.
-
-        Raises:
-            InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
-        """
-        return _spread(frame, self._node, routes, self._selection(frame, routes))
+        """Return one row per record and consumer, with its target; not yet moved."""
+        if self._kept is None or self._kept[0] != routes:
+            is_named = _is_named(self._node, routes)
+            self._kept = routes, _select(frame.schema, self._node, routes) if is_named else None
+        return _spread(frame, self._node, routes, self._kept[1])
 
     def keys(self, frame: DataFrame, key: KeyExtractor, rows_max: int) -> DataFrame:
-        """The readable keys that a consumer gets of ``frame``, as a single column, to be sampled.
-
-        Args:
-            frame: a batch.
-            key: the consumer's key extractor.
-            rows_max: how many there are at most.
-
-        Raises:
-            InvalidError: a column is missing or of a type that cannot be a key, a time or an id.
-        """
+        """Return the readable keys of a consumer as a single column, at most ``rows_max`` of them."""
         routes = (Route(positions=(0,), lows=("",), key=key),)
-        named = _is_named(self._node, routes)
-        # A Python stage that is cut off complains of a broken pipe, so it gets no more than is wanted.
-        given = frame if named else frame.limit(rows_max)
-        probe = _spread(
-            given, self._node, routes, _select(frame.schema, self._node, routes) if named else None
-        )
+        is_named = _is_named(self._node, routes)
+        selection = _select(frame.schema, self._node, routes) if is_named else None
+        # A limit after a Python stage would end its worker with a broken pipe, so limit its input instead.
+        probe = _spread(frame if is_named else frame.limit(rows_max), self._node, routes, selection)
         keys = probe.frame.where(READABLE_SQL).select(probe.columns.key)
-        return keys.limit(rows_max) if named else keys
-
-    def _selection(self, frame: DataFrame, routes: tuple[Route, ...]) -> _Selection | None:
-        if not _is_named(self._node, routes):
-            return None
-        if self._kept is None or self._kept[0] != routes:
-            self._kept = routes, _select(frame.schema, self._node, routes)
-        return self._kept[1]
+        return keys.limit(rows_max) if is_named else keys
 
 
 def _is_named(node: InjectorNode, routes: Iterable[Route]) -> bool:
-    if node.payload is not None:
-        return False
-    parts = [
-        node.key,
-        None if isinstance(node.at, IngressTime) else node.at,
-        node.id,
-        *(route.key for route in routes),
-    ]
-    return not any(map(callable, parts))
+    """Return True if key, time and id are columns, so that the JVM can route."""
+    at = None if isinstance(node.at, IngressTime) else node.at
+    parts = (node.key, at, node.id, *(route.key for route in routes))
+    return node.payload is None and not any(map(callable, parts))
 
 
 def _spread(
     frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...], selection: _Selection | None
 ) -> Routed:
-    """One row per consumer, not yet moved; computed in Python if there is no selection for the JVM."""
     if selection is None:
         return _spread_in_python(frame, node, routes)
     for expressions in selection.passes:
@@ -257,7 +193,6 @@ def _spread(
 
 
 def _carried(names: Sequence[str]) -> tuple[str, ...]:
-    """The input's columns, all of which Spark can bring to Python."""
     for name in names:
         if "." in name or "`" in name:
             raise InvalidError(
@@ -267,26 +202,23 @@ def _carried(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-# -- in the JVM ----------------------------------------------------------------------------
-
-
 def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -> _Selection:
     carried = _carried(schema.names)
     own, sign, error = _parts_of_change(node, carried)
-    # What gets its time on arrival is stamped in the task.
+    # A task stamps records that have their time of arrival.
     is_stamped = isinstance(node.at, IngressTime)
     at, at_column = (_UNSTAMPED, None) if is_stamped else _time(schema, str(node.at), node.times)
     raw_at = None if is_stamped else str(node.at)
     record_id = None if node.id is None else _id(schema, str(node.id))
     keys = [_key(schema, node.key if route.key is None else route.key) for route in routes]
-    quoted = tuple(map(_quoted, carried))
-    # A typed key has a column of its own, since Spark would make it again wherever it is named.
+    names = tuple(map(quoted, carried))
+    # A typed key gets its own column, because Spark would compute it again at each mention.
     made = [
         replace(key, sql=f"{KEY}_{place}", made_by=key.sql) if key.column is None else key
         for place, key in enumerate(keys)
     ]
     typed = tuple(f"{key.made_by} AS {key.sql}" for key in made if key.made_by is not None)
-    passes = ((*typed, *quoted),) if typed else ()
+    passes = ((*typed, *names),) if typed else ()
     targets = [_target(key.sql, at, error, route) for key, route in zip(made, routes, strict=True)]
     added_at = () if at_column is not None else (f"{at} AS {AT}",)
     columns = RoutedColumns(
@@ -304,34 +236,30 @@ def _select(schema: T.StructType, node: InjectorNode, routes: Sequence[Route]) -
     if len(routes) == 1:
         (key,) = made
         added_key = () if key.column is not None else (f"{key.sql} AS {KEY}",)
-        first = (f"{targets[0]} AS {TARGET}", *added_key, *added_at, *quoted)
+        first = (f"{targets[0]} AS {TARGET}", *added_key, *added_at, *names)
         return _Selection(columns=replace(columns, key=key.column or KEY), passes=(*passes, first))
     choices = ", ".join(
         f"named_struct('t', {target}, 'k', {key.sql})" for target, key in zip(targets, made, strict=True)
     )
     spread = f"explode(array({choices})) AS {_CHOICE}"
     kept_at = () if at_column is not None else (AT,)
-    second = (f"{_CHOICE}.t AS {TARGET}", f"{_CHOICE}.k AS {KEY}", *kept_at, *quoted)
-    return _Selection(columns=columns, passes=(*passes, (spread, *added_at, *quoted), second))
+    second = (f"{_CHOICE}.t AS {TARGET}", f"{_CHOICE}.k AS {KEY}", *kept_at, *names)
+    return _Selection(columns=columns, passes=(*passes, (spread, *added_at, *names), second))
 
 
 def _parts_of_change(
     node: InjectorNode, names: tuple[str, ...]
 ) -> tuple[tuple[str, ...], str | None, str | None]:
-    """The columns that make up a value; of a change stream's flat rows, those of sign and error too."""
+    """Return the columns that make up a value, and the sign and error columns of a change stream."""
     return (names, None, None) if node.change is None else (image_names(names), CHANGE_SIGN, CHANGE_ERROR)
 
 
 def _target(key: str, at: str, error: str | None, route: Route) -> str:
-    # A null key or time makes the condition null, which is not true.
+    # A null key or time makes the condition null, which counts as false.
     taken = "" if error is None else f" AND {error} IS NULL"
     readable = f"{key} IS NOT NULL AND {at} BETWEEN {INSTANT_MIN_US} AND {INSTANT_MAX_US}{taken}"
     unreadable = unreadable_target(route.first)
     return f"CAST(CASE WHEN {readable} THEN {position_sql(key, route.lows, route.positions)} ELSE {unreadable} END AS INT)"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _type_of(schema: T.StructType, name: str, use: str) -> T.DataType:
@@ -346,23 +274,23 @@ def _key(schema: T.StructType, key: KeyField) -> _RoutedKey:
     kinds = [_type_of(schema, name, "key") for name in parts]
     for name, kind in zip(parts, kinds, strict=True):
         check_key_type(kind, name)
-    columns = [(_quoted(name), kind) for name, kind in zip(parts, kinds, strict=True)]
+    columns = [(quoted(name), kind) for name, kind in zip(parts, kinds, strict=True)]
     if not isinstance(key, str):
         return _RoutedKey(sql=key_sql(columns), parts=tuple(key_names(key)))
     ((column, kind),) = columns
     if isinstance(kind, T.StringType):
         return _RoutedKey(sql=column, parts=key, column=key)
-    # Outside of a list a null is no key.
+    # Only in a list can a null be a key.
     return _RoutedKey(sql=f"if({column} IS NULL, NULL, {key_sql(columns)})", parts=key)
 
 
 def _time(schema: T.StructType, name: str, reading: TimeReading) -> tuple[str, str | None]:
-    """The time in SQL as microseconds, and the input's own column if that is one a task can read.
+    """Return the time in SQL as microseconds, and the input's own column if a task can read it.
 
-    What cannot be read is null; the task finds out why (`routed_records`).
+    An unreadable time is null. The task finds the reason (`RoutedRecords`).
     """
     kind = _type_of(schema, name, "time")
-    column = _quoted(name)
+    column = quoted(name)
     if isinstance(kind, T.TimestampType):
         return f"unix_micros({column})", name
     if isinstance(kind, T.LongType | T.IntegerType):
@@ -395,9 +323,9 @@ def _micros_of_number(number: str, reading: TimeReading) -> str:
 
 
 def _whole_instant(column: str, reading: TimeReading) -> str:
-    """SQL that completes a time in text; null for text that is not a time, even if Spark accepts it.
+    """Return SQL that completes a time in text. Text that only Spark reads as a time becomes null.
 
-    Text without a zone gets that of the injector, whatever the session's: the same in both runners.
+    Text without a zone gets the injector's zone and not the session's, so that both runners agree.
     """
     text = f"trim({column})"
     date, zone = INSTANT_TEXT.date, INSTANT_TEXT.zone
@@ -413,7 +341,7 @@ def _whole_instant(column: str, reading: TimeReading) -> str:
             date: f"concat({text}, 'T00:00:00{reading.zone}')",
             minute: f"concat({text}, ':00{reading.zone}')",
         }
-    # A dollar would let a newline at the end pass.
+    # Not "$", which also matches before a final newline.
     whens = (f"WHEN {text} RLIKE r'^{pattern}\\z' THEN {whole}" for pattern, whole in cases.items())
     return f"CASE {' '.join(whens)} END"
 
@@ -429,39 +357,19 @@ def _id(schema: T.StructType, name: str) -> str:
     )
 
 
-def _payload(schema: T.StructType, payload: Payload, stream: str) -> None:
-    check_payload_column(payload, schema.names, stream=stream)
-    kind = schema[payload.column].dataType
-    if not isinstance(kind, T.BinaryType | T.StringType):
-        raise InvalidError(
-            "the payload column is neither binary nor text",
-            stream=stream,
-            column=payload.column,
-            type=kind.simpleString(),
-        )
-
-
-# -- in Python -----------------------------------------------------------------------------
-
-
 def _spread_in_python(frame: DataFrame, node: InjectorNode, routes: tuple[Route, ...]) -> Routed:
-    schema = T.StructType([*_ADDED_FIELDS, *frame.schema.fields])
+    schema = T.StructType([*(T.StructField(*added) for added in _ADDED.items()), *frame.schema.fields])
     own, sign, _ = _parts_of_change(node, _carried(frame.columns))
     record_id = None if node.id is None else ID
     columns = RoutedColumns(key=KEY, at=AT, id=record_id, error=ERROR, own=own, sign=sign)
-    return Routed(frame=frame.mapInArrow(_python_router(node, routes), schema), columns=columns)
 
-
-def _python_router(
-    node: InjectorNode, routes: tuple[Route, ...]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def router(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = rows_to_extract(node, pa.Table.from_batches([batch]))
             for route in routes:
                 yield _routed_batch(batch, rows, node, route)
 
-    return router
+    return Routed(frame=frame.mapInArrow(router, schema), columns=columns)
 
 
 def _routed_batch(batch: pa.RecordBatch, rows: Rows, node: InjectorNode, route: Route) -> pa.RecordBatch:
@@ -471,7 +379,7 @@ def _routed_batch(batch: pa.RecordBatch, rows: Rows, node: InjectorNode, route: 
     targets = [
         unreadable_target(route.first)
         if error is not None or key is None
-        else readable_target(route.positions[locate(route.lows, key)])
+        else route.positions[locate(route.lows, key)]
         for key, error in zip(keys, errors, strict=True)
     ]
     ids = pa.nulls(batch.num_rows, pa.binary()) if injected.ids is None else injected.ids
@@ -483,16 +391,16 @@ def _routed_batch(batch: pa.RecordBatch, rows: Rows, node: InjectorNode, route: 
         ids,
         pa.array(errors, pa.string()),
     ]
-    names = [TARGET, KEY, AT, ID, ERROR, *batch.schema.names]
+    names = [*_ADDED, *batch.schema.names]
     return pa.RecordBatch.from_arrays([*added, *batch.columns], names=names)
 
 
 _READ_MAX: Final = 200_000
-"""How many productions all slots together may read: beyond it a stage that shuffles them costs less."""
+"""Productions that all slots together read at most. A shuffle of more costs less."""
 
 
 def are_shuffled(productions: int, slots: int) -> bool:
-    """Whether a shuffle costs less than to read all productions in each slot that runs.
+    """Return True if a shuffle costs less than reading all productions in each slot.
 
     Example:
         >>> [are_shuffled(1_000, 16), are_shuffled(100_000, 16), are_shuffled(10_000_000, 1)]
@@ -509,36 +417,22 @@ def production_routes(
     sources: Sequence[ProductionSource],
     writers: Mapping[str, int],
 ) -> ProductionRoutes:
-    """Where the productions of committed files go, and which task reads which file.
+    """Return the consumers of committed productions, and the files that each task reads.
 
-    Args:
-        setting: the store and the code.
-        topology: the checked pipeline.
-        parts: what runs, by position.
-        slots: number of slots.
-        sources: the files.
-        writers: the slots that have written them, as far as it is known: a task there has them at hand.
+    ``writers`` are the slots that wrote files, as far as known. A file is read in its writer's slot, which has it at
+    hand.
     """
-    intervals: dict[str, list[tuple[str, int]]] = {}
-    for position, part in parts.items():
-        intervals.setdefault(part.interval.computation, []).append((part.interval.low, position))
-    consumers = []
-    for name, mine in intervals.items():
-        inbox = topology.computations[name].inbox
-        if any(source.concerns(inbox) for source in sources):
-            lows, positions = zip(*sorted(mine), strict=True)
-            consumers.append(ConsumerRoute(computation=name, lows=lows, positions=positions))
+    consumers = {
+        name: route
+        for name, route in _routes(parts).items()
+        if any(source.concerns(topology.computations[name].inbox) for source in sources)
+    }
     by_task: dict[int, list[tuple[int, ProductionSource]]] = {}
     for number, source in enumerate(sources):
         by_task.setdefault(writers.get(source.path, number) % slots, []).append((number, source))
-    return ProductionRoutes(setting=setting, slots=slots, consumers=tuple(consumers), sources=by_task)
+    return ProductionRoutes(setting=setting, slots=slots, consumers=consumers, sources=by_task)
 
 
 def routed_productions(frame: DataFrame, routes: ProductionRoutes) -> DataFrame:
-    """The productions, in a row for each slot and file; not yet moved.
-
-    Args:
-        frame: a partition for each slot, whose rows mean nothing.
-        routes: what to read, and where it goes.
-    """
+    """Return the productions, in rows for each slot and file, not yet moved. ``frame`` has a partition for each task."""
     return frame.mapInArrow(make_routing_task(routes), ROUTED_SCHEMA)

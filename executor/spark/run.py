@@ -23,9 +23,8 @@ from millpond.executor.run.lifecycle import Deadline, Lifecycle, Phase
 from millpond.executor.run.progress import Progress
 from millpond.executor.run.run import PipelineUpdate, Run, update_between
 from millpond.executor.run.status import RunStatus, WatermarkUpdate, input_watermarks
-from millpond.executor.spark.backfill import backfill_frames
 from millpond.executor.spark.engine import SparkEngine
-from millpond.executor.spark.frames import InputFrames, table_of
+from millpond.executor.spark.frames import InputFrames, backfill_frames, table_of
 from millpond.executor.spark.micro_batches import Ticker, batch_function, unless_stopped
 from millpond.executor.spark.queries import Queries, StartQuery
 from millpond.executor.spark.session import spark_calls, worker_calls

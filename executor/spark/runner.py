@@ -13,7 +13,7 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import RunnerOptions
 from millpond.executor.run.status import RunSummary
-from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker
+from millpond.executor.spark.compactions import SparkCompactions
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.frames import InputFrames, checkpoint_path
 from millpond.executor.spark.run import SparkRun
@@ -315,9 +315,7 @@ class SparkRunner:
         place = "thread" if upkeep is None else upkeep.place
         if place in {"process", "thread"} or (place == "auto" and is_one_machine(context.master or "local")):
             return None
-        return lambda name, at_once: SparkCompactionWorker(
-            SparkCompactions(context, tag=f"{name}-{rng.token()}", at_once=at_once)
-        )
+        return lambda name, at_once: SparkCompactions(context, tag=f"{name}-{rng.token()}", at_once=at_once)
 
     def _start_queries(
         self, run: SparkRun, inputs: Mapping[str, DataFrame], trigger: Mapping[str, Any]

@@ -1,11 +1,7 @@
-"""The Spark session: the one that is running, or one made with what Millpond and Delta need.
+"""The Spark session with the settings and jars of Millpond and Delta, and the errors of calls to Spark.
 
-Calls to Spark, whose JVM may have been killed, and whose Python workers may fail: they fail with one sentence instead
-of py4j's own errors.
-
-Spark Connect: its sessions and frames have no JVM in this process, which the engine on Spark works with.
-
-They are told by the module of their class, so that what Spark Connect needs need not be installed.
+Sessions and frames of Spark Connect are refused, because the engine needs Spark's JVM in this process. The module of
+their class identifies them, so that Spark Connect's packages need not be installed.
 """
 
 from __future__ import annotations
@@ -33,19 +29,10 @@ INSTEAD: Final = (
     "run the job where Spark's driver is, with a classic session such as SparkSession.builder.master(…) makes, or give "
     "the rows to a LocalRunner, which takes frames of Spark Connect"
 )
-"""What to do in its place, for an error."""
 
 
 def refuse_connect(given: object, **details: object) -> None:
-    """Refuse a session or frame of Spark Connect.
-
-    Args:
-        given: what the user has given.
-        details: where, for the error.
-
-    Raises:
-        InvalidError: it is one.
-    """
+    """Raise if a session or frame is one of Spark Connect. ``details`` name its place in the error."""
     module = type(given).__module__
     if module == _MODULE or module.startswith(f"{_MODULE}."):
         raise InvalidError(
@@ -56,26 +43,14 @@ def refuse_connect(given: object, **details: object) -> None:
 
 
 def refuse_pickle(what: str) -> NoReturn:
-    """Refuse to pickle what works only here, as Spark Connect does with the function of ``foreachBatch``.
-
-    Args:
-        what: the object, in words.
-
-    Raises:
-        UnpicklableError: always.
-    """
+    """Raise for an object that works only in this process, because Spark Connect would send it to the server."""
     raise UnpicklableError(
         f"{what} stays in its process, and Spark Connect would send it to the server: {INSTEAD}"
     )
 
 
 def asks_for_connect(options: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
-    """The setting that has a new session be one of Spark Connect; ``None`` if there is none.
-
-    Args:
-        options: settings of the session.
-        environment: this process's environment variables.
-    """
+    """Return the setting that would make a new session one of Spark Connect, if any."""
     wanted = {
         "spark.remote": options.get("spark.remote"),
         "SPARK_REMOTE": environment.get("SPARK_REMOTE"),
@@ -91,14 +66,14 @@ CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 """
-Checkpoint manager for local paths: without Hadoop's native library the default one forks a
-process for each file's permissions, 170 ms a micro-batch. Object stores keep Spark's default.
+Without Hadoop's native library, Spark's default manager for local paths forks a process for each file's permissions,
+170 ms a micro-batch.
 """
 
 _LOG: Final = logging.getLogger("millpond")
 
 DAEMON: Final = "millpond.executor.spark.daemon"
-"""The module that forks the Python workers of a local session; it has imported what they need."""
+"""The module that forks the Python workers of a local session, after their imports."""
 
 _PACKAGES: Final = "spark.jars.packages"
 _JARS: Final = "spark.jars"
@@ -121,32 +96,32 @@ _CORE_JAR: Final = re.compile(r"spark-core_[\d.]+-(?P<version>\d.*)\.jar")
 def spark_session(
     application: str = "millpond", *, master: str | None = None, options: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The active Spark session, else a new one with Delta Lake's jars and local checkpoints that are fast.
+    """Return the active Spark session, or a new one with Delta Lake's jars and fast local checkpoints.
 
-    The jars are resolved with Ivy, which takes some seconds and, the first time, the network. Where they are among
-    Spark's own, in ``$SPARK_HOME/jars``, those are used.
+    Ivy resolves the jars, which takes some seconds and, the first time, the network. Jars in ``$SPARK_HOME/jars`` are
+    used instead where they exist.
 
     Args:
         application: the new session's name.
-        master: where it runs; ``None`` leaves it to Spark's own configuration, else ``local[*]``.
-        options: further Spark settings. ``spark.jars.packages`` and ``spark.sql.extensions`` are added to Delta's, of
-            the others yours win. Delta's own jar, as a package or in ``spark.jars``, takes the place of the one that
-            belongs to the Python package; a warning names both versions if they differ. So does your
-            ``spark.sql.catalog.spark_catalog``, without which SQL does not find Delta's tables by their names.
+        master: Spark's master. ``None`` uses Spark's own configuration, or ``local[*]``.
+        options: further Spark settings, which win over Millpond's. ``spark.jars.packages`` and ``spark.sql.extensions``
+            are added to Delta's. Your Delta jar, as a package or in ``spark.jars``, replaces the jar of the Python
+            package. A warning names both versions if they differ. Without Delta's ``spark.sql.catalog.spark_catalog``,
+            SQL does not find Delta's tables by name.
 
     Returns:
-        A session; an active one is returned as it is, and a warning names the ``options`` that it does not have.
+        An active session is returned unchanged, and a warning names the ``options`` that it lacks.
 
     Raises:
-        InvalidError: the session is, or would be, one of Spark Connect, which Millpond's engine does not run on, or
-            its Spark is of another version than the Python package.
+        InvalidError: the session is, or would be, one of Spark Connect, or its Spark and the Python package have
+            different versions.
         UnavailableError: there is no Java that Spark could start, or it is too old.
 
     Example::
 
         mp.spark_session(options={"spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"})
     """
-    # Workers would otherwise start whatever `python3` is first on the path, without our packages.
+    # Otherwise workers start the first `python3` on the path, which may lack our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
@@ -156,7 +131,7 @@ def spark_session(
     if (setting := asks_for_connect(given, os.environ if active is None else {})) is not None:
         raise InvalidError(f"this does not run on Spark Connect: {INSTEAD}", setting=setting)
     if active is not None:
-        _tell_of_missing(active, given)
+        _warn_of_missing(active, given)
         return active
     return _made(session_builder(application, master, given))
 
@@ -164,14 +139,7 @@ def spark_session(
 def session_builder(
     application: str, master: str | None, options: Mapping[str, str], *, has_delta: bool | None = None
 ) -> SparkSession.Builder:
-    """What makes a new session; see `spark_session`.
-
-    Args:
-        application: the session's name.
-        master: where it runs, or ``None``.
-        options: further Spark settings.
-        has_delta: whether Delta's jars are among Spark's own; ``None`` looks there.
-    """
+    """Return the builder of a new session; see `spark_session`. ``has_delta=None`` looks for Delta's jars in Spark's."""
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
@@ -221,7 +189,7 @@ def _made(builder: SparkSession.Builder) -> SparkSession:
 
 
 def _brings_delta(jars: Iterable[str]) -> bool:
-    """Whether Delta's jar is among these packages and files; warns if it is not of the version of the Python package."""
+    """Return True if Delta's jar is among packages and files. Warn if its version is not the Python package's."""
     for jar in jars:
         if (found := _DELTA.search(jar)) is not None:
             if found["version"] != version("delta-spark"):
@@ -239,7 +207,7 @@ def _listed(text: str | None) -> list[str]:
     return [part for part in map(str.strip, (text or "").split(",")) if part]
 
 
-def _tell_of_missing(active: SparkSession, options: Mapping[str, str]) -> None:
+def _warn_of_missing(active: SparkSession, options: Mapping[str, str]) -> None:
     missing = {}
     for name, value in options.items():
         known = active.conf.get(name, None)
@@ -256,7 +224,7 @@ def _tell_of_missing(active: SparkSession, options: Mapping[str, str]) -> None:
 
 
 def is_one_machine(master: str) -> bool:
-    """Whether a Spark master runs tasks on the driver's machine.
+    """Return True if a Spark master runs tasks on the driver's machine.
 
     Example:
         >>> [is_one_machine(master) for master in ("local", "local[2]", "spark://host:7077", "yarn")]
@@ -268,17 +236,11 @@ def is_one_machine(master: str) -> bool:
 def daemon_settings(
     master: str | None, environment: Mapping[str, str], platform: str = sys.platform
 ) -> dict[str, str]:
-    """Settings that have Python workers forked by `DAEMON`, where it surely finds what it imports and can be forked after.
+    """Return the settings that make `DAEMON` fork the Python workers, where it can find its imports and fork safely.
 
-    Args:
-        master: where Spark runs, if known.
-        environment: this process's environment variables.
-        platform: the operating system.
-
-    Returns:
-        None for a cluster, whose machines may get this package with the job, for a program that `spark-submit` has
-        started, for another interpreter or a package that is not installed, and for systems other than Linux, some of
-        whose libraries do not survive a fork.
+    There are none for a cluster, whose machines may get this package with the job, for a program that `spark-submit`
+    started, for another interpreter, or for a package that is not installed. Outside of Linux some libraries do not
+    survive a fork.
     """
     is_here = master is not None and is_one_machine(master)
     is_own = environment.get("PYSPARK_PYTHON") == sys.executable and "PYSPARK_GATEWAY_PORT" not in environment
@@ -292,7 +254,7 @@ def daemon_settings(
 
 
 def spark_has_delta() -> bool:
-    """Whether Delta's jars are among those of the Spark installation, so that none need be resolved."""
+    """Return True if Delta's jars are in the Spark installation, so that none need be resolved."""
     import pyspark
 
     home = os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent
@@ -300,26 +262,12 @@ def spark_has_delta() -> bool:
 
 
 def check_session(spark: SparkSession) -> None:
-    """Refuse a session whose Spark is too old, or is not that of the Python package.
-
-    Args:
-        spark: a classic session.
-
-    Raises:
-        InvalidError: names both versions.
-    """
+    """Raise if the session's Spark is too old, or has another version than the Python package."""
     _check(str(spark.version), "the session")
 
 
 def check_home(environment: Mapping[str, str] = os.environ) -> None:
-    """The same of the Spark that a new session would start: that of ``SPARK_HOME``, or of the Python package.
-
-    Args:
-        environment: this process's environment variables.
-
-    Raises:
-        InvalidError: names both versions.
-    """
+    """Check, like `check_session`, the Spark that a new session would start, in ``SPARK_HOME`` or the package."""
     home = environment.get("SPARK_HOME")
     jars = sorted(Path(home, "jars").glob("spark-core_*.jar")) if home else []
     found = next((match["version"] for jar in jars if (match := _CORE_JAR.fullmatch(jar.name))), None)
@@ -350,7 +298,7 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 _OURS: Final = re.compile(r"^(?:\S*: )?millpond\.statestore\.errors\.(\w+): (.+)$", re.MULTILINE)
-"""The last line of a trace, as Spark repeats it of a worker."""
+"""The last line of a worker's trace in Spark's error."""
 
 _OTHER_PYTHON: Final = (
     re.compile(r"PYTHON_VERSION_MISMATCH\]? *(?P<reason>.*)"),
@@ -359,22 +307,18 @@ _OTHER_PYTHON: Final = (
         r"(?P<reason>ModuleNotFoundError: No module named '(?:millpond|pyspark|pyarrow|cloudpickle)\b.*)"
     ),
 )
-"""What Spark says where the workers' Python is not the driver's."""
+"""Spark's errors where the workers' Python is not the driver's."""
 
 
 @contextmanager
 def spark_calls() -> Iterator[None]:
-    """Let calls to Spark fail with an `UnavailableError` if its JVM has ended.
-
-    Raises:
-        UnavailableError: the JVM has ended; any other error is raised as it is.
-    """
+    """Turn an error of a call to Spark into an `UnavailableError` if Spark's JVM has ended."""
     try:
         yield
     except MillpondError:
         raise
     except Exception as error:
-        # What py4j raises differs from call to call, so the JVM itself is asked.
+        # py4j's error differs from call to call, so ask the JVM itself.
         if not _has_ended():
             raise
         raise UnavailableError(
@@ -384,25 +328,19 @@ def spark_calls() -> Iterator[None]:
 
 @contextmanager
 def worker_calls() -> Iterator[None]:
-    """Let a job of Spark fail with what its Python workers failed with.
-
-    Raises:
-        InvalidError: the workers run another Python than the driver, or one without Millpond.
-        MillpondError: an error of Millpond's own ended a worker's task; any other error is raised as it is.
-    """
+    """Turn an error of a Spark job into the error of its Python workers, if that is Millpond's or has a known remedy."""
     try:
         yield
     except MillpondError:
         raise
     except Exception as error:
-        told = _told_by_worker(str(error))
-        if told is None:
+        cause = _cause_in_worker(str(error))
+        if cause is None:
             raise
-        raise told from error
+        raise cause from error
 
 
-def _told_by_worker(text: str) -> MillpondError | None:
-    """The error that a worker's trace ends in, if it says what is to be done."""
+def _cause_in_worker(text: str) -> MillpondError | None:
     for pattern in _OTHER_PYTHON:
         if (found := pattern.search(text)) is not None:
             return InvalidError(
@@ -422,7 +360,7 @@ def _has_ended() -> bool:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark import SparkContext
 
-    # Spark has no public name for it, and a stopped context has none at all.
+    # A stopped context has no gateway, and Spark has no public name for it.
     gateway = SparkContext._gateway  # noqa: SLF001
     if gateway is None:
         return False

@@ -1,11 +1,9 @@
-"""Slots: which task of a superstep runs which intervals, the same ones in each superstep.
-
-Where slots run: each in the same worker process in every superstep, so that its soft state is there.
+"""The slots of a superstep's intervals, and the homes of slots: worker processes that keep their soft state.
 
 On one machine the worker processes find each other (`hand_over`), whichever of them Spark gives a task to. On a cluster
-a slot is tied to an executor first: Spark prefers, for a task whose data hangs by narrow dependencies on a cached
-partition, the executor that has it. So there is a cached table with a row for each slot, the anchor, and what a slot
-gets is joined to it, with the anchor on the left: the scheduler takes the first dependency that has a preference.
+a slot is tied to an executor: for a task that depends narrowly on a cached partition, Spark prefers the executor with
+that partition. So the anchor, a cached table with a row for each slot, is joined to the rows of a superstep, on the left
+because the scheduler takes the first dependency with a preference.
 """
 
 from __future__ import annotations
@@ -14,13 +12,14 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.functions import col, expr, lit
 
 from millpond.executor.interval.row_update import Manifest
 from millpond.executor.interval.worker import IntervalPlan
 from millpond.executor.ownership.cuts import Cut
+from millpond.executor.spark.key_sql import quoted
 from millpond.executor.spark.session import is_one_machine
 from millpond.executor.spark.task_plan import SlotParts
 from millpond.statestore.interval import Interval
@@ -30,30 +29,20 @@ if TYPE_CHECKING:
 
 
 _REMEMBERED: Final = 4
-"""Over about how many supersteps the work of an interval is averaged."""
+"""Supersteps in the running mean of an interval's work, about."""
 
 _UNEVEN: Final = 1.5
-"""How many times the mean a slot may have before an interval of it moves."""
+"""A slot's work, as a multiple of the mean, above which one of its intervals moves."""
 
 _WORTH_MOVING: Final = 0.1
-"""The least part of the gap that a move closes: less is not worth reading the rows again."""
+"""The least part of the gap that a move must close, because its rows must be read again."""
 
 
 class Slots:
-    """The position of each interval, by which a task is found: the slot is the position modulo the number of slots.
+    """The positions of intervals. The slot is the position modulo the number of slots.
 
-    An interval keeps its position, so that its slot has its soft state. One that comes later goes to the slot with the
-    least work; while none is known, to the slots in turn.
-
-    Args:
-        count: the number of slots.
-
-    Example:
-        >>> slots = Slots(2)
-        >>> [slots.position_of(Interval("c", "", "m")), slots.position_of(Interval("c", "m"))]
-        [0, 1]
-        >>> slots.position_of(Interval("c", "", "m"))
-        0
+    An interval keeps its position, so that its slot has its soft state. A new interval goes to the slot with the least
+    work, or to the slots in turn while no work is known.
     """
 
     def __init__(self, count: int) -> None:
@@ -63,19 +52,19 @@ class Slots:
         self._processes: dict[int, str] = {}
 
     def position_of(self, interval: Interval) -> int:
-        """The position of an interval, from now on if it has had none."""
+        """Return the position of an interval, a new one if it has none."""
         if interval not in self._positions:
             self._positions[interval] = self._free_position(self._least_loaded())
         return self._positions[interval]
 
-    def note(self, manifests: Iterable[Manifest]) -> None:
-        """Take in how much work intervals were."""
+    def record(self, manifests: Iterable[Manifest]) -> None:
+        """Update the mean work of intervals."""
         for manifest in manifests:
             before = self._work_us.get(manifest.interval, manifest.work_us)
             self._work_us[manifest.interval] = before + (manifest.work_us - before) / _REMEMBERED
 
-    def follow(self, cut: Cut) -> None:
-        """Give intervals that replace others their slots: the first keeps the one whose process knows its rows."""
+    def apply(self, cut: Cut) -> None:
+        """Give new intervals positions. The first keeps the slot whose process has its rows."""
         first = self._positions.get(cut.replaced[0])
         work_us = sum(self._work_us.pop(interval, 0.0) for interval in cut.replaced)
         for interval in cut.replaced:
@@ -88,17 +77,13 @@ class Slots:
             self.position_of(interval)
 
     def keep(self, intervals: Iterable[Interval]) -> None:
-        """Forget all other intervals: the pipeline no longer has them."""
+        """Drop all other intervals, which the pipeline no longer has."""
         for gone in self._positions.keys() - set(intervals):
             del self._positions[gone]
             self._work_us.pop(gone, None)
 
     def level(self) -> Interval | None:
-        """Move an interval from the slot with the most work to the one with the least, where that evens them out much.
-
-        Returns:
-            The interval that has moved: its next process reads its rows again.
-        """
+        """Move an interval from the slot with the most work to the one with the least, and return it; ``None`` if even."""
         work_us = self._work_by_slot()
         most, least = max(work_us, key=work_us.__getitem__), min(work_us, key=work_us.__getitem__)
         mean = sum(work_us.values()) / self.count
@@ -106,7 +91,7 @@ class Slots:
             return None
         gap = work_us[most] - work_us[least]
         there = [one for one, position in self._positions.items() if position % self.count == most]
-        # What moves must not make the other slot the fuller one; a hot interval alone is split instead.
+        # A move must not make the other slot the fuller one. A hot interval alone is split instead.
         movable = [one for one in there if 0 < self._work_us.get(one, 0.0) <= gap / 2]
         if len(there) < 2 or not movable:
             return None
@@ -123,7 +108,7 @@ class Slots:
         return work_us
 
     def _least_loaded(self) -> int:
-        """The slot with the least work; of those with as little, the one with the fewest intervals."""
+        """Return the slot with the least work, then with the fewest intervals."""
         work_us = self._work_by_slot()
         held = Counter(position % self.count for position in self._positions.values())
         return min(range(self.count), key=lambda slot: (work_us[slot], held[slot], slot))
@@ -133,19 +118,14 @@ class Slots:
         return next(position for position in count(slot, self.count) if position not in taken)
 
     def parts_of(self, parts: Iterable[IntervalPlan]) -> SlotParts:
-        """What is to run, by position."""
         return {self.position_of(part.interval): part for part in parts}
 
     def tasks_for(self, positions: Collection[int]) -> int:
-        """How many tasks run these positions: those of the slots up to the last one that has any."""
+        """Return the number of slots up to the last one with a position."""
         return 1 + max((position % self.count for position in positions), default=0)
 
     def at_home(self, processes: Mapping[int, str]) -> int:
-        """How many slots ran in the process that they ran in before; the first time counts as well.
-
-        Args:
-            processes: the process of each slot that ran.
-        """
+        """Count the slots that ran in the same process as before, or for the first time."""
         at_home = sum(self._processes.get(slot, process) == process for slot, process in processes.items())
         self._processes.update(processes)
         return at_home
@@ -154,61 +134,21 @@ class Slots:
 _LOG = logging.getLogger("millpond")
 _SLOT: Final = "__millpond_slot"
 _SETTLING_MS: Final = 50
-"""How long it takes to settle a slot: so long that no executor settles two of them before another one has got any."""
+"""Time to cache a slot, long enough that no executor caches two of them before another one has any."""
 
 _ROUNDS_MAX: Final = 4
 
 _SLOTS_A_CORE: Final = 4
-"""How far a cluster may grow before some of it has nothing to do, by the price of a task for each slot."""
+"""The growth of a cluster up to which every executor gets slots, at the price of a task for each slot."""
 
 
-class Homes(Protocol):
-    """Brings to each slot what it gets."""
+def homes_for(session: SparkSession, intervals: int, name: str) -> OneMachine | Anchor:
+    """Return the homes of a pipeline's slots that suit the master.
 
-    @property
-    def slots(self) -> int:
-        """How many slots there are."""
-        ...
-
-    def settle(self) -> None:
-        """Follow the executors: called before each superstep."""
-        ...
-
-    @property
-    def slots_per_process(self) -> int:
-        """How many slots a worker process is home to."""
-        ...
-
-    def place(self, frame: DataFrame, slot: Column, tasks: int) -> DataFrame:
-        """The rows of a frame, each in the partition of its slot.
-
-        Args:
-            frame: the rows.
-            slot: their slots, as an integer.
-            tasks: the number of slots up to the last one with work.
-        """
-        ...
-
-    def empty(self, tasks: int) -> DataFrame:
-        """A frame with a partition for each slot, whose rows mean nothing."""
-        ...
-
-    def close(self) -> None:
-        """Give back what Spark keeps."""
-        ...
-
-
-def homes_for(session: SparkSession, intervals: int, name: str) -> Homes:
-    """The homes of a pipeline's slots, as it suits the master.
-
-    On one machine there are as many slots as tasks run at once. A cluster may grow: there a core has several slots, so
-    that executors that join get some, but not more than a computation has intervals. Executors of several cores get
-    one for each: a process that is home to two could not run them at once.
-
-    Args:
-        session: the engine's session, without adaptive execution.
-        intervals: into how many intervals a computation is divided.
-        name: tells the anchor from those of other runs.
+    One machine has as many slots as tasks run at once. A cluster may grow, so a core has several slots there, up to the
+    number of a computation's ``intervals``: executors that join get some. Executors of several cores get one slot for
+    each core, because a process that is home to two slots could not run them at once. ``name`` distinguishes the anchor
+    from those of other runs.
     """
     context = session.sparkContext
     at_once = max(1, context.defaultParallelism)
@@ -220,52 +160,38 @@ def homes_for(session: SparkSession, intervals: int, name: str) -> Homes:
 
 
 class OneMachine:
-    """Slots on the driver's machine, one for each worker process.
+    """Slots on the driver's machine, one for each worker process."""
 
-    Args:
-        session: the engine's session.
-        slots: how many tasks run at once.
-    """
+    slots_per_process: int = 1
 
     def __init__(self, session: SparkSession, slots: int) -> None:
         self._session = session
         self.slots = slots
 
     def settle(self) -> None:
-        """Do nothing: the machine stays the same."""
-
-    @property
-    def slots_per_process(self) -> int:
-        """One."""
-        return 1
+        """Adapt to the living executors before a superstep: the machine stays the same."""
 
     def place(self, frame: DataFrame, slot: Column, tasks: int) -> DataFrame:
-        """The rows in as many partitions as there are tasks."""
+        """Move the rows of a frame to the partitions of their slots, of which the first ``tasks`` have work."""
         return frame.repartitionById(tasks, slot)
 
     def empty(self, tasks: int) -> DataFrame:
-        """As many partitions as there are tasks, without a shuffle."""
+        """Return a frame with a partition for each task, whose rows have no meaning."""
         return self._session.range(0, tasks, 1, tasks)
 
     def close(self) -> None:
-        """Do nothing: Spark keeps nothing."""
+        """Release Spark's resources: there are none."""
 
 
 class Anchor:
-    """Slots on the executors of a cluster.
+    """Slots on the executors of a cluster, each of which runs ``cores`` tasks at once.
 
-    The slots of an executor that is lost are settled on others, once; executors that join get their share of those of the
-    others. Spark does both within a job that takes a moment.
-
-    Args:
-        session: the engine's session, without adaptive execution.
-        slots: how many there are.
-        cores: how many tasks an executor runs at once.
-        name: tells it from the anchors of other runs, which Spark would take for the same.
+    Slots of a lost executor go to others, and executors that join get their share of slots, both within a short job of
+    Spark. Spark would take two anchors for the same table if they had one name.
     """
 
     def __init__(self, session: SparkSession, slots: int, cores: int, name: str) -> None:
-        self._context: Any = session.sparkContext._jsc.sc()  # noqa: SLF001 - the JVM's, as all of Spark's scheduler
+        self._context: Any = session.sparkContext._jsc.sc()  # noqa: SLF001 - only the JVM has the scheduler
         self._jvm: Any = session.sparkContext._jvm  # noqa: SLF001
         self.slots = slots
         self._cores = cores
@@ -277,11 +203,12 @@ class Anchor:
         self._cached_id: int = cached.cacheBuilder().cachedColumnBuffers().id()
 
     def settle(self) -> None:
-        """Settle the slots that have no executor, and move those that others have too many of."""
-        executors = self._living()
+        ids = self._context.getExecutorIds()
+        executors = frozenset(str(ids.apply(index)) for index in range(ids.size()))
         if executors == self._executors:
             return
         self._executors = executors
+        # A count caches the slots without an executor. Uncaching the surplus lets the next count move it elsewhere.
         for _ in range(_ROUNDS_MAX):
             self._frame.count()
             surplus = self.surplus()
@@ -296,28 +223,21 @@ class Anchor:
 
     @property
     def slots_per_process(self) -> int:
-        """The slots by the cores of all executors, rounded up."""
         return -(-self.slots // max(1, self._cores * self._size))
 
     def place(self, frame: DataFrame, slot: Column, tasks: int) -> DataFrame:
-        """The rows joined to the anchor, in a partition for each slot, with work or without."""
         del tasks
         routed = frame.withColumn(_SLOT, slot).repartitionById(self.slots, col(_SLOT))
-        return (
-            self._frame.select(_SLOT).hint("merge").join(routed, _SLOT).select(*map(_quoted, frame.columns))
-        )
+        return self._frame.select(_SLOT).hint("merge").join(routed, _SLOT).select(*map(quoted, frame.columns))
 
     def empty(self, tasks: int) -> DataFrame:
-        """The anchor itself."""
         del tasks
         return self._frame.select(_SLOT)
 
     def close(self) -> None:
-        """Drop the anchor."""
         self._frame.unpersist()
 
     def executors_by_slot(self) -> Mapping[int, str]:
-        """The executor of each slot that has one."""
         executors = {}
         for slot in range(self.slots):
             places = self._blocks.getLocations(self._block(slot))
@@ -326,7 +246,7 @@ class Anchor:
         return executors
 
     def surplus(self) -> list[int]:
-        """The slots that executors have beyond their share."""
+        """Return the slots of executors beyond their share."""
         share = -(-self.slots // max(1, self._size))
         taken: Counter[str] = Counter()
         surplus = []
@@ -346,11 +266,3 @@ class Anchor:
 
     def _block(self, slot: int) -> Any:
         return self._jvm.org.apache.spark.storage.RDDBlockId(self._cached_id, slot)
-
-    def _living(self) -> frozenset[str]:
-        ids = self._context.getExecutorIds()
-        return frozenset(str(ids.apply(index)) for index in range(ids.size()))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -1,20 +1,11 @@
-"""What a Python worker process keeps between tasks: the store, the code, and soft state of its intervals.
+"""A Python worker process between tasks: the store, the code, and soft state of its intervals.
 
-All of it can be rebuilt at any time. Soft state is trusted only for committed files that this very process wrote or
-read; `IntervalWorker` sees to that. Tasks of several threads share it: Spark's, in the main thread, and those that
-other processes hand over. An interval is run by one of them at a time.
+All of it can be rebuilt at any time. Soft state is trusted only for committed files that this process wrote or read
+itself, which `IntervalWorker` checks. Several threads share it: Spark's main thread, and those that serve slots for
+other processes. One thread at a time runs an interval.
 
-Whether Spark's workers can import the modules that a pipeline's code comes from.
-
-Code of the main program travels with the pipeline; code of modules travels by name, and the workers import it. A
-module next to the program is found by the driver but not always by them, which they would say in a long trace in the
-middle of the first superstep.
-
-The allocator of Arrow's data in a process that is Millpond's own: one that keeps little of what is freed.
-
-Such are Spark's Python workers and `millpond run`; in a program that embeds Millpond the choice is the program's. A
-superstep decodes many parts of files, one after the other, and keeps a few rows of each. Arrow's default allocator
-takes new memory for the next part while it still holds that of the last ones, beyond the memory budget.
+Code of the main program travels with the pipeline, but code of modules travels by name and must be importable by the
+workers. `check_importable` finds a missing module before the first superstep.
 """
 
 from __future__ import annotations
@@ -47,7 +38,7 @@ from millpond.executor.pipeline.nodes import STRONG, ComputationNode
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.spark.hand_over import Serve, SlotHomes
 from millpond.executor.spark.task_plan import TaskPlan, WorkerSetting
-from millpond.executor.superstep.delivery import ProductionSource, UndeliveredProductions, read_productions
+from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.obstore import open_objects
@@ -65,20 +56,13 @@ _LOADER_NAME: Final = "subimport"
 _LOADER: Final = "\0the function of cloudpickle that imports a module"
 _FAILURES: Final = "module string, reason string"
 _known: set[tuple[str, tuple[str, ...]]] = set()
-"""Modules that the workers of a running application have imported already."""
+"""Modules that the workers of a running application can import, by application."""
 
 
 def check_importable(spark: SparkSession, topology: Topology) -> None:
-    """Let the workers import the modules of a pipeline's code that are not installed; costs a job if there are any.
+    """Raise unless the workers can import the modules of the pipeline's code. Installed modules are not checked.
 
-    The job is like those of supersteps: Spark starts other workers for other kinds of jobs.
-
-    Args:
-        spark: the session that runs the pipeline.
-        topology: the checked pipeline.
-
-    Raises:
-        InvalidError: names the module that a worker cannot import.
+    A check costs a Spark job, of the same kind as a superstep because Spark starts other workers for other kinds.
     """
     modules = own_modules(cloudpickle.dumps((dict(topology.computations), dict(topology.injectors))))
     asked = (str(spark.sparkContext.applicationId), modules)
@@ -87,32 +71,25 @@ def check_importable(spark: SparkSession, topology: Topology) -> None:
     tasks = min(spark.sparkContext.defaultParallelism, _TASKS_MAX)
     asking = spark.range(0, tasks, 1, tasks).mapInArrow(partial(_import_failures, modules), _FAILURES)
     for failure in asking.toArrow().to_pylist():
-        raise import_error(failure["module"], failure["reason"])
+        raise _import_error(failure["module"], failure["reason"])
     if len(_known) >= _KNOWN_MAX:
         _known.clear()
     _known.add(asked)
 
 
 def _import_failures(modules: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The first of the modules that this worker cannot import, if any."""
     for _ in batches:
         continue  # Spark ends a worker that leaves rows unread
-    failure = next(filter(None, map(_import_failure, modules)), None)
-    if failure is not None:
-        yield pa.RecordBatch.from_pylist([dict(zip(("module", "reason"), failure, strict=True))])
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001 - a user's module may raise anything
+            failure = {"module": module, "reason": f"{type(error).__name__}: {error}"}
+            yield pa.RecordBatch.from_pylist([failure])
+            return
 
 
-def _import_failure(module: str) -> tuple[str, str] | None:
-    """The name of a module and why it cannot be imported; ``None`` if it can."""
-    try:
-        importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 - a module of the user's may raise anything
-        return module, f"{type(error).__name__}: {error}"
-    return None
-
-
-def import_error(module: str | None, reason: object) -> InvalidError:
-    """The error of code that a worker cannot import."""
+def _import_error(module: str | None, reason: object) -> InvalidError:
     return InvalidError(
         "a worker of Spark cannot import a module of the pipeline's code: install it there, "
         "or give it to Spark before the run with spark.sparkContext.addPyFile",
@@ -122,12 +99,12 @@ def import_error(module: str | None, reason: object) -> InvalidError:
 
 
 def own_modules(pickled: bytes) -> tuple[str, ...]:
-    """The modules that pickled objects come from and that are not installed where Python finds its packages."""
+    """Return the modules of pickled objects that are not installed among Python's packages."""
     return tuple(sorted(name for name in set(_modules(pickled)) if _is_own(name)))
 
 
 def _modules(pickled: bytes) -> Iterator[str]:
-    """The modules that unpickling imports: those of the classes and functions, and those that cloudpickle loads by name."""
+    """Yield the modules of classes and functions, and the modules that cloudpickle imports by name."""
     texts: list[str] = []
     memo: list[str] = []
     top, is_loading = "", False
@@ -166,12 +143,8 @@ def _is_own(module: str) -> bool:
     places = (
         [spec.origin] if spec and spec.origin else list(spec.submodule_search_locations or ()) if spec else []
     )
-    return any(not _is_installed(Path(place)) for place in places)
-
-
-def _is_installed(place: Path) -> bool:
     homes = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
-    return any(place.is_relative_to(home) for home in homes)
+    return not all(any(Path(place).is_relative_to(home) for home in homes) for place in places)
 
 
 _CHOSEN_BY_USER: Final = "ARROW_DEFAULT_MEMORY_POOL"
@@ -179,39 +152,31 @@ _FRUGAL: Final = "jemalloc"
 
 
 def use_frugal_allocator() -> None:
-    """From now on allocate Arrow's data of this process with the allocator that keeps least of what is freed.
+    """Allocate Arrow's data in this process with the allocator that keeps the least freed memory.
 
-    Nothing changes where this build of Arrow has not got it, or the user has chosen one by Arrow's own variable.
+    A superstep decodes many parts of files in turn and keeps a few rows of each. Arrow's default allocator takes new
+    memory for the next part while it still holds the last ones, beyond the memory budget. Without this allocator in
+    Arrow, or with the user's choice in Arrow's variable, nothing changes. Only for processes that belong to Millpond:
+    Spark's Python workers and `millpond run`.
     """
     if _CHOSEN_BY_USER not in os.environ and _FRUGAL in pa.supported_memory_backends():
         pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
 _INTERVALS_MAX: Final = 4_096
-"""The most intervals whose soft state a worker process keeps."""
-
 _READING_SHARE: Final = 16
-"""This part of the budget is left for the pages that are being read, of which a few rows are kept."""
+"""The divisor of the budget that leaves room for pages during a read."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """An interval's soft state, who may use it now, and whom to tell if its code is stuck."""
-
     worker: IntervalWorker
     lock: threading.Lock = field(default_factory=threading.Lock)
     on_stuck: OnStuck | None = None
 
 
 class WorkerProcess:
-    """This process, for one store and one pipeline's code.
-
-    Args:
-        setting: the store and the code.
-
-    Raises:
-        InvalidError: this process cannot import a module of the code.
-    """
+    """This process, for one store and one pipeline's code."""
 
     _current: WorkerProcess | None = None
     _choosing = threading.Lock()
@@ -219,7 +184,11 @@ class WorkerProcess:
     def __init__(self, setting: WorkerSetting) -> None:
         self.setting: WorkerSetting = setting
         self.name: str = f"{platform.node()}/{os.getpid()}"
-        self.nodes: Mapping[str, ComputationNode] = _loaded(setting.code)
+        try:
+            self.nodes: Mapping[str, ComputationNode] = cloudpickle.loads(setting.code)
+        except ImportError as failure:
+            # This worker may be younger than the run, so `check_importable` has not asked it.
+            raise _import_error(failure.name, failure) from failure
         store = open_objects(setting.url, setting.storage_options, durability=setting.durability)
         self._metered = MeteredObjects(store)
         self._objects = setting.disk.tier_of(store, SystemClock(), below=self._metered)
@@ -232,7 +201,7 @@ class WorkerProcess:
 
     @classmethod
     def of(cls, setting: WorkerSetting) -> WorkerProcess:
-        """What this process keeps for a setting; what it kept for another is dropped."""
+        """Return the process of a setting, and drop the soft state of another setting."""
         with cls._choosing:
             current = cls._current
             if current is not None and current.setting.name == setting.name:
@@ -241,17 +210,15 @@ class WorkerProcess:
                 current.close()
             use_frugal_allocator()
             cls._current = WorkerProcess(setting)
-            _spare_collector()
+            # Modules and code stay, but PySpark's collection after each task would search them, 40 ms with a worker's
+            # imports. Workers of `daemon` begin frozen, but on a cluster PySpark's own daemon forks them.
+            gc.collect()
+            gc.freeze()
             return cls._current
 
     def homes(self, secret: str, serve: Serve) -> SlotHomes:
-        """The slots that this process is home to in a run; those of an earlier run it gives up.
-
-        Args:
-            secret: what only the run's tasks know.
-            serve: runs a slot that another process hands over.
-        """
-        # A run on another store, or of other code, may have been given the same secret: by a seeded generator.
+        """Return the slots whose home is this process in a run. It gives up slots of an earlier run."""
+        # A seeded generator may give the same secret to a run on another store or of other code.
         own = "\0".join((secret, *self.setting.name))
         if self._homes is None or self._homes.secret != own:
             self.close()
@@ -259,13 +226,12 @@ class WorkerProcess:
         return self._homes
 
     def close(self) -> None:
-        """Be home to no slot any more."""
         if self._homes is not None:
             self._homes.close()
             self._homes = None
 
     def abandon(self) -> None:
-        """Forget all this, because user code is stuck in it: the next task starts from nothing."""
+        """Start the next task from nothing, because user code is stuck and may still use this object."""
         cls = type(self)
         if cls._current is self:
             cls._current = None
@@ -273,19 +239,10 @@ class WorkerProcess:
 
     @property
     def read_bytes(self) -> int:
-        """How much this thread has read of row files in the store; what the disk tier had is not counted."""
+        """Bytes of row files that this thread has read from the store, without those from the disk tier."""
         return self._metered.read_bytes
 
-    def undelivered(self, plan: TaskPlan) -> UndeliveredProductions:
-        """The productions that the superstep delivers; a file is read when an interval first needs it."""
-        return UndeliveredProductions(plan.sources, self.productions, handed_on=plan.handed_on)
-
     def productions(self, source: ProductionSource) -> pa.Table:
-        """The productions of a file.
-
-        Raises:
-            DataError: the file is missing or its bytes are wrong.
-        """
         return read_productions(self._objects, [source])
 
     def run(
@@ -298,16 +255,7 @@ class WorkerProcess:
     ) -> Manifest:
         """Process one interval's bundle and write its row file, uncommitted.
 
-        Args:
-            plan: the superstep.
-            part: the interval's part.
-            node: its computation.
-            deliveries: its records.
-            on_stuck: called if user code exceeds its time limit and cannot be interrupted.
-
-        Raises:
-            InvalidError: user code failed and failures stop the pipeline.
-            DataError: a committed file is missing or its bytes are wrong.
+        ``on_stuck`` is called if user code exceeds its time limit and cannot be interrupted.
         """
         weak = plan.weak.get(node.name, STRONG)
         bundle = bundle_of(part, deliveries, superstep=plan.superstep, wall_time=plan.wall_time, weak=weak)
@@ -319,14 +267,15 @@ class WorkerProcess:
         return replace(manifest, home=self.name)
 
     def sync(self) -> None:
-        """Let the files that were written survive a power cut: it is another process that will commit them."""
         self._objects.sync()
 
     def _keep(self, node: ComputationNode, interval: Interval) -> _Kept:
         with self._keeping:
             kept = self._kept.get(interval)
             if kept is None:
-                self._forget_replaced(interval)
+                # Intervals of a computation never overlap: a split or a merge has replaced the known ones that do.
+                for known in [known for known in self._kept if known.overlaps(interval)]:
+                    self._kept.pop(known).worker.leave()
                 if len(self._kept) >= _INTERVALS_MAX:
                     self._kept.pop(next(iter(self._kept))).worker.leave()
                 worker = IntervalWorker(
@@ -340,13 +289,8 @@ class WorkerProcess:
                 kept = self._kept[interval] = _Kept(worker)
             return kept
 
-    def _forget_replaced(self, interval: Interval) -> None:
-        """Forget intervals that a split or a merge has replaced: no two of a computation share keys."""
-        for known in [known for known in self._kept if known.overlaps(interval)]:
-            self._kept.pop(known).worker.leave()
-
     def _relieve(self) -> None:
-        """Have the intervals that no thread runs now give back what they have beyond their part, if it is needed."""
+        """Shrink the soft state of idle intervals to their shares while the budget is exceeded."""
         if not self._memory.is_exceeded:
             return
         with self._keeping:
@@ -363,26 +307,3 @@ class WorkerProcess:
         self.abandon()
         if kept is not None and kept.on_stuck is not None:
             kept.on_stuck(error)
-
-
-def _spare_collector() -> None:
-    """Have the garbage collector search no more what is there by now: modules and code, which stay.
-
-    PySpark has it search all objects after each task, 40 ms with what a worker imports. Workers of `daemon` begin
-    without, but on a cluster it is PySpark's own daemon that forks them.
-    """
-    gc.collect()
-    gc.freeze()
-
-
-def _loaded(code: bytes) -> dict[str, ComputationNode]:
-    """The computations, if this worker, which may be younger than the run, can import their modules.
-
-    Raises:
-        InvalidError: names the module that it cannot import.
-    """
-    try:
-        nodes: dict[str, ComputationNode] = cloudpickle.loads(code)
-    except ImportError as failure:
-        raise import_error(failure.name, failure) from failure
-    return nodes

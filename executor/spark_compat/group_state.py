@@ -1,4 +1,4 @@
-"""Groups with one state each, as Spark's ``GroupState`` has it: the user's function gets a key's rows in pandas or Arrow."""
+"""Groups with one state each: functions of Spark's ``GroupState``, in pandas or Arrow, and ``dropDuplicates``."""
 
 from __future__ import annotations
 
@@ -13,26 +13,22 @@ from pyspark.sql.types import Row, StructType
 from millpond.executor.computation.context import Context, DomainName
 from millpond.executor.computation.records import Records
 from millpond.executor.computation.timers import Timer
-from millpond.executor.spark_compat.schema import columns_of_fields, parse_schema
-from millpond.executor.spark_compat.transform_with_state import (
-    ComputationOfRows,
-    GivenRows,
-    YieldedAs,
-    YieldedRows,
-)
-from millpond.executor.spark_compat.typed_values import StructCodec
+from millpond.executor.spark_compat.schema import StructCodec, parse_schema
+from millpond.executor.spark_compat.transform_with_state import ComputationOfRows, YieldedAs, YieldedRows
+from millpond.executor.spark_compat.variables import EXPIRY_TAG, columns_of_fields
+from millpond.executor.time.instants import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.view_columns import StateColumn
 
 PandasFunction: TypeAlias = Callable[
     [tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]
 ]
-"""The user's function: of the key, its rows in frames, and its state; it yields frames."""
+"""The user's function of the key, its rows in frames, and its state. It yields frames."""
 
 ArrowFunction: TypeAlias = Callable[
     [tuple[Any, ...], Iterator[pa.RecordBatch], GroupState], Iterable[pa.RecordBatch | pa.Table]
 ]
-"""The user's function: of the key, its rows in record batches, and its state; it yields batches or tables."""
+"""The user's function of the key, its rows in record batches, and its state. It yields batches or tables."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Iterable[Any]])
 
@@ -41,19 +37,20 @@ TIMEOUTS: Final[dict[str, DomainName | None]] = {
     GroupStateTimeout.ProcessingTimeTimeout: "wall",
     GroupStateTimeout.EventTimeTimeout: "event",
 }
-"""The time domain of the timers of each timeout."""
+"""The time domain of each timeout's timers."""
 
 TIMEOUT_TAG: Final = "timeout"
-"""The timer of a key's timeout."""
+EXPIRES_AT: Final = "expiresAtMicros"
+"""The field in the state of `DropDuplicates` with the end of a key's life. It is absent in a key without an end."""
 
 
 def timeout_micros(timeout_ms: int) -> int:
-    """When the timer of a timeout fires: Spark times a key out once its clock is past the timeout, not at it."""
+    # Spark times a key out once its clock is past the timeout, not at it.
     return (timeout_ms + 1) * 1_000
 
 
 class _GroupsWithState(ComputationOfRows, Generic[_Function]):
-    """Calls the function once for each key with rows in a bundle, and once for each key whose timeout has passed."""
+    """Calls the function once for each key with rows in a bundle, and once for each key that has timed out."""
 
     _yielded_as: YieldedAs
 
@@ -67,7 +64,7 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
         has_watermark: bool = True,
     ) -> None:
         if timeout not in TIMEOUTS:
-            raise InvalidError("there is no such timeout", timeout=timeout, known=sorted(TIMEOUTS))
+            raise InvalidError("timeout must be a known one", timeout=timeout, known=sorted(TIMEOUTS))
         self._function = function
         self._timeout = timeout
         self._has_watermark = has_watermark
@@ -77,14 +74,13 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
 
     def process_records(self, context: Context, records: Records) -> None:
         """Call the function with the key's rows."""
-        self._call(context, self._parts_of(self._given_of(records), *records.range), has_timed_out=False)
+        given = self._given_of(records)
+        parts = given.frames if self._yielded_as == "pandas" else given.batches
+        self._call(context, parts(*records.range), has_timed_out=False)
 
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
-        """Call the function without rows, for the key has timed out."""
+        """Call the function without rows, because the key has timed out."""
         self._call(context, iter(()), has_timed_out=True)
-
-    def _parts_of(self, given: GivenRows, start: int, stop: int) -> Iterator[Any]:
-        raise NotImplementedError
 
     def _call(self, context: Context, parts: Iterator[Any], *, has_timed_out: bool) -> None:
         state = self._opened(context, has_timed_out=has_timed_out)
@@ -120,25 +116,25 @@ class _GroupsWithState(ComputationOfRows, Generic[_Function]):
         timeout_ms = int(state._timeout_timestamp)  # noqa: SLF001
         is_set = timeout_ms != GroupState.NO_TIMESTAMP
         if is_set or state._updated or state._removed:  # noqa: SLF001
-            # A call that changes nothing leaves the timeout, too; a new state has none unless it is set again.
+            # As in Spark, a changed state loses its timeout, and a call without a change keeps it.
             context.delete_timer(TIMEOUT_TAG, domain)
         if is_set:
             context.set_timer(timeout_micros(timeout_ms), TIMEOUT_TAG, domain)
 
 
 class ApplyInPandasWithState(_GroupsWithState[PandasFunction]):
-    """A computation that runs a function written for ``applyInPandasWithState``, with the same answers as Spark.
+    """A computation that runs a function written for ``applyInPandasWithState``, with Spark's results.
 
-    The function is called once for each key with rows in a bundle, and once for each key whose timeout the watermark,
-    or the wall time, has passed. What it yields goes to the computation's first stream. Its state is the object of the
-    fields of ``state_schema``, and views show a column of each.
+    The function is called once for each key with rows in a bundle, and once for each key whose timeout the watermark
+    or the wall time has passed. The rows that it yields go to the computation's first stream. The state is the object
+    of the fields of ``state_schema``, and views show a column of each.
 
     Args:
         function: the user's function.
-        output_schema: of what it yields: a ``StructType`` or text such as ``"id string, count long"``.
-        state_schema: of its state.
+        output_schema: of the yielded frames: a ``StructType`` or text such as ``"id string, count long"``.
+        state_schema: of the state.
         timeout: one of Spark's ``GroupStateTimeout``.
-        has_watermark: whether ``getCurrentWatermarkMs`` may be asked for; as Spark's frame has one or not.
+        has_watermark: whether Spark's frame has a watermark, so that ``getCurrentWatermarkMs`` may be called.
 
     Raises:
         InvalidError: the timeout or a schema is wrong.
@@ -146,25 +142,12 @@ class ApplyInPandasWithState(_GroupsWithState[PandasFunction]):
 
     _yielded_as = "pandas"
 
-    def _parts_of(self, given: GivenRows, start: int, stop: int) -> Iterator[pd.DataFrame]:
-        return given.frames(start, stop)
-
 
 class ApplyInArrowWithState(_GroupsWithState[ArrowFunction]):
-    """The same as `ApplyInPandasWithState` with Arrow in and out, for functions whose time pandas would take.
+    """`ApplyInPandasWithState` with Arrow in and out, for functions that would spend most of their time in pandas.
 
-    The function gets a key's rows as record batches, with times in UTC, and none when the key has timed out. It yields
-    record batches or tables with the columns of ``output_schema``, in any order.
-
-    Args:
-        function: the user's function.
-        output_schema: of what it yields.
-        state_schema: of its state.
-        timeout: one of Spark's ``GroupStateTimeout``.
-        has_watermark: whether ``getCurrentWatermarkMs`` may be asked for.
-
-    Raises:
-        InvalidError: the timeout or a schema is wrong.
+    The function gets a key's rows as record batches, with times in UTC, and no batch when the key has timed out. It
+    yields record batches or tables with the columns of ``output_schema``, in any order.
 
     Example::
 
@@ -177,5 +160,41 @@ class ApplyInArrowWithState(_GroupsWithState[ArrowFunction]):
 
     _yielded_as = "arrow"
 
-    def _parts_of(self, given: GivenRows, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        return given.batches(start, stop)
+
+class DropDuplicates(ComputationOfRows):
+    """A computation that produces the first record of each key and drops the others.
+
+    The state of a known key is an object, ``{}`` for a key that is kept indefinitely.
+
+    Args:
+        schema: of the records, which are produced unchanged.
+        kept: how long a key is kept after the event time of its first record. ``None`` keeps it indefinitely.
+            ``dropDuplicatesWithinWatermark`` uses the watermark's delay. Zero is right where the event time is part of
+            the key, since later records of the key are late.
+
+    Example::
+
+        firsts = payments.apply(mp.spark.DropDuplicates("id string, cents long", kept="1h"), name="firsts", key="id")
+    """
+
+    def __init__(self, schema: StructType | str, kept: Duration | None = None) -> None:
+        self._output = YieldedRows(parse_schema(schema), "row")
+        self._kept_us = None if kept is None else duration_us(kept)
+
+    def process_records(self, context: Context, records: Records) -> None:
+        """Produce the first record of a new key."""
+        if context.state.get() is not None:
+            return
+        start, _ = records.range
+        self._output.produce(context, self._given_of(records).rows(start, start + 1))
+        if self._kept_us is None:
+            context.state.set({})
+            return
+        times = records.columns.at
+        expires_at = times[start] + self._kept_us
+        context.state.set({EXPIRES_AT: expires_at})
+        context.set_timer(expires_at, EXPIRY_TAG)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
+        """Delete the key. A later record of it is late, or is new again."""
+        context.state.delete()

@@ -1,13 +1,12 @@
-"""The state of a stopped Spark query as rows of a store, with the place in its sources from which a pipeline goes on.
+"""A stopped Spark query's checkpoint, imported: its state as rows of a store, and its sources' positions for a pipeline.
 
-Rows, timers, input positions and watermarks become visible in one commit. The checkpoint from which Spark goes on is
-written before it: one that no commit names is refused by the pipeline, and replaced by the next import.
+Rows, timers, input positions and watermarks become visible in one commit. A new Spark checkpoint is written before the
+commit. If the process dies in between, no commit names that checkpoint: the pipeline refuses it, and the next import
+replaces it.
 
-The checkpoint of a stopped Spark query: up to which batch it is done, what its sources had given, and its watermarks.
-
-A checkpoint has a folder ``offsets`` with an entry for each batch that was planned, a folder ``commits`` with one for
-each that is done, ``sources`` with what a source notes of its own, ``state``, and a file ``metadata`` with the query's
-id. All but the state is copied to a folder of this machine, so that it is read and changed in one way wherever it lies.
+A checkpoint has an entry in ``offsets`` for each planned batch and in ``commits`` for each finished one, the sources'
+files in ``sources``, ``state``, and the query's id in ``metadata``. All but ``state`` is copied to a local folder, so
+that local code can read and change it wherever the checkpoint lies.
 """
 
 from __future__ import annotations
@@ -54,21 +53,17 @@ _VERSIONS: Final = ("v1",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryCheckpoint:
-    """What a checkpoint says of a query.
+    """A query's progress, read from its checkpoint.
 
     Attributes:
-        path: where it lies.
-        query: the query's id.
-        batch: the last batch that is done.
-        unfinished: a later batch that was planned; ``None`` if there is none.
-        watermark_ms: the watermark that this batch had; 0 without one.
-        next_watermark_ms: the watermark that its records have moved it to.
-        offsets: what its sources had given by the end of it, each as Spark writes it.
-        folder: the copy on this machine.
+        batch: the last finished batch.
+        unfinished: the last planned batch after it; ``None`` if there is none.
+        watermark_ms: the watermark of ``batch``; 0 without one.
+        next_watermark_ms: the watermark after the records of ``batch``.
+        offsets: the sources' positions after ``batch``, in Spark's form.
     """
 
     path: str
-    query: str
     batch: int
     unfinished: int | None
     watermark_ms: int
@@ -77,42 +72,31 @@ class QueryCheckpoint:
     folder: Path
 
     def entry(self) -> str:
-        """Spark's entry for the batch without the settings that the query had, which are not those of another one."""
+        """Return Spark's entry for the batch without the old query's settings, which must not apply to a new one."""
         version, settings, *offsets = _lines(self.folder / _OFFSETS / str(self.batch))
         kept = {**orjson.loads(settings), "conf": {}}
         return "\n".join([version, orjson.dumps(kept).decode(), *offsets])
 
 
 def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> QueryCheckpoint:
-    """Copy a checkpoint, but for its state, and read it.
-
-    Args:
-        spark: reads it, wherever Spark can.
-        path: the checkpoint, as it was given to the query.
-        folder: an empty folder of this machine.
-
-    Raises:
-        InvalidError: there is no checkpoint of a streaming query, it has not finished a batch, or the session runs it.
-        DataError: an entry of it cannot be read.
-    """
+    """Copy a checkpoint except for its state to an empty local folder, and read it."""
     place = str(path)
     _copy(spark, place, folder)
     batches = {part: _numbers(folder / part) for part in (_COMMITS, _OFFSETS)}
     if not batches[_OFFSETS]:
-        raise InvalidError("there is no checkpoint of a streaming query at this path", path=place)
+        raise InvalidError("no checkpoint of a streaming query at this path", path=place)
     done = max(batches[_COMMITS] & batches[_OFFSETS], default=None)
     if done is None:
         raise InvalidError("the query has finished no batch, so it has no state", path=place)
     version, settings, *offsets = _lines(folder / _OFFSETS / str(done))
     if version not in _VERSIONS:
-        raise DataError("this version of Spark's offsets is not known", path=place, version=version)
+        raise DataError("cannot read this version of Spark's offsets", path=place, version=version)
     committed = _lines(folder / _COMMITS / str(done))
     query = str(_object(folder / _METADATA, _lines(folder / _METADATA)[0]).get("id", ""))
     if any(str(running.id) == query for running in spark.streams.active):
         raise InvalidError("the query runs: stop it first", path=place, query=query)
     return QueryCheckpoint(
         path=place,
-        query=query,
         batch=done,
         unfinished=max((batch for batch in batches[_OFFSETS] if batch > done), default=None),
         watermark_ms=int(_object(folder / _OFFSETS, settings).get("batchWatermarkMs", 0)),
@@ -123,13 +107,7 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
 
 
 def put_checkpoint(checkpoint: QueryCheckpoint, target: Path, query: str) -> None:
-    """Make the checkpoint of a query that goes on after the last batch that is done, and has no state of its own.
-
-    Args:
-        checkpoint: of the stopped query.
-        target: where it is to lie; what is there is replaced.
-        query: the new query's id.
-    """
+    """Replace ``target`` by the checkpoint of a new, stateless query that continues after the last finished batch."""
     staged = target.with_name(f".{target.name}.importing")
     shutil.rmtree(staged, ignore_errors=True)
     staged.parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +116,7 @@ def put_checkpoint(checkpoint: QueryCheckpoint, target: Path, query: str) -> Non
     rewind_checkpoints(staged, {query: checkpoint.batch})
     (staged / _OFFSETS / str(checkpoint.batch)).write_text(checkpoint.entry())
     forget_later_files(staged, checkpoint.batch)
+    # Rename a complete folder: a crash leaves no half-written checkpoint for Spark to continue from.
     shutil.rmtree(target, ignore_errors=True)
     staged.rename(target)
 
@@ -164,8 +143,8 @@ def _lines(path: Path) -> list[str]:
 def _object(path: Path, text: str) -> Mapping[str, Any]:
     try:
         found = orjson.loads(text)
-    except ValueError as cause:
-        raise DataError("an entry of the checkpoint is damaged", path=path, text=text[:100]) from cause
+    except ValueError:
+        found = None
     if not isinstance(found, dict):
         raise DataError("an entry of the checkpoint is damaged", path=path, text=text[:100])
     return found
@@ -177,21 +156,21 @@ _MILLIS: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedCheckpoint:
-    """What an import has moved, or would move.
+    """The result of an import, or its forecast.
 
     Attributes:
         version: the table version that has the rows; ``None`` for a dry run.
         computation: the computation.
         operator: Spark's name of the operator.
-        batch: the last batch that the query has done.
-        unfinished: a later batch that it had begun; the pipeline reads its records again. ``None`` if there is none.
-        rows: how many keys.
-        timers: how many timers, those of times to live among them.
+        batch: the last finished batch of the query.
+        unfinished: a later, unfinished batch, whose records the pipeline reads again. ``None`` if there is none.
+        rows: the number of keys.
+        timers: the number of timers, including those of times to live.
         key: the key's columns, as Spark writes their types.
-        columns: by variable, or ``state``, the type in Spark.
+        columns: the type in Spark, by variable or ``state``.
         watermark_ms: the query's watermark; 0 without one.
-        sources: how many sources the query reads; 0 if they do not come along.
-        samples: some of the rows, as the store has them.
+        sources: the number of imported sources; 0 if ``input`` is ``None``.
+        samples: some of the rows, in the store's form.
     """
 
     version: int | None
@@ -226,38 +205,37 @@ def import_checkpoint(
     rng: Rng | None = None,
     told: LoadProgress = lambda *_: None,
 ) -> ImportedCheckpoint:
-    """Make rows of the state of a stopped Spark query, and go on with its sources where it stood.
+    """Import the state of a stopped Spark query into a store, so that a pipeline continues with its sources.
 
-    The checkpoint is only read. Afterwards `transform_with_state`, `apply_in_pandas_with_state`, or a pipeline with a
-    computation of that name, runs on the store with the frame that the query had.
+    The checkpoint is only read. Afterwards, run `transform_with_state`, `apply_in_pandas_with_state` or a pipeline with
+    a computation of that name on the store, with the query's frame.
 
     Args:
         checkpoint: the query's checkpoint, anywhere Spark can read.
         computation: the name of the computation that takes the state over.
-        into: the store; it is created if there is none.
-        operator: Spark's number of the stateful operator; it can be left out if the query has one only.
-        pipeline: the pipeline that the computation is of; its name if it is the only one, as with
-            `transform_with_state`.
-        input: the injected stream that resumes the query's sources; ``None`` leaves the sources alone.
+        into: the store. It is created if it does not exist.
+        operator: Spark's number of the stateful operator, not needed if the query has only one.
+        pipeline: the computation's pipeline. The default, the computation's name, is right for `transform_with_state`.
+        input: the injected stream that resumes the query's sources. ``None`` leaves the sources alone.
         plain_key: whether the computation's key is given as a column (``key="card"``), not as a list of columns.
-        timeout: of a query with ``applyInPandasWithState`` the ``GroupStateTimeout`` that it had, which the checkpoint
-            does not say; it can be left out if no key has a timeout.
-        event_time: of a query with ``dropDuplicates`` whose key has the column of the watermark: that column, so that
-            keys expire as in Spark; otherwise those that move are kept for ever.
-        convert: of an aggregation, makes a key's state of two mappings, the key's columns and the buffers; otherwise the
+        timeout: the ``GroupStateTimeout`` of ``applyInPandasWithState``, which the checkpoint does not record. It is
+            not needed if no key has a timeout.
+        event_time: the watermark's column if it is part of the key of ``dropDuplicates``, so that keys expire as in
+            Spark. Without it, imported keys are kept indefinitely.
+        convert: makes a key's state of an aggregation from two mappings, the key's columns and the buffers. The default
             state is the object of the buffers. A key for which it returns ``None`` is left out.
-        intervals: into how many intervals the keys are cut; the option ``intervals`` of the computation.
+        intervals: the number of the computation's key intervals, as in its option ``intervals``.
         dry_run: count, and show some rows; write nothing.
-        spark: the session that reads; the active one, or a new one, unless given.
+        spark: the session that reads. The default is the active session, or a new one.
         rng: the source of names.
-        told: called with ``"read"`` or ``"write"``, the number of rows so far, and that of all if it is known.
+        told: called with ``"read"`` or ``"write"``, the number of rows so far, and the total if it is known.
 
     Returns:
-        What was moved.
+        Counts, positions and some rows.
 
     Raises:
         InvalidError: there is no such checkpoint or operator, its state cannot be moved, the computation has rows, or
-            the input has a place in its sources already.
+            the input already has positions in its sources.
         ConflictError: the pipeline runs.
         DataError: the checkpoint is damaged.
 
@@ -287,7 +265,8 @@ def import_checkpoint(
         counted = _Counted(batches_of(rows))
         version = None
         if dry_run:
-            counted.exhaust(told)
+            for _ in counted:
+                told("read", counted.rows, None)
         else:
             store = into if isinstance(into, Store) else opened.enter_context(closing(Store.open(into)))
             beginning = _beginning(
@@ -318,13 +297,13 @@ def import_checkpoint(
 def _beginning(
     store: Store, query: QueryCheckpoint, pipeline: str, computation: str, stream: str | None, rng: Rng
 ) -> LoadBeginning:
-    """Write the checkpoint from which Spark goes on, and say what the commit of the rows says of it."""
+    """Write the new query's checkpoint, and return the positions and watermarks to commit with the rows."""
     if stream is None:
         return LoadBeginning()
     root = local_folder(store.path)
     if root is None:
         raise InvalidError(
-            "sources come along to a store in a folder of this machine only; pass input=None to leave them",
+            "cannot import sources into a store that is not a local folder: pass input=None to leave them",
             path=store.path,
         )
     positions = store.committer.refresh().txns
@@ -333,12 +312,13 @@ def _beginning(
     own = checkpoints_in(target).keys()
     if known or by_query(positions).keys() & own:
         raise InvalidError(
-            "the input has a place in its sources already; pass input=None to leave the query's sources alone",
+            "the input already has a place in its sources: pass input=None to leave the query's sources alone",
             pipeline=pipeline,
             input=stream,
             checkpoint=target,
         )
     query_id = _query_id(rng)
+    # The checkpoint comes before the commit that names it: the reverse could leave a position without a checkpoint.
     put_checkpoint(query, target, query_id)
     position = AppId.INPUT.of(pipeline, stream, query_id)
     watermarks = {
@@ -352,13 +332,13 @@ def _beginning(
 
 
 def _query_id(rng: Rng) -> str:
-    """A name as Spark gives it to a query: a random UUID."""
+    """Return a random UUID, the form of Spark's query ids."""
     token = rng.token()
     return f"{token[:8]}-{token[8:12]}-4{token[13:16]}-8{token[17:20]}-{token[20:]}"
 
 
 class _Counted:
-    """Batches of rows that are counted as they are read, and some of which are kept."""
+    """Counts batches of rows as they are read, and keeps some rows as samples."""
 
     def __init__(self, batches: pa.RecordBatchReader) -> None:
         self._batches = batches
@@ -367,7 +347,6 @@ class _Counted:
         self.samples: list[dict[str, Any]] = []
 
     def reader(self) -> pa.RecordBatchReader:
-        """The batches, to be read once."""
         return pa.RecordBatchReader.from_batches(self._batches.schema, iter(self))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -377,8 +356,3 @@ class _Counted:
             if len(self.samples) < _SAMPLES:
                 self.samples += batch.slice(0, _SAMPLES - len(self.samples)).to_pylist()
             yield batch
-
-    def exhaust(self, told: LoadProgress) -> None:
-        """Read all of them."""
-        for _ in self:
-            told("read", self.rows, None)

@@ -1,117 +1,83 @@
-"""Schemas as Spark's users write them: a ``StructType``, or text such as ``"count int, seen array<string>"``.
+"""Spark schemas without Spark's JVM, and the JSON form of their values.
 
-Spark parses the text in its JVM, which neither the local runner nor a Python worker has.
-
-The columns that views show of states: one for each variable that a processor declares, or each field of a group's state.
+A schema is a ``StructType``, or text such as ``"count int, seen array<string>"``, which Spark would parse in its JVM.
+In JSON, text, booleans, whole numbers and finite floats stay unchanged. Times and dates become ISO 8601 text, decimals
+text, bytes Base64, NaN and infinities their names, structs objects, and maps lists of pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
+from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import lru_cache
-from itertools import chain
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-import pyarrow as pa
+import numpy as np
 import sqlglot
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812 - the name that every Spark user knows
 from sqlglot import expressions as tree
 
-from millpond.executor.spark_compat.variables import Variable
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.key_text import kind_of_name, name_of_kind
-from millpond.statestore.view_columns import StateColumn
 
+_Convert: TypeAlias = Callable[[Any], Any]
 _Kind: Final = tree.DType
-_ATOMS: Final[Mapping[tree.DType, Callable[[], DataType]]] = {
-    _Kind.BIGINT: LongType,
-    _Kind.BINARY: BinaryType,
-    _Kind.BOOLEAN: BooleanType,
-    _Kind.CHAR: StringType,
-    _Kind.DATE: DateType,
-    _Kind.DOUBLE: DoubleType,
-    _Kind.FLOAT: FloatType,
-    _Kind.INT: IntegerType,
-    _Kind.SMALLINT: ShortType,
-    _Kind.TEXT: StringType,
-    _Kind.TIMESTAMP: TimestampType,
-    _Kind.TIMESTAMPTZ: TimestampType,
-    _Kind.TIMESTAMPLTZ: TimestampType,
-    _Kind.TIMESTAMPNTZ: TimestampNTZType,
-    _Kind.TINYINT: ByteType,
-    _Kind.VARCHAR: StringType,
+_ATOM_TYPES: Final[Mapping[tree.DType, Callable[[], T.DataType]]] = {
+    _Kind.BIGINT: T.LongType,
+    _Kind.BINARY: T.BinaryType,
+    _Kind.BOOLEAN: T.BooleanType,
+    _Kind.CHAR: T.StringType,
+    _Kind.DATE: T.DateType,
+    _Kind.DOUBLE: T.DoubleType,
+    _Kind.FLOAT: T.FloatType,
+    _Kind.INT: T.IntegerType,
+    _Kind.SMALLINT: T.ShortType,
+    _Kind.TEXT: T.StringType,
+    _Kind.TIMESTAMP: T.TimestampType,
+    _Kind.TIMESTAMPTZ: T.TimestampType,
+    _Kind.TIMESTAMPLTZ: T.TimestampType,
+    _Kind.TIMESTAMPNTZ: T.TimestampNTZType,
+    _Kind.TINYINT: T.ByteType,
+    _Kind.VARCHAR: T.StringType,
 }
 _DECIMAL_DEFAULT: Final = (10, 0)
 
 
-def parse_schema(schema: StructType | str) -> StructType:
-    """The struct that a schema describes; one type that is no struct becomes its only field, ``value``, as in Spark.
-
-    Args:
-        schema: a ``StructType``, or text in Spark's syntax: columns, ``struct<…>`` or one type.
-
-    Raises:
-        InvalidError: the text is no schema, or has a type that state cannot have.
-
-    Example:
-        >>> parse_schema("count int, seen array<string>").simpleString()
-        'struct<count:int,seen:array<string>>'
-        >>> parse_schema("decimal(10, 2)").simpleString()
-        'struct<value:decimal(10,2)>'
-    """
-    if isinstance(schema, StructType):
+def parse_schema(schema: T.StructType | str) -> T.StructType:
+    """Return the struct that a schema describes. As in Spark, a type that is no struct becomes the field ``value``."""
+    if isinstance(schema, T.StructType):
         return schema
     if not isinstance(schema, str):
         raise InvalidError(
-            "a schema is a StructType, or text such as 'count int'", type=type(schema).__name__
+            "a schema must be a StructType, or text such as 'count int'", type=type(schema).__name__
         )
     return _parsed(schema)
 
 
 @lru_cache(maxsize=1_024)
-def _parsed(schema: str) -> StructType:
-    # Processors declare their variables again in each bundle, so a text is parsed once in a process.
-    # With colons, as within a struct, is another way to write columns.
+def _parsed(schema: str) -> T.StructType:
+    # Cached because processors declare their variables again in each bundle.
+    # Spark accepts "a: int, b: string" for columns too: such text parses only inside struct<…>.
     fields = _columns(f"value {schema}") or (_columns(f"value struct<{schema}>") if ":" in schema else None)
     is_type = fields is not None and len(fields) == 1
     fields = fields or _columns(schema)
     if fields is None:
         raise _refusal(schema, "Spark's syntax is 'count int, seen array<string>'")
-    columns = StructType([_field(one, schema) for one in fields])
+    columns = T.StructType([_field(one, schema) for one in fields])
     only = columns[0].dataType
-    return only if is_type and isinstance(only, StructType) else columns
+    return only if is_type and isinstance(only, T.StructType) else columns
 
 
 def _columns(text: str) -> list[tree.Expression] | None:
-    """The columns of a text, each with a type; ``None`` if it is not a list of such columns."""
     try:
         parsed = sqlglot.parse_one(f"CREATE TABLE t ({text})", dialect="spark")
     except sqlglot.ParseError:
         return None
     columns = parsed.this.expressions if isinstance(parsed, tree.Create) else []
     has_types = all(isinstance(one, tree.ColumnDef) and one.args.get("kind") for one in columns)
-    # The parser passes over what it does not know inside a struct.
+    # The parser drops unknown words inside a struct without an error, so compare the number of words.
     is_whole = _words(text) == sum(_words(one.sql("spark")) for one in columns)
     return columns if columns and has_types and is_whole else None
 
@@ -120,24 +86,24 @@ def _words(text: str) -> int:
     return sum(any(map(str.isalnum, token.text)) for token in sqlglot.tokenize(text, dialect="spark"))
 
 
-def _data_type(node: tree.Expression | None, schema: str) -> DataType:
+def _data_type(node: tree.Expression | None, schema: str) -> T.DataType:
     if not isinstance(node, tree.DataType):
-        raise _refusal(schema, "a column has no type that Spark knows")
+        raise _refusal(schema, "a column needs a type that Spark knows")
     parts = node.expressions
     if node.this is _Kind.STRUCT and parts:
-        return StructType([_field(part, schema) for part in parts])
+        return T.StructType([_field(part, schema) for part in parts])
     if node.this is _Kind.ARRAY and len(parts) == 1:
-        return ArrayType(_data_type(parts[0], schema))
+        return T.ArrayType(_data_type(parts[0], schema))
     if node.this is _Kind.MAP and len(parts) == 2:
-        return MapType(_data_type(parts[0], schema), _data_type(parts[1], schema))
+        return T.MapType(_data_type(parts[0], schema), _data_type(parts[1], schema))
     if node.this is _Kind.DECIMAL:
-        return DecimalType(*([int(part.name) for part in parts] or _DECIMAL_DEFAULT))
-    if node.this not in _ATOMS:
-        raise _refusal(schema, f"{node.sql('spark') or node.this.value} is no type that state can have")
-    return _ATOMS[node.this]()
+        return T.DecimalType(*([int(part.name) for part in parts] or _DECIMAL_DEFAULT))
+    if node.this not in _ATOM_TYPES:
+        raise _refusal(schema, f"{node.sql('spark') or node.this.value} is not a type for state")
+    return _ATOM_TYPES[node.this]()
 
 
-def _field(node: tree.Expression, schema: str) -> StructField:
+def _field(node: tree.Expression, schema: str) -> T.StructField:
     if not isinstance(node, tree.ColumnDef):
         raise _refusal(schema, f"{node.sql('spark')!r} is not a name and a type")
     is_required = any(
@@ -145,42 +111,229 @@ def _field(node: tree.Expression, schema: str) -> StructField:
         for one in node.find_all(tree.ColumnConstraint)
         if one.parent is node
     )
-    return StructField(node.name, _data_type(node.args.get("kind"), schema), nullable=not is_required)
+    return T.StructField(node.name, _data_type(node.args.get("kind"), schema), nullable=not is_required)
 
 
 def _refusal(schema: str, reason: str) -> InvalidError:
-    return InvalidError("this text is no schema", schema=schema, reason=reason)
+    return InvalidError("cannot parse the schema", schema=schema, reason=reason)
 
 
-def columns_of_variables(variables: Iterable[Variable]) -> tuple[StateColumn, ...]:
-    """A column for each state variable, except those with a type that SQL cannot show, which are in ``state`` alone."""
-    return tuple(chain.from_iterable(map(_of_variable, variables)))
+_BITS: Final[Mapping[type[T.DataType], int]] = {
+    T.ByteType: 8,
+    T.ShortType: 16,
+    T.IntegerType: 32,
+    T.LongType: 64,
+}
 
 
-def columns_of_fields(schema: StructType) -> tuple[StateColumn, ...]:
-    """A column for each field of a state."""
-    kind = _kind(schema)
-    return () if kind is None else tuple(StateColumn(field.name, "field", field.type) for field in kind)
+class StructCodec:
+    """Converts the values of a struct, which are tuples in the order of its fields.
+
+    Args:
+        schema: the fields.
+        what: the values' name in errors, such as ``"the state 'count'"``.
+
+    Example:
+        >>> codec = StructCodec(parse_schema("count int, day date"), "the state 'days'")
+        >>> codec.to_json((3, date(2013, 1, 31)))
+        {'count': 3, 'day': '2013-01-31'}
+        >>> codec.from_json({"count": 3, "day": "2013-01-31"})
+        (3, datetime.date(2013, 1, 31))
+    """
+
+    __slots__ = ("_get", "_what", "_write", "names", "schema")
+
+    def __init__(self, schema: T.StructType, what: str) -> None:
+        self.schema: T.StructType = schema
+        self.names: list[str] = schema.names
+        self._what = what
+        self._write = [_writer(field.dataType, f"{what}, field {field.name!r}") for field in schema]
+        self._get = [_reader(field.dataType) for field in schema]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (StructCodec, (self.schema, self._what))
+
+    def to_json(self, value: Any) -> dict[str, Any]:
+        """Encode a tuple, list or Row with one value for each field."""
+        if isinstance(value, tuple | list) and len(value) == len(self.names):
+            return {
+                name: None if part is None else write(part)
+                for name, write, part in zip(self.names, self._write, value, strict=True)
+            }
+        found = {"values": len(value)} if isinstance(value, tuple | list) else {"type": type(value).__name__}
+        raise InvalidError(
+            f"{self._what} takes a tuple with one value for each field",
+            fields=self.schema.simpleString(),
+            **found,
+        )
+
+    def row_to_json(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Encode a row's fields by name. An absent field becomes null."""
+        get = row.get
+        return {
+            name: None if (part := get(name)) is None else write(part)
+            for name, write in zip(self.names, self._write, strict=True)
+        }
+
+    def part_to_json(self, value: Any) -> dict[str, Any]:
+        """Encode a nested value: a dict or a Row by its names, a tuple by its places."""
+        if isinstance(value, T.Row) and hasattr(value, "__fields__"):
+            value = dict(zip(value.__fields__, value, strict=True))
+        return self.row_to_json(value) if isinstance(value, dict) else self.to_json(value)
+
+    def from_json(self, stored: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Decode a JSON object. A field that is newer than the object becomes ``None``."""
+        get = stored.get
+        return tuple(
+            part if read is None or part is None else read(part)
+            for part, read in zip(map(get, self.names), self._get, strict=True)
+        )
 
 
-def _of_variable(variable: Variable) -> Iterable[StateColumn]:
-    kind = _kind(variable.codec.schema)
-    key_kind = None if variable.key_codec is None else _kind(variable.key_codec.schema)
-    if kind is not None and (key_kind is None) == (variable.key_codec is None):
-        yield StateColumn(variable.name, variable.form, kind, key_kind, variable.ttl_ms is not None)
+def _writer(kind: T.DataType, what: str) -> _Convert:
+    if isinstance(kind, T.StructType):
+        codec = StructCodec(kind, what)
+        return codec.part_to_json
+    if isinstance(kind, T.ArrayType):
+        write = _nullable(_writer(kind.elementType, what))
+        return lambda value: list(map(write, _of(value, (list, tuple, np.ndarray), kind, what)))
+    if isinstance(kind, T.MapType):
+        write_key, write = _writer(kind.keyType, what), _nullable(_writer(kind.valueType, what))
+        return lambda value: [
+            [write_key(key), write(part)] for key, part in _of(value, dict, kind, what).items()
+        ]
+    if type(kind) in _BITS:
+        return _int_writer(kind, what)
+    if isinstance(kind, T.DecimalType):
+        return _decimal_writer(kind, what)
+    write_atom = _WRITERS.get(type(kind))
+    if write_atom is None:
+        raise InvalidError(f"{what} cannot have this type", type=kind.simpleString())
+    return lambda value: write_atom(value, kind, what)
 
 
-def _kind(schema: StructType) -> pa.StructType | None:
-    """A schema's type as the store records it; ``None`` for what not every SQL engine can show."""
-    if not _is_shown(schema):
-        return None
-    return kind_of_name(name_of_kind(pa.struct(list(to_arrow_schema(schema, timezone="UTC")))))
+def _reader(kind: T.DataType) -> _Convert | None:
+    """Return the decoder of a type, ``None`` if JSON has the value unchanged."""
+    if isinstance(kind, T.StructType):
+        codec, factory = StructCodec(kind, ""), T.Row(*kind.names)
+        return lambda stored: factory(*codec.from_json(stored))
+    if isinstance(kind, T.ArrayType):
+        if _reader(kind.elementType) is None:
+            return None
+        read = _nullable(_reader(kind.elementType))
+        return lambda stored: list(map(read, stored))
+    if isinstance(kind, T.MapType):
+        read_key, read = _reader(kind.keyType) or _nullable(None), _nullable(_reader(kind.valueType))
+        return lambda stored: {read_key(key): read(part) for key, part in stored}
+    return _READERS.get(type(kind))
 
 
-def _is_shown(kind: object) -> bool:
-    if isinstance(kind, StructType):
-        # Names of columns have no case in SQL.
-        names = {name.lower() for name in kind.names}
-        return len(names) == len(kind.names) and all(_is_shown(field.dataType) for field in kind)
-    parts = (getattr(kind, name, None) for name in ("elementType", "keyType", "valueType"))
-    return not isinstance(kind, NullType) and all(part is None or _is_shown(part) for part in parts)
+def _nullable(convert: _Convert | None) -> _Convert:
+    if convert is None:
+        return lambda value: value
+    return lambda value: None if value is None else convert(value)
+
+
+def _of(value: Any, kinds: type | tuple[type, ...], kind: T.DataType, what: str) -> Any:
+    if isinstance(value, kinds):
+        return value
+    raise _misfit(value, kind, what)
+
+
+def _misfit(value: Any, kind: T.DataType, what: str) -> InvalidError:
+    return InvalidError(
+        f"{what} does not take this value",
+        value=repr(value)[:100],
+        type=type(value).__name__,
+        wanted=kind.simpleString(),
+    )
+
+
+def _int_writer(kind: T.DataType, what: str) -> _Convert:
+    bound = 1 << (_BITS[type(kind)] - 1)
+
+    def write(value: Any) -> int:
+        if type(value) is not int:
+            value = int(_of(value, np.integer, kind, what))
+        if not -bound <= value < bound:
+            raise _misfit(value, kind, what)
+        return int(value)
+
+    return write
+
+
+def _decimal_writer(kind: T.DecimalType, what: str) -> _Convert:
+    unit, bound = Decimal(1).scaleb(-kind.scale), Decimal(10) ** (kind.precision - kind.scale)
+    context = Context(prec=max(kind.precision, 1), rounding=ROUND_HALF_UP)
+
+    def write(value: Any) -> str:
+        number = Decimal(_of(value, (Decimal, int), kind, what))
+        if not number.is_finite() or abs(number) >= bound:
+            raise _misfit(value, kind, what)
+        return str(number.quantize(unit, context=context))
+
+    return write
+
+
+def _write_float(value: Any, kind: T.DataType, what: str) -> float | str:
+    if type(value) is not float:
+        # In Python a bool is an int, but Spark refuses it for a float.
+        if isinstance(value, bool):
+            raise _misfit(value, kind, what)
+        value = float(_of(value, (float, int, np.floating, np.integer), kind, what))
+    number: float = value
+    return number if math.isfinite(number) else repr(number)
+
+
+def _write_timestamp(value: Any, kind: T.DataType, what: str) -> str:
+    # As in Spark, a datetime without a zone is local time.
+    return str(_of(value, datetime, kind, what).astimezone(UTC).isoformat())
+
+
+def _write_timestamp_ntz(value: Any, kind: T.DataType, what: str) -> str:
+    return str(_of(value, datetime, kind, what).replace(tzinfo=None).isoformat())
+
+
+def _write_date(value: Any, kind: T.DataType, what: str) -> str:
+    if isinstance(value, datetime):
+        raise _misfit(value, kind, what)
+    return str(_of(value, date, kind, what).isoformat())
+
+
+def _write_binary(value: Any, kind: T.DataType, what: str) -> str:
+    return b64encode(_of(value, (bytes, bytearray), kind, what)).decode()
+
+
+def _write_text(value: Any, kind: T.DataType, what: str) -> str:
+    return value if type(value) is str else str(_of(value, str, kind, what))
+
+
+def _write_boolean(value: Any, kind: T.DataType, what: str) -> bool:
+    return value if type(value) is bool else bool(_of(value, np.bool_, kind, what))
+
+
+def _write_null(value: Any, kind: T.DataType, what: str) -> None:
+    raise _misfit(value, kind, what)
+
+
+_WRITERS: Final[Mapping[type[T.DataType], Callable[[Any, Any, str], Any]]] = {
+    T.BinaryType: _write_binary,
+    T.BooleanType: _write_boolean,
+    T.DateType: _write_date,
+    T.DoubleType: _write_float,
+    T.FloatType: _write_float,
+    T.NullType: _write_null,
+    T.StringType: _write_text,
+    T.TimestampNTZType: _write_timestamp_ntz,
+    T.TimestampType: _write_timestamp,
+}
+_READERS: Final[Mapping[type[T.DataType], _Convert]] = {
+    T.BinaryType: b64decode,
+    T.DateType: date.fromisoformat,
+    T.DecimalType: Decimal,
+    # A whole float may come back from JSON as an int.
+    T.DoubleType: float,
+    T.FloatType: float,
+    T.TimestampNTZType: datetime.fromisoformat,
+    T.TimestampType: lambda stored: datetime.fromisoformat(stored).astimezone().replace(tzinfo=None),
+}

@@ -1,9 +1,8 @@
-"""A streaming frame, code written for Spark's stateful operators, and a store in place of Spark's own state."""
+"""Spark's stateful operators on a streaming frame, with a store in place of Spark's own state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
@@ -19,7 +18,7 @@ from millpond.executor.pipeline.nodes import OnError
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.columns import TYPED_FIELD
 from millpond.executor.sinks.sink import DeltaSink, Sink
-from millpond.executor.spark.frames import watermark_column
+from millpond.executor.spark.frames import watermark_column, watermark_delay_us
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
 from millpond.executor.spark.session import refuse_connect
@@ -27,6 +26,7 @@ from millpond.executor.spark_compat.group_state import (
     ApplyInArrowWithState,
     ApplyInPandasWithState,
     ArrowFunction,
+    DropDuplicates,
     PandasFunction,
 )
 from millpond.executor.spark_compat.schema import parse_schema
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 
 INPUT: Final = "input"
-"""Name of the injected stream of the frame."""
 
 _TICK_MS: Final = 250
 _NO_TICK_MS: Final = 86_400_000
@@ -69,31 +68,31 @@ def transform_with_state(
 ) -> SparkRun:
     """Run a ``StatefulProcessor`` over a streaming frame, with its state in a store.
 
-    It takes what ``frame.groupBy(*keys).transformWithState(…)`` takes. The event time and its delay are those of
-    the frame's ``withWatermark``; rows behind it are left out as Spark leaves them out.
+    The arguments resemble ``frame.groupBy(*keys).transformWithState(…)``. The frame's ``withWatermark`` gives the event
+    time and its delay. As in Spark, rows behind the watermark are dropped.
 
     Args:
         frame: the streaming frame.
         keys: the columns to group by.
         processor: an instance of the user's class.
         output_schema: of the rows that it yields.
-        output_mode: ``"Append"`` or ``"Update"``, which mean the same here as in Spark.
+        output_mode: ``"Append"`` or ``"Update"``, with the same meaning as in Spark.
         time_mode: ``"None"``, ``"ProcessingTime"`` or ``"EventTime"``.
-        initial_state: a bounded frame with the same key columns, given to ``handleInitialState`` before all else,
+        initial_state: a bounded frame with the same key columns, given to ``handleInitialState`` before all other rows,
             once in the life of the store.
         store: path of the store, or an open one.
-        sink: where the output goes: a sink, or the path of a Delta table with the columns of ``output_schema``. It can
-            be left out to look at the state only.
-        trigger: arguments of Spark's ``DataStreamWriter.trigger``; ``None`` takes batches as fast as they come.
-        rows_as: ``"pandas"`` for a processor that is written for ``transformWithStateInPandas``.
-        name: the computation's name in the store; the class's name otherwise.
-        id: column with the record's id; records with the same id count once.
-        on_error: what happens to rows whose code fails: ``"stop"`` ends the run as it ends a query of Spark,
-            ``"dead_letter"`` puts all rows of the key in the micro-batch aside.
-        tick_ms: how long the input must be silent before due timers fire without it: 250 unless given, and not at all
-            between the micro-batches of ``availableNow``, as in Spark.
-        event_time_column_name: the column of the output that is its rows' event time, as in Spark: sinks get it, and a
-            row at or before the watermark fails. In a pipeline, `TransformWithState` has it for the computations after it.
+        sink: a sink for the output, or the path of a Delta table with the columns of ``output_schema``. Without a sink,
+            only views show results.
+        trigger: arguments of Spark's ``DataStreamWriter.trigger``. ``None`` starts each batch when the last one ends.
+        rows_as: ``"pandas"`` for a processor written for ``transformWithStateInPandas``.
+        name: the computation's name in the store, by default the name of the processor's class.
+        id: column with the record's id. Records with the same id count once.
+        on_error: the fate of rows whose code fails. ``"stop"`` ends the run, as Spark ends a query. ``"dead_letter"``
+            keeps all rows of the key in the micro-batch as dead letters.
+        tick_ms: how long the input must be silent before due timers fire without it, in milliseconds. The default is
+            250. As in Spark, timers do not fire between the micro-batches of ``availableNow``.
+        event_time_column_name: the output's column with the event time for sinks. As in Spark, a row at or before the
+            watermark fails. In a pipeline, pass it to `TransformWithState` for the computations that follow.
         options: all other options of `SparkRunner`.
 
     Returns:
@@ -111,36 +110,39 @@ def transform_with_state(
             time_mode="EventTime", store="pond", sink="totals",
         )
     """
-    query = GroupedQuery(
-        frame=frame,
-        keys=keys,
+    columns = _key_columns(frame, keys, output_mode)
+    has_watermark = watermark_column(frame.schema) is not None
+    if str(time_mode).lower() == "eventtime" and not has_watermark:
+        raise InvalidError(
+            "the time mode EventTime needs the frame's withWatermark, as in frame.withWatermark('time', '10 minutes')",
+            columns=frame.columns,
+        )
+    if event_time_column_name and not has_watermark:
+        raise InvalidError("event_time_column_name needs the frame's withWatermark", columns=frame.columns)
+    computation = TransformWithState(
+        processor,
+        output_schema,
+        time_mode,
+        keys=columns,
+        rows_as=rows_as,
+        event_time_column_name=event_time_column_name,
+        has_watermark=has_watermark,
+    )
+    return _start(
+        frame,
+        computation,
+        keys=columns,
+        name=name or type(processor).__name__,
         output_schema=output_schema,
-        output_mode=output_mode,
         store=store,
         sink=sink,
         trigger=trigger,
         id=id,
         on_error=on_error,
         tick_ms=tick_ms,
-        options=options,
+        initial_state=initial_state,
+        **options,
     )
-    if str(time_mode).lower() == "eventtime" and query.event_time is None:
-        raise InvalidError(
-            "the time mode EventTime needs the frame's withWatermark, as in frame.withWatermark('time', '10 minutes')",
-            columns=frame.columns,
-        )
-    if event_time_column_name and query.event_time is None:
-        raise InvalidError("event_time_column_name needs the frame's withWatermark", columns=frame.columns)
-    computation = TransformWithState(
-        processor,
-        output_schema,
-        time_mode,
-        keys=query.columns,
-        rows_as=rows_as,
-        event_time_column_name=event_time_column_name,
-        has_watermark=query.event_time is not None,
-    )
-    return query.start(name or type(processor).__name__, computation, initial_state)
 
 
 def apply_in_pandas_with_state(
@@ -163,8 +165,8 @@ def apply_in_pandas_with_state(
 ) -> SparkRun:
     """Run a function written for ``applyInPandasWithState`` over a streaming frame, with its state in a store.
 
-    It takes what ``frame.groupBy(*keys).applyInPandasWithState(…)`` takes. The event time and its delay are those of
-    the frame's ``withWatermark``; rows behind it are left out as Spark leaves them out.
+    The arguments resemble ``frame.groupBy(*keys).applyInPandasWithState(…)``. The frame's ``withWatermark`` gives the
+    event time and its delay. As in Spark, rows behind the watermark are dropped.
 
     Args:
         frame: the streaming frame.
@@ -172,14 +174,14 @@ def apply_in_pandas_with_state(
         function: the user's function of key, frames and `GroupState`.
         output_schema: of the frames that it yields.
         state_schema: of its state.
-        output_mode: ``"Append"`` or ``"Update"``, which mean the same here as in Spark.
+        output_mode: ``"Append"`` or ``"Update"``, with the same meaning as in Spark.
         timeout: one of Spark's ``GroupStateTimeout``.
         store: path of the store, or an open one.
-        sink: where the output goes: a sink, or the path of a Delta table with the columns of ``output_schema``.
-        trigger: arguments of Spark's ``DataStreamWriter.trigger``; ``None`` takes batches as fast as they come.
-        name: the computation's name in the store; the function's name otherwise.
-        id: column with the record's id; records with the same id count once.
-        on_error: what happens to rows whose code fails; see `transform_with_state`.
+        sink: a sink for the output, or the path of a Delta table with the columns of ``output_schema``.
+        trigger: arguments of Spark's ``DataStreamWriter.trigger``. ``None`` starts each batch when the last one ends.
+        name: the computation's name in the store, by default the function's name.
+        id: column with the record's id. Records with the same id count once.
+        on_error: the fate of rows whose code fails; see `transform_with_state`.
         tick_ms: how long the input must be silent before due timeouts fire without it; see `transform_with_state`.
         options: all other options of `SparkRunner`.
 
@@ -190,20 +192,23 @@ def apply_in_pandas_with_state(
         InvalidError: the frame is not a stream, or an option, a schema or the timeout does not fit.
         MillpondError: the store cannot be opened; see `SparkRunner.start`.
     """
-    query = GroupedQuery(
-        frame=frame,
-        keys=keys,
+    columns = _key_columns(frame, keys, output_mode)
+    return _start(
+        frame,
+        ApplyInPandasWithState(
+            function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
+        ),
+        keys=columns,
+        name=name or str(getattr(function, "__name__", "function")),
         output_schema=output_schema,
-        output_mode=output_mode,
         store=store,
         sink=sink,
         trigger=trigger,
         id=id,
         on_error=on_error,
         tick_ms=tick_ms,
-        options=options,
+        **options,
     )
-    return _start_groups(query, ApplyInPandasWithState, function, state_schema, timeout, name)
 
 
 def apply_in_arrow_with_state(
@@ -224,149 +229,164 @@ def apply_in_arrow_with_state(
     tick_ms: float | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
-    """`apply_in_pandas_with_state` with Arrow in and out, which Spark has not: for keys of few rows pandas takes most time.
+    """Run a function over a streaming frame like `apply_in_pandas_with_state`, but with Arrow in and out.
 
-    The function gets the key, an iterator of record batches, none when the key has timed out, and Spark's `GroupState`;
-    it yields record batches or tables. A function written for pandas becomes one of these line by line; state and
-    timeouts are the same, and a store of one form is continued by the other.
-
-    Args:
-        frame: the streaming frame.
-        keys: the columns to group by.
-        function: the user's function of key, record batches and `GroupState`.
-        output_schema: of the tables that it yields.
-        state_schema: of its state.
-        output_mode: ``"Append"`` or ``"Update"``.
-        timeout: one of Spark's ``GroupStateTimeout``.
-        store: path of the store, or an open one.
-        sink: where the output goes: a sink, or the path of a Delta table with the columns of ``output_schema``.
-        trigger: arguments of Spark's ``DataStreamWriter.trigger``; ``None`` takes batches as fast as they come.
-        name: the computation's name in the store; the function's name otherwise.
-        id: column with the record's id; records with the same id count once.
-        on_error: what happens to rows whose code fails; see `transform_with_state`.
-        tick_ms: how long the input must be silent before due timeouts fire without it; see `transform_with_state`.
-        options: all other options of `SparkRunner`.
-
-    Returns:
-        The running pipeline: call ``await_termination`` and ``stop``.
-
-    Raises:
-        InvalidError: the frame is not a stream, or an option, a schema or the timeout does not fit.
-        MillpondError: the store cannot be opened; see `SparkRunner.start`.
+    Spark has no such operator. With few rows a key, pandas would take most of the time. State and timeouts are the same,
+    so either form can continue a store of the other. The function gets the key, an iterator of record batches, and
+    `GroupState`. The iterator is empty when the key has timed out. The function yields record batches or tables. The
+    other arguments and the errors are those of `apply_in_pandas_with_state`.
     """
-    query = GroupedQuery(
-        frame=frame,
-        keys=keys,
+    columns = _key_columns(frame, keys, output_mode)
+    return _start(
+        frame,
+        ApplyInArrowWithState(
+            function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
+        ),
+        keys=columns,
+        name=name or str(getattr(function, "__name__", "function")),
         output_schema=output_schema,
-        output_mode=output_mode,
         store=store,
         sink=sink,
         trigger=trigger,
         id=id,
         on_error=on_error,
         tick_ms=tick_ms,
-        options=options,
+        **options,
     )
-    return _start_groups(query, ApplyInArrowWithState, function, state_schema, timeout, name)
 
 
-def _start_groups(
-    query: GroupedQuery,
-    kind: type[ApplyInPandasWithState | ApplyInArrowWithState],
-    function: Callable[..., Any],
-    state_schema: StructType | str,
-    timeout: str,
-    name: str | None,
+def drop_duplicates(
+    frame: DataFrame,
+    keys: str | Sequence[str],
+    *,
+    within_watermark: bool = False,
+    store: Store | str | Path,
+    sink: Sink | str | Path | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    name: str = "drop_duplicates",
+    on_error: OnError = "stop",
+    tick_ms: float | None = None,
+    **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
-    if timeout == GroupStateTimeout.EventTimeTimeout and query.event_time is None:
+    """Drop duplicates from a streaming frame, with the known keys in a store.
+
+    The results are those of ``frame.dropDuplicates(keys)`` and ``frame.dropDuplicatesWithinWatermark(keys)``. A key is
+    kept until the watermark has passed it if the event time is part of the key, and indefinitely otherwise. With
+    ``within_watermark`` it is kept for the watermark's delay.
+
+    Args:
+        frame: the streaming frame.
+        keys: the columns by which rows are duplicates.
+        within_watermark: whether to keep a key for the delay of the frame's ``withWatermark`` only.
+        store: path of the store, or an open one.
+        sink: a sink for the rows, or the path of a Delta table with the columns of the frame.
+        trigger: arguments of Spark's ``DataStreamWriter.trigger``. ``None`` starts each batch when the last one ends.
+        name: the computation's name in the store.
+        on_error: the fate of rows whose code fails; see `transform_with_state`.
+        tick_ms: how long the input must be silent before keys expire without it; see `transform_with_state`.
+        options: all other options of `SparkRunner`.
+
+    Returns:
+        The running pipeline: call ``await_termination`` and ``stop``.
+
+    Raises:
+        InvalidError: the frame is not a stream, or has no watermark where one is needed, or a key is not a column.
+        MillpondError: the store cannot be opened; see `SparkRunner.start`.
+
+    Example::
+
+        run = mp.spark.drop_duplicates(payments.withWatermark("time", "1 hour"), ["id", "time"], store="pond", sink="firsts")
+    """
+    columns = _key_columns(frame, keys, "append")
+    delay_us = watermark_delay_us(frame.schema)
+    if within_watermark and delay_us is None:
+        raise InvalidError("to drop duplicates within the watermark, the frame needs a withWatermark")
+    has_time = watermark_column(frame.schema) in columns
+    return _start(
+        frame,
+        DropDuplicates(frame.schema, delay_us if within_watermark else 0 if has_time else None),
+        keys=columns,
+        name=name,
+        output_schema=frame.schema,
+        store=store,
+        sink=sink,
+        trigger=trigger,
+        on_error=on_error,
+        tick_ms=tick_ms,
+        **options,
+    )
+
+
+def _key_columns(frame: DataFrame, keys: str | Sequence[str], output_mode: str) -> tuple[str, ...]:
+    """Return the columns of the key, once frame, keys and output mode are known to fit."""
+    refuse_connect(frame, input=INPUT)
+    if not frame.isStreaming:
+        raise InvalidError(
+            "the frame is no stream: read it with spark.readStream, or give a bounded one to SparkRunner.run",
+            columns=frame.columns,
+        )
+    if str(output_mode).lower() not in _OUTPUT_MODES:
+        raise InvalidError("output_mode must be Append or Update", output_mode=output_mode)
+    columns = (keys,) if isinstance(keys, str) else tuple(keys)
+    for column in columns:
+        if column not in frame.columns:
+            raise InvalidError(
+                f"keys names a column that the frame has not{did_you_mean(column, frame.columns)}",
+                key=column,
+                columns=frame.columns,
+            )
+    return columns
+
+
+def _has_watermark(frame: DataFrame, timeout: str) -> bool:
+    has_watermark = watermark_column(frame.schema) is not None
+    if timeout == GroupStateTimeout.EventTimeTimeout and not has_watermark:
         raise InvalidError(
             "the timeout EventTimeTimeout needs the frame's withWatermark, as in "
             "frame.withWatermark('time', '10 minutes')",
-            columns=query.frame.columns,
+            columns=frame.columns,
         )
-    computation = kind(
-        function, query.output_schema, state_schema, timeout, has_watermark=query.event_time is not None
+    return has_watermark
+
+
+def _start(
+    frame: DataFrame,
+    computation: Computation,
+    *,
+    keys: Sequence[str],
+    name: str,
+    output_schema: StructType | str,
+    store: Store | str | Path,
+    sink: Sink | str | Path | None,
+    trigger: Mapping[str, Any] | None,
+    on_error: OnError,
+    tick_ms: float | None,
+    id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
+    initial_state: DataFrame | GroupedData | None = None,
+    **options: Unpack[SparkRunnerOptions],
+) -> SparkRun:
+    graph, event_time = EnginePipeline(name), watermark_column(frame.schema)
+    # A list makes a typed key even of one text column, because in Spark null is a key.
+    key = list(keys)
+    graph.inject(INPUT, key=key, at=IngressTime() if event_time is None else event_time, id=id)
+    inputs = {INPUT: frame}
+    if initial_state is not None:
+        graph.inject(INITIAL_STATE, key=key, at=IngressTime())
+        inputs[INITIAL_STATE] = _ungrouped(initial_state)
+    graph.add(
+        computation,
+        name=name,
+        subscribes=dict.fromkeys(inputs),
+        produces=[name],
+        on_error=on_error,
+        on_late={INPUT: "process" if event_time is None else "drop"},
     )
-    return query.start(name or str(getattr(function, "__name__", "function")), computation)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupedQuery:
-    """A frame, grouped by key columns, on its way to a store."""
-
-    frame: DataFrame
-    keys: str | Sequence[str]
-    output_schema: StructType | str
-    output_mode: str
-    store: Store | str | Path
-    sink: Sink | str | Path | None
-    trigger: Mapping[str, Any] | None
-    id: FieldExtractor | None
-    on_error: OnError
-    tick_ms: float | None
-    options: SparkRunnerOptions
-
-    def __post_init__(self) -> None:
-        """Refuse a frame, keys or an output mode that do not fit."""
-        frame = self.frame
-        refuse_connect(frame, input=INPUT)
-        if not frame.isStreaming:
-            raise InvalidError(
-                "the frame is no stream: read it with spark.readStream, or give a bounded one to SparkRunner.run",
-                columns=frame.columns,
-            )
-        if str(self.output_mode).lower() not in _OUTPUT_MODES:
-            raise InvalidError("an output mode is Append or Update", output_mode=self.output_mode)
-        for column in self.columns:
-            if column not in frame.columns:
-                raise InvalidError(
-                    f"keys names a column that the frame has not{did_you_mean(column, frame.columns)}",
-                    key=column,
-                    columns=frame.columns,
-                )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The key's columns."""
-        return (self.keys,) if isinstance(self.keys, str) else tuple(self.keys)
-
-    @property
-    def event_time(self) -> str | None:
-        """The column of the frame's ``withWatermark``."""
-        return watermark_column(self.frame.schema)
-
-    def start(
-        self, name: str, computation: Computation, initial_state: DataFrame | GroupedData | None = None
-    ) -> SparkRun:
-        """Run a computation over the frame."""
-        graph, event_time = EnginePipeline(name), self.event_time
-        # A typed key, of one text column too: as in Spark, null is a key.
-        key = list(self.columns)
-        graph.inject(INPUT, key=key, at=IngressTime() if event_time is None else event_time, id=self.id)
-        inputs = {INPUT: self.frame}
-        if initial_state is not None:
-            graph.inject(INITIAL_STATE, key=key, at=IngressTime())
-            inputs[INITIAL_STATE] = _frame_of(initial_state)
-        graph.add(
-            computation,
-            name=name,
-            subscribes=dict.fromkeys(inputs),
-            produces=[name],
-            on_error=self.on_error,
-            on_late={INPUT: "process" if event_time is None else "drop"},
-        )
-        if self.sink is not None:
-            table = self.sink if isinstance(self.sink, Sink) else _table(str(self.sink), self.output_schema)
-            graph.add_sink(name, name, table)
-        runner = SparkRunner(self.store, tick_ms=self._tick_ms, **self.options)
-        return runner.start(graph, inputs, trigger=self.trigger)
-
-    @property
-    def _tick_ms(self) -> float:
-        if self.tick_ms is not None:
-            return self.tick_ms
-        ends = self.trigger is not None and bool({"availableNow", "once"} & self.trigger.keys())
-        return _NO_TICK_MS if ends else _TICK_MS
+    if sink is not None:
+        graph.add_sink(name, name, sink if isinstance(sink, Sink) else _table(str(sink), output_schema))
+    if tick_ms is None:
+        is_bounded = trigger is not None and bool({"availableNow", "once"} & trigger.keys())
+        tick_ms = _NO_TICK_MS if is_bounded else _TICK_MS
+    return SparkRunner(store, tick_ms=tick_ms, **options).start(graph, inputs, trigger=trigger)
 
 
 def _table(path: str, schema: StructType | str) -> DeltaSink:
@@ -374,9 +394,9 @@ def _table(path: str, schema: StructType | str) -> DeltaSink:
     return DeltaSink(path, pa.schema([field.with_metadata(TYPED_FIELD) for field in fields]))
 
 
-def _frame_of(initial_state: DataFrame | GroupedData) -> DataFrame:
-    # What Spark wants grouped is grouped here by the key of the stream.
+def _ungrouped(initial_state: DataFrame | GroupedData) -> DataFrame:
+    # Spark wants the initial state grouped. Here the stream's key groups it.
     frame = cast("DataFrame", getattr(initial_state, "_df", initial_state))
     if frame.isStreaming:
-        raise InvalidError("the initial state is a bounded frame")
+        raise InvalidError("the initial state must be a bounded frame, got a streaming one")
     return frame

@@ -1,15 +1,8 @@
-"""Spark's ``transformWithState`` as a computation: the user's ``StatefulProcessor``, unchanged.
+"""Spark's ``transformWithState`` as a computation that runs the user's ``StatefulProcessor`` unchanged.
 
-A bundle is a micro-batch: ``handleInputRows`` gets all rows of a key in the order of their arrival, and afterwards
-``handleExpiredTimer`` the timers that the watermark, or the wall time, has reached.
-
-What a ``StatefulProcessor`` gets in ``init``: its state variables and timers.
-
-The rows of a bundle as a processor is given them: Spark's rows, frames of pandas, or Arrow's batches.
-
-A bundle's columns are converted once, and each key is given its part of them.
-
-What a user's function yields, as productions: Spark's rows, frames of pandas, or Arrow's batches, with the fields of a schema.
+A bundle is a micro-batch: ``handleInputRows`` gets all rows of a key in the order of their arrival, then
+``handleExpiredTimer`` gets the timers that the watermark or the wall time has reached. A bundle's columns are
+converted to Spark's rows, pandas frames or Arrow batches once, and each key gets its part of them.
 """
 
 from __future__ import annotations
@@ -40,8 +33,7 @@ from millpond.executor.computation.context import Context, DomainName
 from millpond.executor.computation.records import RecordColumns, Records
 from millpond.executor.computation.timers import Timer
 from millpond.executor.computation.values import ArrowValues
-from millpond.executor.spark_compat.schema import columns_of_variables, parse_schema
-from millpond.executor.spark_compat.typed_values import StructCodec
+from millpond.executor.spark_compat.schema import StructCodec, parse_schema
 from millpond.executor.spark_compat.variables import (
     EXPIRY_TAG,
     KeyTurn,
@@ -49,6 +41,7 @@ from millpond.executor.spark_compat.variables import (
     MapVariable,
     ValueVariable,
     Variable,
+    columns_of_variables,
 )
 from millpond.executor.time.clocks import LateDataHorizon
 from millpond.executor.time.instants import datetime_us
@@ -58,26 +51,18 @@ from millpond.statestore.view_columns import StateColumn
 _VariableT = TypeVar("_VariableT", bound=Variable)
 
 TimeMode: TypeAlias = Literal["none", "processingtime", "eventtime"]
-"""Spark's time modes, in lower case: Spark takes them in any."""
+"""Spark's time modes in lower case. Spark ignores their case."""
 
 TIME_MODES: Final[dict[str, DomainName | None]] = {
     "none": None,
     "processingtime": "wall",
     "eventtime": "event",
 }
-"""The time domain of the timers in each time mode."""
+"""The time domain of each time mode's timers."""
 
 
 class ProcessorHandle(StatefulProcessorHandle):
-    """The handle of one bundle; its variables and timers are those of the key whose hook runs.
-
-    Args:
-        time_mode: Spark's time mode, in lower case.
-
-    Attributes:
-        turn: the key whose hook runs.
-        variables: the declared variables by name.
-    """
+    """The handle of one bundle, passed to ``init``. Its variables and timers are those of the key whose hook runs."""
 
     def __init__(self, time_mode: TimeMode) -> None:
         self.turn: KeyTurn = KeyTurn()
@@ -86,32 +71,17 @@ class ProcessorHandle(StatefulProcessorHandle):
         self._is_open = True
 
     def initialized(self) -> None:
-        """End ``init``: no variable may be declared any more."""
         self._is_open = False
 
-    # -- variables ---------------------------------------------------------------------------
-
     def getValueState(
-        self,
-        stateName: str,
-        schema: StructType | str,
-        ttlDurationMs: int | None = None,
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ValueState:
-        """Declare a variable of one value.
-
-        Raises:
-            InvalidError: it is too late for that, the name is taken, or the schema or the time to live is wrong.
-        """
         ttl_ms = self._checked(stateName, ttlDurationMs)
         return self._declared(ValueVariable(stateName, self.turn, _codec(stateName, schema), ttl_ms))
 
     def getListState(
-        self,
-        stateName: str,
-        schema: StructType | str,
-        ttlDurationMs: int | None = None,
+        self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ListState:
-        """Declare a variable of a list of values; see `getValueState`."""
         ttl_ms = self._checked(stateName, ttlDurationMs)
         return self._declared(ListVariable(stateName, self.turn, _codec(stateName, schema), ttl_ms))
 
@@ -122,7 +92,6 @@ class ProcessorHandle(StatefulProcessorHandle):
         valueSchema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        """Declare a variable of values by keys; see `getValueState`."""
         ttl_ms = self._checked(stateName, ttlDurationMs)
         key_codec = _codec(f"{stateName}' (keys of the map) '", userKeySchema)
         return self._declared(
@@ -130,17 +99,19 @@ class ProcessorHandle(StatefulProcessorHandle):
         )
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Delete a variable of earlier code, key by key as keys have their turns."""
+        # State is stored by key, so a variable of earlier code is deleted when its key has a turn.
         if not self._is_open:
-            raise InvalidError("deleteIfExists is called in init", state=stateName)
+            raise InvalidError("deleteIfExists must be called in init", state=stateName)
         self.variables.pop(stateName, None)
         self.turn.deleted.add(stateName)
 
     def _checked(self, name: str, ttl_ms: int | None) -> int | None:
         if not self._is_open:
-            raise InvalidError("state variables are declared in init, before there is a key", state=name)
+            raise InvalidError(
+                "state variables must be declared in init, where no key is current", state=name
+            )
         if name in self.variables:
-            raise InvalidError("two state variables have one name", state=name)
+            raise InvalidError("names of state variables must be unique", state=name)
         if ttl_ms is None:
             return None
         if self._time_mode != "processingtime":
@@ -148,29 +119,20 @@ class ProcessorHandle(StatefulProcessorHandle):
                 "a time to live needs the time mode ProcessingTime", state=name, time_mode=self._time_mode
             )
         if ttl_ms <= 0:
-            raise InvalidError("a time to live is more than no time", state=name, ttl_ms=ttl_ms)
+            raise InvalidError("a time to live must be positive", state=name, ttl_ms=ttl_ms)
         return ttl_ms
 
     def _declared(self, variable: _VariableT) -> _VariableT:
         self.variables[variable.name] = variable
         return variable
 
-    # -- timers ------------------------------------------------------------------------------
-
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Have ``handleExpiredTimer`` called once the watermark, or the wall time, has reached this millisecond.
-
-        Raises:
-            InvalidError: the time mode has no timers, or no key's hook runs.
-        """
         self.turn.context.set_timer(expiryTimestampMs * 1_000, str(expiryTimestampMs), self._domain())
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Delete a timer of the key, if it is pending."""
         self.turn.context.delete_timer(str(expiryTimestampMs), self._domain())
 
     def listTimers(self) -> Iterator[int]:
-        """The pending timers of the key in milliseconds, in their order, with the one that is being handled."""
         timers = self.turn.context.timers(self._domain())
         return iter([timer.at // 1_000 for timer in timers if timer.tag != EXPIRY_TAG])
 
@@ -187,20 +149,8 @@ def _codec(name: str, schema: StructType | str) -> StructCodec:
     return StructCodec(parse_schema(schema), f"the state {name!r}")
 
 
-_ALONE: Final = "value"
-"""The only column of values that are no rows."""
-
-
 class GivenRows:
-    """The rows of a bundle, by their places in its columns.
-
-    Args:
-        columns: the bundle's records.
-
-    Attributes:
-        columns: the same.
-        streams: those that the records came on.
-    """
+    """The rows of a bundle, by their places in its columns."""
 
     def __init__(self, columns: RecordColumns) -> None:
         self.columns: RecordColumns = columns
@@ -211,13 +161,7 @@ class GivenRows:
         self._batch: pa.RecordBatch | None = None
         self._given_until = 0
 
-    @classmethod
-    def of(cls, columns: RecordColumns, former: GivenRows | None) -> GivenRows:
-        """Those of some columns; the former ones, if they are of these."""
-        return former if former is not None and former.columns is columns else cls(columns)
-
     def rows(self, start: int, stop: int) -> Iterator[Row]:
-        """The rows from ``start`` to ``stop``, each made when it is asked for."""
         sources, values = self.columns.sources, self._values
         if values is None:
             for index in range(start, stop):
@@ -226,13 +170,13 @@ class GivenRows:
             return
         names, row_at, new = values.names, values.row, tuple.__new__
         for index in range(start, stop):
-            # What `Row(*names)(*values)` does, at a fifth of its cost.
+            # The same as `Row(*names)(*values)`, at a fifth of its cost.
             row = new(Row, row_at(sources[index]) or (None,) * len(names))
             row.__fields__ = names
             yield row
 
     def frames(self, start: int, stop: int) -> Iterator[pd.DataFrame]:
-        """The rows from ``start`` to ``stop`` as one frame, if there are any."""
+        """Yield the rows as one frame, or nothing if there are none."""
         if stop == start:
             return
         values = self._values
@@ -240,17 +184,17 @@ class GivenRows:
             yield pd.DataFrame([_fields(self.columns.value(index)) for index in range(start, stop)])
             return
         if self._frame is None or start < self._given_until:
-            # Keys come in order: this one comes again, after its code may have changed its part.
+            # Keys come in order, so a smaller start is a retry of a key whose code may have changed its part.
             self._frame = _frame_of(values.take(np.asarray(self.columns.sources, dtype=np.int64)))
         self._given_until = stop
         part = self._frame.iloc[start:stop]
         part.index = _index(stop - start)
-        # It is a part of no one else's frame.
+        # Nobody else has this part's rows: without this, pandas would warn of writes to it.
         part._is_copy = None  # noqa: SLF001
         yield part
 
     def batches(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """The rows from ``start`` to ``stop`` as one record batch, if there are any."""
+        """Yield the rows as one record batch, or nothing if there are none."""
         if stop == start:
             return
         values = self._values
@@ -266,14 +210,13 @@ class GivenRows:
 
 
 class ComputationOfRows(Computation):
-    """A computation in Spark's micro-batches, whose code is given rows or frames: those of a bundle are made once."""
+    """A computation in Spark's micro-batches that converts a bundle's records to rows or frames once."""
 
     in_micro_batches = True
     in_order_of_arrival = True
     _given: GivenRows | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel without what belongs to a bundle."""
         return {**self.__dict__, "_given": None}
 
     def end_bundle(self) -> None:
@@ -281,8 +224,9 @@ class ComputationOfRows(Computation):
         self._given = None
 
     def _given_of(self, records: Records) -> GivenRows:
-        given = self._given = GivenRows.of(records.columns, self._given)
-        return given
+        if self._given is None or self._given.columns is not records.columns:
+            self._given = GivenRows(records.columns)
+        return self._given
 
 
 @lru_cache(maxsize=1_024)
@@ -295,33 +239,26 @@ def _frame_of(rows: ArrowValues) -> pd.DataFrame:
     frame: pd.DataFrame = table.to_pandas(date_as_object=True)
     for name in rows.names:
         if isinstance(frame[name].dtype, pd.DatetimeTZDtype):
-            # Spark's frames have times of the session's zone, without the zone.
+            # Spark's frames have local times of the session, without a zone.
             frame[name] = frame[name].dt.tz_localize(None)
     return frame
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {_ALONE: value}
+    return value if isinstance(value, dict) else {"value": value}
 
 
 RowsAs: TypeAlias = Literal["row", "pandas"]
-"""What a function takes and yields: Spark's ``transformWithState`` has rows, ``transformWithStateInPandas`` frames."""
-
+"""The form of input and output: rows as in ``transformWithState``, frames as in ``transformWithStateInPandas``."""
 
 YieldedAs: TypeAlias = Literal["row", "pandas", "arrow"]
-"""What a function yields: Spark's rows, frames of pandas, or Arrow's record batches and tables."""
 
 
 class YieldedRows:
-    """Produces what a function yields, to the first stream of its computation.
+    """Produces a function's output to the first stream of its computation.
 
-    Args:
-        schema: the fields; one that a row has not is null, and one that the schema has not is left out.
-        yielded_as: whether the function yields rows, frames or tables.
-        event_time: the field that is a row's event time; that of what it was made of, if ``None`` or null.
-
-    Raises:
-        InvalidError: the schema has no such field, or one of another type than ``timestamp``.
+    A field that a row lacks becomes null, and a field that the schema lacks is left out. ``event_time`` is the field
+    with a row's event time. ``None`` or a null keeps the time of the row's input.
     """
 
     __slots__ = ("_codec", "_event_time", "_yielded_as")
@@ -329,17 +266,17 @@ class YieldedRows:
     def __init__(self, schema: StructType, yielded_as: YieldedAs, event_time: str | None = None) -> None:
         self._codec = StructCodec(schema, "the output")
         self._event_time = event_time
-        if event_time is not None:
-            _check_event_time(schema, event_time)
+        if event_time is not None and event_time not in schema.names:
+            raise InvalidError(
+                "the output has no column with the name in event_time_column_name",
+                name=event_time,
+                columns=schema.names,
+            )
+        if event_time is not None and not isinstance(kind := schema[event_time].dataType, TimestampType):
+            raise InvalidError("an event time must be a timestamp", name=event_time, type=kind.simpleString())
         self._yielded_as = yielded_as
 
     def produce(self, context: Context, yielded: Iterable[Any]) -> None:
-        """Produce each row as it is yielded.
-
-        Raises:
-            InvalidError: something else was yielded, a value does not have its field's type, or a row's event time
-                is behind the watermark, as Spark's operator refuses it.
-        """
         stream, produce, event_time = context.streams[0], context.produce, self._event_time
         if event_time is not None:
             for value in map(self._codec.row_to_json, self._fields(yielded)):
@@ -361,33 +298,23 @@ class YieldedRows:
                 yield from one.to_pylist(maps_as_pydicts="strict")
             else:
                 raise InvalidError(
-                    "the function yields something else than it is given: rows for rows, frames for frames, and "
-                    "record batches or tables for record batches",
+                    "the function yields something else than it is given: yield rows for rows, frames for frames, "
+                    "and record batches or tables for record batches",
                     type=type(one).__name__,
                     rows_as=yielded_as,
                 )
 
 
-def _check_event_time(schema: StructType, name: str) -> None:
-    if name not in schema.names:
-        raise InvalidError(
-            "event_time_column_name names a column that the output has not", name=name, columns=schema.names
-        )
-    kind = schema[name].dataType
-    if not isinstance(kind, TimestampType):
-        raise InvalidError("an event time is a timestamp", name=name, type=kind.simpleString())
-
-
 def _time_of(text: str | None, name: str, context: Context) -> int | None:
-    """The event time of a row that is yielded, which must not be late for those that get it."""
     if text is None:
         return None
     at = datetime_us(datetime.fromisoformat(text))
+    # As in Spark's operator, a row behind the watermark fails here, because its consumers would drop it as late.
     # Spark's first watermark is 1970.
     if at < max(context.late_before, 1):
         raise InvalidError(
-            "the processor yields a row whose event time is at or before the watermark, so it would be late where it "
-            "is used next: yield it earlier, with a later time, or have a longer delay in withWatermark",
+            "the processor yields a row whose event time is at or before the watermark, so its consumers would drop it: "
+            "yield it earlier, with a later time, or set a longer delay in withWatermark",
             column=name,
             event_time=text,
             watermark_ms=max(context.late_before, 1) // 1_000,
@@ -396,42 +323,39 @@ def _time_of(text: str | None, name: str, context: Context) -> int | None:
 
 
 def _or_none(value: Any) -> Any:
-    """A value of a frame, with ``None`` for what pandas takes for missing."""
     is_missing = value is pd.NaT or value is pd.NA or (type(value) is float and math.isnan(value))
     return None if is_missing else value
 
 
 INITIAL_STATE: Final = "initial_state"
-"""The stream whose records are given to ``handleInitialState``."""
 
 _NO_TIME: Final = TimerValues()
 
 
 class TransformWithState(ComputationOfRows):
-    """A computation that runs a ``StatefulProcessor``, with the same answers as Spark from the same micro-batches.
+    """A computation that runs a ``StatefulProcessor``, with Spark's results for the same micro-batches.
 
-    What the processor yields goes to the computation's first stream, as objects of the fields of ``output_schema``.
-    A failure of its code fails all records of the key in the micro-batch.
+    The rows that the processor yields go to the computation's first stream, as objects of the fields of
+    ``output_schema``. An error in its code fails all records of the key in the micro-batch.
 
     Args:
-        processor: an instance of the user's class; it is pickled, as in Spark.
-        output_schema: of what it yields: a ``StructType`` or text such as ``"id string, count long"``.
+        processor: an instance of the user's class. As in Spark, it is pickled.
+        output_schema: of the yielded rows: a ``StructType`` or text such as ``"id string, count long"``.
         time_mode: ``"None"``, ``"ProcessingTime"`` or ``"EventTime"``, in upper or lower case.
-        keys: the names of the key's columns, for the Row that ``handleExpiredTimer`` gets as the key; the other hooks
-            get a tuple of the key's values.
-        rows_as: ``"row"`` for a processor that is written for ``transformWithState``, ``"pandas"`` for one
-            written for ``transformWithStateInPandas``.
+        keys: the names of the key's columns in the Row that ``handleExpiredTimer`` gets. The other hooks get the key as
+            a tuple.
+        rows_as: ``"row"`` for a processor written for ``transformWithState``, ``"pandas"`` for one written for
+            ``transformWithStateInPandas``.
         initial_state: the stream whose records go to ``handleInitialState``.
-        event_time_column_name: the column of the output that is its rows' event time, for what consumes them; without it
-            that of the rows, or of the timer, that they were made of. As in Spark, one that is behind the watermark
-            fails.
-        has_watermark: whether ``getCurrentWatermarkInMs`` tells the watermark, and not 0, as Spark's frame has one or not.
+        event_time_column_name: the output's column with the event time for consumers. As in Spark, a row behind the
+            watermark fails. Without a column, an output row keeps the time of its input rows or timer.
+        has_watermark: whether Spark's frame has a watermark. Without it ``getCurrentWatermarkInMs`` returns 0.
 
     Attributes:
-        variables: the names of the state variables that ``init`` declares; views show a column of each.
+        variables: the names of the state variables declared in ``init``. Views show a column of each.
 
     Raises:
-        InvalidError: the time mode or a schema is wrong, or ``init`` asks for what Spark would refuse.
+        InvalidError: the time mode or a schema is wrong, or Spark would refuse a call in ``init``.
 
     Example::
 
@@ -454,9 +378,9 @@ class TransformWithState(ComputationOfRows):
     ) -> None:
         mode = str(time_mode).lower()
         if mode not in TIME_MODES:
-            raise InvalidError("a time mode is None, ProcessingTime or EventTime", time_mode=time_mode)
+            raise InvalidError("time_mode must be None, ProcessingTime or EventTime", time_mode=time_mode)
         if rows_as not in {"row", "pandas"}:
-            raise InvalidError("rows_as is 'row' or 'pandas'", rows_as=rows_as)
+            raise InvalidError("rows_as must be 'row' or 'pandas'", rows_as=rows_as)
         self._processor = processor
         self._time_mode = cast(TimeMode, mode)
         self._keys = (keys,) if isinstance(keys, str) else tuple(keys)
@@ -465,23 +389,18 @@ class TransformWithState(ComputationOfRows):
         self._has_watermark = has_watermark
         self._output = YieldedRows(parse_schema(output_schema), rows_as, event_time_column_name or None)
         if event_time_column_name:
-            # Spark bounds them by the watermark, and not by the rows that they were made of.
+            # As in Spark, the watermark is the only bound of these times: they may precede their input rows.
             self.late_data_horizon: LateDataHorizon = "unbounded"
         self._handle: ProcessorHandle | None = None
-        declared = self._declared()
-        self.variables: tuple[str, ...] = tuple(declared)
-        self.state_columns: tuple[StateColumn, ...] = columns_of_variables(declared.values())
-
-    def _declared(self) -> dict[str, Variable]:
-        """What ``init`` declares, asked of a copy, as Spark's driver does before the query starts."""
-        copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(self._processor))
+        # Like Spark's driver before the query starts, run `init` of a copy: it may have effects on the processor.
+        copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(processor))
         handle = ProcessorHandle(self._time_mode)
         copy.init(handle)
         copy.close()
-        return handle.variables
+        self.variables: tuple[str, ...] = tuple(handle.variables)
+        self.state_columns: tuple[StateColumn, ...] = columns_of_variables(handle.variables.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel without what belongs to a bundle."""
         return {**super().__getstate__(), "_handle": None}
 
     def begin_bundle(self) -> None:
@@ -491,24 +410,27 @@ class TransformWithState(ComputationOfRows):
         handle.initialized()
 
     def end_bundle(self) -> None:
-        """Let the processor release what it holds."""
+        """Close the processor, so that it can release its resources."""
         self._processor.close()
         self._handle = None
         super().end_bundle()
 
     def process_records(self, context: Context, records: Records) -> None:
-        """Give the key's rows to ``handleInputRows``; those of the initial state to ``handleInitialState`` before."""
+        """Give rows of the initial state to ``handleInitialState``, then the others to ``handleInputRows``."""
         handle, times = self._bound(context), self._times(context)
         start, stop = records.range
         given = self._given_of(records)
         rows = given.rows if self._rows_as == "row" else given.frames
-        initial = self._initial_of(given, start, stop)
+        initial: list[int] = []
+        if self._initial_state in given.streams:
+            streams = given.columns.streams
+            initial = [index for index in range(start, stop) if streams[index] == self._initial_state]
         try:
             for index in initial:
                 for row in rows(index, index + 1):
                     self._processor.handleInitialState(context.key_values, row, times)
             if len(initial) < stop - start:
-                # Of a key that has both, the rows of the initial state arrived first.
+                # The initial state is the first input of a run, so its rows come before a key's other rows.
                 some = rows(start + len(initial), stop)
                 yielded = self._processor.handleInputRows(context.key_values, some, times)
                 self._output.produce(context, yielded)
@@ -516,7 +438,7 @@ class TransformWithState(ComputationOfRows):
             handle.turn.release()
 
     def process_timer(self, context: Context, timer: Timer) -> None:
-        """Give a timer to ``handleExpiredTimer``, or delete what has outlived its time to live."""
+        """Give a timer to ``handleExpiredTimer``, or delete expired values of state variables."""
         handle = self._bound(context)
         try:
             if timer.tag == EXPIRY_TAG:
@@ -533,12 +455,10 @@ class TransformWithState(ComputationOfRows):
         finally:
             handle.turn.release()
 
-    # -- what goes in ------------------------------------------------------------------------
-
     def _bound(self, context: Context) -> ProcessorHandle:
         handle = self._handle
         if handle is None:
-            raise InvalidError("a hook of TransformWithState runs within a bundle only")
+            raise InvalidError("hooks of TransformWithState must run within a bundle")
         handle.turn.bind(context)
         return handle
 
@@ -547,10 +467,3 @@ class TransformWithState(ComputationOfRows):
             return _NO_TIME
         watermark = context.watermark if self._has_watermark else 0
         return TimerValues(context.wall_time // 1_000, max(watermark // 1_000, 0))
-
-    def _initial_of(self, given: GivenRows, start: int, stop: int) -> Sequence[int]:
-        """The records of the initial state among those of a key."""
-        if self._initial_state not in given.streams:
-            return ()
-        streams = given.columns.streams
-        return [index for index in range(start, stop) if streams[index] == self._initial_state]

@@ -161,7 +161,7 @@ def upgrade(
 
         with progress_bar("upgrading row updates") as on_progress:
             done = upgrade_offline(
-                opened, topology, clock, rng, computations=computations, dry_run=dry_run, tell=on_piece
+                opened, topology, clock, rng, computations=computations, dry_run=dry_run, on_progress=on_piece
             )
     if as_json:
         print_json({**asdict(one), "failures": dict(one.failures)} for one in done)

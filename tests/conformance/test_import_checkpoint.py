@@ -16,9 +16,12 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from millpond.cli.main import main
-from millpond.executor.spark_compat.drop_duplicates import drop_duplicates
 from millpond.executor.spark_compat.import_checkpoint import ImportedCheckpoint, import_checkpoint
-from millpond.executor.spark_compat.spark_query import apply_in_pandas_with_state, transform_with_state
+from millpond.executor.spark_compat.spark_query import (
+    apply_in_pandas_with_state,
+    drop_duplicates,
+    transform_with_state,
+)
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.store import Store
@@ -236,7 +239,7 @@ def test_the_state_of_groups_moves(rocksdb: SparkSession, tmp_path: Path) -> Non
         ]
     )
     theirs()
-    with pytest.raises(InvalidError, match="of which time"):
+    with pytest.raises(InvalidError, match="record their kind"):
         move.move("grouped", dry_run=True)
     moved = move.move("grouped", timeout=timeout)
     move.put([[row("c", 8)], [row("z", 12)], [row("z", 20)]])

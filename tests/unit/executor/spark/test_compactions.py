@@ -112,7 +112,7 @@ def test_a_pipeline_is_compacted_by_spark_jobs(
 def spark_compactions(spark: SparkSession) -> Iterator[SparkCompactions]:
     compactions = SparkCompactions(spark.sparkContext, tag="millpond-test", at_once=2)
     yield compactions
-    compactions.shutdown(cancel_futures=True)
+    compactions.shutdown()
 
 
 def test_work_is_done_in_a_worker(spark_compactions: SparkCompactions, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_end_of_a_run_cancels_what_is_under_way(spark: SparkSession) -> None
     running = compactions.submit(signal.sigwait, [signal.SIGUSR2])
     waiting = compactions.submit(os.getpid)
     assert wait_until(lambda: bool(tracker.getActiveJobsIds()), CLOCK, 60_000)
-    compactions.shutdown(cancel_futures=True)
+    compactions.shutdown()
 
     assert waiting.cancelled()
     with pytest.raises(UnavailableError, match="Spark job"):

@@ -15,15 +15,14 @@ from millpond.executor.interval.bundle import DeadLetter, Deliveries
 from millpond.executor.interval.worker import IntervalPlan
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.spark.routed_productions import (
-    ConsumerRoute,
+from millpond.executor.spark.routed import (
     ProductionRoutes,
     RoutedProductions,
     make_routing_task,
+    pop_productions,
     route_productions,
-    take_productions,
 )
-from millpond.executor.spark.task_plan import PRODUCTIONS, TARGET, WorkerSetting
+from millpond.executor.spark.task_plan import PRODUCTIONS, TARGET, Route, WorkerSetting
 from millpond.executor.superstep.delivery import PRODUCTION_SCHEMA, ProductionSource, UndeliveredProductions
 from millpond.statestore.errors import DataError, InternalError
 from millpond.statestore.interval import Interval
@@ -61,9 +60,7 @@ ROUTES = ProductionRoutes(
         cache_bytes=1,
     ),
     slots=SLOTS,
-    consumers=tuple(
-        ConsumerRoute(computation=name, lows=LOWS[name], positions=POSITIONS[name]) for name in LOWS
-    ),
+    consumers={name: Route(lows=LOWS[name], positions=POSITIONS[name]) for name in LOWS},
     sources={},
 )
 PARTS = {
@@ -121,7 +118,7 @@ def test_a_slot_gets_what_it_would_have_read(files: list[list[dict[str, Any]]], 
 
     read_bytes = 0
     for slot in range(SLOTS):
-        routed, outside = take_productions([row for row in rows if row.column(TARGET)[0].as_py() == slot])
+        routed, outside = pop_productions([row for row in rows if row.column(TARGET)[0].as_py() == slot])
         assert outside == []
         parts = {position: part for position, part in PARTS.items() if position % SLOTS == slot}
         letters = []
@@ -146,9 +143,9 @@ def test_records_from_outside_stay_among_them() -> None:
     table = pa.Table.from_pylist(
         [{"stream": "mid", "key": "a", "value": "1", "value_bytes": None, "at": 5}], PRODUCTION_SCHEMA
     )
-    own = ConsumerRoute(computation="own", lows=("",), positions=(0,))
+    own = {"own": Route(lows=("",), positions=(0,))}
     (row,) = route_productions(
-        table, 0, ProductionRoutes(setting=ROUTES.setting, slots=1, consumers=(own,), sources={}), NODES, 7
+        table, 0, ProductionRoutes(setting=ROUTES.setting, slots=1, consumers=own, sources={}), NODES, 7
     )
     both = pa.record_batch(
         {
@@ -158,7 +155,7 @@ def test_records_from_outside_stay_among_them() -> None:
         }
     )
 
-    routed, (outside,) = take_productions([both])
+    routed, (outside,) = pop_productions([both])
 
     assert routed is not None
     assert (routed.read_bytes, [told(one) for one in routed.deliveries(0, NODES["own"])]) == (
@@ -188,7 +185,7 @@ def test_a_missing_file_is_told_by_the_slot(tmp_path: Any) -> None:
     rows = list(make_routing_task(routes)([]))
 
     with pytest.raises(DataError, match="missing"):
-        take_productions(rows)
+        pop_productions(rows)
 
 
 def test_an_empty_table_is_no_deliveries() -> None:

@@ -15,9 +15,9 @@ from millpond.executor.inputs.extraction import read_injected
 from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.spark.routing import Route, Routed, Router, check_frame, slot_of_row
+from millpond.executor.spark.routing import Routed, Router, check_frame, slot_of_row
 from millpond.executor.spark.slots import OneMachine
-from millpond.executor.spark.task_plan import TARGET
+from millpond.executor.spark.task_plan import TARGET, Route
 from millpond.executor.time.instants import MILLISECONDS_MAX, MILLISECONDS_MIN, TimeReading, TimeUnit
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.statestore.errors import InvalidError

@@ -56,12 +56,12 @@ def test_the_first_part_of_a_split_stays_where_its_rows_are_known() -> None:
     slots = Slots(4)
     intervals = intervals_from_boundaries("c", ["g", "m", "t"])
     before = [slots.position_of(interval) % 4 for interval in intervals]
-    slots.note(
+    slots.record(
         manifest(interval, work) for interval, work in zip(intervals, (900, 300, 100, 200), strict=True)
     )
 
     cut = Cut.split(intervals[0], ["b", "d"])
-    slots.follow(cut)
+    slots.apply(cut)
 
     assert before == [0, 1, 2, 3]
     assert [slots.position_of(interval) % 4 for interval in cut.by] == [0, 2, 3]
@@ -75,7 +75,7 @@ def test_a_merge_stays_with_the_first() -> None:
     assert [slots.position_of(interval) for interval in (low, high)] == [0, 1]
 
     cut = Cut.merge([low, high])
-    slots.follow(cut)
+    slots.apply(cut)
 
     assert slots.position_of(cut.by[0]) == 0
     assert slots.position_of(OTHER) == 1
@@ -86,7 +86,7 @@ def test_work_is_levelled_by_moves() -> None:
     slots = Slots(2)
     intervals = intervals_from_boundaries("c", ["g", "m", "t"])
     assert [slots.position_of(interval) % 2 for interval in intervals] == [0, 1, 0, 1]
-    slots.note(
+    slots.record(
         manifest(interval, work) for interval, work in zip(intervals, (700, 100, 300, 100), strict=True)
     )
 
@@ -102,6 +102,6 @@ def test_a_hot_interval_alone_in_its_slot_does_not_move() -> None:
     slots = Slots(2)
     low, high = intervals_from_boundaries("c", ["m"])
     slots.position_of(low), slots.position_of(high)
-    slots.note([manifest(low, 900), manifest(high, 10)])
+    slots.record([manifest(low, 900), manifest(high, 10)])
 
     assert slots.level() is None

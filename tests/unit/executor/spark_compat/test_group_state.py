@@ -145,7 +145,10 @@ def test_what_is_no_table_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("schema", "name", "reason"),
-    [("n long", "t", "has not"), ("n long, t date", "t", "an event time is a timestamp")],
+    [
+        ("n long", "t", "the output has no column"),
+        ("n long, t date", "t", "an event time must be a timestamp"),
+    ],
 )
 def test_an_event_time_is_a_column_of_the_output(schema: str, name: str, reason: str) -> None:
     """As in Spark it is a timestamp; anything else is refused before there are rows."""

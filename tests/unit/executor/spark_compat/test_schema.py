@@ -63,5 +63,5 @@ def test_a_struct_type_is_taken_as_it_is() -> None:
 )
 def test_what_is_no_schema_is_refused(text: str) -> None:
     """A type that is unknown, or a column without one, is not left out in silence."""
-    with pytest.raises(InvalidError, match="no schema"):
+    with pytest.raises(InvalidError, match="cannot parse the schema"):
         parse_schema(text)

@@ -198,18 +198,18 @@ def test_a_failing_call_makes_dead_letters_of_its_rows() -> None:
 @pytest.mark.parametrize(
     ("declare", "time_mode", "reason"),
     [
-        (lambda _, handle: handle.getValueState("v", "n intt"), "None", "no schema"),
+        (lambda _, handle: handle.getValueState("v", "n intt"), "None", "cannot parse the schema"),
         (lambda _, handle: handle.getValueState("v", "n int", 5), "None", "ProcessingTime"),
         (lambda _, handle: handle.getValueState("v", "n int", 5), "EventTime", "ProcessingTime"),
-        (lambda _, handle: handle.getValueState("v", "n int", 0), "ProcessingTime", "more than no time"),
+        (lambda _, handle: handle.getValueState("v", "n int", 0), "ProcessingTime", "must be positive"),
         (
             lambda _, handle: [handle.getValueState("v", "n int"), handle.getListState("v", "n int")],
             "None",
-            "one name",
+            "must be unique",
         ),
         (lambda _, handle: handle.registerTimer(5), "ProcessingTime", "belong to a key"),
         (lambda _, handle: handle.getValueState("v", "n int").get(), "None", "belong to a key"),
-        (lambda _, __: None, "Sometimes", "a time mode is"),
+        (lambda _, __: None, "Sometimes", "time_mode must be"),
     ],
 )
 def test_a_wrong_declaration_is_refused_at_once(

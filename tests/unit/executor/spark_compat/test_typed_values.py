@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import Row
 
-from millpond.executor.spark_compat.schema import parse_schema
-from millpond.executor.spark_compat.typed_values import StructCodec
+from millpond.executor.spark_compat.schema import StructCodec, parse_schema
 from millpond.statestore.errors import InvalidError
 
 _MOMENT = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1))  # noqa: DTZ001 - local time, as Spark takes it
