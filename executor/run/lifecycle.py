@@ -1,7 +1,4 @@
-"""The life cycle of a run: it takes input until it is stopped, or until its first failure.
-
-Deadlines: when a call stops waiting.
-"""
+"""The life cycle of a run: it takes input until it is stopped, or until its first failure."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from millpond.statestore.types import Clock
 
 
 class Phase(Enum):
-    """How far a run has got, as far as its caller is concerned."""
+    """The phase of a run in the eyes of its caller."""
 
     RUNNING = auto()
     """It takes input, unless it has failed."""
 
     STOPPING = auto()
-    """The superstep under way is finished; nothing else begins."""
+    """The superstep under way is finished; no other begins."""
 
     STOPPED = auto()
     """Its leases are given back."""
@@ -29,12 +26,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What ended a run.
-
-    Attributes:
-        error: the first error.
-        is_stranded: whether user code hangs in one of its threads and cannot be interrupted.
-    """
+    """The first error of a run; ``is_stranded`` if user code hangs in one of its threads."""
 
     error: BaseException
     is_stranded: bool = False
@@ -51,7 +43,7 @@ class Lifecycle:
 
     @property
     def phase(self) -> Phase:
-        """How far the run has got."""
+        """The present phase."""
         return self._phase
 
     @property
@@ -61,27 +53,22 @@ class Lifecycle:
 
     @property
     def is_stranded(self) -> bool:
-        """Whether user code hangs in one of the run's threads and cannot be interrupted."""
+        """True if user code hangs in one of the run's threads and cannot be interrupted."""
         return self._failure is not None and self._failure.is_stranded
 
     @property
     def is_active(self) -> bool:
-        """Whether the run takes input: it was neither stopped nor has it failed."""
+        """True while the run takes input: it was not stopped and has not failed."""
         return self._phase is Phase.RUNNING and self._failure is None
 
     def fail(self, error: BaseException, *, is_stranded: bool = False) -> None:
-        """Note a failure; only the first error is kept.
-
-        Args:
-            error: what was raised.
-            is_stranded: whether user code hangs and cannot be interrupted.
-        """
+        """Record a failure; only the first error is kept."""
         with self._lock:
             failure = self._failure or Failure(error)
             self._failure = replace(failure, is_stranded=failure.is_stranded or is_stranded)
 
     def stop(self) -> bool:
-        """Begin to stop; return whether this call did, and not an earlier one."""
+        """Begin to stop; return False if an earlier call did."""
         with self._lock:
             is_first = self._phase is Phase.RUNNING
             if is_first:
@@ -90,35 +77,24 @@ class Lifecycle:
         return is_first
 
     def close(self) -> None:
-        """Note that the run is about to give its leases back; it must be stopping."""
+        """Record that the stopping run is about to give its leases back."""
         with self._lock:
             check(self._phase is Phase.STOPPING, "a run is stopped before it is closed", phase=self._phase)
             self._phase = Phase.STOPPED
 
     def wait_for_stop(self, timeout_ms: float) -> bool:
-        """Wait until the run is being stopped; return whether it is, within the time."""
+        """Wait until the run is being stopped; return True if that is so in time."""
         return self._stopping.wait(timeout_ms / 1_000)
 
     def raise_failure(self) -> None:
-        """Raise the first error, if the run has failed.
-
-        Raises:
-            MillpondError: the first error.
-        """
+        """Raise the first error, if the run has failed."""
         if self._failure is not None:
             raise self._failure.error
 
     def check_phase(self, *allowed: Phase) -> None:
-        """Raise what has ended the run, if it has ended.
-
-        Args:
-            allowed: the phases in which the caller may go on.
-
-        Raises:
-            MillpondError: the first error.
-            InvalidError: the run has been stopped.
-        """
-        self.raise_failure()
+        """Raise the first error, or `InvalidError` in a phase that is not allowed."""
+        if self._failure is not None:
+            raise self._failure.error
         if self._phase not in allowed:
             raise InvalidError(
                 "the run has been stopped: start another one on its store, which goes on from there"
@@ -127,27 +103,22 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The end of a wait.
-
-    Args:
-        clock: measures it.
-        at_us: the end on the monotonic clock; ``None`` if there is none.
-    """
+    """The end of a wait on the monotonic clock; ``None`` waits indefinitely."""
 
     clock: Clock
     at_us: float | None
 
     @staticmethod
     def after(clock: Clock, timeout_ms: float | None) -> Deadline:
-        """The end of a wait that begins now; ``None`` waits for ever."""
+        """Return the end of a wait that begins now."""
         return Deadline(clock, None if timeout_ms is None else clock.monotonic_us() + timeout_ms * 1_000)
 
     @property
     def has_passed(self) -> bool:
-        """Whether the wait is over."""
+        """True once the wait is over."""
         return self.at_us is not None and self.clock.monotonic_us() > self.at_us
 
     @property
     def left_ms(self) -> float | None:
-        """How much of it is left; ``None`` if it never ends."""
+        """The remaining wait; ``None`` if it never ends."""
         return None if self.at_us is None else (self.at_us - self.clock.monotonic_us()) / 1_000

@@ -1,7 +1,4 @@
-"""Where a pipeline stands, and what its source says about the watermark of a stream.
-
-What a run has done, in numbers.
-"""
+"""The state of a pipeline, the counts of a run, and a source's updates of watermarks."""
 
 from __future__ import annotations
 
@@ -19,21 +16,21 @@ from millpond.statestore.types import EventTimeMicros, Superstep
 
 
 def input_watermarks(coordinator: Coordinator) -> dict[str, EventTimeMicros]:
-    """The input low watermark of each computation."""
+    """Return the input low watermark of each computation."""
     names = coordinator.topology.computations
     return {name: coordinator.watermarks.input_watermark(name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """Where the pipeline stands; a value that any thread may read.
+    """The state of a pipeline after a superstep; a value that any thread may read.
 
     Attributes:
-        superstep: number of the last superstep committed.
+        superstep: number of the last committed superstep.
         totals: counts over the pipeline's whole life.
         watermarks: input low watermark by computation.
         low_watermark: the lowest output watermark; everything before it is done.
-        ended: the injected streams whose input has ended for good.
+        ended: injected streams whose input has ended for good.
     """
 
     superstep: Superstep
@@ -44,7 +41,7 @@ class RunStatus:
 
     @classmethod
     def of(cls, coordinator: Coordinator) -> Self:
-        """The status now; only the thread that runs supersteps may ask."""
+        """Return the present status; only the thread that runs supersteps may call it."""
         return cls(
             superstep=coordinator.superstep,
             totals=coordinator.totals,
@@ -56,14 +53,13 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkUpdate:
-    """What a source says about the time of one stream, or of one of its members.
+    """A source's promise about the time of one stream, or of one of its members.
 
     Attributes:
-        stream: the injected stream.
-        at: no record older than this will come; ``None`` promises nothing.
-        status: whether it is idle, gone or expected; ``None`` leaves that as it is.
+        at: no older record will arrive; ``None`` promises nothing.
+        status: idle, gone or expected; ``None`` changes nothing.
         member: the member; ``None`` for the whole stream.
-        percentile: the percentage of the records that the promise is about.
+        percentile: percentage of the records that the promise covers.
     """
 
     stream: str
@@ -73,16 +69,12 @@ class WatermarkUpdate:
     percentile: float = EXACT
 
     def check(self, topology: Topology) -> None:
-        """Refuse an update of a stream, a member or a percentile that the pipeline does not have.
-
-        Raises:
-            InvalidError: names it.
-        """
+        """Raise `InvalidError` for a stream, a member or a percentile that the pipeline does not have."""
         topology.injector(self.stream).check_member(self.member)
         topology.percentile(self.percentile)
 
     def apply(self, watermarks: PipelineWatermarks) -> None:
-        """Pass it on to the pipeline's watermarks; the next superstep makes it durable."""
+        """Update the pipeline's watermarks; the next superstep makes that durable."""
         if self.at is not None:
             watermarks.advance(self.stream, self.at, self.member, self.percentile)
         if self.status is not None:
@@ -94,17 +86,17 @@ class RunSummary:
     """Counts of one run, and of the pipeline's whole life (restarts included).
 
     Attributes:
-        supersteps: how many this run committed.
-        superstep: number of the last one ever committed.
+        supersteps: number of supersteps that this run committed.
+        superstep: number of the pipeline's last superstep.
         run: counts of this run.
         totals: counts of the pipeline's whole life.
         watermark: the lowest output watermark; everything before it is done.
-        elapsed_ms: how long this run took.
-        error: what has ended the run, in one line; ``None`` unless it failed.
-        ended: the injected streams whose input has ended for good, in order of their names: what
-            comes on them later is refused.
-        skipped: why a bounded input, or a stream that was read up to now, brought nothing or not all
-            that it has, by stream.
+        elapsed_ms: duration of this run.
+        error: the error that ended the run, in one line; ``None`` unless it failed.
+        ended: injected streams whose input has ended for good, in order of their names: later
+            records are refused.
+        skipped: by stream, the reason why a bounded input, or a stream read up to now, brought no
+            records or not all of them.
     """
 
     supersteps: int

@@ -1,16 +1,4 @@
-"""Input admission: which outside input a pipeline accepts, given what its store has consumed.
-
-Event times that are possible, and more likely a mistake: warns once of a stream that has them.
-
-Dates of these years in seconds are moments of the first hour of 1970 if they are taken for microseconds, and every
-record is read. A single time far ahead of the clock moves the watermark there, and all that comes after is late. Both
-are only likely, so the records are taken as they are.
-
-Streams without a declared watermark: warns of the first record that is dropped, with a watermark that keeps it.
-
-Without a declaration, rows are assumed to arrive in the order of their times. If they do not, windows close
-before their rows arrive, and without a warning only a counter would show it.
-"""
+"""Input admission: which outside input a pipeline accepts, and warnings about input that is probably mistaken."""
 
 from __future__ import annotations
 
@@ -22,6 +10,7 @@ from typing import Final
 from millpond.executor.inputs.positions import admit_batch, consumed_elsewhere, input_positions
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.commit import Totals
+from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.instants import duration_text
 from millpond.executor.time.observations import InputObservation
@@ -31,40 +20,27 @@ from millpond.statestore.app_ids import input_app_id, input_rows_app_id
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 
+_LOG: Final = logging.getLogger("millpond")
+
 
 class InputAdmission:
-    """Compares outside inputs with what the store has consumed of them.
-
-    Args:
-        store: the open store.
-        topology: the checked pipeline.
-        watermarks: know which inputs have ended.
-        accept_checkpoint: whether to accept an outside source that the store does not know.
-        accept_ended: whether to accept records of a stream that an earlier run has ended.
-    """
+    """Comparison of outside inputs with the positions that the store has consumed."""
 
     def __init__(
-        self,
-        store: Store,
-        topology: Topology,
-        watermarks: PipelineWatermarks,
-        *,
-        accept_checkpoint: bool,
-        accept_ended: bool,
+        self, store: Store, topology: Topology, watermarks: PipelineWatermarks, options: PipelineOptions
     ) -> None:
         self._store = store
         self._topology = topology
         self._watermarks = watermarks
-        self._accept_checkpoint = accept_checkpoint
-        self._accept_ended = accept_ended
+        self._options = options
 
     def admit(self, position: InputPosition) -> bool:
-        """Whether a batch is new; see `admit_batch`.
+        """Return True if a batch is new; see `admit_batch`.
 
         Raises:
             InvalidError: the source's checkpoint does not belong to this store, or its query to another pipeline.
         """
-        accept, known = self._accept_checkpoint, self.consumed(position.stream)
+        accept, known = self._options.accept_checkpoint, self.consumed(position.stream)
         positions = self._store.committer.snapshot.txns
         other = consumed_elsewhere(positions, self._topology.name, position.source)
         if other is not None and not known and not accept:
@@ -79,26 +55,24 @@ class InputAdmission:
         return admit_batch(known, position.stream, position.source, position.batch, accept_checkpoint=accept)
 
     def consumed(self, stream: str) -> dict[str, int]:
-        """The consumed positions of a stream's outside inputs, by source."""
+        """Return the consumed positions of a stream's outside inputs, by source."""
         return input_positions(self._store.committer.snapshot.txns, self._topology.name, stream)
 
     def offsets(self, stream: str, source: str) -> str | None:
-        """Where the consumed position of a source lies, as the source said it; ``None`` if it did not."""
+        """Return the source's own words for its consumed position, if it gave any."""
         app_id = input_app_id(self._topology.name, stream, source)
         return self._store.committer.snapshot.source_offsets.get(app_id)
 
     @property
     def closed(self) -> frozenset[str]:
         """The injected streams that accept no more records, because an earlier run has ended their input."""
-        return frozenset() if self._accept_ended else self._watermarks.ended_before
+        return frozenset() if self._options.accept_ended else self._watermarks.ended_before
 
     def input_rows(self, stream: str) -> int | None:
-        """How many rows of a bounded input count towards its watermark; ``None`` if unknown."""
+        """Return the number of rows of a bounded input that count towards its watermark, if it is known."""
         positions = self._store.committer.snapshot.txns
         return positions.get(input_rows_app_id(self._topology.name, stream))
 
-
-_LOG: Final = logging.getLogger("millpond")
 
 _SECONDS_MIN: Final = 1_262_304_000
 """The year 2010 in seconds; in microseconds it is 21 minutes after 1970 begins."""
@@ -111,10 +85,10 @@ _AHEAD_US: Final = 366 * 86_400_000_000
 
 
 class SuspectTimes:
-    """Warns once per stream whose first records look like seconds, and once if a record lies far ahead of the clock.
+    """Warnings about possible but unlikely event times, once per stream.
 
-    Args:
-        topology: the checked pipeline.
+    Times in seconds, read as microseconds, lie in the first hour of 1970. A time far ahead of the clock moves the
+    watermark there, so that all later records are late. Both may be meant, so the records are accepted.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -124,13 +98,8 @@ class SuspectTimes:
         self._new = {name for name, node in timed.items() if not node.times.is_unit_given}
         self._on_time = set(timed)
 
-    def note(self, inputs: Sequence[InputObservation], now_us: int) -> None:
-        """Look at what a committed superstep has taken in.
-
-        Args:
-            inputs: the observations, of which a stream may have several.
-            now_us: the time by the clock.
-        """
+    def observe(self, inputs: Sequence[InputObservation], now_us: int) -> None:
+        """Check the observations of a committed superstep, of which a stream may have several."""
         for stream in {seen.stream for seen in inputs} & self._on_time:
             newest = [
                 seen.newest_at for seen in inputs if seen.stream == stream and seen.newest_at is not None
@@ -174,15 +143,11 @@ def _shown(at_us: int) -> str:
     return datetime.fromtimestamp(at_us // 1_000_000, UTC).isoformat()
 
 
-_DROPPED: Final = "dropped"
-
-
 class ForgottenWatermarks:
-    """Warns once per stream that is out of order, has only an assumed watermark, and has dropped records.
+    """Warnings about dropped records of streams without a declared watermark, once per stream.
 
-    Args:
-        topology: the checked pipeline.
-        watermarks: know how far behind the records of each stream were.
+    Rows of such a stream are assumed to arrive in the order of their times. If they do not, windows close before
+    their rows arrive, and otherwise only a counter would show it.
     """
 
     def __init__(self, topology: Topology, watermarks: PipelineWatermarks) -> None:
@@ -193,16 +158,16 @@ class ForgottenWatermarks:
             if node.is_assumed
         }
 
-    def note(self, counts: Totals) -> None:
+    def observe(self, counts: Totals) -> None:
         """Check the counts of a committed superstep."""
         if not counts.dropped:
             return
         for stream, fed in list(self._fed.items()):
             behind_us = self._watermarks.behind_us(stream)
             dropped = {
-                name: counted[_DROPPED]
+                name: counted["dropped"]
                 for name, counted in counts.by_computation.items()
-                if name in fed and counted.get(_DROPPED)
+                if name in fed and counted.get("dropped")
             }
             if not dropped or not behind_us:
                 continue

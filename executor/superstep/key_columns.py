@@ -1,8 +1,8 @@
-"""The columns that typed keys are made of: recorded with the first input that shows them, and held to from then on.
+"""The columns of typed keys: recorded with the first input that shows them, and required from then on.
 
-A store finds a row by the text of its key, so a key of other columns or types than before would find no row. Names and
-types are recorded in the table, one word by computation, so that views show the keys' values; a computation without a
-record has plain keys, as all had before there were typed ones.
+A store finds a row by the text of its key, so a key of other columns or types would find no row. Names and types are
+recorded in the table, one word by computation, so that views can show the keys' values. A computation without a
+record has plain keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from millpond.statestore.rows.key_text import is_typed
 from millpond.statestore.store import Store
 
 ROWS_READ: Final = 100
-"""Of so many rows that are no part of a table types are told."""
+"""Number of mappings whose values determine the types of their fields."""
 
 _WAYS_OUT: Final = (
     "take the former key= again, or start a computation of another name and drop= this one in the pipeline, or begin with a "
@@ -40,13 +40,7 @@ _WAYS_OUT: Final = (
 
 
 class KeyColumns:
-    """Records what a pipeline's typed keys are made of, and refuses what its rows could not be found by.
-
-    Args:
-        store: the open store.
-        topology: the checked pipeline.
-        ownership: commits the records.
-    """
+    """The columns of a pipeline's typed keys: recorded at first sight, and required to stay the same."""
 
     def __init__(self, store: Store, topology: Topology, ownership: Ownership) -> None:
         self._store = store
@@ -54,40 +48,36 @@ class KeyColumns:
         self._ownership = ownership
         self._seen: dict[tuple[str, str | None], tuple[pa.Field, ...]] = {}
 
-    def note(self, stream: str, rows: Rows, only: str | None = None) -> None:
-        """Take in the columns of some outside rows, before anything else happens to them.
+    def record(self, stream: str, rows: Rows, only: str | None = None) -> None:
+        """Record the key columns of some outside rows, before the rows are read.
 
         Args:
             stream: the injected stream.
-            rows: the rows; of a table, its columns count, and of mappings the first ones.
-            only: the only computation that gets them; ``None`` for all.
+            rows: a table, whose schema counts, or mappings, of which the first `ROWS_READ` count.
+            only: the only computation that gets the rows; ``None`` for all consumers.
 
         Raises:
-            InvalidError: the store has rows of a consumer under keys of another kind, or a column of its key has another
-                type than before.
+            InvalidError: the store has rows of a consumer under keys of another kind, or a column of its key has
+                another type than before.
         """
         seen = self._seen.get((stream, only))
         if seen is not None and (not isinstance(rows, pa.Table) or seen == tuple(rows.schema)):
             return
         if isinstance(rows, pa.Table):
-            self.note_columns(stream, tuple(rows.schema), only)
+            self.record_columns(stream, tuple(rows.schema), only)
         elif rows:
             names = {name for key in self._keys(stream, only).values() for name in key_names(key)}
-            fields = tuple(_told(name, rows) for name in sorted(names))
-            self.note_columns(stream, fields, only)
+            fields = tuple(_guessed(name, rows) for name in sorted(names))
+            self.record_columns(stream, fields, only)
             if any(pa.types.is_null(field.type) for field in fields):
                 del self._seen[stream, only]
 
     def is_known(self, stream: str, only: str | None = None) -> bool:
-        """Whether columns of a stream have been taken in already."""
+        """Return True if columns of a stream have been recorded in this run."""
         return (stream, only) in self._seen
 
-    def note_columns(self, stream: str, columns: Sequence[pa.Field], only: str | None = None) -> None:
-        """Take in the columns of outside rows, of which only those of keys are looked at.
-
-        Raises:
-            InvalidError: as `note` says.
-        """
+    def record_columns(self, stream: str, columns: Sequence[pa.Field], only: str | None = None) -> None:
+        """Record the columns of keys among ``columns``; see `record`."""
         by_name = {column.name: column for column in columns}
         snapshot = self._store.committer.snapshot
         records: dict[str, int] = {}
@@ -114,7 +104,7 @@ class KeyColumns:
     def _checked(
         self, snapshot: Snapshot, name: str, stream: str, given: tuple[pa.Field, ...], *, is_plain: bool
     ) -> str | None:
-        """The word to record; ``None`` if the table has it, or if there is none."""
+        """Return the word to record, unless the table has it or the key is plain."""
         stored = key_columns_in(snapshot.txns, name)
         if is_plain or (len(given) == 1 and not stored and pa.types.is_null(given[0].type)):
             if is_plain and stored:
@@ -163,7 +153,7 @@ def _has_plain_keys(snapshot: Snapshot, computation: str) -> bool:
     return any(bound is not None and not is_typed(bound) for bound in bounds)
 
 
-def _told(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Field:
+def _guessed(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Field:
     return pa.field(
         name, told_kind(row.get(name) for row in islice(rows, ROWS_READ) if isinstance(row, Mapping))
     )
