@@ -46,7 +46,7 @@ from .executor.replay.spark_replay import replay_on_spark as replay_on_spark
 from .executor.run.directory_injector import FILE_ROW as FILE_ROW
 from .executor.run.directory_injector import DirectoryInjector as DirectoryInjector
 from .executor.run.run import PipelineUpdate as PipelineUpdate
-from .executor.run.status import RunSummary as RunSummary
+from .executor.run.run import RunSummary as RunSummary
 from .executor.sinks.columns import SinkRecord as SinkRecord
 from .executor.sinks.sink import DeltaSink as DeltaSink
 from .executor.sinks.sink import RecordingSink as RecordingSink

@@ -107,9 +107,6 @@ def consume_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource], *, fini
         given: the rows of each injected stream.
         finish: the inputs end with these rows; otherwise only the policies move watermarks.
 
-    Raises:
-        InvalidError: the rows do not fit, or the store has consumed other inputs.
-        MillpondError: the error that ended the run.
     """
     rests = (_rest_of(run, stream, source_of(rows)) for stream, rows in given.items())
     inputs = [rest for rest in rests if rest is not None]

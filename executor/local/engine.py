@@ -38,14 +38,14 @@ from millpond.executor.superstep.delivery import (
 )
 from millpond.executor.superstep.plan import SuperstepPlan
 from millpond.executor.superstep.superstep import Batch, Engine, Inputs, Results
-from millpond.executor.time.observations import InputObservation
+from millpond.executor.time.observations import InputObservation, Watch
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.page_index import PAGE_INDEXES
-from millpond.statestore.types import TableVersion
+from millpond.statestore.types import EventTimeMicros, TableVersion
 
 _LOG = logging.getLogger("millpond")
 
@@ -128,13 +128,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         )
 
     def update(self, checked: CheckedUpdate) -> TableVersion:
-        """Continue with a changed pipeline, between two supersteps; see `Coordinator.update`.
-
-        Raises:
-            InvalidError: abandoned user code cannot be interrupted.
-            FencedError: another process has taken over.
-            UnavailableError: a service is away for longer than the runner waits.
-        """
+        """Continue with a changed pipeline, between two supersteps; see `Coordinator.update`."""
         self._weak.await_code()
         former = self._coordinator.topology.computations
         version = self._coordinator.update(checked)
@@ -165,11 +159,16 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         """Read key, time and id of the rows, for each consumer."""
         coordinator, outside = self._coordinator, batch.outside
         watermarks = coordinator.watermarks
-        watches = {}
+        watches: dict[str, Watch] = {}
+        stamps: dict[str, EventTimeMicros | None] = {}
+        live: list[OutsideRows] = []
         for rows in outside:
             # Before the rows are read: keys of another kind would be written where no reader finds them.
             coordinator.keys.record(rows.stream, rows.rows, rows.backfill)
-            watches[rows.stream] = watermarks.watch(rows.stream)
+            watches[rows.stream] = watch = watermarks.watch(rows.stream)
+            stamps[rows.stream] = watch.stamp_at
+            if rows.backfill is None:
+                live.append(rows)
         extracted = extract_inputs(
             coordinator.topology,
             outside,
@@ -177,11 +176,10 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
             watches=watches,
             id_scope=coordinator.id_scope,
         )
-        live = [rows for rows in outside if rows.backfill is None]
         return LocalInputs(
-            streams={rows.stream for rows in live},
+            streams=watches.keys() if batch.backfilled is None else (),
             after=watermarks.foresee(extracted.observations) if batch.after is None else batch.after,
-            stamps={stream: watch.stamp_at for stream, watch in watches.items()},
+            stamps=stamps,
             taken=() if batch.is_bounded else taken_of(live),
             extracted=extracted,
             observed=() if batch.observed is None else self._observations_of(*batch.observed),
@@ -207,9 +205,9 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         self._follow_log()
         productions = self._undelivered(plan)
         topology, letters = self._coordinator.topology, list(inputs.extracted.letters)
-        planned = dict.fromkeys([part.interval.computation for part in plan.intervals])
-        for name in planned:
-            letters += productions.letters(topology.computations[name])
+        if plan.sources:
+            for name in dict.fromkeys([part.interval.computation for part in plan.intervals]):
+                letters += productions.letters(topology.computations[name])
         if topology.fused:
             ran, keyless = self._weak.run(
                 plan, lambda part: self._deliveries(part, inputs.extracted, productions)
@@ -373,12 +371,12 @@ def _results(
     letters: Sequence[DeadLetter],
     observations: Sequence[InputObservation],
 ) -> LocalResults:
-    produced = {
-        manifest.file.path: productions
-        for manifest, productions in bundles
-        if manifest.file is not None and productions is not None
-    }
-    manifests = [manifest for manifest, _ in bundles]
+    manifests: list[Manifest] = []
+    produced: dict[str, pa.Table] = {}
+    for manifest, productions in bundles:
+        manifests.append(manifest)
+        if manifest.file is not None and productions is not None:
+            produced[manifest.file.path] = productions
     return LocalResults(manifests=manifests, observations=observations, letters=letters, produced=produced)
 
 

@@ -36,7 +36,7 @@ from millpond.executor.inputs.payload import original_row
 from millpond.executor.interval.bundle import DeadLetter, Deliveries
 from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.status import WatermarkUpdate
+from millpond.executor.run.run import WatermarkUpdate
 from millpond.executor.superstep.delivery import take
 from millpond.executor.time.observations import InputObservation, Watch, observe_times
 from millpond.statestore.errors import InvalidError, UnavailableError
@@ -52,8 +52,6 @@ def check_fit(topology: Topology, stream: str, rows: Rows, *, with_mappings: boo
         rows: a table, whose columns are checked, or mappings.
         with_mappings: check the fields of the first mappings too.
 
-    Raises:
-        InvalidError: the stream is not injected, or a column is missing or of the wrong type.
     """
     injector = topology.injector(stream)
     if not isinstance(rows, pa.Table) and not (rows and with_mappings):
@@ -224,9 +222,6 @@ class Intake:
             entry: the rows, or the update.
             timeout_ms: longest wait for room; ``None`` waits as long as the run lives.
 
-        Raises:
-            UnavailableError: the intake stayed full.
-            MillpondError: the error that ended the run.
         """
         count = entry.count if isinstance(entry, Arrival) else 0
         with self._condition:
@@ -253,11 +248,7 @@ class Intake:
             self._condition.notify_all()
 
     def wait_until_idle(self, timeout_ms: float | None = None) -> bool:
-        """Wait until the worker has nothing left to do; return True if that was so in time.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Wait until the worker has nothing left to do; return True if that was so in time."""
         with self._condition:
             done = self._condition.wait_for(
                 lambda: self._ended is not None or (self._idle and not self._entries),

@@ -25,8 +25,6 @@ def rows_from(given: RowsLike) -> Rows:
         >>> rows_from({"city": "Bergen"})
         [{'city': 'Bergen'}]
 
-    Raises:
-        InvalidError: the argument has no rows, or a column of a table has no Arrow type.
     """
     if isinstance(given, pa.Table):
         return given

@@ -15,13 +15,14 @@ from millpond.executor.inputs.changes import flat_rows
 from millpond.executor.inputs.extraction import Rows
 from millpond.executor.inputs.payload import rows_to_extract
 from millpond.executor.inputs.positions import LOCAL_SOURCE, after_the_end
-from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry, check_fit
+from millpond.executor.local.engine import LocalBatch
+from millpond.executor.local.intake import Arrival, OutsideRows, Receipt, UpdateEntry, check_fit
 from millpond.executor.local.rows import DecodedSource, RowsLike, RowSource, pieces, rows_from, source_of
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.run import PipelineUpdate, Run
-from millpond.executor.run.status import RunStatus, WatermarkUpdate
+from millpond.executor.run.lifecycle import Phase
+from millpond.executor.run.run import PipelineUpdate, Run, RunStatus, WatermarkUpdate
 from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.clocks import PercentileTimes
@@ -31,7 +32,10 @@ from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
 
 class LocalRun(Run[Receipt]):
-    """A running pipeline; created by `LocalRunner.start`, stopped by `stop` or at the end of a ``with``."""
+    """A running pipeline; created by `LocalRunner.start`, stopped by `stop` or at the end of a ``with``.
+
+    Once the run has failed, every method that works raises its first error.
+    """
 
     def __init__(self, worker: LocalWorker, clock: Clock, release: Callable[[], None]) -> None:
         super().__init__(
@@ -40,8 +44,6 @@ class LocalRun(Run[Receipt]):
         self._worker = worker
         # One value, so that no thread reads the topology of one time and the checked streams of another.
         self._gate: tuple[Topology, set[str]] = self._topology, set()
-
-    # -- input -----------------------------------------------------------------------------
 
     def inject(self, stream: str, rows: RowsLike, *, timeout_ms: float | None = None) -> Receipt:
         """Inject rows into a stream; they are processed in the order of the calls.
@@ -63,7 +65,6 @@ class LocalRun(Run[Receipt]):
             InvalidError: the stream is not injected, an earlier run has ended it, or a column is missing
                 or of the wrong type; mappings are refused if a field is missing in all of a stream's first ones.
             UnavailableError: the intake stayed full; the first part of a large table may be in it.
-            MillpondError: the error that ended the run.
         """
         topology, checked = self._gate
         given = _read_rows(topology, stream, rows)
@@ -84,7 +85,6 @@ class LocalRun(Run[Receipt]):
 
         Raises:
             InvalidError: the stream is not injected, or a column is missing or of the wrong type.
-            MillpondError: the error that ended the run.
         """
         receipt = self.inject(stream, rows)
         while not self._worker.is_threaded and not receipt.is_durable:
@@ -92,11 +92,7 @@ class LocalRun(Run[Receipt]):
         receipt.wait()
 
     def read_inputs(self, inputs: Mapping[str, RowsLike]) -> dict[str, Rows | RowSource]:
-        """Return the bounded inputs of a caller, by stream.
-
-        Raises:
-            InvalidError: a stream is not injected, an argument has no rows, or a table has no such column.
-        """
+        """Return the bounded inputs of a caller, by stream."""
         return {stream: self._read_input(stream, rows) for stream, rows in inputs.items()}
 
     def _read_input(self, stream: str, rows: RowsLike) -> Rows | RowSource:
@@ -111,11 +107,7 @@ class LocalRun(Run[Receipt]):
         return self.read_rows(stream, rows)
 
     def read_rows(self, stream: str, rows: RowsLike) -> Rows:
-        """Return a caller's rows in memory, with their payload decoded; changes of a table become flat rows.
-
-        Raises:
-            InvalidError: the stream is not injected, the argument has no rows, or the table has no such column.
-        """
+        """Return a caller's rows in memory, with their payload decoded; changes of a table become flat rows."""
         return _read_rows(self._topology, stream, rows)
 
     def check_rows(self, stream: str, rows: Rows) -> None:
@@ -130,7 +122,7 @@ class LocalRun(Run[Receipt]):
         check_fit(self._topology, stream, rows)
 
     def _put(self, entry: Arrival | UpdateEntry, timeout_ms: float | None = None) -> None:
-        self._worker.check_active()
+        self._lifecycle.check_phase(Phase.RUNNING)
         self._worker.intake.put(entry, timeout_ms=timeout_ms if self._worker.is_threaded else 0)
 
     def _refuse_if_ended(self, stream: str) -> None:
@@ -165,10 +157,15 @@ class LocalRun(Run[Receipt]):
 
         Raises:
             InvalidError: an earlier run has ended the stream.
-            MillpondError: the error that ended the run.
         """
         self._refuse_if_ended(stream)
-        self._worker.consume(stream, rows, position, watermarks or {}, after or {})
+        with self._worker.working() as coordinator:
+            for injected, at in (watermarks or {}).items():
+                coordinator.watermarks.advance(injected, at)
+            outside = [OutsideRows(stream=stream, rows=rows)]
+            self._worker.run(
+                LocalBatch(outside=outside, position=position, is_bounded=True, after=after or {})
+            )
 
     def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None = None) -> None:
         """Read the missing history of computations; the run's next supersteps are on it.
@@ -187,21 +184,15 @@ class LocalRun(Run[Receipt]):
         return self._worker.coordinator.backfills.pending
 
     def finish_backfills(self) -> None:
-        """Run supersteps until each computation's history is complete; in stepping mode only.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Run supersteps until each computation's history is complete; in stepping mode only."""
         while self._worker.backfill_step() is not None:
             pass
 
     def advance_percentiles(self, stream: str, watermarks: PercentileTimes) -> None:
-        """Let percentile watermarks of a bounded input take effect with its next piece; in stepping mode only.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
-        self._worker.advance_percentiles(stream, watermarks)
+        """Move percentile watermarks of a bounded input, with its next piece; in stepping mode only."""
+        with self._worker.working() as coordinator:
+            for percentile, at in watermarks.items():
+                coordinator.watermarks.advance(stream, at, percentile=percentile)
 
     def observed(self, stream: str) -> int | None:
         """Return the number of rows of a bounded input that count towards its watermark, if it is known."""
@@ -214,11 +205,9 @@ class LocalRun(Run[Receipt]):
             stream: an injected stream.
             rows: rows of the stream that were consumed without moving the watermark, in pieces.
             position: progress in the input, with the number of its rows that count from then on.
-
-        Raises:
-            MillpondError: the error that ended the run.
         """
-        self._worker.observe(stream, rows, position)
+        with self._worker.working():
+            self._worker.run(LocalBatch(position=position, observed=(stream, rows)))
 
     def repeat(
         self,
@@ -237,13 +226,19 @@ class LocalRun(Run[Receipt]):
             journaled: watermarks of the inputs after it, by application id.
             position: progress in a bounded input once the superstep is committed.
             after: by stream of a bounded input, a time that no row of a later superstep is before.
-
-        Raises:
-            MillpondError: the error that ended the run.
         """
-        self._worker.repeat(rows, conditions, journaled, position, after or {})
-
-    # -- work ------------------------------------------------------------------------------
+        outside = [OutsideRows(stream=stream, rows=part) for stream, part in rows]
+        is_bounded = position is not None
+        with self._worker.working() as coordinator:
+            coordinator.watermarks.impose(conditions, journaled)
+            self._worker.run(
+                LocalBatch(
+                    outside=outside,
+                    position=position,
+                    is_bounded=is_bounded,
+                    after=after or {} if is_bounded else None,
+                )
+            )
 
     def step(self) -> SuperstepReport | None:
         """Run one superstep, in stepping mode.
@@ -253,11 +248,10 @@ class LocalRun(Run[Receipt]):
 
         Raises:
             InvalidError: the run has a worker of its own, or was stopped.
-            MillpondError: the error that ended the run.
         """
         if self._worker.is_threaded:
             raise InvalidError("this run has a worker of its own: start it with stepping=True to step it")
-        self._worker.check_active()
+        self._lifecycle.check_phase(Phase.RUNNING)
         return self._worker.step()
 
     def run_until_quiet(self, *, supersteps_max: int = 1_000_000, timeout_ms: float | None = None) -> bool:
@@ -271,15 +265,10 @@ class LocalRun(Run[Receipt]):
 
         Returns:
             True if the pipeline came to rest in time.
-
-        Raises:
-            MillpondError: the error that ended the run.
         """
         if self._worker.is_threaded:
             return self._worker.intake.wait_until_idle(timeout_ms)
         return any(self.step() is None for _ in range(supersteps_max))
-
-    # -- the base class --------------------------------------------------------------------
 
     def _accept(self, update: WatermarkUpdate) -> Receipt:
         receipt = Receipt()

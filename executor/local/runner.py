@@ -21,7 +21,7 @@ from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import CHECKPOINT_AFTER_MS, RunnerOptions
-from millpond.executor.run.status import RunSummary
+from millpond.executor.run.run import RunSummary
 from millpond.executor.superstep.dead_letters import DeadLetterLimit
 from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.errors import InvalidError

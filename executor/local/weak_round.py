@@ -137,11 +137,7 @@ class WeakRounds:
         return round_.done, round_.letters
 
     def await_code(self) -> None:
-        """Wait for abandoned bundles, and forget them: their records are redelivered from their checkpoints.
-
-        Raises:
-            InvalidError: user code cannot be interrupted.
-        """
+        """Wait for abandoned bundles, and forget them: their records are redelivered from their checkpoints."""
         for interval, running in list(self._running.items()):
             self._await(running)
             del self._running[interval]
@@ -246,8 +242,6 @@ class WeakRounds:
 
         The records of the bundle are among ``own``, from their checkpoint.
 
-        Raises:
-            InvalidError: its user code cannot be interrupted.
         """
         self._await(running)
         own_records = sum(len(deliveries.at) for deliveries in own)

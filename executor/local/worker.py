@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,15 +32,12 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Lifecycle, Phase
 from millpond.executor.run.options import RunnerOptions
 from millpond.executor.run.progress import Progress
-from millpond.executor.run.run import PipelineUpdate, update_between
-from millpond.executor.run.status import RunStatus
+from millpond.executor.run.run import PipelineUpdate, RunStatus, update_between
 from millpond.executor.superstep.backfills import backfill_position
 from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.superstep.superstep import Superstep
-from millpond.executor.time.clocks import PercentileTimes
-from millpond.executor.watermark.authority import Conditions
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
@@ -160,8 +157,6 @@ def backfill_pieces(
         inputs: the bounded inputs of the run, if it has any.
         records_max: rows of a piece at most.
 
-    Raises:
-        InvalidError: a history does not fit its stream, or differs from the history that was consumed in part.
     """
     histories = {name: _histories(coordinator, name, inputs) for name in coordinator.backfills.pending}
     return _pieces(coordinator, histories, records_max)
@@ -212,11 +207,7 @@ def _is_input(given: Backfill) -> bool:
 
 
 def history_rows(given: Any) -> Rows:
-    """Return the rows of a backfill.
-
-    Raises:
-        InvalidError: it has no rows, or is a file that cannot be read.
-    """
+    """Return the rows of a backfill."""
     if not isinstance(given, str | Path):
         return rows_from(given)
     try:
@@ -303,11 +294,7 @@ class LocalWorker:
     # -- steps -----------------------------------------------------------------------------
 
     def step(self) -> SuperstepReport | None:
-        """Run one superstep on the intake; return ``None`` if there was nothing to do.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Run one superstep on the intake; return ``None`` if there was nothing to do."""
         if self.lifecycle.is_stranded:
             self.lifecycle.raise_failure()
         if self._backfill is not None and (backfilled := self.backfill_step()) is not None:
@@ -341,18 +328,16 @@ class LocalWorker:
         for entry in taken.updates:
             entry.update.apply(self.coordinator.watermarks)
         outside = [OutsideRows(stream=arrival.stream, rows=arrival.rows) for arrival in taken.arrivals]
-        return self._run(LocalBatch(outside=outside))
+        return self.run(LocalBatch(outside=outside))
 
-    def _run(self, batch: LocalBatch) -> SuperstepReport:
+    def run(self, batch: LocalBatch) -> SuperstepReport:
+        """Run one superstep, report it, and maintain the store."""
         report = self.superstep.run(batch)
-        self._show_status()
+        self.status = RunStatus.of(self.coordinator)
+        self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
         self._progress.report(report)
         self.coordinator.maintain()
         return report
-
-    def _show_status(self) -> None:
-        self.status = RunStatus.of(self.coordinator)
-        self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
 
     def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None) -> None:
         """Read the missing history of computations; the next steps are on it, before any other input.
@@ -360,18 +345,12 @@ class LocalWorker:
         Args:
             inputs: the bounded inputs of the run, if it has any.
 
-        Raises:
-            InvalidError: a history does not fit its stream, or differs from the history that was consumed in part.
         """
         with self._failing():
             self._backfill = backfill_pieces(self.coordinator, inputs, BUNDLE_RECORDS_MAX)
 
     def backfill_step(self) -> SuperstepReport | None:
-        """Run one superstep on a piece of a backfill; return ``None`` if none is left.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Run one superstep on a piece of a backfill; return ``None`` if none is left."""
         if self._backfill is None:
             return None
         with self._failing():
@@ -383,68 +362,8 @@ class LocalWorker:
                 return None
             self.coordinator.backfills.hold(piece.computation, piece.oldest_at)
             rows = OutsideRows(stream=piece.position.stream, rows=piece.rows, backfill=piece.computation)
-            return self._run(
+            return self.run(
                 LocalBatch(outside=[rows], position=piece.position, after={}, backfilled=piece.computation)
-            )
-
-    def consume(
-        self,
-        stream: str,
-        rows: Rows,
-        position: InputPosition,
-        watermarks: Mapping[str, EventTimeMicros],
-        after: Mapping[str, EventTimeMicros],
-    ) -> None:
-        """Run one superstep on a piece of a bounded input.
-
-        Args:
-            stream: an injected stream.
-            rows: the piece.
-            position: progress in the input once the superstep is committed.
-            watermarks: by stream, a time that no row of this piece or a later one is before.
-            after: by stream, a time that no row of a later piece is before.
-        """
-        self.check_active()
-        with self._failing():
-            for injected, at in watermarks.items():
-                self.coordinator.watermarks.advance(injected, at)
-            outside = [OutsideRows(stream=stream, rows=rows)]
-            self._run(LocalBatch(outside=outside, position=position, is_bounded=True, after=after))
-
-    def advance_percentiles(self, stream: str, watermarks: PercentileTimes) -> None:
-        """Move percentile watermarks of a stream; the next superstep makes that durable."""
-        self.check_active()
-        with self._failing():
-            for percentile, at in watermarks.items():
-                self.coordinator.watermarks.advance(stream, at, percentile=percentile)
-
-    def observe(self, stream: str, rows: Iterable[Rows], position: InputPosition) -> None:
-        """Run one superstep in which rows that were consumed before move their stream's watermark."""
-        self.check_active()
-        with self._failing():
-            self._run(LocalBatch(position=position, observed=(stream, rows)))
-
-    def repeat(
-        self,
-        rows: Sequence[tuple[str, Rows]],
-        conditions: Conditions,
-        journaled: Mapping[str, int],
-        position: InputPosition | None,
-        after: Mapping[str, EventTimeMicros],
-    ) -> None:
-        """Repeat a superstep of a past run, under the conditions that it met."""
-        self.check_active()
-        outside = [OutsideRows(stream=stream, rows=part) for stream, part in rows]
-        is_bounded = position is not None
-        with self._failing():
-            self.coordinator.watermarks.impose(conditions, journaled)
-            self._run(
-                LocalBatch(
-                    outside=outside,
-                    position=position,
-                    is_bounded=is_bounded,
-                    after=after if is_bounded else None,
-                )
             )
 
     def say(self, text: str) -> None:
@@ -460,9 +379,6 @@ class LocalWorker:
             topology: the changed pipeline.
             then: called once it runs, before the next superstep.
 
-        Raises:
-            InvalidError: the pipeline cannot continue like this; the old one does.
-            MillpondError: the error that ended the run.
         """
         self.check_active()
         if self._thread is None:
@@ -512,6 +428,13 @@ class LocalWorker:
         self.intake.end(error)
         self._updates.end(error)
         self._taken.settle(error)
+
+    @contextmanager
+    def working(self) -> Iterator[Coordinator]:
+        """Let the caller's thread work in place of the worker's; a failure ends the run."""
+        self.check_active()
+        with self._failing():
+            yield self.coordinator
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -565,11 +488,7 @@ class LocalWorker:
             self._thread.join()
 
     def close(self) -> None:
-        """Wait for the sinks and give the leases back.
-
-        Raises:
-            MillpondError: the error of a sink that was writing the last superstep.
-        """
+        """Wait for the sinks and give the leases back."""
         self.lifecycle.close()
         try:
             self.engine.close(wait_for_code=not self.lifecycle.is_stranded)

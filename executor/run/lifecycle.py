@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from millpond.statestore.check import check
@@ -24,22 +24,15 @@ class Phase(Enum):
     """Its leases are given back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The first error of a run; ``is_stranded`` if user code hangs in one of its threads."""
-
-    error: BaseException
-    is_stranded: bool = False
-
-
 class Lifecycle:
     """The phase of a run and its first failure; any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._phase = Phase.RUNNING
-        self._failure: Failure | None = None
         self._stopping = threading.Event()
+        self._phase = Phase.RUNNING
+        self._error: BaseException | None = None
+        self._is_stranded = False
 
     @property
     def phase(self) -> Phase:
@@ -49,23 +42,24 @@ class Lifecycle:
     @property
     def error(self) -> BaseException | None:
         """The first error; ``None`` if the run has not failed."""
-        return None if self._failure is None else self._failure.error
+        return self._error
 
     @property
     def is_stranded(self) -> bool:
         """True if user code hangs in one of the run's threads and cannot be interrupted."""
-        return self._failure is not None and self._failure.is_stranded
+        return self._is_stranded
 
     @property
     def is_active(self) -> bool:
         """True while the run takes input: it was not stopped and has not failed."""
-        return self._phase is Phase.RUNNING and self._failure is None
+        return self._phase is Phase.RUNNING and self._error is None
 
     def fail(self, error: BaseException, *, is_stranded: bool = False) -> None:
         """Record a failure; only the first error is kept."""
         with self._lock:
-            failure = self._failure or Failure(error)
-            self._failure = replace(failure, is_stranded=failure.is_stranded or is_stranded)
+            if self._error is None:
+                self._error = error
+            self._is_stranded |= is_stranded
 
     def stop(self) -> bool:
         """Begin to stop; return False if an earlier call did."""
@@ -88,13 +82,13 @@ class Lifecycle:
 
     def raise_failure(self) -> None:
         """Raise the first error, if the run has failed."""
-        if self._failure is not None:
-            raise self._failure.error
+        if self._error is not None:
+            raise self._error
 
     def check_phase(self, *allowed: Phase) -> None:
         """Raise the first error, or `InvalidError` in a phase that is not allowed."""
-        if self._failure is not None:
-            raise self._failure.error
+        if self._error is not None:
+            raise self._error
         if self._phase not in allowed:
             raise InvalidError(
                 "the run has been stopped: start another one on its store, which goes on from there"

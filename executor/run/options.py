@@ -48,8 +48,6 @@ class RunnerOptions(PipelineOptions):
         spark: the session; ``None`` takes the active session or creates one; Spark only.
         tick_ms: silence of the input after which due work runs without it; Spark only.
 
-    Raises:
-        InvalidError: an option is out of its range.
     """
 
     store: Store | str | Path
@@ -107,8 +105,6 @@ class RunnerOptions(PipelineOptions):
         Args:
             start: starts the run; it gets the store, and a function that the run calls once at its end.
 
-        Raises:
-            UnavailableError: ZooKeeper or the object store cannot be reached.
         """
         if isinstance(self.store, Store):
             # The store belongs to the caller, who closes it.

@@ -135,12 +135,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         self._setting = self._setting_of(topology.computations)
 
     def update(self, checked: CheckedUpdate) -> TableVersion:
-        """Continue with a changed pipeline, between two supersteps; see `Coordinator.update`.
-
-        Raises:
-            FencedError: another process has taken over.
-            UnavailableError: a service is away for longer than the runner waits.
-        """
+        """Continue with a changed pipeline, between two supersteps; see `Coordinator.update`."""
         version = self._coordinator.update(checked)
         self._slots.keep(
             one for name in checked.topology.computations for one in self._coordinator.intervals_of(name)
@@ -164,10 +159,6 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
             position: stream, streaming query and number of the batch.
             is_last: the stream ends with the batch.
 
-        Raises:
-            InvalidError: the checkpoint does not belong to this store, an earlier run has ended the
-                stream, or the input cannot be read.
-            FencedError: another process has taken over.
         """
         # Spark repeats a batch whose superstep was committed right before a crash: its position is in the table.
         if not self._coordinator.inputs.admit(position):
@@ -180,32 +171,17 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         )
 
     def inject(self, frame: DataFrame, stream: str) -> SuperstepReport:
-        """Run one superstep on records without an outside position: only their ids distinguish repeated records.
-
-        Raises:
-            InvalidError: an earlier run has ended the stream, or the records cannot be read.
-            FencedError: another process has taken over.
-        """
+        """Run one superstep on records without an outside position: only their ids distinguish repeated records."""
         return self._superstep.run(SparkBatch(frame=frame, stream=stream))
 
     def backfill(self, frame: DataFrame, position: InputPosition, computation: str) -> SuperstepReport:
-        """Run one superstep on the history of a stream, which only one computation gets.
-
-        Raises:
-            InvalidError: the history cannot be read.
-            FencedError: another process has taken over.
-        """
+        """Run one superstep on the history of a stream, which only one computation gets."""
         return self._superstep.run(
             SparkBatch(frame=frame, stream=position.stream, position=position, backfilled=computation)
         )
 
     def advance(self) -> SuperstepReport:
-        """Run one superstep without outside input: deliver productions and fire due timers.
-
-        Raises:
-            InvalidError: user code failed and failures stop the pipeline.
-            FencedError: another process has taken over.
-        """
+        """Run one superstep without outside input: deliver productions and fire due timers."""
         return self._superstep.run(SparkBatch())
 
     def count(self, frame: DataFrame, stream: str) -> int:

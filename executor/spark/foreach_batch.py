@@ -119,8 +119,6 @@ class EmbeddedRun:
             options: the options that this call names.
             make: makes the runner from all options.
 
-        Raises:
-            InvalidError: another call or the open run has another value of an option, or an option is wrong.
         """
         with self._lock:
             for name, value in options.items():
@@ -148,11 +146,7 @@ class EmbeddedRun:
 
     @property
     def run(self) -> SparkRun:
-        """The open run.
-
-        Raises:
-            InvalidError: no run is open.
-        """
+        """The open run."""
         opened = self._open
         if opened is None:
             raise InvalidError(
@@ -166,8 +160,6 @@ class EmbeddedRun:
         Returns:
             The run that consumed it.
 
-        Raises:
-            MillpondError: the error that ended the superstep, and the run with it.
         """
         for _ in range(_OPENINGS_MAX):
             opened = self._opened(stream)
@@ -181,11 +173,7 @@ class EmbeddedRun:
         raise UnavailableError("the run is closed again and again while a batch waits for it", input=stream)
 
     def close(self) -> None:
-        """Do all the work that is due, and give the leases back; the next batch of a query opens the run again.
-
-        Raises:
-            MillpondError: the error of that work; the leases are released anyway.
-        """
+        """Do all the work that is due, and give the leases back; the next batch of a query opens the run again."""
         # A batch that arrives meanwhile waits for the lock, and then opens another run.
         with self._lock:
             opened = self._ended()
@@ -424,11 +412,7 @@ def stream_function(
     stream: str,
     options: Mapping[str, Any],
 ) -> ForeachBatch:
-    """Return the function of one injected stream of a pipeline; see `Pipeline.foreach_batch`.
-
-    Raises:
-        InvalidError: the pipeline is invalid or has no such stream, or an option is wrong.
-    """
+    """Return the function of one injected stream of a pipeline; see `Pipeline.foreach_batch`."""
     streams = sorted(pipeline.check().injectors.keys() - {SIGNALS})
     if stream not in streams:
         raise InvalidError(

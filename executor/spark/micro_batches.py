@@ -41,11 +41,7 @@ class QueryStart:
 
     @classmethod
     def of(cls, frame: DataFrame, stream: str) -> QueryStart:
-        """Return the start of a batch's query.
-
-        Raises:
-            InvalidError: the frame is not a batch of a streaming query.
-        """
+        """Return the start of a batch's query."""
         context: Any = frame.sparkSession._jsparkSession.sparkContext()  # noqa: SLF001
         query = context.getLocalProperty(_QUERY_ID)
         if query is None:

@@ -20,8 +20,14 @@ from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Deadline, Lifecycle, Phase
 from millpond.executor.run.options import RunnerOptions
-from millpond.executor.run.run import PipelineUpdate, Run, update_between
-from millpond.executor.run.status import RunStatus, WatermarkUpdate, input_watermarks
+from millpond.executor.run.run import (
+    PipelineUpdate,
+    Run,
+    RunStatus,
+    WatermarkUpdate,
+    input_watermarks,
+    update_between,
+)
 from millpond.executor.spark.backfill import backfill_frames
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.frames import InputFrames, table_of
@@ -42,7 +48,10 @@ _SKEW_POLL_MS = 50.0
 
 
 class SparkRun(Run[None]):
-    """A running pipeline; created by `SparkRunner.start`, stopped by `stop` or at the end of a ``with``."""
+    """A running pipeline; created by `SparkRunner.start`, stopped by `stop` or at the end of a ``with``.
+
+    Once the run has failed, every method that works raises its first error.
+    """
 
     def __init__(
         self,
@@ -93,8 +102,6 @@ class SparkRun(Run[None]):
             stream: an injected stream.
             go_on: called at each poll; its error ends the wait.
 
-        Raises:
-            UnavailableError: the run was stopped meanwhile; the next run gets the batch again.
         """
         while self._ticker is not None and not self._is_bounded:
             with self._guarded():
@@ -107,18 +114,7 @@ class SparkRun(Run[None]):
             go_on()
 
     def consume(self, frame: DataFrame, position: InputPosition) -> SuperstepReport | None:
-        """Run one superstep on a batch; after a failure every further call raises that failure again.
-
-        Args:
-            frame: the batch.
-            position: stream, streaming query and number of the batch.
-
-        Returns:
-            The superstep's report; ``None`` if the store has consumed the batch already.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Run one superstep on a batch; return ``None`` if the store has consumed the batch already."""
         with self._guarded(position.stream), unless_stopped(frame, position.source, position.stream):
             report = self._reported(self._engine.consume(frame, position))
             if report is not None:
@@ -138,7 +134,6 @@ class SparkRun(Run[None]):
 
         Raises:
             InvalidError: the stream is not injected, or a column is missing or of the wrong type.
-            MillpondError: the error that ended the run.
         """
         self._topology.injector(stream)
         table = rows if isinstance(rows, pa.Table) else table_of(list(rows))
@@ -159,7 +154,6 @@ class SparkRun(Run[None]):
 
         Raises:
             InvalidError: the store has consumed the input already, and it has grown since.
-            MillpondError: the error that ended the run.
         """
         with self._guarded():
             position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0)
@@ -173,23 +167,15 @@ class SparkRun(Run[None]):
     def backfill(self, inputs: Mapping[str, DataFrame]) -> None:
         """Give each computation its missing history, in one superstep for each of its streams.
 
-        Args:
-            inputs: the inputs of the run; a bounded input may be the history ``"input"``.
-
         Raises:
             InvalidError: a history does not fit its stream, or cannot be read here.
-            MillpondError: the error that ended the run.
         """
         with self._guarded():
             for piece in backfill_frames(self._coordinator, self._engine, inputs):
                 self._reported(self._engine.backfill(piece.frame, piece.position, piece.computation))
 
     def advance(self) -> SuperstepReport | None:
-        """Run one superstep without outside input: deliver productions and fire due timers.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Run one superstep without outside input: deliver productions and fire due timers."""
         with self._guarded():
             return self._reported(self._engine.advance())
 
@@ -205,11 +191,7 @@ class SparkRun(Run[None]):
             self._coordinator.watermarks.finish(stream)
 
     def has_work(self) -> bool:
-        """Return True if a superstep without outside input would do anything now; lets idle time pass first.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Return True if a superstep without outside input would do anything now; lets idle time pass first."""
         with self._guarded():
             return self._is_work_due()
 
@@ -218,11 +200,7 @@ class SparkRun(Run[None]):
         return self._coordinator.has_work()
 
     def finish_inputs(self) -> None:
-        """End all injected streams, and run supersteps until nothing is left to do.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """End all injected streams, and run supersteps until nothing is left to do."""
         with self._guarded():
             for stream in self._coordinator.topology.injectors:
                 self._coordinator.watermarks.finish(stream)
@@ -238,9 +216,6 @@ class SparkRun(Run[None]):
 
         Returns:
             True if the pipeline came to rest in time, before the run was stopped.
-
-        Raises:
-            MillpondError: the error that ended the run.
         """
         deadline = Deadline.after(self._clock, timeout_ms)
         for _ in range(supersteps_max):
@@ -257,10 +232,6 @@ class SparkRun(Run[None]):
 
     def start_queries(self, starts: Mapping[str, StartQuery], *, is_bounded: bool) -> None:
         """Start the queries that feed the run, and stop them when the run stops.
-
-        Args:
-            starts: functions that start a query, by stream.
-            is_bounded: the queries end by themselves.
 
         Raises:
             FencedError: another process has taken the pipeline; no query is started.

@@ -13,7 +13,7 @@ from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.options import TICK_MS, RunnerOptions
-from millpond.executor.run.status import RunSummary
+from millpond.executor.run.run import RunSummary
 from millpond.executor.spark.compactions import SparkCompactions, SparkCompactionWorker
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.frames import InputFrames, checkpoint_path

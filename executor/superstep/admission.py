@@ -35,11 +35,7 @@ class InputAdmission:
         self._options = options
 
     def admit(self, position: InputPosition) -> bool:
-        """Return True if a batch is new; see `admit_batch`.
-
-        Raises:
-            InvalidError: the source's checkpoint does not belong to this store, or its query to another pipeline.
-        """
+        """Return True if a batch is new; see `admit_batch`."""
         accept, known = self._options.accept_checkpoint, self.consumed(position.stream)
         positions = self._store.committer.snapshot.txns
         other = consumed_elsewhere(positions, self._topology.name, position.source)
@@ -100,21 +96,18 @@ class SuspectTimes:
 
     def observe(self, inputs: Sequence[InputObservation], now_us: int) -> None:
         """Check the observations of a committed superstep, of which a stream may have several."""
-        for stream in {seen.stream for seen in inputs} & self._on_time:
-            newest = [
-                seen.newest_at for seen in inputs if seen.stream == stream and seen.newest_at is not None
-            ]
-            oldest = [
-                seen.oldest_at for seen in inputs if seen.stream == stream and seen.oldest_at is not None
-            ]
-            if not newest or not oldest:
-                continue
+        bounds: dict[str, tuple[int, int]] = {}
+        for seen in inputs:
+            if seen.newest_at is not None and seen.oldest_at is not None and seen.stream in self._on_time:
+                oldest, newest = bounds.get(seen.stream, (seen.oldest_at, seen.newest_at))
+                bounds[seen.stream] = min(oldest, seen.oldest_at), max(newest, seen.newest_at)
+        for stream, (oldest, newest) in bounds.items():
             if stream in self._new:
                 self._new.discard(stream)
-                _warn_of_seconds(stream, min(oldest), max(newest))
-            if max(newest) > now_us + _AHEAD_US:
+                _warn_of_seconds(stream, oldest, newest)
+            if newest > now_us + _AHEAD_US:
                 self._on_time.discard(stream)
-                _warn_of_future(stream, max(newest), now_us)
+                _warn_of_future(stream, newest, now_us)
 
 
 def _warn_of_seconds(stream: str, oldest_us: int, newest_us: int) -> None:

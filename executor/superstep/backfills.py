@@ -43,11 +43,7 @@ class Backfills:
         self._watermarks = watermarks
 
     def open(self) -> None:
-        """Hold the watermarks of computations whose history is incomplete; call it before the watermarks are restored.
-
-        Raises:
-            InvalidError: a computation has run without its backfill.
-        """
+        """Hold the watermarks of computations whose history is incomplete; call it before the watermarks are restored."""
         for name in self._topology.backfills:
             has_joined = any(position is not None for position in self._positions(name).values())
             if not has_joined and self._ownership.of(name):
@@ -62,11 +58,7 @@ class Backfills:
             self._watermarks.hold_back(name, _BEGINNING)
 
     def refuse_pending(self) -> None:
-        """Refuse a change of a running pipeline that adds a history to read.
-
-        Raises:
-            InvalidError: the history of a computation is incomplete.
-        """
+        """Refuse a change of a running pipeline that adds a history to read."""
         for name in self.pending:
             raise InvalidError(
                 "a running pipeline cannot give a computation its backfill: stop it, and start it with the change",
@@ -87,11 +79,7 @@ class Backfills:
         }
 
     def join(self, computation: str) -> None:
-        """Record that a computation begins with its history, before it has intervals.
-
-        Raises:
-            FencedError: another process owns the pipeline.
-        """
+        """Record that a computation begins with its history, before it has intervals."""
         wanted = {
             self._app_id(computation, stream): 0
             for stream, position in self._positions(computation).items()

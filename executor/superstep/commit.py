@@ -225,7 +225,7 @@ def superstep_request(
     wanted |= watermarks.positions() | totals.positions(pipeline)
     return CommitRequest(
         kind="superstep",
-        writes=tuple(_write_of(owned, file, watermarks) for owned, file in touched),
+        writes=tuple([_write_of(owned, file, watermarks) for owned, file in touched]),
         # Only changes are written: most of a pipeline's positions are the same from commit to commit.
         positions={
             app_id: version

@@ -190,13 +190,7 @@ class Coordinator:
             self._observe(owned)
 
     def check_update(self, topology: Topology) -> CheckedUpdate:
-        """Check a changed pipeline of the same name and open its sinks; after an error the old pipeline may continue.
-
-        Raises:
-            InvalidError: the store does not allow the change; see `plan_evolution`.
-            DataError: a sink is ahead of the store.
-            FencedError: another process has taken the pipeline.
-        """
+        """Check a changed pipeline of the same name and open its sinks; after an error the old pipeline may continue."""
         self.sinks.wait()
         self.ownership.check_update(topology)
         Backfills(self.store, topology, self.ownership, self.watermarks).refuse_pending()
@@ -216,9 +210,6 @@ class Coordinator:
         Returns:
             The version of the commit that records the changed pipeline.
 
-        Raises:
-            FencedError: another process has taken the pipeline.
-            UnavailableError: a service is away for longer than the runner waits.
         """
         # The old sinks end first: a sink of both pipelines would have two writers otherwise.
         self.sinks.close()
@@ -252,12 +243,11 @@ class Coordinator:
         self, streams: Collection[str], backfilled: str | None = None
     ) -> tuple[ComputationNode, ...]:
         """Return the consumers of ``streams``, and the backfilled computation, that have never run."""
-        names = self.topology.sampled_by(streams) if streams else frozenset[str]()
-        return tuple(
-            node
-            for name, node in self.topology.computations.items()
-            if (name in names or name == backfilled) and not self.ownership.of(name)
-        )
+        missing = [node for name, node in self.topology.computations.items() if not self.ownership.of(name)]
+        if not missing:
+            return ()
+        names = self.topology.sampled_by(streams)
+        return tuple(node for node in missing if node.name in names or node.name == backfilled)
 
     def create_intervals(self, computation: str, sample: pa.Array) -> None:
         """Divide a computation's keys into intervals, and take their leases.
@@ -288,8 +278,6 @@ class Coordinator:
             cut: of intervals of the pipeline.
             answer: positions for the same commit; see `CutRequest.answer`.
 
-        Raises:
-            FencedError: another process owns the pipeline; nothing was written.
         """
         self.ownership.recut(cut, answer or {})
         for interval in cut.by:
@@ -411,11 +399,7 @@ class Coordinator:
         self.watermarks.take_effect()
 
     def maintain(self) -> None:
-        """Run the upkeep between two supersteps, answer requests, and make the cuts that load or a tool asks for.
-
-        Raises:
-            FencedError: another process has taken an interval.
-        """
+        """Run the upkeep between two supersteps, answer requests, and make the cuts that load or a tool asks for."""
         self.upkeep.run(self.superstep, self.watermarks.input_watermark)
         self.letters.retries.answer(self.ownership.record)
         for cut, answer in self.balancer.due(self.store.committer.snapshot.txns):

@@ -202,8 +202,6 @@ class DeadLetters:
             manifests: the intervals that ran.
             unreadable: letters of records that never reached an interval.
 
-        Raises:
-            InvalidError: too much of the superstep became dead letters; includes the first letter's error.
         """
         tallies = _tallies(manifests, unreadable)
         if self._limit is not None:

@@ -74,11 +74,7 @@ def flatten_productions(updates: pa.Table) -> pa.Table:
 
 
 def read_productions(objects: Objects, sources: Sequence[ProductionSource]) -> pa.Table:
-    """Return the productions of several files, in the order of the files.
-
-    Raises:
-        DataError: a file is missing or its bytes are wrong.
-    """
+    """Return the productions of several files, in the order of the files."""
     tables = [_read_source(objects, source) for source in sources]
     return pa.concat_tables(tables) if tables else PRODUCTION_SCHEMA.empty_table()
 
@@ -283,11 +279,7 @@ class UndeliveredProductions:
             self._table(source)
 
     def extracted(self, node: ComputationNode) -> tuple[Extracted, ...]:
-        """Return a computation's productions, stream by stream, under its keys.
-
-        Raises:
-            DataError: a file is missing or its bytes are wrong.
-        """
+        """Return a computation's productions, stream by stream, under its keys."""
         if not self._sources and not self._handed_on:
             return ()
         if node.name not in self._extracted:

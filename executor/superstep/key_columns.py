@@ -56,9 +56,6 @@ class KeyColumns:
             rows: a table, whose schema counts, or mappings, of which the first `ROWS_READ` count.
             only: the only computation that gets the rows; ``None`` for all consumers.
 
-        Raises:
-            InvalidError: the store has rows of a consumer under keys of another kind, or a column of its key has
-                another type than before.
         """
         seen = self._seen.get((stream, only))
         if seen is not None and (not isinstance(rows, pa.Table) or seen == tuple(rows.schema)):

@@ -93,11 +93,7 @@ class StoredLetter:
 def stored_letters(
     snapshot: Snapshot, objects: Objects, names: Collection[str] | None = None
 ) -> Iterator[StoredLetter]:
-    """Yield the dead letters of a table, or only the letters with these names, in the order of their names.
-
-    Raises:
-        DataError: a file is missing or its bytes are wrong.
-    """
+    """Yield the dead letters of a table, or only the letters with these names, in the order of their names."""
     rows = RowsView.of(snapshot, objects, DEAD_LETTERS).to_arrow(names)
     for name, state in zip(rows.column("key").to_pylist(), rows.column("state").to_pylist(), strict=True):
         parts = name.rsplit("/", 2)
@@ -116,9 +112,6 @@ class LetterSelection:
         before_us: end of the failures' time, in microseconds, exclusive.
         error: substring of the error.
         letter: name of the letter.
-
-    Raises:
-        InvalidError: a part is of the wrong type.
 
     Example:
         >>> selection = LetterSelection(computation="average", key="cup")
@@ -257,12 +250,7 @@ class AskedLetters:
 
 
 def ask_for_letters(store: Store, action: LetterAction, selection: LetterSelection) -> AskedLetters:
-    """Ask the pipelines of a store to retry or to drop some of their dead letters.
-
-    Raises:
-        InvalidError: no letter matches, or none can be restored; or the store was opened read-only.
-        ConflictError: another process makes the same request at this moment.
-    """
+    """Ask the pipelines of a store to retry or to drop some of their dead letters."""
     snapshot = store.committer.refresh()
     meant = [letter for letter in stored_letters(snapshot, store.objects) if selection.has(letter)]
     if not meant:
@@ -288,12 +276,7 @@ def ask_for_letters(store: Store, action: LetterAction, selection: LetterSelecti
 
 
 def withdraw_letter_requests(store: Store) -> tuple[LetterRequest, ...]:
-    """Withdraw and return the waiting requests of a store; letters that were retried or dropped stay so.
-
-    Raises:
-        ConflictError: a pipeline answers one of the requests at this moment.
-        InvalidError: the store was opened read-only.
-    """
+    """Withdraw and return the waiting requests of a store; letters that were retried or dropped stay so."""
     waiting = waiting_letter_requests(store.committer.refresh().txns)
     positions = {app_id: number for request in waiting for app_id, number in request.answer.items()}
     if positions:
@@ -402,8 +385,6 @@ def read_again(
         injector: injector of the stream; ``None`` for a stream of productions.
         id_scope: returns the prefix of record ids, by computation and stream.
 
-    Raises:
-        InvalidError: the record still cannot be read.
     """
     check_types_kept(letter)
     value = letter_value(letter)
@@ -495,12 +476,7 @@ class LetterRetries:
         return bool(self._left)
 
     def choose(self) -> None:
-        """Choose the letters that the superstep under planning retries and drops, in place of any earlier choice.
-
-        Raises:
-            DataError: a file with letters is missing or damaged.
-            UnavailableError: the store is unavailable.
-        """
+        """Choose the letters that the superstep under planning retries and drops, in place of any earlier choice."""
         self._chosen = _Chosen()
         if self._is_time_to_look():
             self._look()
@@ -532,11 +508,7 @@ class LetterRetries:
             self._looked_us = None
 
     def answer(self, record: Callable[[Mapping[str, int]], None]) -> None:
-        """Commit the answers to requests that have no letter left.
-
-        Raises:
-            FencedError: another process owns the pipeline.
-        """
+        """Commit the answers to requests that have no letter left."""
         answers, self._answers = self._answers, {}
         if not answers:
             return
@@ -583,11 +555,7 @@ class LetterRetries:
         return names
 
     def _read(self, letter: StoredLetter) -> tuple[str, RetriedLetter]:
-        """Return the computation that a letter is for, and the letter as the computation gets it.
-
-        Raises:
-            InvalidError: the letter cannot be retried.
-        """
+        """Return the computation that a letter is for, and the letter as the computation gets it."""
         fields, topology = letter.fields, self._topology
         name = topology.former_names.get(fields["computation"], fields["computation"])
         node = topology.computations.get(name)

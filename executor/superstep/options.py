@@ -30,8 +30,6 @@ class PipelineOptions:
         clock: source of time.
         rng: source of file names.
 
-    Raises:
-        InvalidError: an option is out of its range.
     """
 
     intervals: int | None = None

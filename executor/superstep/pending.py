@@ -48,22 +48,18 @@ def pending_of(
     superstep: Superstep,
 ) -> PendingProductions:
     """Return the undelivered productions of a committed superstep, from its files and their summaries."""
-    sources = [
-        ProductionSource(
-            path=file.path, superstep=superstep, streams=frozenset(summary.stream for summary in summaries)
-        )
-        for file, summaries in written
-        if file is not None and summaries
-    ]
-    return _pending(sources, [summary for _, summaries in written for summary in summaries], topology)
+    sources: list[ProductionSource] = []
+    all_summaries: list[ProductionSummary] = []
+    for file, summaries in written:
+        all_summaries += summaries
+        if file is not None and summaries:
+            streams = frozenset([summary.stream for summary in summaries])
+            sources.append(ProductionSource(path=file.path, superstep=superstep, streams=streams))
+    return _pending(sources, all_summaries, topology)
 
 
 def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> PendingProductions:
-    """Return the undelivered productions of the last committed superstep, from the committed files.
-
-    Raises:
-        DataError: a file is missing or its bytes are wrong.
-    """
+    """Return the undelivered productions of the last committed superstep, from the committed files."""
     if not superstep:
         return PendingProductions()
     snapshot = store.committer.snapshot
@@ -96,8 +92,8 @@ def _pending(
     for summary in summaries:
         known = merged.get(summary.stream)
         merged[summary.stream] = summary if known is None else _sum(known, summary)
-    wanted = tuple(source for source in sources if source.concerns(topology.wanted_addresses))
-    return PendingProductions(sources=wanted, summaries=merged)
+    wanted = [source for source in sources if source.concerns(topology.wanted_addresses)]
+    return PendingProductions(sources=tuple(wanted), summaries=merged)
 
 
 def _sum(left: ProductionSummary, right: ProductionSummary) -> ProductionSummary:

@@ -49,12 +49,7 @@ class SinkDelivery:
         self.on_failure: Callable[[BaseException], None] = _log_failure
 
     def open(self, superstep: Superstep) -> None:
-        """Open the sinks; nothing is written yet, see `catch_up`.
-
-        Raises:
-            DataError: a sink is ahead of the store.
-            InvalidError: a sink's table belongs to another copy of the store, or does not fit.
-        """
+        """Open the sinks; nothing is written yet, see `catch_up`."""
         if not self._topology.sinks:
             return
         self._writers = [
@@ -62,11 +57,7 @@ class SinkDelivery:
         ]
 
     def catch_up(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
-        """Deliver the last superstep to the sinks that lack it, because of a crash or because they are new.
-
-        Raises:
-            MillpondError: the error of a sink.
-        """
+        """Deliver the last superstep to the sinks that lack it, because of a crash or because they are new."""
         if self._in_background and self._writers:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millpond-sinks")
         self._write(superstep, sources)
@@ -90,11 +81,7 @@ class SinkDelivery:
             self.on_failure(failure)
 
     def wait(self) -> None:
-        """Wait until the sinks have written the last superstep.
-
-        Raises:
-            MillpondError: the error of a sink; the superstep stays undelivered and is delivered after a restart.
-        """
+        """Wait until the sinks have written the last superstep."""
         if self._running is not None:
             self._running.result()
             self._running = None

@@ -96,11 +96,7 @@ class Engine(ABC, Generic[_Batch, _Inputs, _Results]):
 
     @abstractmethod
     def extract(self, batch: _Batch) -> _Inputs:
-        """Read key, time and id of the rows, or prepare the tasks that do.
-
-        Raises:
-            InvalidError: the rows do not fit their stream.
-        """
+        """Read key, time and id of the rows, or prepare the tasks that do."""
 
     @abstractmethod
     def sample_keys(self, inputs: _Inputs, node: ComputationNode) -> pa.Array:
@@ -215,6 +211,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         committed = coordinator.ownership.commit(request)
         reach("superstep.committed")
         commit_ms = (coordinator.clock.monotonic_us() - committing_us) / 1_000
+        now_us = coordinator.clock.now_us()
 
         # Apply: only now do timers, holds, watermarks and pending productions change, because only now are they
         # durable. Senders are acknowledged after this method returns.
@@ -223,7 +220,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
         coordinator.balancer.note(manifests)
         coordinator.letters.committed(letters)
         coordinator.forgotten.observe(counts)
-        coordinator.suspects.observe(results.observations, coordinator.clock.now_us())
+        coordinator.suspects.observe(results.observations, now_us)
         coordinator.apply(plan.superstep, totals, manifests, written)
         reach("superstep.applied")
 
@@ -233,7 +230,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
             plan,
             committed.version,
             counts,
-            now_us=coordinator.clock.now_us(),
+            now_us=now_us,
             elapsed_us=coordinator.clock.monotonic_us() - plan.started_us,
             watermark=coordinator.watermarks.low_watermark(),
             commit_ms=commit_ms,

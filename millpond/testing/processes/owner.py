@@ -9,7 +9,7 @@ each command with a text:
 
 A command that fails is answered with the error's class and text. The engine is ``local`` (a
 stepping `LocalRunner`), ``threaded`` (one with a worker thread) or ``coordinator`` (supersteps
-directly on the `Coordinator`, as the Spark runner drives it).
+of a `Coordinator` without an engine).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from millpond.executor.local.intake import Arrival, Intake, Receipt, UpdateEntry
-from millpond.executor.run.status import WatermarkUpdate
+from millpond.executor.run.run import WatermarkUpdate
 from millpond.statestore.errors import FencedError, UnavailableError
 
 
