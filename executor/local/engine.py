@@ -129,6 +129,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
 
     def update(self, checked: CheckedUpdate) -> TableVersion:
         """Continue with a changed pipeline, between two supersteps; see `Coordinator.update`."""
+        # Abandoned code must not run into the changed pipeline.
         self._weak.await_code()
         former = self._coordinator.topology.computations
         version = self._coordinator.update(checked)
@@ -139,7 +140,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
                 checked.topology.computations.get(interval.computation),
                 former[interval.computation],
             )
-            # Soft state is rows as they are stored, so other code may use it.
+            # Soft state holds stored rows, which changed code can read.
             if node is not None and _keep_rows_alike(node, before):
                 self._workers[interval].take_code(node)
             else:
@@ -148,7 +149,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
         return version
 
     def close(self, *, wait_for_code: bool = True) -> None:
-        """Stop the threads, waiting for user code that is still running unless told otherwise."""
+        """Stop the threads; with ``wait_for_code`` wait for running user code."""
         self._writer.shutdown()
         if self._helper is not None:
             self._helper.shutdown(wait=wait_for_code)
@@ -224,6 +225,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
     def confirm(self, results: LocalResults, report: SuperstepReport) -> SuperstepReport:
         """Keep productions and soft state of a committed superstep for the next superstep."""
         self._produced = results.produced
+        # Another writer's commit lies in between otherwise: the next superstep reads the files again.
         if self._version is not None and report.version == self._version + 1:
             for manifest in results.manifests:
                 self._workers[manifest.interval].confirm(manifest.file)
@@ -300,6 +302,7 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
     def _undelivered(self, plan: SuperstepPlan) -> UndeliveredProductions:
         productions = UndeliveredProductions(plan.sources, self._productions_in)
         if plan.sources:
+            # All files now: a missing file must fail the superstep before any user code has run.
             productions.read_committed()
             reach("delivery.read")
         return productions

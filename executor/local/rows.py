@@ -147,7 +147,7 @@ def source_of(rows: Rows | RowSource) -> RowSource:
 
 
 class DecodedSource(RowSource):
-    """Rows whose payload is decoded piece by piece, as they are read."""
+    """Rows whose payload is decoded when a piece is read."""
 
     def __init__(self, source: RowSource, injector: InjectorNode) -> None:
         self._source = source

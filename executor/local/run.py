@@ -1,7 +1,7 @@
 """A pipeline while it runs in this process: injected records in, durable effects out.
 
 One thread works; any thread may inject. While a commit is in flight the next bundle gathers in the intake (group
-commit), so the rate rises with the load and the latency stays that of two commits. In stepping mode there is no
+commit), so the rate rises with the load and the latency stays at two commits. In stepping mode there is no
 thread, and supersteps run only in `LocalRun.step`: tests and the simulation run the same code that way.
 """
 
@@ -247,7 +247,7 @@ class LocalRun(Run[Receipt]):
             The superstep's report; ``None`` if there was nothing to do.
 
         Raises:
-            InvalidError: the run has a worker of its own, or was stopped.
+            InvalidError: the run has a worker thread, or was stopped.
         """
         if self._worker.is_threaded:
             raise InvalidError("this run has a worker of its own: start it with stepping=True to step it")

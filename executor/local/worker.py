@@ -271,7 +271,7 @@ class LocalWorker:
         intake: the input of the next supersteps.
         lifecycle: phase of the run and its first failure.
         status: state of the pipeline after the last superstep; any thread may read it.
-        is_threaded: the steps run in a thread of their own.
+        is_threaded: the steps run in a worker thread.
     """
 
     def __init__(self, engine: LocalEngine, coordinator: Coordinator, options: RunnerOptions) -> None:
@@ -325,6 +325,7 @@ class LocalWorker:
                 self.coordinator.sinks.wait()
                 self.coordinator.maintain()
                 return None
+        # Updates first: the intake cuts a bundle at an update, so that it comes after the records before it.
         for entry in taken.updates:
             entry.update.apply(self.coordinator.watermarks)
         outside = [OutsideRows(stream=arrival.stream, rows=arrival.rows) for arrival in taken.arrivals]
@@ -391,7 +392,7 @@ class LocalWorker:
 
     def _update(self, topology: Topology, then: Callable[[], None]) -> PipelineUpdate:
         former, began_us = self.coordinator.topology, self._clock.monotonic_us()
-        # Outside of `_failing`: a change that is refused here leaves the run as it is.
+        # Outside of `_failing`: a change that is refused here does not end the run.
         checked = self.coordinator.check_update(topology)
         with self._failing():
             version = self.engine.update(checked)

@@ -66,7 +66,7 @@ class RunnerOptions(PipelineOptions):
 
     def __post_init__(self) -> None:
         """Refuse options with which no pipeline can run."""
-        # Not super(): a dataclass with slots is another class than the one that its methods close over.
+        # Not super(): the decorator replaces a class with slots, so its methods close over another class.
         PipelineOptions.__post_init__(self)
         check_at_least("cache_mib", self.cache_mib, 0)
         check_at_least("intake_records_max", self.intake_records_max, 1)

@@ -325,7 +325,7 @@ class Run(ABC, Generic[_Accepted]):
     def update(self, pipeline: EnginePipeline) -> PipelineUpdate:
         """Continue with a changed pipeline, without stopping: computations and sinks are added, removed and replaced.
 
-        The effect is that of a restart with this pipeline. The pipeline is checked as a whole, as at a start, and
+        It has the effect of a restart with this pipeline. The pipeline is checked as a whole, as at a start, and
         refused with the same errors; then the old pipeline continues unchanged. Otherwise the change takes effect
         between two supersteps: the leases stay held, waiting input is kept, and one commit records the version from
         which the new pipeline runs (``millpond history --topology``).
@@ -460,6 +460,7 @@ class Run(ABC, Generic[_Accepted]):
         """
         if not self._lifecycle.stop():
             return self.summary()
+        # No superstep may begin once the leases are given back, so work ends first.
         self._end_work()
         summary = self.summary()
         try:

@@ -45,6 +45,7 @@ from millpond.executor.spark.task_plan import (
     pack_parts,
     read_slot_reports,
 )
+from millpond.executor.superstep.admission import ROWS_READ
 from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.coordinator import CheckedUpdate, Coordinator
 from millpond.executor.superstep.delivery import (
@@ -54,7 +55,6 @@ from millpond.executor.superstep.delivery import (
     read_productions,
     weak_only,
 )
-from millpond.executor.superstep.key_columns import ROWS_READ
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.superstep.superstep import Batch, Engine, Inputs, Results, Superstep
 from millpond.executor.time.watermark_policies import MarkColumn
@@ -128,7 +128,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         self._secret = options.rng.token() if has_abstract_addresses() else None
 
     def _follow(self, topology: Topology) -> None:
-        """Replace everything that depends on the topology; a task whose process has other code loads the new code first."""
+        """Replace the parts that depend on the topology; a task whose process has other code loads the new code first."""
         self._routers = {name: Router(node) for name, node in topology.injectors.items()}
         # Between tasks weak productions travel in their producers' files.
         self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}

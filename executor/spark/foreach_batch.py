@@ -532,7 +532,7 @@ _CODE_OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
 
 
 def _sorted_out(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Divide options into those of the stream, of the computation and of the runner."""
+    """Return the options of the stream, of the computation and of the runner."""
     known = _STREAM_OPTIONS | _CODE_OPTIONS | SparkRunnerOptions.__annotations__.keys()
     for option in options.keys() - known:
         options_known = sorted(ForeachBatchOptions.__annotations__)

@@ -129,7 +129,7 @@ class SparkRun(Run[None]):
         twice. Waits while the stream is further ahead than its ``skew_limit``.
 
         Args:
-            stream: an injected stream, without a streaming query of its own.
+            stream: an injected stream without a streaming query.
             rows: mappings of fields, of which a field has one type, or an Arrow table.
 
         Raises:
@@ -253,6 +253,7 @@ class SparkRun(Run[None]):
         self._ticker = Ticker(self._tick, self._lifecycle, self._tick_ms)
 
     def _tick(self) -> None:
+        # A silent run commits nothing, so only this check finds that another process has taken over.
         self._coordinator.ownership.check_leases()
         self._queries.revive()
         idle_us = self._clock.monotonic_us() - self._last_superstep_us
@@ -343,7 +344,7 @@ class SparkRun(Run[None]):
         with self._lock:
             self._lifecycle.check_phase(Phase.RUNNING)
             former, began_us = self._topology, self._clock.monotonic_us()
-            # Outside of `_guarded`: a change that is refused here leaves the run as it is.
+            # Outside of `_guarded`: a change that is refused here does not end the run.
             checked = self._coordinator.check_update(topology)
             with self._guarded():
                 version = self._engine.update(checked)

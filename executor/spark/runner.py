@@ -75,7 +75,7 @@ class SparkRunner:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
         spark: the session; ``None`` takes the active session or creates one.
         zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
-        zookeeper_security: TLS and credentials for the ensemble; by default what the environment says.
+        zookeeper_security: TLS and credentials for the ensemble; by default from the environment.
         storage_options: credentials and endpoints of an object store; see `Store.open`.
         durability: what commits to a local folder survive: ``"disk"`` a power cut; ``"os_cache"``, the default,
             the end of a process, but **no power cut**. See `Store.open`.

@@ -1,7 +1,7 @@
 """The coordinator: one process's ownership of a pipeline, with the pipeline's time, input positions and sinks.
 
-It takes the leases, recovers what the last owner left, and plans supersteps; `Superstep` runs and commits them.
-Superstep *n* delivers every production of earlier supersteps, so productions need no acknowledgement of their own:
+It takes the leases, recovers the state of the last owner, and plans supersteps; `Superstep` runs and commits them.
+Superstep *n* delivers every production of earlier supersteps, so productions need no separate acknowledgement:
 one commit consumes them and stores the effects. Implements MillWheel §6.1 and §7.1.
 """
 
@@ -23,12 +23,16 @@ from millpond.executor.ownership.cuts import Cut
 from millpond.executor.ownership.ownership import OwnedInterval, OwnedNames, Ownership
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, ComputationNode
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.superstep.admission import ForgottenWatermarks, InputAdmission, SuspectTimes
+from millpond.executor.superstep.admission import (
+    ForgottenWatermarks,
+    InputAdmission,
+    KeyColumns,
+    SuspectTimes,
+)
 from millpond.executor.superstep.backfills import Backfills
 from millpond.executor.superstep.commit import Totals
 from millpond.executor.superstep.dead_letters import DeadLetters, WrittenLetters
 from millpond.executor.superstep.delivery import keys_of, read_productions
-from millpond.executor.superstep.key_columns import KeyColumns
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.pending import (
     PendingProductions,
@@ -135,7 +139,7 @@ class Coordinator:
             DataError: a file is missing or its bytes are wrong.
             InvalidError: the pipeline has changed in a way that its rows do not allow; see `plan_evolution`.
         """
-        # Own first, read afterwards: until the fence is committed, a former owner may still change what is read.
+        # Own first, read afterwards: a former owner may change the table until the fence is committed.
         self.ownership.open()
         self._restore()
         # The last owner may have died between its commit and the sinks: they get the last superstep before a new one.
@@ -158,7 +162,7 @@ class Coordinator:
         return SinkDelivery(self.store, topology, self.clock, self.names, in_background=self._threads)
 
     def _serve(self, topology: Topology, sinks: SinkDelivery) -> None:
-        """Replace everything that depends on the topology; `_restore` fills it from the store."""
+        """Replace the parts that depend on the topology; `_restore` fills them from the store."""
         store, options = self.store, self._options
         self.topology = topology
         self.sinks = sinks
@@ -279,9 +283,11 @@ class Coordinator:
             answer: positions for the same commit; see `CutRequest.answer`.
 
         """
+        # One commit replaces the old intervals and fences the new ones, so that no key has two owners or none.
         self.ownership.recut(cut, answer or {})
         for interval in cut.by:
             self._observe(self.ownership.get(interval))
+        # A compaction that was prepared for a replaced interval must not be committed.
         self.upkeep.follow(cut)
         self.balancer.follow(cut)
         if self.on_recut is not None:
@@ -333,8 +339,11 @@ class Coordinator:
             with_files: list each interval's files; a runner that follows the log itself saves that cost.
             after: by injected stream, its watermark once the superstep is committed, if the runner knows it.
         """
+        # Idle streams stop holding the watermark now, because the plan fixes it for the whole superstep.
         self.watermarks.tick(inputs)
+        # Retried letters are part of the plan, so that the commit that has their effects deletes them.
         self.ownership.patience.run(self.letters.retries.choose)
+        # The consumers of waiting productions must have intervals, or the superstep would deliver to nobody.
         self._create_downstream_intervals()
         conditions = self.watermarks.conditions()
         concerned = self.topology.readers_of([*inputs, *self.pending.summaries]) | {backfilled}
@@ -388,6 +397,7 @@ class Coordinator:
     ) -> None:
         """Let a committed superstep take effect: its timers, holds, productions and watermarks."""
         self.superstep, self.totals = superstep, totals
+        # Keep the journaled watermarks before holds and observations change: Spark's lateness rule refers to them.
         self.watermarks.note_commit()
         written = [(letters.file, letters.productions)]
         for manifest in manifests:
@@ -395,11 +405,13 @@ class Coordinator:
             owned.observe(manifest.result)
             self._observe(owned)
             written.append((manifest.file, manifest.result.productions))
+        # Productions hold the watermark before observations move it: otherwise their consumers would see them late.
         self._await(pending_of(written, self.topology, superstep))
         self.watermarks.take_effect()
 
     def maintain(self) -> None:
         """Run the upkeep between two supersteps, answer requests, and make the cuts that load or a tool asks for."""
+        # Between supersteps, because a compaction takes the next commit number of its interval, as a superstep does.
         self.upkeep.run(self.superstep, self.watermarks.input_watermark)
         self.letters.retries.answer(self.ownership.record)
         for cut, answer in self.balancer.due(self.store.committer.snapshot.txns):

@@ -265,6 +265,7 @@ def ask_for_letters(store: Store, action: LetterAction, selection: LetterSelecti
         )
     pipelines = tuple(sorted({letter.pipeline for letter in meant}))
     requests = [LetterRequest.next(snapshot.txns, name, action, selection) for name in pipelines]
+    # A waiting request for the same letters has the same number: repeating it must not retry them twice.
     positions = {
         request.app_id: request.number
         for request in requests
@@ -313,7 +314,7 @@ def retry_dead_letters(
         The number of letters that will be retried.
 
     Raises:
-        InvalidError: no letter matches, or none has all that the code got.
+        InvalidError: no letter matches, or every matching letter has lost a part of its record.
 
     Example::
 
@@ -477,6 +478,7 @@ class LetterRetries:
 
     def choose(self) -> None:
         """Choose the letters that the superstep under planning retries and drops, in place of any earlier choice."""
+        # A plan that was not committed retries nothing: its letters are still in the table, and are chosen again.
         self._chosen = _Chosen()
         if self._is_time_to_look():
             self._look()
@@ -583,7 +585,7 @@ class LetterRetries:
             try:
                 computation, letter = self._read(stored)
             except InvalidError as error:
-                # Extractors are user code: one that succeeded in `_meant` may still fail here.
+                # Extractors are user code: an extractor that succeeded in `_meant` may still fail here.
                 del self._left[stored.name]
                 _LOG.warning("a dead letter stays what it is letter=`%s`: %s", stored.name, error)
                 continue

@@ -1,4 +1,4 @@
-"""Options of a pipeline's coordinator, checked in one place; `RunnerOptions` adds those of a runner."""
+"""Options of a pipeline's coordinator, checked in one place; `RunnerOptions` adds the options of a runner."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def interval_plans(
         only_due: leave out intervals without a due timer and without a dead letter to retry.
         watermarks: the pipeline's watermarks.
         files_in: table from which to list the intervals' files; ``None`` lists none.
-        after: by injected stream, its watermark once the superstep is committed, as far as it is known.
+        after: by injected stream, its watermark once the superstep is committed, if it is known.
         retried_in: returns the dead letters that an interval retries.
     """
     chosen = []

@@ -52,7 +52,7 @@ class Inputs:
 
     Attributes:
         streams: injected streams with new records.
-        after: by injected stream, its watermark once the superstep is committed, as far as it is known.
+        after: by injected stream, its watermark once the superstep is committed, if it is known.
         stamps: by injected stream, the event time of records that carry none.
         taken: order of arrival: streams, each with its number of consecutive records.
     """
@@ -65,7 +65,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What the intervals of a superstep report; each runner adds what it keeps for the next superstep.
+    """The reports of a superstep's intervals; each runner adds its soft state for the next superstep.
 
     Attributes:
         manifests: one per interval that ran; other intervals are left untouched.
@@ -259,7 +259,7 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
     ) -> CommitRequest:
         coordinator = self._coordinator
         owned_of = coordinator.ownership.get
-        # The control interval is part of every commit: its fence says who owns the pipeline.
+        # The control interval is part of every commit, because its fence proves ownership of the pipeline.
         touched = [(coordinator.ownership.control, letters.file)]
         touched += [(owned_of(one.interval), one.file) for one in manifests if one.file is not None]
         return superstep_request(
