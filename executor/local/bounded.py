@@ -102,11 +102,7 @@ class _Input:
 def consume_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource], *, finish: bool) -> None:
     """Consume the rows that the store has not consumed, in supersteps; positions count rows.
 
-    Args:
-        run: a run without a thread.
-        given: the rows of each injected stream.
-        finish: the inputs end with these rows; otherwise only the policies move watermarks.
-
+    Without ``finish`` more rows may follow, so only the policies move watermarks.
     """
     rests = (_rest_of(run, stream, source_of(rows)) for stream, rows in given.items())
     inputs = [rest for rest in rests if rest is not None]

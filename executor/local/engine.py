@@ -83,14 +83,8 @@ class LocalResults(Results):
 class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
     """Runs the intervals of one pipeline in this process; used by one thread at a time.
 
-    Args:
-        coordinator: plans supersteps; already open.
-        options: the runner's.
-        writers: threads that write row files while the next bundle runs; with 0 files are written in turn, so that
-            a simulation is repeatable.
-
-    Attributes:
-        on_stuck: called if user code exceeds its time limit and cannot be interrupted.
+    ``writers`` threads write row files while the next bundle runs; with 0 files are written in turn, so that a
+    simulation is repeatable. ``on_stuck`` is called if user code exceeds its time limit and cannot be interrupted.
     """
 
     in_process = True

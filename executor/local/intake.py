@@ -44,15 +44,7 @@ from millpond.statestore.types import EventTimeMicros
 
 
 def check_fit(topology: Topology, stream: str, rows: Rows, *, with_mappings: bool = True) -> None:
-    """Refuse rows that do not fit the stream's injector and consumers.
-
-    Args:
-        topology: the pipeline.
-        stream: an injected stream.
-        rows: a table, whose columns are checked, or mappings.
-        with_mappings: check the fields of the first mappings too.
-
-    """
+    """Refuse rows that do not fit the stream's injector and consumers: tables, and with ``with_mappings`` mappings."""
     injector = topology.injector(stream)
     if not isinstance(rows, pa.Table) and not (rows and with_mappings):
         return
@@ -216,13 +208,7 @@ class Intake:
         self._ended: BaseException | None = None
 
     def put(self, entry: Arrival | UpdateEntry, *, timeout_ms: float | None) -> None:
-        """Append rows or a watermark update, waiting while the intake is full.
-
-        Args:
-            entry: the rows, or the update.
-            timeout_ms: longest wait for room; ``None`` waits as long as the run lives.
-
-        """
+        """Append rows or a watermark update, waiting while the intake is full."""
         count = entry.count if isinstance(entry, Arrival) else 0
         with self._condition:
             has_room = self._condition.wait_for(
@@ -380,13 +366,7 @@ def taken_of(outside: Sequence[OutsideRows]) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractedInputs:
-    """Outside rows as columns of key, time, id and value.
-
-    Attributes:
-        by_computation: readable records under each consumer's keys.
-        letters: a dead letter for each consumer of an unreadable record.
-        observations: counts and times of each stream.
-    """
+    """Outside rows as columns of key, time, id and value, by consumer, with a letter for each unreadable record."""
 
     by_computation: Mapping[str, list[Deliveries]]
     letters: list[DeadLetter]
@@ -403,12 +383,7 @@ def extract_inputs(
 ) -> ExtractedInputs:
     """Read key, time and id of every row, for every consumer.
 
-    Args:
-        topology: the checked pipeline.
-        outside: the rows, in order of arrival.
-        is_bounded: leave the newest times out, so that watermarks wait for the input's end.
-        watches: by stream, what to observe of records besides their times.
-        id_scope: returns the prefix of record ids, by computation and stream; see `Topology.id_scope`.
+    With ``is_bounded`` leave the newest times out, so that watermarks wait for the input's end.
     """
     scope_of = id_scope or topology.id_scope
     by_computation: dict[str, list[Deliveries]] = {}

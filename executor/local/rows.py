@@ -24,7 +24,6 @@ def rows_from(given: RowsLike) -> Rows:
     Example:
         >>> rows_from({"city": "Bergen"})
         [{'city': 'Bergen'}]
-
     """
     if isinstance(given, pa.Table):
         return given

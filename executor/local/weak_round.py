@@ -39,13 +39,7 @@ from millpond.statestore.types import Clock, Superstep
 
 @dataclass(slots=True)
 class RanBundle:
-    """A bundle whose user code has run.
-
-    Attributes:
-        worker: the interval's worker, whose soft state includes the bundle.
-        bundle: the bundle, with the fence and superstep of its commit.
-        stragglers: weak productions that were not consumed in time.
-    """
+    """A bundle whose user code has run; its stragglers are weak productions that were not consumed in time."""
 
     worker: IntervalWorker
     bundle: Bundle
@@ -79,11 +73,8 @@ class WeakRounds:
     """The bundles of supersteps in a pipeline with weak productions; used by one thread.
 
     Args:
-        coordinator: plans supersteps.
         worker_of: returns the worker of an interval; with ``True`` a new worker without soft state.
         files_of: returns the live files of an interval; any thread may call it.
-        clock: measures the wait of productions.
-        checkpoint_after_ms: longest wait of a weak production for its consumer.
         helper: runs bundles that may be slow; without a helper bundles run in turn, and productions are
             checkpointed between bundles only.
     """
@@ -111,14 +102,9 @@ class WeakRounds:
     def run(
         self, plan: SuperstepPlan, own_of: Callable[[IntervalPlan], Sequence[Deliveries]]
     ) -> tuple[list[RanBundle], list[DeadLetter]]:
-        """Run every bundle of a superstep.
+        """Run every bundle of a superstep; return the bundles, and letters for weak productions without a key.
 
-        Args:
-            plan: the intervals with outside records, strong productions or due timers.
-            own_of: returns an interval's deliveries that come from outside of this superstep.
-
-        Returns:
-            The bundles, and letters for weak productions from which a consumer got no key.
+        ``own_of`` returns an interval's deliveries from outside of this superstep.
         """
         self._discard_outdated(plan.superstep)
         round_ = _FusedRound(plan, self._clock.monotonic_us() + self._checkpoint_after_us)
@@ -241,7 +227,6 @@ class WeakRounds:
         """Return the abandoned bundle as part of this superstep; ``None`` if the interval has other records too.
 
         The records of the bundle are among ``own``, from their checkpoint.
-
         """
         self._await(running)
         own_records = sum(len(deliveries.at) for deliveries in own)

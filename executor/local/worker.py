@@ -151,12 +151,6 @@ def backfill_pieces(
     Of several streams the one furthest behind continues, so the oldest time still to come holds the computation's
     watermark: no row is late, and timers fire on the way. All history is read before this returns, so a history that
     does not fit is refused at once.
-
-    Args:
-        coordinator: knows the computations whose history is incomplete.
-        inputs: the bounded inputs of the run, if it has any.
-        records_max: rows of a piece at most.
-
     """
     histories = {name: _histories(coordinator, name, inputs) for name in coordinator.backfills.pending}
     return _pieces(coordinator, histories, records_max)
@@ -264,14 +258,7 @@ def _of_input(coordinator: Coordinator, stream: str, inputs: Mapping[str, Rows |
 class LocalWorker:
     """The loop of a local run: input from the intake, one superstep after another, the first failure.
 
-    Attributes:
-        engine: runs the intervals.
-        coordinator: plans supersteps.
-        superstep: runs the supersteps.
-        intake: the input of the next supersteps.
-        lifecycle: phase of the run and its first failure.
-        status: state of the pipeline after the last superstep; any thread may read it.
-        is_threaded: the steps run in a worker thread.
+    Any thread may read ``status``, the state of the pipeline after the last superstep.
     """
 
     def __init__(self, engine: LocalEngine, coordinator: Coordinator, options: RunnerOptions) -> None:
@@ -341,12 +328,7 @@ class LocalWorker:
         return report
 
     def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None) -> None:
-        """Read the missing history of computations; the next steps are on it, before any other input.
-
-        Args:
-            inputs: the bounded inputs of the run, if it has any.
-
-        """
+        """Read the missing history of computations; the next steps are on it, before any other input."""
         with self._failing():
             self._backfill = backfill_pieces(self.coordinator, inputs, BUNDLE_RECORDS_MAX)
 
@@ -374,13 +356,7 @@ class LocalWorker:
     # -- changes of the pipeline -----------------------------------------------------------
 
     def update(self, topology: Topology, then: Callable[[], None]) -> PipelineUpdate:
-        """Continue with a changed pipeline, once the superstep under way has ended.
-
-        Args:
-            topology: the changed pipeline.
-            then: called once it runs, before the next superstep.
-
-        """
+        """Continue with a changed pipeline, once the superstep under way has ended; call ``then`` before the next one."""
         self.check_active()
         if self._thread is None:
             return self._update(topology, then)

@@ -47,7 +47,6 @@ class RunnerOptions(PipelineOptions):
         checkpoint_weak_after_ms: time that a weak production may wait for its consumer; local runner only.
         spark: the session; ``None`` takes the active session or creates one; Spark only.
         tick_ms: silence of the input after which due work runs without it; Spark only.
-
     """
 
     store: Store | str | Path
@@ -100,12 +99,7 @@ class RunnerOptions(PipelineOptions):
         )
 
     def open_run(self, start: Callable[[Store, Callable[[], None]], _Run]) -> _Run:
-        """Open the store and start a run on it.
-
-        Args:
-            start: starts the run; it gets the store, and a function that the run calls once at its end.
-
-        """
+        """Open the store and start a run on it; ``start`` gets the store, and a function to call once at the run's end."""
         if isinstance(self.store, Store):
             # The store belongs to the caller, who closes it.
             return start(self.store, _keep_open)
@@ -134,11 +128,7 @@ class RunnerOptions(PipelineOptions):
     ) -> Coordinator:
         """Take the leases of a pipeline and recover its state.
 
-        Args:
-            store: the open store.
-            topology: the checked pipeline.
-            threads: write to the sinks in parallel with the next superstep.
-            compaction_workers: places of compactions; ``None`` for this machine.
+        With ``threads`` sinks are written in parallel with the next superstep.
 
         Raises:
             InvalidError: the store knows the pipeline by another name, or its code does not fit the rows.

@@ -115,14 +115,10 @@ LOGGER: Final = "millpond.progress"
 
 
 class ProgressLog:
-    """Log lines of a pipeline's supersteps; structlog renders, the standard library decides on level and target.
+    """Log lines of a pipeline's supersteps, as JSON or ``key=value`` pairs; structlog renders, the standard library logs.
 
-    Args:
-        pipeline: its name, the last part of the logger's.
-        clock: stamps the lines and measures the time between them.
-        as_json: JSON for machines, else ``key=value`` pairs for people.
-        every_ms: at most one line in this time, with the sums of the supersteps in between.
-        fallback: target if the program has not set up logging; ``None`` drops the lines.
+    At most one line in ``every_ms``, with the sums of the supersteps in between. ``fallback`` gets the lines if the
+    program has not set up logging.
     """
 
     def __init__(
@@ -247,16 +243,9 @@ _LOG = logging.getLogger("millpond")
 
 
 class Progress:
-    """The reports of one run's supersteps.
+    """The reports of one run's supersteps, on standard error unless a console is given.
 
-    Args:
-        pipeline: the pipeline's name.
-        clock: stamps the log lines and paces the live line.
-        enabled: report at all.
-        log_every_ms: log at most once in this time, with the sums of the supersteps in between; 0 logs every
-            superstep.
-        console: target of the live line, and of the log lines if the program has not set up logging;
-            standard error by default.
+    Log at most once in ``log_every_ms``, with the sums of the supersteps in between; 0 logs every superstep.
 
     Example:
         >>> from millpond.statestore.system import SystemClock

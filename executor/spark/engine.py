@@ -99,13 +99,7 @@ class SparkResults(Results):
 
 
 class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
-    """Runs the intervals of one pipeline on Spark; used by one thread at a time.
-
-    Args:
-        spark: the session.
-        coordinator: plans supersteps; already open.
-        options: the runner's, with a number of intervals.
-    """
+    """Runs the intervals of one pipeline on Spark; used by one thread at a time."""
 
     in_process = False
 
@@ -152,14 +146,7 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
     def consume(
         self, frame: DataFrame, position: InputPosition, *, is_last: bool = False
     ) -> SuperstepReport | None:
-        """Run one superstep on a batch of an outside input, unless the store has consumed the batch.
-
-        Args:
-            frame: the batch.
-            position: stream, streaming query and number of the batch.
-            is_last: the stream ends with the batch.
-
-        """
+        """Run one superstep on a batch of an outside input, unless the store has consumed the batch."""
         # Spark repeats a batch whose superstep was committed right before a crash: its position is in the table.
         if not self._coordinator.inputs.admit(position):
             return None
@@ -339,13 +326,6 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
         """Hand weak productions on, job after job; all jobs belong to one superstep and one commit.
 
         Only files whose manifests have been collected are handed on: other files of a repeated task are never read.
-
-        Args:
-            plan: the whole superstep.
-            reports: reports of the first wave.
-
-        Returns:
-            Reports of the later waves.
         """
         later: tuple[SlotReport, ...] = ()
         for wave in self._coordinator.topology.waves(_computations(plan))[1:]:
@@ -392,11 +372,6 @@ class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
 
         Spark starts no task for a partition that it knows to be empty: a frame without rows may have
         no partition, though productions and timers wait in every slot. Those slots run without it.
-
-        Args:
-            routed: the rows of the outside input, if any.
-            plan: the instructions.
-            parts: the intervals to run, by slot.
         """
         tasks = self._slots.tasks_for(parts)
         frame, plan = self._with_productions(routed, plan, parts)

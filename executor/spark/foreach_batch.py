@@ -68,12 +68,7 @@ class _Runner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class OpenRun:
-    """A run from its opening to its end.
-
-    Attributes:
-        functions: consumers of batches, by stream.
-        failure: the error that ended the run; ``None`` while it is open, and if it was closed.
-    """
+    """A run from its opening to its end, with the consumers of batches by stream; a closed run has no failure."""
 
     run: SparkRun
     functions: dict[str, Callable[[DataFrame, int], None]] = field(default_factory=dict)
@@ -113,12 +108,6 @@ class EmbeddedRun:
 
         The functions share the run, so each option is the same in every call that names it. Once a run has ended, a
         call may change options for the next run.
-
-        Args:
-            stream: an injected stream.
-            options: the options that this call names.
-            make: makes the runner from all options.
-
         """
         with self._lock:
             for name, value in options.items():
@@ -155,12 +144,7 @@ class EmbeddedRun:
         return opened.run
 
     def consume(self, stream: str, frame: DataFrame, batch: int) -> OpenRun:
-        """Consume one micro-batch of a stream in exactly one superstep and one commit.
-
-        Returns:
-            The run that consumed it.
-
-        """
+        """Consume one micro-batch of a stream in exactly one superstep and one commit; return the run."""
         for _ in range(_OPENINGS_MAX):
             opened = self._opened(stream)
             try:

@@ -88,12 +88,8 @@ def batch_function(
 ) -> Callable[[DataFrame, int], None]:
     """Return the ``foreachBatch`` function of an injected stream.
 
-    Args:
-        stream: the stream.
-        meet: called with the first batch of each start of a query.
-        wait: waits while the stream is too far ahead, and polls a function that may raise; a query that ends by
-            itself does not wait, because the slower query may have ended already.
-        consume: consumes a batch.
+    It calls ``meet`` with the first batch of each start of a query, ``wait`` while the stream is too far ahead, with a
+    function to poll, and ``consume`` with each batch.
     """
     known: QueryStart | None = None
     ends = False
@@ -106,6 +102,8 @@ def batch_function(
             plan_once(frame.sparkSession)
             meet(stream, frame)
             known, ends = begun, begun.ends_by_itself(frame)
+        # A query that ends by itself does not wait: the slower query may have ended already.
+        # A query that ends by itself does not wait: the slower query may have ended already.
         if not ends:
             wait(stream, lambda: begun.check_running(frame, stream))
         offsets = begun.end_offsets(frame, batch)
@@ -158,13 +156,7 @@ def _untold() -> tuple[type[Exception], ...]:
 
 
 class Ticker:
-    """A thread that calls a function repeatedly, until the run is stopped or has failed.
-
-    Args:
-        tick: the function; its error ends the run.
-        lifecycle: the run's.
-        every_ms: pause before each call.
-    """
+    """A thread that calls a function repeatedly until the run is stopped or has failed; an error ends the run."""
 
     def __init__(self, tick: Callable[[], None], lifecycle: Lifecycle, every_ms: float) -> None:
         self._tick = tick

@@ -96,13 +96,7 @@ class SparkRun(Run[None]):
                 self._topology = topology
 
     def _wait_for_slower(self, stream: str, go_on: Callable[[], None] = lambda: None) -> None:
-        """Wait while the stream is further ahead than its skew limit, if a ticker advances time.
-
-        Args:
-            stream: an injected stream.
-            go_on: called at each poll; its error ends the wait.
-
-        """
+        """Wait while the stream is further ahead than its skew limit, if a ticker advances time; call ``go_on`` at each poll."""
         while self._ticker is not None and not self._is_bounded:
             with self._guarded():
                 if stream not in self._coordinator.watermarks.streams_ahead():

@@ -218,11 +218,7 @@ class KeyColumns:
     def record(self, stream: str, rows: Rows, only: str | None = None) -> None:
         """Record the key columns of some outside rows, before the rows are read.
 
-        Args:
-            stream: the injected stream.
-            rows: a table, whose schema counts, or mappings, of which the first `ROWS_READ` count.
-            only: the only computation that gets the rows; ``None`` for all consumers.
-
+        The schema of a table counts, or the first `ROWS_READ` mappings. ``only`` one computation may get the rows.
         """
         seen = self._seen.get((stream, only))
         if seen is not None and (not isinstance(rows, pa.Table) or seen == tuple(rows.schema)):

@@ -95,10 +95,7 @@ class Backfills:
     def end(self, computation: str, streams: Mapping[str, int]) -> None:
         """Let a computation follow its streams, because its history is complete.
 
-        Args:
-            computation: its name.
-            streams: streams whose remaining history was empty, each with the number of records consumed before; no
-                superstep could record their end.
+        Of ``streams``, with their numbers of consumed records, no superstep could record the end: no history was left.
         """
         rest = {
             self._app_id(computation, stream): backfill_position(consumed, is_all=True)

@@ -185,16 +185,7 @@ def superstep_request(
 ) -> CommitRequest:
     """Return the commit that makes a superstep durable.
 
-    Args:
-        plan: the superstep.
-        touched: the intervals, each with its written file, if any.
-        watermarks: the pipeline's watermarks, journaled with the commit.
-        pipeline: the pipeline's name.
-        counts: the superstep's own counts.
-        totals: the totals, including the superstep's counts.
-        position: how far the outside input has been consumed.
-        stored: the positions in the table; unchanged positions are not written again.
-        loads: the load of intervals, in commits that publish it.
+    ``totals`` include ``counts``, and ``loads`` are published now and then for readers of the log.
     """
     wanted: dict[str, int] = {superstep_app_id(pipeline): plan.superstep}
     offsets: dict[str, str] = {}

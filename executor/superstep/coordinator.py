@@ -177,11 +177,7 @@ class Coordinator:
         self._id_scopes: dict[tuple[str, str, int | None], bytes] = {}
 
     def _restore(self, former: PipelineWatermarks | None = None) -> None:
-        """Take superstep, watermarks, counts and pending productions from the store.
-
-        Args:
-            former: the watermarks of the topology that this process served until now.
-        """
+        """Take superstep, watermarks, counts and pending productions from the store."""
         # Before the watermarks are restored: a computation without all of its history must not see time pass.
         self.backfills.open()
         positions, pipeline = self.store.committer.snapshot.txns, self.topology.name
@@ -206,14 +202,8 @@ class Coordinator:
     def update(self, checked: CheckedUpdate) -> TableVersion:
         """Continue with a changed pipeline; the leases that it keeps stay held.
 
-        After an error the run cannot continue. The store is as of the last superstep, for either pipeline.
-
-        Args:
-            checked: what `check_update` returned; no superstep may have run since.
-
-        Returns:
-            The version of the commit that records the changed pipeline.
-
+        No superstep may have run since `check_update`. After an error the run cannot continue; the store is as of the
+        last superstep, for either pipeline. Return the version of the commit that records the change.
         """
         # The old sinks end first: a sink of both pipelines would have two writers otherwise.
         self.sinks.close()
@@ -254,12 +244,7 @@ class Coordinator:
         return tuple(node for node in missing if node.name in names or node.name == backfilled)
 
     def create_intervals(self, computation: str, sample: pa.Array) -> None:
-        """Divide a computation's keys into intervals, and take their leases.
-
-        Args:
-            computation: its name.
-            sample: a string array of keys, repeated as often as they occur.
-        """
+        """Divide a computation's keys into intervals by a sample of keys, and take their leases."""
         self.ownership.create(self.topology.computations[computation], sample)
 
     def id_scope(self, computation: str, stream: str) -> bytes:
@@ -276,13 +261,7 @@ class Coordinator:
         return tuple(owned.interval for owned in self.ownership.of(computation))
 
     def recut(self, cut: Cut, answer: Mapping[str, int] | None = None) -> None:
-        """Split an interval or merge neighbours, between two supersteps; timers, ids, holds and rows stay.
-
-        Args:
-            cut: of intervals of the pipeline.
-            answer: positions for the same commit; see `CutRequest.answer`.
-
-        """
+        """Split an interval or merge neighbours, between two supersteps; the same commit records the ``answer``."""
         # One commit replaces the old intervals and fences the new ones, so that no key has two owners or none.
         self.ownership.recut(cut, answer or {})
         for interval in cut.by:

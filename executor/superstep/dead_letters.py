@@ -47,14 +47,8 @@ def dead_letter_updates(
 ) -> pa.Table:
     """Return the row updates of a superstep's dead letters; the key of a letter is ``pipeline/superstep/number``.
 
-    Args:
-        pipeline: the pipeline's name.
-        letters: the new dead letters.
-        superstep: the superstep in which they failed.
-        fence: the fence of the control interval.
-        at: wall time of the failure; also the event time of a production whose letter has no readable time.
-        produce: write the letters to the stream ``dead_letters`` too.
-        settled: keys of retried and dropped letters, which are deleted; their productions stay.
+    ``at`` is the wall time of the failure, and the event time of a production whose letter has no readable time.
+    ``settled`` letters were retried or dropped: their rows are deleted, their productions stay.
     """
     stamps = {"sequencer": fence.sequencer, "commit_number": fence.commit_number, "superstep": superstep}
     rows = [{"key": key, **stamps, "deleted": True} for key in sorted(settled)]
@@ -152,13 +146,7 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class LettersOfSuperstep:
-    """The dead letters of a superstep that is about to be committed.
-
-    Attributes:
-        new: letters that the superstep writes.
-        settled: keys of letters that it deletes, because they were retried or dropped.
-        tallies: work and failures by computation.
-    """
+    """The letters that a superstep writes, the keys of letters that it deletes, and its failures by computation."""
 
     new: Sequence[DeadLetter]
     settled: frozenset[str]
@@ -174,11 +162,7 @@ class WrittenLetters:
 
 
 class DeadLetters:
-    """The dead letters of one pipeline: judged before the commit, written with it, and retried on request.
-
-    Attributes:
-        retries: the letters to retry or to drop.
-    """
+    """The dead letters of one pipeline: judged before the commit, written with it, and retried on request."""
 
     def __init__(
         self,
@@ -196,13 +180,7 @@ class DeadLetters:
         self.retries: LetterRetries = LetterRetries(store, topology, clock, id_scope)
 
     def judge(self, manifests: Sequence[Manifest], unreadable: Sequence[DeadLetter]) -> LettersOfSuperstep:
-        """Return the letters of a superstep that is about to be committed.
-
-        Args:
-            manifests: the intervals that ran.
-            unreadable: letters of records that never reached an interval.
-
-        """
+        """Return the letters of a superstep, or raise `InvalidError` if too much of it became dead letters."""
         tallies = _tallies(manifests, unreadable)
         if self._limit is not None:
             for computation, tally in tallies.items():
@@ -224,14 +202,7 @@ class DeadLetters:
     def write(
         self, letters: LettersOfSuperstep, plan: SuperstepPlan, fence: Fence, token: str
     ) -> WrittenLetters:
-        """Write a superstep's new letters, and the deletion of settled letters, to an uncommitted row file.
-
-        Args:
-            letters: the letters.
-            plan: the superstep.
-            fence: the fence of the commit that will add the file.
-            token: makes the file's name unique.
-        """
+        """Write a superstep's new letters, and the deletion of settled letters, to an uncommitted row file."""
         if not letters.new and not letters.settled:
             return WrittenLetters()
         failed_at = EventTimeMicros(int(plan.wall_time))

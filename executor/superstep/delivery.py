@@ -254,10 +254,7 @@ def addresses_of(node: ComputationNode) -> frozenset[str]:
 class UndeliveredProductions:
     """The productions that one superstep delivers; each file is read once, and each consumer extracts keys once.
 
-    Args:
-        sources: committed files with productions of the last superstep.
-        read: returns the productions of a file; called once per file.
-        handed_on: uncommitted files of this superstep, with weak productions.
+    ``handed_on`` are uncommitted files of this superstep, with weak productions.
     """
 
     def __init__(

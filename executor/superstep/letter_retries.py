@@ -51,12 +51,7 @@ _NAME_PARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """A dead letter in the table.
-
-    Attributes:
-        name: the key of its row: ``pipeline/superstep/number``.
-        fields: its fields, by name.
-    """
+    """A dead letter in the table; its name is the key of its row, ``pipeline/superstep/number``."""
 
     name: str
     fields: Mapping[str, Any]
@@ -173,11 +168,7 @@ _REPEATS_BITS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterRequest:
-    """A request to retry or to drop some of a pipeline's dead letters.
-
-    Attributes:
-        number: the position that makes the request, even; the next odd number answers it.
-    """
+    """A request to retry or to drop some of a pipeline's dead letters; its number is even, the answer the next odd one."""
 
     pipeline: str
     action: LetterAction
@@ -236,13 +227,7 @@ def waiting_letter_requests(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedLetters:
-    """The effect of a request.
-
-    Attributes:
-        letters: number of letters that will be retried or dropped.
-        lost: number of letters that cannot be restored, by reason; dropping needs no restoring.
-        pipelines: pipelines that wrote the letters, and that honour the request.
-    """
+    """The number of letters that a request covers, of letters that cannot be restored by reason, and the pipelines."""
 
     letters: int
     lost: Mapping[str, int]
@@ -377,15 +362,6 @@ def read_again(
 
     The id was never consumed: it is checked as the id of any record, and the record is a duplicate if it was
     injected again meanwhile.
-
-    Args:
-        name: key of the letter's row.
-        letter: its fields.
-        node: consumer of the record.
-        subscription: the consumer's subscription to the record's stream.
-        injector: injector of the stream; ``None`` for a stream of productions.
-        id_scope: returns the prefix of record ids, by computation and stream.
-
     """
     check_types_kept(letter)
     value = letter_value(letter)

@@ -29,7 +29,6 @@ class PipelineOptions:
         dead_letter_limit: share of records that may become dead letters before the run stops; ``None``: all.
         clock: source of time.
         rng: source of file names.
-
     """
 
     intervals: int | None = None

@@ -117,13 +117,7 @@ def undelivered_sources(
     Superstep *n* delivers every production of earlier supersteps, so only the last superstep's productions can be
     undelivered. Files that another program rewrote carry no tags; a file is included if its range of supersteps
     reaches that far. The order is by computation and then by key, as in a run, so that a restart keeps the order of
-    arrival.
-
-    Args:
-        snapshot: the table.
-        computations: the pipeline's computations, including former computations.
-        control: the pipeline's own interval, which holds its dead letters.
-        superstep: the last committed superstep.
+    arrival. The ``control`` interval holds the dead letters.
     """
     files: list[tuple[LiveFile, Interval | None]] = [(file, control) for file in snapshot.files_of(control)]
     for computation in sorted(computations):

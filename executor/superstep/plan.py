@@ -81,16 +81,9 @@ def interval_plans(
 ) -> list[IntervalPlan]:
     """Return the parts of a computation's intervals in a superstep.
 
-    Args:
-        computation: its name.
-        owned: its intervals.
-        now: wall time of the superstep.
-        in_micro_batches: use Spark's rule for late records, one superstep behind the watermark.
-        only_due: leave out intervals without a due timer and without a dead letter to retry.
-        watermarks: the pipeline's watermarks.
-        files_in: table from which to list the intervals' files; ``None`` lists none.
-        after: by injected stream, its watermark once the superstep is committed, if it is known.
-        retried_in: returns the dead letters that an interval retries.
+    With ``in_micro_batches`` records are late by Spark's rule, one superstep behind the watermark. With ``only_due``
+    intervals without a due timer and without a dead letter to retry are left out. ``after`` has the watermarks of
+    injected streams once the superstep is committed, if they are known.
     """
     chosen = []
     for one in owned:
