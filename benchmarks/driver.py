@@ -49,6 +49,7 @@ from millpond.executor.spark.task_plan import (
     read_slot_reports,
 )
 from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.time.watermark_policies import BoundedDisorder
@@ -61,6 +62,7 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import EventTimeMicros
 from millpond.testing.fixtures.row_updates import row_updates
+from millpond.testing.fixtures.supersteps import commit
 
 PHASES: Final = ("plan", "pack", "reports", "commit", "journal", "upkeep")
 """The parts of the driver's work in a superstep, in their order; the journal is a thread of the same process."""
@@ -97,7 +99,7 @@ class Driver:
         self._clock, self._rng = SystemClock(), SystemRng()
         self._topology = pipeline.check()
         self.coordinator: Coordinator = Coordinator(
-            store, self._topology, clock=self._clock, rng=self._rng, upkeep=upkeep
+            store, self._topology, PipelineOptions(clock=self._clock, rng=self._rng, upkeep=upkeep)
         )
         self._slots = Slots(min(SLOTS, intervals))
         self._setting = WorkerSetting.of(store, self._topology.computations, _CACHE_BYTES, DiskOptions())
@@ -107,7 +109,7 @@ class Driver:
         """Take the leases, and cut the keys: each interval gets one of the sampled keys."""
         self.coordinator.open()
         # The catalog is opened by a thread, for which a run would not wait.
-        opening = self.coordinator._journal._opening
+        opening = self.coordinator.journal._opening
         if opening is not None:
             opening.join()
         sample = pa.array([f"key-{number:08d}" for number in range(self._intervals)])
@@ -134,7 +136,7 @@ class Driver:
             manifests = [manifest for report in reports for manifest in report.manifests]
             inputs = [observation for report in reports for observation in report.inputs]
         with self._timed(figures, "commit"):
-            report = self.coordinator.commit(plan, manifests, position=position, inputs=inputs)
+            report = commit(self.coordinator, plan, manifests, position=position, inputs=inputs)
         with self._timed(figures, "journal"):
             self._write_journal()
         with self._timed(figures, "upkeep"):
@@ -216,7 +218,7 @@ class Driver:
 
     def _write_journal(self) -> None:
         # A thread writes to the catalog a while after the commit; here it is to begin at once, to be timed.
-        writer = self.coordinator._journal._writer
+        writer = self.coordinator.journal._writer
         assert writer is not None, "the catalog is open"
         writer.flush()
 

@@ -26,7 +26,7 @@ from .executor.replay.fork import fork_store as fork_store
 from .executor.replay.replay import replay as replay
 from .executor.run.directory_injector import FILE_ROW as FILE_ROW
 from .executor.run.directory_injector import DirectoryInjector as DirectoryInjector
-from .executor.run.status import RunSummary as RunSummary
+from .executor.run.run import RunSummary as RunSummary
 from .executor.sinks.sink import DeltaSink as DeltaSink
 from .executor.sinks.sink import Sink as Sink
 from .executor.sinks.sink import read_table as read_table

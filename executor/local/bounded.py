@@ -1,10 +1,9 @@
-"""Bounded input: cut into pieces, whose rows to come say how far event time has passed.
+"""Bounded input: cut into pieces, whose remaining rows say how far event time has passed.
 
-All rows are known from the beginning, so the low watermark of an input is the least time of those that are
-still to come: exact, whatever their order, and no record is late. Where rows are sorted, or out of order
-by a bounded time, windows close and timers fire as the input goes on, instead of all at the end. Of several
-inputs the one that has come least far goes on. Only a piece of each input needs to be in memory: a source of rows is
-read once for their times, and once more to consume them.
+All rows are known from the beginning, so the low watermark of an input is the least time of its remaining rows:
+exact, whatever their order, and no record is late. Where rows are nearly sorted, windows close and timers fire on the
+way instead of all at the end. Of several inputs the one furthest behind continues. Only a piece of each input needs
+to be in memory: a source of rows is read once for its times, and once more to consume it.
 """
 
 from __future__ import annotations
@@ -38,11 +37,10 @@ class _Input:
     """The rest of an input.
 
     Attributes:
-        stream: the injected stream.
-        source: all of its rows.
-        consumed: how many of them the store has consumed.
-        oldest: the least time of each piece to come and all after it.
-        at: which piece is next.
+        source: all rows of the stream.
+        consumed: number of rows that the store has consumed.
+        oldest: the least time of each remaining piece and all after it.
+        at: index of the next piece.
         shares: by the number of rows before a piece, the percentile watermarks that it meets.
     """
 
@@ -60,18 +58,18 @@ class _Input:
 
     @property
     def has_pieces(self) -> bool:
-        """Whether the rest is more than one piece."""
+        """True if more than one piece is left."""
         return self.source.count - self.consumed > BUNDLE_RECORDS_MAX
 
     @property
     def oldest_at(self) -> EventTimeMicros:
-        """The least time still to come; the beginning of time where that is not known."""
+        """The least time still to come; the beginning of time if it is not known."""
         if not self.is_left:
             return _END
         return self.oldest[self.at] if self.oldest else _BEGINNING
 
     def measure(self, node: InjectorNode) -> None:
-        """Find the least time of the rows to come, piece by piece."""
+        """Find the least time of the remaining rows, piece by piece."""
         times = [oldest_time(node, piece) for _, piece in self._pieces()]
         oldest, found = _END, list[EventTimeMicros]()
         for at in reversed(times):
@@ -104,14 +102,7 @@ class _Input:
 def consume_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource], *, finish: bool) -> None:
     """Consume the rows that the store has not consumed, in supersteps; positions count rows.
 
-    Args:
-        run: a run without a thread.
-        given: the rows of each injected stream.
-        finish: whether these are all; otherwise only the policies say what may still come.
-
-    Raises:
-        InvalidError: the rows do not fit, or the store has consumed other inputs.
-        MillpondError: the error that ended the run.
+    Without ``finish`` more rows may follow, so only the policies move watermarks.
     """
     rests = (_rest_of(run, stream, source_of(rows)) for stream, rows in given.items())
     inputs = [rest for rest in rests if rest is not None]
@@ -127,10 +118,10 @@ def consume_inputs(run: LocalRun, given: Mapping[str, Rows | RowSource], *, fini
 
 
 def _shares(topology: Topology, stream: str, source: RowSource) -> dict[int, PercentileTimes]:
-    """The percentile watermarks at the beginning of each piece, by the number of rows before it.
+    """Return the percentile watermarks at the beginning of each piece, by the number of rows before it.
 
-    As of streaming input: the newest time so far, less the delay that so many percent of the rows do not
-    exceed, each measured against the newest of the pieces before its own. All delays are known here.
+    As for streaming input: the newest time so far, less the delay that so many percent of the rows do not exceed.
+    Delays are measured against the newest time of earlier pieces; here all delays are known.
     """
     if not topology.percentiles:
         return {}
@@ -159,12 +150,12 @@ def _quantile(delays: npt.NDArray[np.int64], percentile: float) -> int:
 
 
 def _can_follow(topology: Topology) -> bool:
-    """Whether nothing may be moved to before the watermark: what an unbounded horizon lets pass must not be late."""
+    """Return True unless an unbounded horizon lets a computation produce before the watermark: that must not be late."""
     return all(node.computation.late_data_horizon != "unbounded" for node in topology.computations.values())
 
 
 def _has_times(node: InjectorNode) -> bool:
-    """Whether the rows say when they happened, and the policy does not say that the watermark waits."""
+    """Return True if rows have event times, and the policy lets the watermark follow them."""
     return not isinstance(node.at, IngressTime) and not isinstance(node.watermark, Perfect | ManualWatermark)
 
 
@@ -199,10 +190,7 @@ def _rest_of(run: LocalRun, stream: str, source: RowSource) -> _Input | None:
 
 
 def observe_rows(run: LocalRun, stream: str, rows: Rows | RowSource) -> None:
-    """Let the watermark follow the rows that it does not know yet, now that all of them are consumed.
-
-    A run that was killed before it came to this may have left some.
-    """
+    """Let the watermark follow consumed rows that it has not observed, also rows of a run that was killed before this."""
     consumed = run.consumed(stream).get(LOCAL_SOURCE, 0)
     observed = min(run.observed(stream) or 0, consumed)
     is_stamped = isinstance(run.topology.injectors[stream].at, IngressTime)

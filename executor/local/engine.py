@@ -1,9 +1,8 @@
-"""The local engine: runs a planned superstep in this process and hands the manifests to the commit.
+"""The local engine: extracts a batch and runs the intervals of a superstep in this process.
 
-The core is the same as on Spark: an `IntervalWorker` per interval, planned and committed by the
-`Coordinator`. Nothing is shuffled, and productions reach their consumers from memory once their
-commit is done (strong productions, MillWheel §6.1.2); only what a restart left undelivered is read
-from files. Weak productions do not wait for the commit: `WeakRounds` runs their supersteps.
+Nothing is shuffled, and productions reach their consumers from memory once their commit is done (strong productions,
+MillWheel §6.1.2); only productions that a restart left undelivered are read from files. Weak productions do not wait
+for the commit: `WeakRounds` runs their supersteps.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
@@ -23,12 +22,13 @@ from millpond.executor.interval.row_cache import MemoryBudget
 from millpond.executor.interval.row_update import BundleResult, Manifest
 from millpond.executor.interval.worker import IntervalPlan, IntervalWorker, bundle_of
 from millpond.executor.local.intake import ExtractedInputs, OutsideRows, extract_inputs, taken_of
-from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS, RanBundle, WeakRounds
+from millpond.executor.local.weak_round import RanBundle, WeakRounds
 from millpond.executor.maintenance.helpers import INLINE, HelperThread
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.run.options import RunnerOptions
 from millpond.executor.superstep.commit import SuperstepReport
-from millpond.executor.superstep.coordinator import Coordinator, TopologyParts
+from millpond.executor.superstep.coordinator import CheckedUpdate, Coordinator
 from millpond.executor.superstep.delivery import (
     ProductionSource,
     UndeliveredProductions,
@@ -36,88 +36,78 @@ from millpond.executor.superstep.delivery import (
     read_productions,
     within,
 )
-from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
-from millpond.executor.time.observations import InputObservation
+from millpond.executor.superstep.plan import SuperstepPlan
+from millpond.executor.superstep.superstep import Batch, Engine, Inputs, Results
+from millpond.executor.time.observations import InputObservation, Watch
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.page_index import PAGE_INDEXES
-from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, EventTimeMicros, Objects, Rng, TableVersion
+from millpond.statestore.types import EventTimeMicros, TableVersion
 
 _LOG = logging.getLogger("millpond")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A superstep whose bundles have run and which is not committed.
+class LocalBatch(Batch):
+    """Injected rows for one superstep.
 
     Attributes:
-        plan: the intervals that had work.
-        manifests: one per interval that ran.
-        observations: counts and times of the outside inputs.
-        letters: records that never reached an interval.
-        produced: productions by the path of the row file that holds them.
+        outside: the rows, in order of arrival.
+        is_bounded: the input has a known end, so its watermark waits for the end instead of following the records.
+        observed: stream and rows that were consumed before and that move its watermark now.
     """
 
-    plan: SuperstepPlan
-    manifests: list[Manifest]
-    observations: list[InputObservation]
-    letters: list[DeadLetter]
-    produced: dict[str, pa.Table]
+    outside: Sequence[OutsideRows] = ()
+    is_bounded: bool = False
+    observed: tuple[str, Iterable[Rows]] | None = None
 
 
-class LocalEngine:
-    """Runs the supersteps of one pipeline in this process; used by one thread at a time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalInputs(Inputs):
+    """Extracted rows, with the observations of rows that were consumed before."""
 
-    Attributes:
-        on_stuck: called if user code exceeds its time limit and cannot be interrupted.
+    extracted: ExtractedInputs
+    observed: Sequence[InputObservation] = ()
 
-    Args:
-        store: the open store.
-        objects: where row files are read and written: the store's, or a disk tier before them.
-        coordinator: plans and commits supersteps; already open.
-        rng: the source of file names.
-        cache_bytes: soft-state budget of all intervals, in bytes.
-        writers: threads that write row files while the next bundle runs; with 0 files are written
-            in turn, so that a simulation is repeatable.
-        clock: measures how long weak productions wait.
-        checkpoint_after_ms: how long a weak production may wait before it is checkpointed.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalResults(Results):
+    """Results, with the productions by the path of the row file that holds them."""
+
+    produced: Mapping[str, pa.Table] = field(default_factory=dict)
+
+
+class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
+    """Runs the intervals of one pipeline in this process; used by one thread at a time.
+
+    ``writers`` threads write row files while the next bundle runs; with 0 files are written in turn, so that a
+    simulation is repeatable. ``on_stuck`` is called if user code exceeds its time limit and cannot be interrupted.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        objects: Objects,
-        coordinator: Coordinator,
-        rng: Rng,
-        *,
-        cache_bytes: int,
-        clock: Clock,
-        writers: int = 0,
-        checkpoint_after_ms: float = CHECKPOINT_AFTER_MS,
-    ) -> None:
-        self._store = store
-        self._objects = objects
+    in_process = True
+
+    def __init__(self, coordinator: Coordinator, options: RunnerOptions, *, writers: int = 0) -> None:
         self._coordinator = coordinator
-        self._rng = rng
-        self._clock = clock
-        self._memory = MemoryBudget(cache_bytes, lambda: PAGE_INDEXES.size_bytes)
+        self._store = coordinator.store
+        self._objects = options.disk.tier_of(coordinator.store.objects, options.clock)
+        self._options = options
+        self._memory = MemoryBudget(options.cache_bytes, lambda: PAGE_INDEXES.size_bytes)
         self._writer: Executor = ThreadPoolExecutor(writers, "millpond-writer") if writers else INLINE
         self._has_threads = bool(writers)
-        self._checkpoint_after_ms = checkpoint_after_ms
         self._helper: HelperThread | None = None
         self._weak = self._weak_rounds()
         self._workers: dict[Interval, IntervalWorker] = {}
-        self._produced: dict[str, pa.Table] = {}
-        self.on_stuck: OnStuck = _log_stuck
-        coordinator.on_recut = self._follow
+        self._produced: Mapping[str, pa.Table] = {}
         self._version: TableVersion | None = None
+        self._stuck: InvalidError | None = None
+        self.on_stuck: OnStuck = _log_stuck
+        coordinator.on_recut = self._forget_cut
 
     def _weak_rounds(self) -> WeakRounds:
-        """The rounds of the pipeline as it is, with a thread of their own where a consumer may be left behind."""
+        """Return the weak rounds of the present pipeline, with a helper thread if a slow consumer may be abandoned."""
         if self._helper is not None:
             self._helper.shutdown(wait=True)
         has_helper = self._has_threads and bool(self._coordinator.topology.fused)
@@ -126,31 +116,25 @@ class LocalEngine:
             self._coordinator,
             self._worker_of,
             self._files_of,
-            clock=self._clock,
-            checkpoint_after_ms=self._checkpoint_after_ms,
+            clock=self._options.clock,
+            checkpoint_after_ms=self._options.checkpoint_weak_after_ms,
             helper=self._helper,
         )
 
-    def update(self, parts: TopologyParts) -> TableVersion:
-        """Go on with a changed pipeline, between two supersteps; see `Coordinator.update`.
-
-        Soft state is rows as they are stored, so that of a computation with other code stays valid. What was
-        produced and waits is read from the committed files, as after a restart.
-
-        Args:
-            parts: the changed pipeline, prepared.
-
-        Raises:
-            InvalidError: user code that was left behind cannot be interrupted.
-            FencedError: another process has taken over.
-            UnavailableError: a service is away for longer than the runner waits.
-        """
+    def update(self, checked: CheckedUpdate) -> TableVersion:
+        """Continue with a changed pipeline, between two supersteps; see `Coordinator.update`."""
+        # Abandoned code must not run into the changed pipeline.
         self._weak.await_code()
         former = self._coordinator.topology.computations
-        version = self._coordinator.update(parts)
+        version = self._coordinator.update(checked)
+        # The productions in memory have their former names: read them from the files, as after a restart.
         self._produced = {}
         for interval in list(self._workers):
-            node, before = parts.topology.computations.get(interval.computation), former[interval.computation]
+            node, before = (
+                checked.topology.computations.get(interval.computation),
+                former[interval.computation],
+            )
+            # Soft state holds stored rows, which changed code can read.
             if node is not None and _keep_rows_alike(node, before):
                 self._workers[interval].take_code(node)
             else:
@@ -158,64 +142,46 @@ class LocalEngine:
         self._weak = self._weak_rounds()
         return version
 
-    def prepare(
-        self,
-        outside: Sequence[OutsideRows] = (),
-        *,
-        is_bounded: bool = False,
-        after: Mapping[str, EventTimeMicros] | None = None,
-    ) -> Prepared:
-        """Run the bundles of one superstep: outside rows, undelivered productions and due timers.
+    def close(self, *, wait_for_code: bool = True) -> None:
+        """Stop the threads; with ``wait_for_code`` wait for running user code."""
+        self._writer.shutdown()
+        if self._helper is not None:
+            self._helper.shutdown(wait=wait_for_code)
 
-        Nothing takes effect before `commit`; after a failure it may be called again.
+    # -- the steps of a superstep ----------------------------------------------------------
 
-        Args:
-            outside: injected rows.
-            is_bounded: whether the input has a known end; then its low watermark waits for that
-                end instead of following the records.
-            after: by stream, a time that no row of a later superstep is before; ``None``: follows from the rows.
-
-        Raises:
-            InvalidError: user code failed and failures stop the pipeline.
-            UnavailableError: a service cannot be reached; soft state stays valid.
-        """
+    def extract(self, batch: LocalBatch) -> LocalInputs:
+        """Read key, time and id of the rows, for each consumer."""
+        coordinator, outside = self._coordinator, batch.outside
+        watermarks = coordinator.watermarks
+        watches: dict[str, Watch] = {}
+        stamps: dict[str, EventTimeMicros | None] = {}
+        live: list[OutsideRows] = []
         for rows in outside:
-            self._coordinator.keys.note(rows.stream, rows.rows, rows.backfill)
-        watches = {rows.stream: self._coordinator.watermarks.watch(rows.stream) for rows in outside}
-        inputs = extract_inputs(
-            self._coordinator.topology,
+            # Before the rows are read: keys of another kind would be written where no reader finds them.
+            coordinator.keys.record(rows.stream, rows.rows, rows.backfill)
+            watches[rows.stream] = watch = watermarks.watch(rows.stream)
+            stamps[rows.stream] = watch.stamp_at
+            if rows.backfill is None:
+                live.append(rows)
+        extracted = extract_inputs(
+            coordinator.topology,
             outside,
-            is_bounded=is_bounded,
+            is_bounded=batch.is_bounded,
             watches=watches,
-            id_scope=self._coordinator.id_scope,
+            id_scope=coordinator.id_scope,
         )
-        backfilled = next((rows.backfill for rows in outside if rows.backfill is not None), None)
-        self._create_intervals(inputs, backfilled)
-        known = self._coordinator.watermarks.foresee(inputs.observations) if after is None else after
-        streams = {rows.stream for rows in outside if rows.backfill is None}
-        plan = self._coordinator.begin(inputs=streams, backfilled=backfilled, with_files=False, after=known)
-        plan = replace(
-            plan,
-            conditions=plan.conditions.stamped({stream: watch.stamp_at for stream, watch in watches.items()}),
-            taken=() if is_bounded else taken_of([rows for rows in outside if rows.backfill is None]),
-        )
-        self._note_version(self._store.committer.snapshot.version)
-        manifests, produced, letters = self._run_intervals(plan, inputs)
-        return Prepared(
-            plan=plan,
-            manifests=manifests,
-            observations=inputs.observations,
-            letters=[*inputs.letters, *letters],
-            produced=produced,
+        return LocalInputs(
+            streams=watches.keys() if batch.backfilled is None else (),
+            after=watermarks.foresee(extracted.observations) if batch.after is None else batch.after,
+            stamps=stamps,
+            taken=() if batch.is_bounded else taken_of(live),
+            extracted=extracted,
+            observed=() if batch.observed is None else self._observations_of(*batch.observed),
         )
 
-    def observations_of(self, stream: str, rows: Iterable[Rows]) -> list[InputObservation]:
-        """What the times of rows that were consumed before say about their stream; no record is counted again.
-
-        Args:
-            stream: the injected stream.
-            rows: the rows, in pieces.
-        """
+    def _observations_of(self, stream: str, rows: Iterable[Rows]) -> list[InputObservation]:
+        """Observe the times of rows that were consumed before; no record is counted again."""
         topology, watch = self._coordinator.topology, self._coordinator.watermarks.watch(stream)
         observations: list[InputObservation] = []
         for piece in rows:
@@ -224,28 +190,38 @@ class LocalEngine:
             observations += [replace(one, records=0) for one in seen.observations]
         return observations
 
-    def commit(self, prepared: Prepared, position: InputPosition | None = None) -> SuperstepReport:
-        """Make a prepared superstep durable, and keep its productions for the next one.
+    def sample_keys(self, inputs: LocalInputs, node: ComputationNode) -> pa.Array:
+        """Return the keys of the batch in a computation."""
+        keys = [deliveries.keys for deliveries in inputs.extracted.by_computation.get(node.name, ())]
+        return pa.concat_arrays(keys) if keys else pa.array([], pa.string())
 
-        Args:
-            prepared: the last result of `prepare`.
-            position: how far the superstep has consumed an outside input.
+    def run_intervals(self, plan: SuperstepPlan, inputs: LocalInputs) -> LocalResults:
+        """Run the bundles of a superstep: outside rows, undelivered productions and due timers."""
+        self._follow_log()
+        productions = self._undelivered(plan)
+        topology, letters = self._coordinator.topology, list(inputs.extracted.letters)
+        if plan.sources:
+            for name in dict.fromkeys([part.interval.computation for part in plan.intervals]):
+                letters += productions.letters(topology.computations[name])
+        if topology.fused:
+            ran, keyless = self._weak.run(
+                plan, lambda part: self._deliveries(part, inputs.extracted, productions)
+            )
+            bundles = self._write_all(ran)
+            letters += keyless
+        else:
+            bundles = self._run_bundles(plan, self._work(plan, inputs.extracted, productions))
+        if self._stuck is not None:
+            # User code returned after the run had ended because of it: its bundle must not be committed.
+            raise self._stuck
+        return _results(bundles, letters, [*inputs.extracted.observations, *inputs.observed])
 
-        Raises:
-            FencedError: another process has taken over; nothing was written.
-            OutcomeUnknownError: the store stays away for longer than the runner waits.
-            UnavailableError: ZooKeeper stays away for longer than the runner waits.
-        """
-        report = self._coordinator.commit(
-            prepared.plan,
-            prepared.manifests,
-            position=position,
-            inputs=prepared.observations,
-            dead_letters=prepared.letters,
-        )
-        self._produced = prepared.produced
+    def confirm(self, results: LocalResults, report: SuperstepReport) -> SuperstepReport:
+        """Keep productions and soft state of a committed superstep for the next superstep."""
+        self._produced = results.produced
+        # Another writer's commit lies in between otherwise: the next superstep reads the files again.
         if self._version is not None and report.version == self._version + 1:
-            for manifest in prepared.manifests:
+            for manifest in results.manifests:
                 self._workers[manifest.interval].confirm(manifest.file)
             self._version = TableVersion(report.version)
         if self._memory.is_exceeded:
@@ -253,78 +229,32 @@ class LocalEngine:
                 worker.shrink()
         return report
 
-    def _note_version(self, version: TableVersion) -> None:
-        """Make every interval read the committed files again unless this engine made every commit since the last call.
+    # -- the work --------------------------------------------------------------------------
 
-        A change by another writer (a compaction, Spark's OPTIMIZE) shows in the version, so the cost
-        of a superstep does not grow with the number of files.
+    def _follow_log(self) -> None:
+        """Let every interval read the committed files again unless this engine made every commit since the last superstep.
+
+        A change by another writer (a compaction, Spark's OPTIMIZE) shows in the version, so the cost of a superstep
+        does not grow with the number of files.
         """
+        version = self._store.committer.snapshot.version
         if version != self._version:
             for worker in self._workers.values():
                 worker.fall_behind()
             self._version = version
 
-    def _follow(self, cut: Cut) -> None:
-        """Forget the soft state of intervals that were replaced: their successors read what they need."""
-        for interval in cut.replaced:
-            worker = self._workers.pop(interval, None)
-            if worker is not None:
-                worker.leave()
-
-    def close(self, *, wait_for_code: bool = True) -> None:
-        """Stop the threads.
-
-        Args:
-            wait_for_code: whether to wait for user code that is still running.
-        """
-        self._writer.shutdown()
-        if self._helper is not None:
-            self._helper.shutdown(wait=wait_for_code)
-
-    def settle_sinks(self) -> None:
-        """Wait until the sinks have written the last committed superstep.
-
-        Raises:
-            MillpondError: the error of a sink.
-        """
-        self._coordinator.sinks.wait()
-
-    def consumed(self, stream: str) -> dict[str, int]:
-        """How far outside inputs of a stream have been consumed, by their source."""
-        return self._coordinator.inputs.consumed(stream)
-
-    # -- what goes in ----------------------------------------------------------------------
-
-    def _create_intervals(self, inputs: ExtractedInputs, backfilled: str | None) -> None:
-        streams = {seen.stream for seen in inputs.observations}
-        names = [node.name for node in self._coordinator.computations_without_intervals(streams)]
-        if backfilled is not None and not self._coordinator.intervals_of(backfilled):
-            names.append(backfilled)
-        for name in names:
-            keys = [deliveries.keys for deliveries in inputs.by_computation.get(name, [])]
-            sample = pa.concat_arrays(keys) if keys else pa.array([], pa.string())
-            self._coordinator.create_intervals(name, sample)
-
-    # -- the work --------------------------------------------------------------------------
-
-    def _run_intervals(
-        self, plan: SuperstepPlan, inputs: ExtractedInputs
-    ) -> tuple[list[Manifest], dict[str, pa.Table], list[DeadLetter]]:
-        productions = self._undelivered(plan)
-        nodes = [
-            self._coordinator.topology.computations[name]
-            for name in dict.fromkeys(part.interval.computation for part in plan.intervals)
-        ]
-        letters = [letter for node in nodes for letter in productions.letters(node)]
-        if self._coordinator.topology.fused:
-            ran, keyless = self._weak.run(plan, lambda part: self._deliveries(part, inputs, productions))
-            return *_by_file(self._write_all(ran)), [*letters, *keyless]
-        work = [(part, self._deliveries(part, inputs, productions)) for part in plan.intervals]
-        # Consumers of productions run first: those records have waited for a commit already.
-        consumers = {node.name for node in nodes if productions.extracted(node)}
-        work.sort(key=lambda part_work: part_work[0].interval.computation not in consumers)
-        work = [(part, deliveries) for part, deliveries in work if deliveries or part.due]
-        return *_by_file(self._run_bundles(plan, work)), letters
+    def _work(
+        self, plan: SuperstepPlan, inputs: ExtractedInputs, productions: UndeliveredProductions
+    ) -> list[tuple[IntervalPlan, list[Deliveries]]]:
+        waiting: list[tuple[IntervalPlan, list[Deliveries]]] = []
+        others: list[tuple[IntervalPlan, list[Deliveries]]] = []
+        for part in plan.intervals:
+            deliveries = self._deliveries(part, inputs, productions)
+            if deliveries or part.due:
+                node = self._coordinator.topology.computations[part.interval.computation]
+                # Consumers of productions run first: their records have waited for a commit already.
+                (waiting if productions.extracted(node) else others).append((part, deliveries))
+        return [*waiting, *others]
 
     def _write_all(self, ran: Sequence[RanBundle]) -> list[tuple[Manifest, pa.Table | None]]:
         """Write the files of bundles that have run, in parallel."""
@@ -341,7 +271,7 @@ class LocalEngine:
     def _run_bundles(
         self, plan: SuperstepPlan, work: Sequence[tuple[IntervalPlan, list[Deliveries]]]
     ) -> list[tuple[Manifest, pa.Table | None]]:
-        """Process interval after interval, while the files of the earlier ones are being written."""
+        """Process interval after interval, while the files of earlier intervals are being written."""
         started: list[_Writing] = []
         try:
             for number, (part, deliveries) in enumerate(work, 1):
@@ -360,14 +290,13 @@ class LocalEngine:
     ) -> _Writing:
         # The last file has nothing to overlap with, so this thread writes it.
         writer = INLINE if is_last else self._writer
-        token = self._rng.token()
+        token = self._coordinator.names.token()
         return _Writing(worker, bundle, result, writer.submit(worker.write, bundle, result, token))
-
-    # -- productions and soft state --------------------------------------------------------
 
     def _undelivered(self, plan: SuperstepPlan) -> UndeliveredProductions:
         productions = UndeliveredProductions(plan.sources, self._productions_in)
         if plan.sources:
+            # All files now: a missing file must fail the superstep before any user code has run.
             productions.read_committed()
             reach("delivery.read")
         return productions
@@ -380,17 +309,18 @@ class LocalEngine:
         self, part: IntervalPlan, inputs: ExtractedInputs, productions: UndeliveredProductions
     ) -> list[Deliveries]:
         node = self._coordinator.topology.computations[part.interval.computation]
-        parts = (within(deliveries, part.interval) for deliveries in inputs.by_computation.get(node.name, ()))
-        return [
-            *productions.deliveries(node, part.interval),
-            *(deliveries for deliveries in parts if deliveries is not None and len(deliveries.at)),
-        ]
+        found = productions.deliveries(node, part.interval)
+        for deliveries in inputs.by_computation.get(node.name, ()):
+            inside = within(deliveries, part.interval)
+            if inside is not None and len(inside.at):
+                found.append(inside)
+        return found
 
     def _files_of(self, interval: Interval) -> tuple[LiveFile, ...]:
         return self._store.committer.snapshot.files_of(interval)
 
     def _worker_of(self, interval: Interval, renew: bool = False) -> IntervalWorker:
-        """The worker of an interval; with ``renew`` a new one, whose soft state is empty."""
+        """Return the worker of an interval; with ``renew`` a new worker, whose soft state is empty."""
         if renew or interval not in self._workers:
             self._workers[interval] = IntervalWorker(
                 self._coordinator.topology.computations[interval.computation],
@@ -398,12 +328,20 @@ class LocalEngine:
                 self._objects,
                 row_format=self._store.row_format,
                 memory=self._memory,
-                stopwatch=self._clock.monotonic_us,
+                stopwatch=self._options.clock.monotonic_us,
                 on_stuck=self._strand,
             )
         return self._workers[interval]
 
+    def _forget_cut(self, cut: Cut) -> None:
+        """Forget the soft state of replaced intervals: their successors read it from the files."""
+        for interval in cut.replaced:
+            worker = self._workers.pop(interval, None)
+            if worker is not None:
+                worker.leave()
+
     def _strand(self, error: InvalidError) -> None:
+        self._stuck = error
         # First end the run: the thread that is released next must see that it has ended.
         self.on_stuck(error)
         self._weak.strand(error)
@@ -419,28 +357,30 @@ class _Writing:
     file: Future[RowFile | None]
 
     def finish(self) -> tuple[Manifest, pa.Table | None]:
-        """Wait for the file; return the manifest and the productions, ``None`` if there are none."""
+        """Wait for the file; return the manifest and the productions, if any."""
         manifest = self.worker.finish(self.bundle, self.result, self.file.result())
         productions = flatten_productions(self.result.updates) if self.result.productions else None
         return manifest, productions
 
 
+def _results(
+    bundles: Sequence[tuple[Manifest, pa.Table | None]],
+    letters: Sequence[DeadLetter],
+    observations: Sequence[InputObservation],
+) -> LocalResults:
+    manifests: list[Manifest] = []
+    produced: dict[str, pa.Table] = {}
+    for manifest, productions in bundles:
+        manifests.append(manifest)
+        if manifest.file is not None and productions is not None:
+            produced[manifest.file.path] = productions
+    return LocalResults(manifests=manifests, observations=observations, letters=letters, produced=produced)
+
+
 def _keep_rows_alike(node: ComputationNode, former: ComputationNode) -> bool:
-    """Whether two computations keep the same things of their rows in memory."""
+    """Return True if two computations keep the same parts of their rows in memory."""
     kept = (node.time_sorted, node.exactly_once, node.computation.state_version)
     return kept == (former.time_sorted, former.exactly_once, former.computation.state_version)
-
-
-def _by_file(
-    bundles: Sequence[tuple[Manifest, pa.Table | None]],
-) -> tuple[list[Manifest], dict[str, pa.Table]]:
-    """The manifests, and their productions by the path of the file that holds them."""
-    produced = {
-        manifest.file.path: productions
-        for manifest, productions in bundles
-        if manifest.file is not None and productions is not None
-    }
-    return [manifest for manifest, _ in bundles], produced
 
 
 def _log_stuck(error: InvalidError) -> None:

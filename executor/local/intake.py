@@ -1,20 +1,15 @@
-"""The intake: what has been injected and waits for the next bundle.
+"""The input of a local run: a bounded queue of injected rows, and their extraction into columns.
 
-It is bounded: a caller that injects faster than the pipeline works waits (backpressure) instead of
-filling memory, and so does a stream that is too far ahead of the others (`Intake.hold_back`).
-Records and watermark updates keep the order of the calls. What arrives while a commit is in flight
-makes the next bundle: that is the group commit.
-
-Local input: the key, time and id of injected rows, for each consumer.
-
-Whether rows fit the pipeline that they are injected into.
+A caller that injects faster than the pipeline works waits (backpressure), and so does a caller of a stream that is
+too far ahead of the others. Records and watermark updates keep the order of the calls. Rows that arrive while a
+commit is in flight make the next bundle, which is the group commit.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -41,7 +36,7 @@ from millpond.executor.inputs.payload import original_row
 from millpond.executor.interval.bundle import DeadLetter, Deliveries
 from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.status import WatermarkUpdate
+from millpond.executor.run.run import WatermarkUpdate
 from millpond.executor.superstep.delivery import take
 from millpond.executor.time.observations import InputObservation, Watch, observe_times
 from millpond.statestore.errors import InvalidError, UnavailableError
@@ -49,34 +44,22 @@ from millpond.statestore.types import EventTimeMicros
 
 
 def check_fit(topology: Topology, stream: str, rows: Rows, *, with_mappings: bool = True) -> None:
-    """Refuse rows that do not fit the stream's injector and consumers.
-
-    Args:
-        topology: the pipeline.
-        stream: an injected stream.
-        rows: the rows.
-        with_mappings: whether to look for fields that are in none of the first rows, if they are no table.
-
-    Raises:
-        InvalidError: the stream is not injected, or a column is missing or of the wrong type.
-    """
+    """Refuse rows that do not fit the stream's injector and consumers: tables, and with ``with_mappings`` mappings."""
     injector = topology.injector(stream)
+    if not isinstance(rows, pa.Table) and not (rows and with_mappings):
+        return
     keys = [consumer.subscription.key for consumer in topology.consumers_of(stream)]
     if isinstance(rows, pa.Table):
         # A missing column is an error of this call and must not end the run.
         with told_of_stream(stream):
             for key in keys:
                 read_injected(injector, key, rows.slice(0, 0))
-    elif rows and with_mappings:
+    else:
         check_fields(injector, keys, rows)
 
 
 def check_still_fits(topology: Topology, former: Topology, stream: str, rows: Rows) -> None:
-    """Refuse rows that were injected before the pipeline was changed and do not fit it any more.
-
-    Raises:
-        InvalidError: says why; nothing of them is processed.
-    """
+    """Refuse rows that were injected before the pipeline was changed, if they no longer fit it."""
     if stream not in topology.injectors:
         raise InvalidError(
             "the pipeline was changed before these rows were processed, and no longer has their stream",
@@ -93,11 +76,7 @@ def check_still_fits(topology: Topology, former: Topology, stream: str, rows: Ro
 
 
 class Receipt:
-    """Tells when injected rows, or a watermark update, are durable; safe to use from any thread.
-
-    Args:
-        parts: the number of pieces that are committed one by one.
-    """
+    """The durability of injected rows, or of a watermark update; safe to use from any thread."""
 
     __slots__ = ("_done", "_failure", "_parts")
 
@@ -110,17 +89,17 @@ class Receipt:
 
     @property
     def is_durable(self) -> bool:
-        """Whether all pieces have been committed."""
+        """True once all pieces have been committed."""
         return self._done.is_set() and self._failure is None
 
     def wait(self, timeout_ms: float | None = None) -> bool:
         """Wait until all pieces have been committed.
 
         Args:
-            timeout_ms: how long to wait; ``None`` waits as long as the run lives.
+            timeout_ms: longest wait; ``None`` waits as long as the run lives.
 
         Returns:
-            Whether they have been, within the time.
+            True if all pieces were committed in time.
 
         Raises:
             MillpondError: the error that ended the run; pieces may or may not be durable.
@@ -132,11 +111,7 @@ class Receipt:
         return True
 
     def settle(self, failure: BaseException | None = None) -> None:
-        """Note that one piece has been committed, or that no more will be; only the run calls it.
-
-        Args:
-            failure: the error that ended the run; ``None`` if the piece is durable.
-        """
+        """Record that one piece is durable, or the error that ended the run; only the run calls it."""
         self._parts -= 1
         if failure is not None:
             self._failure = failure
@@ -149,11 +124,7 @@ class Arrival:
     """Injected rows of one stream.
 
     Attributes:
-        stream: the stream.
-        rows: the rows.
-        count: how many there are.
-        receipt: tells when they are durable.
-        checked: the topology that they fit; ``None`` if no update can come in between.
+        checked: topology that the rows fit; ``None`` if no update can come in between.
     """
 
     stream: str
@@ -165,13 +136,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UpdateEntry:
-    """A watermark update that waits its turn.
-
-    Attributes:
-        update: the update.
-        receipt: tells when it is durable.
-        checked: the topology that it fits; ``None`` if no update can come in between.
-    """
+    """A watermark update in the order of the injected rows; see `Arrival` for ``checked``."""
 
     update: WatermarkUpdate
     receipt: Receipt
@@ -179,18 +144,13 @@ class UpdateEntry:
 
     @property
     def stream(self) -> str:
-        """The stream that it is about."""
+        """The stream of the update."""
         return self.update.stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """The input of the next superstep: first the updates, then the arrivals.
-
-    Attributes:
-        updates: watermark updates, in order.
-        arrivals: injected rows, in order.
-    """
+    """The input of the next superstep: first the updates, then the arrivals, each in order."""
 
     updates: list[UpdateEntry] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
@@ -199,22 +159,16 @@ class Taken:
         return bool(self.updates or self.arrivals)
 
     def fitting(self, topology: Topology) -> Taken:
-        """What fits the pipeline as it is; the senders of the rest are told why theirs does not.
-
-        Args:
-            topology: the pipeline that runs; entries that wait may have been checked against a former one.
-        """
+        """Return the entries that fit the running pipeline; the receipts of the others raise the reason."""
         return Taken(
-            updates=[entry for entry in self.updates if _fits(entry, topology)],
-            arrivals=[entry for entry in self.arrivals if _fits(entry, topology)],
+            updates=[entry for entry in self.updates if entry.checked is topology or _fits(entry, topology)],
+            arrivals=[
+                entry for entry in self.arrivals if entry.checked is topology or _fits(entry, topology)
+            ],
         )
 
     def settle(self, failure: BaseException | None = None) -> None:
-        """Settle all receipts.
-
-        Args:
-            failure: the error that ended the run; ``None`` if all of the input is durable.
-        """
+        """Settle all receipts: the input is durable, or the run has ended with ``failure``."""
         for update in self.updates:
             update.receipt.settle(failure)
         for arrival in self.arrivals:
@@ -223,7 +177,7 @@ class Taken:
 
 def _fits(entry: Arrival | UpdateEntry, topology: Topology) -> bool:
     former = entry.checked
-    if former is None or former is topology:
+    if former is None:
         return True
     try:
         if isinstance(entry, UpdateEntry):
@@ -240,7 +194,7 @@ class Intake:
     """A bounded queue between any number of producers and one worker.
 
     Args:
-        records_max: how many records may wait; a larger arrival is accepted only into an empty queue.
+        records_max: waiting records at most; a larger arrival is accepted only into an empty queue.
     """
 
     def __init__(self, records_max: int) -> None:
@@ -253,19 +207,8 @@ class Intake:
         self._is_woken = False
         self._ended: BaseException | None = None
 
-    # -- producers -------------------------------------------------------------------------
-
     def put(self, entry: Arrival | UpdateEntry, *, timeout_ms: float | None) -> None:
-        """Append rows or a watermark update, waiting while the intake is full.
-
-        Args:
-            entry: the rows, or the update.
-            timeout_ms: how long to wait for room; ``None`` waits as long as the run lives.
-
-        Raises:
-            UnavailableError: the intake stayed full.
-            MillpondError: the error that ended the run.
-        """
+        """Append rows or a watermark update, waiting while the intake is full."""
         count = entry.count if isinstance(entry, Arrival) else 0
         with self._condition:
             has_room = self._condition.wait_for(
@@ -291,14 +234,7 @@ class Intake:
             self._condition.notify_all()
 
     def wait_until_idle(self, timeout_ms: float | None = None) -> bool:
-        """Wait until the worker has nothing left to do.
-
-        Returns:
-            Whether that was so within the time.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Wait until the worker has nothing left to do; return True if that was so in time."""
         with self._condition:
             done = self._condition.wait_for(
                 lambda: self._ended is not None or (self._idle and not self._entries),
@@ -313,13 +249,10 @@ class Intake:
             return False
         return not self._records or self._records + count <= self._records_max
 
-    # -- the worker ------------------------------------------------------------------------
-
-    def take(self, records_max: int) -> Taken:
+    def pop(self, records_max: int) -> Taken:
         """Remove the next entries: updates first, then arrivals up to the next update or the limit.
 
-        Args:
-            records_max: how many records to take; one arrival is taken even if it has more.
+        One arrival is removed even if it has more than ``records_max`` records.
         """
         taken = Taken()
         records = 0
@@ -337,18 +270,15 @@ class Intake:
                     records += entry.count
                 self._entries.popleft()
             self._records -= records
-            if taken:
+            if records:
                 self._condition.notify_all()
         return taken
 
     def hold_back(self, streams: Collection[str]) -> None:
-        """Hold entries of these streams until a later call no longer names them; adding records to them waits.
+        """Hold entries of streams that are too far ahead, until a later call no longer names them.
 
-        Entries that wait already are kept, and do not count against the room of other streams: so at
-        most one intake's worth of each stream is held.
-
-        Args:
-            streams: the streams that are too far ahead.
+        `put` waits while its stream is held. Held entries do not count against the room of other streams, so at most
+        one intake's worth of each stream is held.
         """
         with self._condition:
             if streams == self._held.keys():
@@ -364,14 +294,14 @@ class Intake:
             self._condition.notify_all()
 
     def wake(self) -> None:
-        """End the `rest` under way, or else the next one, though no entry has arrived."""
+        """End the present or next `rest`, although no entry has arrived."""
         with self._condition:
             self._idle = False
             self._is_woken = True
             self._condition.notify_all()
 
     def rest(self, timeout_ms: float) -> None:
-        """Note that nothing is left to do, and sleep until an entry arrives, or for ``timeout_ms``."""
+        """Report the worker idle, and sleep until an entry arrives, or for ``timeout_ms``."""
         with self._condition:
             is_woken, self._is_woken = self._is_woken, False
             if not self._entries and self._ended is None and not is_woken:
@@ -395,7 +325,7 @@ class Intake:
 
 
 _RUNS_MAX: Final = 100
-"""So many changes from one stream to another are kept of a superstep."""
+"""Changes from one stream to another that the log of a superstep keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,10 +333,8 @@ class OutsideRows:
     """Rows of one injected stream for one superstep.
 
     Attributes:
-        stream: the injected stream.
-        rows: a table, or mappings of fields.
-        backfill: the only computation that gets them, as a part of its backfill; then they say nothing of the
-            stream's time. ``None`` for all that consume the stream.
+        backfill: the only computation that gets the rows, as a part of its backfill; such rows move no watermark.
+            ``None`` for all consumers of the stream.
     """
 
     stream: str
@@ -415,15 +343,17 @@ class OutsideRows:
 
 
 def taken_of(outside: Sequence[OutsideRows]) -> tuple[tuple[str, int], ...]:
-    """What a superstep takes, in the order of arrival: streams, each with how many of its rows come on end.
+    """Return the order of arrival: streams, each with its number of consecutive rows.
 
-    Of a superstep that takes from streams in turn, row by row, only the number of each stream's rows is kept.
+    If streams alternate more than a hundred times, return only the number of each stream's rows.
 
     Example:
         >>> rows = [OutsideRows(stream=stream, rows=[{}]) for stream in "aab"]
         >>> taken_of(rows)
         (('a', 2), ('b', 1))
     """
+    if len(outside) == 1:
+        return ((outside[0].stream, row_count(outside[0].rows)),)
     counts = [(rows.stream, row_count(rows.rows)) for rows in outside]
     runs = [(stream, sum(count for _, count in run)) for stream, run in groupby(counts, itemgetter(0))]
     if len(runs) <= _RUNS_MAX:
@@ -436,13 +366,7 @@ def taken_of(outside: Sequence[OutsideRows]) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractedInputs:
-    """Outside rows as their consumers get them.
-
-    Attributes:
-        by_computation: the readable records, with each consumer's own keys.
-        letters: a dead letter for each consumer of an unreadable record.
-        observations: counts and times of each stream.
-    """
+    """Outside rows as columns of key, time, id and value, by consumer, with a letter for each unreadable record."""
 
     by_computation: Mapping[str, list[Deliveries]]
     letters: list[DeadLetter]
@@ -459,12 +383,7 @@ def extract_inputs(
 ) -> ExtractedInputs:
     """Read key, time and id of every row, for every consumer.
 
-    Args:
-        topology: the checked pipeline.
-        outside: the rows, in the order of their arrival.
-        is_bounded: leave the newest times out, so that watermarks wait for the input's end.
-        watches: what to observe of each stream's records, if it is more than their times.
-        id_scope: returns the prefix of record ids, by computation and stream; see `Topology.id_scope`.
+    With ``is_bounded`` leave the newest times out, so that watermarks wait for the input's end.
     """
     scope_of = id_scope or topology.id_scope
     by_computation: dict[str, list[Deliveries]] = {}
@@ -474,7 +393,8 @@ def extract_inputs(
         watch = (watches or {}).get(entry.stream, Watch(stream=entry.stream))
         readings = _read_for_consumers(topology, entry, watch.stamp_at)
         for name, injected in readings.items():
-            scoped = scoped_ids(injected.ids, scope_of(name, entry.stream))
+            ids = injected.ids
+            scoped = None if ids is None else scoped_ids(ids, scope_of(name, entry.stream))
             deliveries, unreadable = _split(topology.injectors[entry.stream], entry, name, injected, scoped)
             by_computation.setdefault(name, []).append(deliveries)
             letters += unreadable
@@ -487,8 +407,10 @@ def extract_inputs(
     return ExtractedInputs(by_computation=by_computation, letters=letters, observations=observations)
 
 
-def _merged(outside: Iterable[OutsideRows]) -> list[OutsideRows]:
-    """One entry per stream for rows that are Python objects; tables are not merged, as their columns may differ."""
+def _merged(outside: Sequence[OutsideRows]) -> Sequence[OutsideRows]:
+    """Merge rows of a stream that are Python objects; the columns of tables may differ, so they stay apart."""
+    if len(outside) < 2:
+        return outside
     rows_of: dict[str, list[Mapping[str, Any]]] = {}
     merged: list[OutsideRows] = []
     for entry in outside:
@@ -540,18 +462,19 @@ def _split(
 
 
 def _row_of_letter(node: InjectorNode, rows: Rows, values: Values, row: int) -> Any:
-    """What a letter keeps of an unreadable row: with a payload the row as it came, so that it can be decoded once more."""
+    """Return an unreadable row for its letter; with a payload undecoded, so that a mended decoder can try again."""
     return values.value(row) if node.payload is None else original_row(rows[row])
 
 
 def _observation(
     watch: Watch, readings: Sequence[Injected], members: Sequence[str | None] | None, *, is_bounded: bool
 ) -> InputObservation:
-    """The times of the rows that at least one consumer can read; each row counts for its first consumer only."""
+    """Observe the times of rows that a consumer can read; each row counts for its first consumer only."""
     at = readings[0].at if readings else np.empty(0, np.int64)
     records = len(at) - len(readings[0].errors) if readings else 0
-    unreadable = set[int]().union(*(reading.errors for reading in readings[:1]))
-    unreadable.intersection_update(*(reading.errors for reading in readings[1:]))
+    unreadable = set(readings[0].errors) if readings else set[int]()
+    for reading in readings[1:]:
+        unreadable.intersection_update(reading.errors)
     if unreadable:
         at = np.delete(at, list(unreadable))
         if members is not None:

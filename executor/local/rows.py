@@ -1,7 +1,4 @@
-"""Rows as callers hand them to the local runner: tables of any kind, or mappings.
-
-Rows that are read piece by piece, as often as they are needed: they may be more than fit into memory.
-"""
+"""Rows as callers hand them to the local runner: tables, mappings, or a source that is read piece by piece."""
 
 from __future__ import annotations
 
@@ -22,16 +19,11 @@ RowsLike: TypeAlias = Any
 
 
 def rows_from(given: RowsLike) -> Rows:
-    """The rows as an Arrow table, or as a list of mappings.
-
-    Mappings are copied, so the caller may reuse them.
+    """Return the rows as an Arrow table, or as a list of copied mappings.
 
     Example:
         >>> rows_from({"city": "Bergen"})
         [{'city': 'Bergen'}]
-
-    Raises:
-        InvalidError: the argument has no rows, or a column of a table has no Arrow type.
     """
     if isinstance(given, pa.Table):
         return given
@@ -56,7 +48,7 @@ def _table(given: RowsLike) -> pa.Table:
     try:
         if isinstance(given, pa.RecordBatch):
             return pa.Table.from_batches([given])
-        # pandas: its index is no column of the data
+        # The index of a pandas frame is not a column of the data.
         is_pandas = type(given).__module__.split(".")[0] == "pandas"
         return pa.Table.from_pandas(given, preserve_index=False) if is_pandas else pa.table(given)
     except (pa.ArrowException, TypeError, ValueError) as cause:
@@ -68,8 +60,13 @@ def _table(given: RowsLike) -> pa.Table:
 
 
 def pieces(rows: Rows, records_max: int) -> Iterator[tuple[int, Rows]]:
-    """The rows in pieces of at most ``records_max``; yields the count and the rows of each piece."""
-    for start in range(0, row_count(rows), records_max):
+    """Yield the rows in pieces of at most ``records_max``, each with its number of rows."""
+    count = row_count(rows)
+    if count <= records_max:
+        if count:
+            yield count, rows
+        return
+    for start in range(0, count, records_max):
         piece = (
             rows.slice(start, records_max)
             if isinstance(rows, pa.Table)
@@ -79,16 +76,16 @@ def pieces(rows: Rows, records_max: int) -> Iterator[tuple[int, Rows]]:
 
 
 class RowSource(ABC):
-    """A bounded input of which only a piece is in memory: the same rows in the same order, each time they are read."""
+    """A bounded input of which only a piece is in memory; each reading gives the same rows in the same order."""
 
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
 
     @abstractmethod
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
-        """The rows after the first ``start``, in pieces of at most ``records_max``, each with its number of rows.
+        """Yield the rows after the first ``start``, in pieces of at most ``records_max``, each with its number of rows.
 
         The same arguments give the same pieces.
 
@@ -97,32 +94,28 @@ class RowSource(ABC):
         """
 
     def offsets(self, count: int) -> str | None:
-        """Where the first ``count`` rows end, in words of the source, for the commit that consumes them; ``None``: by count."""
+        """Return the end of the first ``count`` rows in the source's own words, which the commit stores; ``None``: by count."""
         del count
         return None
 
     def check_offsets(self, count: int, stored: str) -> None:
-        """Refuse a source whose first ``count`` rows do not end where they once did.
+        """Refuse a source whose first ``count`` rows no longer end at their stored offsets.
 
         Args:
-            count: how many rows the store has consumed.
-            stored: what `offsets` said of them then.
+            count: number of rows that the store has consumed.
+            stored: the result of `offsets` at that time.
 
         Raises:
-            InvalidError: rows have come or gone before that place.
+            InvalidError: rows were added or removed before that place.
         """
         del count, stored
 
     def first(self, records_max: int) -> Rows:
-        """The first rows, at most so many."""
+        """Return the first rows, at most ``records_max``."""
         return next((rows for _, rows in self.pieces(0, records_max)), [])
 
     def all_rows(self, records_max: int) -> Rows:
-        """All rows in memory, for what needs to see them at once.
-
-        Args:
-            records_max: how many to read at a time.
-        """
+        """Read all rows into memory, in pieces of ``records_max``."""
         read = [rows for _, rows in self.pieces(0, records_max)]
         tables = [rows for rows in read if isinstance(rows, pa.Table)]
         if tables and len(tables) == len(read) and all(one.schema == tables[0].schema for one in tables):
@@ -133,38 +126,27 @@ class RowSource(ABC):
 
 
 class RowsInMemory(RowSource):
-    """Rows that the caller has in memory.
-
-    Args:
-        rows: the rows.
-    """
+    """Rows that the caller has in memory."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
         return row_count(self._rows)
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
-        """The rows after the first ``start``, in pieces; nothing is copied of a table."""
         rest = self._rows.slice(start) if isinstance(self._rows, pa.Table) else self._rows[start:]
         return pieces(rest, records_max)
 
 
 def source_of(rows: Rows | RowSource) -> RowSource:
-    """Rows as a source of rows."""
+    """Return rows as a source of rows."""
     return rows if isinstance(rows, RowSource) else RowsInMemory(rows)
 
 
 class DecodedSource(RowSource):
-    """Rows with their payload decoded, piece by piece as they are read.
-
-    Args:
-        source: the rows as they came.
-        injector: says what decodes them.
-    """
+    """Rows whose payload is decoded when a piece is read."""
 
     def __init__(self, source: RowSource, injector: InjectorNode) -> None:
         self._source = source
@@ -172,18 +154,14 @@ class DecodedSource(RowSource):
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
         return self._source.count
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
-        """The rows after the first ``start``, in pieces of at most ``records_max``, decoded."""
         for count, rows in self._source.pieces(start, records_max):
             yield count, rows_to_extract(self._injector, rows)
 
     def offsets(self, count: int) -> str | None:
-        """Where the first ``count`` rows end, in words of the source."""
         return self._source.offsets(count)
 
     def check_offsets(self, count: int, stored: str) -> None:
-        """Refuse a source whose first ``count`` rows do not end where they once did."""
         self._source.check_offsets(count, stored)

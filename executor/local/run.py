@@ -1,9 +1,8 @@
 """A pipeline while it runs in this process: injected records in, durable effects out.
 
-One thread works; any thread may inject. While a commit is in flight the next bundle gathers in the
-intake (group commit), so the rate rises with the load and the latency stays that of two commits.
-Wall timers wake the worker by the injected clock. In stepping mode there is no thread and nothing
-happens outside `LocalRun.step`: tests and the simulation run the same code that way.
+One thread works; any thread may inject. While a commit is in flight the next bundle gathers in the intake (group
+commit), so the rate rises with the load and the latency stays at two commits. In stepping mode there is no
+thread, and supersteps run only in `LocalRun.step`: tests and the simulation run the same code that way.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from millpond.executor.inputs.changes import flat_rows
 from millpond.executor.inputs.extraction import Rows
 from millpond.executor.inputs.payload import rows_to_extract
 from millpond.executor.inputs.positions import LOCAL_SOURCE, after_the_end
-from millpond.executor.local.intake import Arrival, Receipt, UpdateEntry, check_fit
+from millpond.executor.local.engine import LocalBatch
+from millpond.executor.local.intake import Arrival, OutsideRows, Receipt, UpdateEntry, check_fit
 from millpond.executor.local.rows import DecodedSource, RowsLike, RowSource, pieces, rows_from, source_of
 from millpond.executor.local.worker import BUNDLE_RECORDS_MAX, LocalWorker
 from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.run import PipelineUpdate, Run
-from millpond.executor.run.status import RunStatus, WatermarkUpdate
+from millpond.executor.run.lifecycle import Phase
+from millpond.executor.run.run import PipelineUpdate, Run, RunStatus, WatermarkUpdate
 from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.clocks import PercentileTimes
@@ -34,10 +34,7 @@ from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 class LocalRun(Run[Receipt]):
     """A running pipeline; created by `LocalRunner.start`, stopped by `stop` or at the end of a ``with``.
 
-    Args:
-        worker: does the work.
-        clock: the source of time.
-        release: closes the store if the run owns it; called once by `stop`.
+    Once the run has failed, every method that works raises its first error.
     """
 
     def __init__(self, worker: LocalWorker, clock: Clock, release: Callable[[], None]) -> None:
@@ -45,10 +42,8 @@ class LocalRun(Run[Receipt]):
             worker.coordinator.topology, worker.lifecycle, clock, first=worker.status, release=release
         )
         self._worker = worker
-        # Replaced with the topology, so that any thread reads both of one time.
+        # One value, so that no thread reads the topology of one time and the checked streams of another.
         self._gate: tuple[Topology, set[str]] = self._topology, set()
-
-    # -- input -----------------------------------------------------------------------------
 
     def inject(self, stream: str, rows: RowsLike, *, timeout_ms: float | None = None) -> Receipt:
         """Inject rows into a stream; they are processed in the order of the calls.
@@ -59,18 +54,17 @@ class LocalRun(Run[Receipt]):
         Args:
             stream: an injected stream.
             rows: a table (Arrow, pandas, anything with Arrow's C stream), or mappings of fields.
-            timeout_ms: how long to wait for room; ``None`` waits as long as the run lives. In
+            timeout_ms: longest wait for room; ``None`` waits as long as the run lives. In
                 stepping mode no room can become free meanwhile, so it never waits.
 
         Returns:
-            A receipt that tells when the rows' effects are durable. Until then a crash may
-            lose them: inject them again, with ids if they must not count twice.
+            A receipt for the durability of the rows' effects. Until then a crash may lose
+            them: inject them again, with ids if they must not count twice.
 
         Raises:
             InvalidError: the stream is not injected, an earlier run has ended it, or a column is missing
-                or of the wrong type; of mappings, if that is so for all of the first ones of a stream.
+                or of the wrong type; mappings are refused if a field is missing in all of a stream's first ones.
             UnavailableError: the intake stayed full; the first part of a large table may be in it.
-            MillpondError: the error that ended the run.
         """
         topology, checked = self._gate
         given = _read_rows(topology, stream, rows)
@@ -78,6 +72,7 @@ class LocalRun(Run[Receipt]):
         if given and not isinstance(given, pa.Table):
             checked.add(stream)
         self._refuse_if_ended(stream)
+        # Pieces are committed one by one, so that a large table does not become one large superstep.
         cut = list(pieces(given, BUNDLE_RECORDS_MAX))
         receipt = Receipt(len(cut))
         for count, piece in cut:
@@ -90,7 +85,6 @@ class LocalRun(Run[Receipt]):
 
         Raises:
             InvalidError: the stream is not injected, or a column is missing or of the wrong type.
-            MillpondError: the error that ended the run.
         """
         receipt = self.inject(stream, rows)
         while not self._worker.is_threaded and not receipt.is_durable:
@@ -98,11 +92,7 @@ class LocalRun(Run[Receipt]):
         receipt.wait()
 
     def read_inputs(self, inputs: Mapping[str, RowsLike]) -> dict[str, Rows | RowSource]:
-        """The bounded inputs that a caller hands in, by stream.
-
-        Raises:
-            InvalidError: a stream is not injected, an argument has no rows, or a table has no such column.
-        """
+        """Return the bounded inputs of a caller, by stream."""
         return {stream: self._read_input(stream, rows) for stream, rows in inputs.items()}
 
     def _read_input(self, stream: str, rows: RowsLike) -> Rows | RowSource:
@@ -117,18 +107,14 @@ class LocalRun(Run[Receipt]):
         return self.read_rows(stream, rows)
 
     def read_rows(self, stream: str, rows: RowsLike) -> Rows:
-        """The rows that a caller hands in, in memory, with their payload decoded; changes of a table as flat rows.
-
-        Raises:
-            InvalidError: the stream is not injected, the argument has no rows, or the table has no such column.
-        """
+        """Return a caller's rows in memory, with their payload decoded; changes of a table become flat rows."""
         return _read_rows(self._topology, stream, rows)
 
     def check_rows(self, stream: str, rows: Rows) -> None:
         """Refuse rows that do not fit the stream's injector and consumers.
 
-        Of a table that is told by its columns. Mappings may differ: the first ones of a stream are refused if a
-        field is in none of them; later, and where only some lack it, they become dead letters.
+        A table is refused if it lacks a column. The first mappings of a stream are refused if a field is in none of
+        them; other mappings without the field become dead letters.
 
         Raises:
             InvalidError: the stream is not injected, or a column is missing or of the wrong type.
@@ -136,7 +122,7 @@ class LocalRun(Run[Receipt]):
         check_fit(self._topology, stream, rows)
 
     def _put(self, entry: Arrival | UpdateEntry, timeout_ms: float | None = None) -> None:
-        self._worker.check_active()
+        self._lifecycle.check_phase(Phase.RUNNING)
         self._worker.intake.put(entry, timeout_ms=timeout_ms if self._worker.is_threaded else 0)
 
     def _refuse_if_ended(self, stream: str) -> None:
@@ -144,11 +130,11 @@ class LocalRun(Run[Receipt]):
             raise after_the_end(stream)
 
     def consumed(self, stream: str) -> dict[str, int]:
-        """How far outside inputs of a stream have been consumed, by their source."""
-        return self._worker.engine.consumed(stream)
+        """Return the consumed positions of a stream's outside inputs, by source."""
+        return self._worker.coordinator.inputs.consumed(stream)
 
     def consumed_offsets(self, stream: str) -> str | None:
-        """Where the consumed rows of a bounded input end in its source; ``None`` if that is not known."""
+        """Return the end of a bounded input's consumed rows in the source's own words, if it is known."""
         return self._worker.coordinator.inputs.offsets(stream, LOCAL_SOURCE)
 
     def consume(
@@ -165,52 +151,51 @@ class LocalRun(Run[Receipt]):
         Args:
             stream: an injected stream.
             rows: the piece.
-            position: how far the input is consumed once the superstep is committed.
-            watermarks: by stream, a time that no row is before, of this piece and of those to come.
-            after: the same of those to come after this piece, where that is later.
+            position: progress in the input once the superstep is committed.
+            watermarks: by stream, a time that no row of this piece or a later one is before.
+            after: by stream, a time that no row of a later piece is before.
 
         Raises:
             InvalidError: an earlier run has ended the stream.
-            MillpondError: the error that ended the run.
         """
         self._refuse_if_ended(stream)
-        self._worker.consume(stream, rows, position, watermarks or {}, after or {})
+        with self._worker.working() as coordinator:
+            for injected, at in (watermarks or {}).items():
+                coordinator.watermarks.advance(injected, at)
+            outside = [OutsideRows(stream=stream, rows=rows)]
+            self._worker.run(
+                LocalBatch(outside=outside, position=position, is_bounded=True, after=after or {})
+            )
 
     def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None = None) -> None:
-        """Read the history that computations are still to be given; the run's next supersteps are on it.
+        """Read the missing history of computations; the run's next supersteps are on it.
 
         Args:
-            inputs: the bounded inputs of the run; ``None`` if it has none.
+            inputs: the bounded inputs of the run, if it has any.
 
         Raises:
-            InvalidError: a history does not fit its stream, or is not the one that the store has a part of.
+            InvalidError: a history does not fit its stream, or differs from the history that was consumed in part.
         """
         self._worker.begin_backfills(inputs)
 
     @property
     def backfilled(self) -> Collection[str]:
-        """The computations that have not got all of their history."""
+        """The computations whose history is incomplete."""
         return self._worker.coordinator.backfills.pending
 
     def finish_backfills(self) -> None:
-        """Run supersteps until each computation has all of its history; in stepping mode only.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Run supersteps until each computation's history is complete; in stepping mode only."""
         while self._worker.backfill_step() is not None:
             pass
 
     def advance_percentiles(self, stream: str, watermarks: PercentileTimes) -> None:
-        """Let percentile watermarks of a bounded input take effect with its next piece; in stepping mode only.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
-        self._worker.advance_percentiles(stream, watermarks)
+        """Move percentile watermarks of a bounded input, with its next piece; in stepping mode only."""
+        with self._worker.working() as coordinator:
+            for percentile, at in watermarks.items():
+                coordinator.watermarks.advance(stream, at, percentile=percentile)
 
     def observed(self, stream: str) -> int | None:
-        """How many rows of a bounded input count towards its watermark; ``None`` if that is not known."""
+        """Return the number of rows of a bounded input that count towards its watermark, if it is known."""
         return self._worker.coordinator.inputs.input_rows(stream)
 
     def observe(self, stream: str, rows: Iterable[Rows], position: InputPosition) -> None:
@@ -218,13 +203,11 @@ class LocalRun(Run[Receipt]):
 
         Args:
             stream: an injected stream.
-            rows: rows of it that were consumed without moving the watermark, in pieces.
-            position: how far the input is consumed, and how many of its rows count from then on.
-
-        Raises:
-            MillpondError: the error that ended the run.
+            rows: rows of the stream that were consumed without moving the watermark, in pieces.
+            position: progress in the input, with the number of its rows that count from then on.
         """
-        self._worker.observe(stream, rows, position)
+        with self._worker.working():
+            self._worker.run(LocalBatch(position=position, observed=(stream, rows)))
 
     def repeat(
         self,
@@ -235,35 +218,40 @@ class LocalRun(Run[Receipt]):
         position: InputPosition | None = None,
         after: Mapping[str, EventTimeMicros] | None = None,
     ) -> None:
-        """Run a superstep of a past run again; in stepping mode only, and from then on only like this.
+        """Repeat a superstep of a past run; in stepping mode only, and for all further supersteps of this run.
 
         Args:
-            rows: what it took, in order: streams, each with rows of it.
-            conditions: what it met; the run's clock is at their wall time.
-            journaled: the watermarks of the inputs after it, by application id.
-            position: how far a bounded input is consumed once it is committed.
+            rows: rows of the past superstep, in order: streams, each with rows.
+            conditions: conditions of the past superstep; the run's clock is at their wall time.
+            journaled: watermarks of the inputs after it, by application id.
+            position: progress in a bounded input once the superstep is committed.
             after: by stream of a bounded input, a time that no row of a later superstep is before.
-
-        Raises:
-            MillpondError: the error that ended the run.
         """
-        self._worker.repeat(rows, conditions, journaled, position, after or {})
-
-    # -- work ------------------------------------------------------------------------------
+        outside = [OutsideRows(stream=stream, rows=part) for stream, part in rows]
+        is_bounded = position is not None
+        with self._worker.working() as coordinator:
+            coordinator.watermarks.impose(conditions, journaled)
+            self._worker.run(
+                LocalBatch(
+                    outside=outside,
+                    position=position,
+                    is_bounded=is_bounded,
+                    after=after or {} if is_bounded else None,
+                )
+            )
 
     def step(self) -> SuperstepReport | None:
         """Run one superstep, in stepping mode.
 
         Returns:
-            What the superstep did; ``None`` if there was nothing to do.
+            The superstep's report; ``None`` if there was nothing to do.
 
         Raises:
-            InvalidError: the run has a worker of its own, or was stopped.
-            MillpondError: the error that ended the run.
+            InvalidError: the run has a worker thread, or was stopped.
         """
         if self._worker.is_threaded:
             raise InvalidError("this run has a worker of its own: start it with stepping=True to step it")
-        self._worker.check_active()
+        self._lifecycle.check_phase(Phase.RUNNING)
         return self._worker.step()
 
     def run_until_quiet(self, *, supersteps_max: int = 1_000_000, timeout_ms: float | None = None) -> bool:
@@ -273,19 +261,14 @@ class LocalRun(Run[Receipt]):
 
         Args:
             supersteps_max: bound for stepping mode, as a cycle may never come to rest.
-            timeout_ms: how long to wait for the worker; ``None`` waits as long as the run lives.
+            timeout_ms: longest wait for the worker; ``None`` waits as long as the run lives.
 
         Returns:
-            Whether the pipeline came to rest in time.
-
-        Raises:
-            MillpondError: the error that ended the run.
+            True if the pipeline came to rest in time.
         """
         if self._worker.is_threaded:
             return self._worker.intake.wait_until_idle(timeout_ms)
         return any(self.step() is None for _ in range(supersteps_max))
-
-    # -- what the base class asks for ------------------------------------------------------
 
     def _accept(self, update: WatermarkUpdate) -> Receipt:
         receipt = Receipt()
@@ -319,7 +302,7 @@ class LocalRun(Run[Receipt]):
 
 def _read_rows(topology: Topology, stream: str, rows: RowsLike) -> Rows:
     injector = topology.injector(stream)
-    # Changes are put in order, so all of them are needed.
+    # Changes are put in order, so all of them are needed at once.
     given = rows.all_rows(BUNDLE_RECORDS_MAX) if isinstance(rows, RowSource) else rows_from(rows)
     extracted = rows_to_extract(injector, given)
     return extracted if injector.change is None else flat_rows(injector.change, extracted)

@@ -1,7 +1,7 @@
 """The local runner: a pipeline in this process, without a JVM in the data path (architecture §5).
 
-Use it for tests and development, for services that need ten milliseconds instead of three
-hundred, and for the simulation. For a cluster use `SparkRunner`, on the same store.
+Use it for tests and development, for services that need ten milliseconds instead of three hundred, and for the
+simulation. For a cluster use `SparkRunner`, on the same store.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from millpond.executor.local.bounded import consume_inputs, observe_rows
 from millpond.executor.local.engine import LocalEngine
 from millpond.executor.local.rows import RowsLike
 from millpond.executor.local.run import LocalRun
-from millpond.executor.local.weak_round import CHECKPOINT_AFTER_MS
 from millpond.executor.local.worker import LocalWorker
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.options import RunnerOptions, check_at_least
-from millpond.executor.run.status import RunSummary
+from millpond.executor.run.options import CHECKPOINT_AFTER_MS, RunnerOptions
+from millpond.executor.run.run import RunSummary
 from millpond.executor.superstep.dead_letters import DeadLetterLimit
 from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.errors import InvalidError
@@ -33,10 +32,9 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Rng
 
 _WRITERS: Final = 2
-_LOG_EVERY_MS: Final = 1_000.0
 _DEAD_LETTER_LIMIT: Final = DeadLetterLimit()
 _UPKEEP: Final = UpkeepPolicy(compaction=CompactionPolicy(fan_in=32, files_max=128))
-"""A hundred small commits a second: wider compactions, or they take a third of the process (docs/design/003-compaction.md)."""
+"""Wider compactions for a hundred small commits a second; otherwise they take a third of the process (docs/design/003-compaction.md)."""
 
 
 class LocalRunner:
@@ -45,33 +43,33 @@ class LocalRunner:
     Args:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
         zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
-        zookeeper_security: TLS and credentials for the ensemble; by default what the environment says.
+        zookeeper_security: TLS and credentials for the ensemble; by default from the environment.
         storage_options: credentials and endpoints of an object store; see `Store.open`.
         durability: what commits to a local folder survive: ``"disk"`` a power cut; ``"os_cache"``, the default,
             the end of a process, but **no power cut**. See `Store.open`.
-        intervals: into how many key intervals a computation is divided at its first input, unless
-            it has a number of its own.
+        intervals: number of key intervals into which a computation is divided at its first input, unless
+            it declares a number.
         cache_mib: soft-state budget of a process, for all its intervals, in MiB.
-        disk_mib: how much of the machine's disk may keep row files of an object store, for all processes, in MiB; 0
-            for none. ``None`` takes 8 GiB, or a tenth of what is free, and nothing for a store in a local folder.
-        disk_folder: where; ``None`` takes ``millpond-UID`` in the system's temporary folder. No other user may write
-            to it.
-        intake_records_max: how many injected records may wait before `LocalRun.inject` waits.
-        pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
-        on_held: what to do if another process holds the pipeline: ``take`` it over (the next commit
+        disk_mib: disk budget of the machine for row files of an object store, for all processes, in MiB; 0 for none.
+            ``None`` takes 8 GiB, or a tenth of the free space, and nothing for a store in a local folder.
+        disk_folder: folder for these files; ``None`` takes ``millpond-UID`` in the system's temporary folder. No
+            other user may write to it.
+        intake_records_max: injected records that may wait before `LocalRun.inject` waits.
+        pause_timeout_ms: longest wait for ZooKeeper or the object store to come back.
+        on_held: reaction to another process that holds the pipeline: ``take`` it over (the next commit
             of the other process fails), ``wait`` as a standby, or ``refuse``.
-        accept_ended: take records of a stream whose input an earlier run has ended, as late ones.
-        checkpoint_weak_after_ms: how long a weak production may wait for its consumer before it is
+        accept_ended: accept records of a stream whose input an earlier run has ended, as late records.
+        checkpoint_weak_after_ms: longest wait of a weak production for its consumer before it is
             checkpointed, so that the sender of its cause is acknowledged (MillWheel §6.1.3).
-        upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
+        upkeep: when the store is compacted and its garbage collected; ``None`` leaves that to
             ``millpond gc``.
         balance: when key intervals are split and merged by their load; ``None`` leaves that to
             ``millpond intervals``. In one thread more intervals make nothing faster.
         progress: show a progress line in a terminal and log supersteps.
-        dead_letter_limit: how much of its records may become dead letters before the run stops; ``None``
-            lets all of them, as ``on_error="dead_letter"`` alone would.
-        clock: the source of time.
-        rng: the source of file names.
+        dead_letter_limit: share of records that may become dead letters before the run stops; ``None``
+            accepts all, as ``on_error="dead_letter"`` alone would.
+        clock: source of time.
+        rng: source of file names.
 
     Raises:
         InvalidError: an option is out of its range.
@@ -80,7 +78,7 @@ class LocalRunner:
 
         runner = LocalRunner("pond")
         runner.run(pipeline, {"queries": rows})     # to the end of the input
-        runner.run(pipeline, {"queries": rows}, finish=False)   # more will come
+        runner.run(pipeline, {"queries": rows}, finish=False)   # more will follow
         with runner.start(pipeline) as run:         # until stopped
             run.inject("queries", {"query": "cat", "time": 5}).wait()
     """
@@ -109,8 +107,6 @@ class LocalRunner:
         clock: Clock | None = None,
         rng: Rng | None = None,
     ) -> None:
-        check_at_least("intervals", intervals, 1)
-        check_at_least("intake_records_max", intake_records_max, 1)
         if upkeep is not None and upkeep.place == "spark":
             raise InvalidError(
                 "there is no Spark in the local runner: compactions go to a process or a thread"
@@ -125,6 +121,8 @@ class LocalRunner:
             cache_mib=cache_mib,
             disk_mib=disk_mib,
             disk_folder=disk_folder,
+            intake_records_max=intake_records_max,
+            checkpoint_weak_after_ms=checkpoint_weak_after_ms,
             pause_timeout_ms=pause_timeout_ms,
             on_held=on_held,
             accept_ended=accept_ended,
@@ -135,38 +133,34 @@ class LocalRunner:
             clock=clock or SystemClock(),
             rng=rng or SystemRng(),
         )
-        self._intervals = intervals
-        self._intake_records_max = intake_records_max
-        self._checkpoint_weak_after_ms = checkpoint_weak_after_ms
 
     def run(
         self, pipeline: EnginePipeline, inputs: Mapping[str, RowsLike], *, finish: bool = True
     ) -> RunSummary:
-        """Consume the inputs to their end, then fire every timer in event time: that was all.
+        """Consume the inputs to their end, then fire every timer in event time.
 
         No record is late, whatever the order of the rows: the low watermark of an input is the least
-        time of its rows still to come. So windows close as the input goes on where it is sorted or
-        nearly so, and at its end where it is not. To resume a run that was killed, run it again with
-        the same inputs: rows that the store has consumed are skipped. Rows of a later run are refused,
-        because windows are closed.
+        time of its remaining rows. So windows of nearly sorted input close on the way, and other windows
+        at the end. To resume a run that was killed, run it again with the same inputs: rows that the
+        store has consumed are skipped. Rows of a later run are refused, because windows are closed.
 
-        With ``finish=False`` more is to come: the run does all that its rows have made due, and leaves
-        the watermarks where their policies have them. A later run is given the same rows with the new
-        ones behind them; again, those that the store has consumed are skipped. The rows of one run
-        count as having come together, so none is late because of another of that run.
+        With ``finish=False`` more rows will follow: the run does all the work that its rows have made due,
+        and leaves the watermarks to their policies. Give a later run the same rows with the new rows
+        behind them; consumed rows are skipped. The rows of one run count as having arrived together, so
+        no row makes another row of that run late.
 
         Args:
             pipeline: the pipeline.
             inputs: rows per injected stream: a table, an iterable of mappings, or a `RowSource`, of which only
                 a piece is in memory.
-            finish: whether the inputs end with these rows.
+            finish: the inputs end with these rows.
 
         Returns:
-            Counts; which streams have ended; and, by stream, why rows were skipped.
+            Counts, the streams that have ended, and the reason for skipped rows by stream.
 
         Raises:
             InvalidError: pipeline or inputs do not fit, the store has consumed other inputs, there are new
-                rows though an earlier run has ended the input, or more records became dead letters than
+                rows although an earlier run has ended the input, or more records became dead letters than
                 ``dead_letter_limit`` allows.
             FencedError: another process has taken over.
             DataError: bytes of the store are missing or wrong.
@@ -196,7 +190,7 @@ class LocalRunner:
 
         Args:
             pipeline: the pipeline.
-            stepping: start no thread; work is done in `LocalRun.step` and `run_until_quiet` only.
+            stepping: start no thread; supersteps run only in `LocalRun.step` and `run_until_quiet`.
 
         Raises:
             InvalidError: the pipeline cannot run.
@@ -224,29 +218,9 @@ class LocalRunner:
         return self._options.open_run(start)
 
     def _open_worker(self, topology: Topology, store: Store, *, writers: int) -> LocalWorker:
-        options = self._options
-        coordinator = options.open_coordinator(
-            store,
-            topology,
-            intervals=self._intervals,
-            upkeep=options.upkeep and replace(options.upkeep, background=bool(writers)),
-            threads=bool(writers),
+        upkeep = self._options.upkeep
+        options = replace(
+            self._options, upkeep=None if upkeep is None else replace(upkeep, background=bool(writers))
         )
-        engine = LocalEngine(
-            store,
-            options.disk.tier_of(store.objects, options.clock),
-            coordinator,
-            coordinator.names,
-            cache_bytes=options.cache_bytes,
-            clock=options.clock,
-            writers=writers,
-            checkpoint_after_ms=self._checkpoint_weak_after_ms,
-        )
-        return LocalWorker(
-            engine,
-            coordinator,
-            options.clock,
-            progress=options.progress_of(topology.title, log_every_ms=_LOG_EVERY_MS),
-            intake_records_max=self._intake_records_max,
-            pause_timeout_ms=options.pause_timeout_ms,
-        )
+        coordinator = options.open_coordinator(store, topology, threads=bool(writers))
+        return LocalWorker(LocalEngine(coordinator, options, writers=writers), coordinator, options)

@@ -1,10 +1,9 @@
 """Weak rounds: the bundles of one superstep in which some productions do not wait for the commit.
 
-Computations run in the order in which fused streams lead from one to the next. A consumer that
-takes too long does not delay its producers: the productions that it has not received, or not
-finished, are checkpointed with the producer's rows, the commit acknowledges the producer's senders,
-and the consumer gets the records from the checkpoint in the next superstep (MillWheel §6.1.3,
-figure 11).
+Computations run in the order in which fused streams lead from one to the next. A consumer that takes too long does
+not delay its producers: productions that it has not received, or not finished, are checkpointed with the producer's
+rows, the commit acknowledges the producer's senders, and the consumer gets the records from the checkpoint in the
+next superstep (MillWheel §6.1.3, figure 11).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -38,20 +36,10 @@ from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.types import Clock, Superstep
 
-CHECKPOINT_AFTER_MS: Final = 1_000.0
-"""A weak production that its consumer has not processed by then is checkpointed (MillWheel §6.1.3)."""
-
 
 @dataclass(slots=True)
 class RanBundle:
-    """A bundle whose user code has run.
-
-    Attributes:
-        worker: its interval's, whose soft state includes the bundle.
-        bundle: the bundle, with the fence and superstep under which it is committed.
-        result: its row updates and productions.
-        stragglers: its weak productions that were not consumed in time.
-    """
+    """A bundle whose user code has run; its stragglers are weak productions that were not consumed in time."""
 
     worker: IntervalWorker
     bundle: Bundle
@@ -59,7 +47,7 @@ class RanBundle:
     stragglers: list[Straggler] = field(default_factory=list)
 
     def settled(self) -> BundleResult:
-        """The result whose row updates include every production that a consumer still waits for."""
+        """Return the result with every production that a consumer still waits for in its row updates."""
         weak = self.result.weak
         if weak is None or not self.stragglers:
             return self.result
@@ -69,27 +57,24 @@ class RanBundle:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A bundle that did not finish in time; its superstep checkpoints its records."""
+    """An abandoned bundle, which did not finish in time; its superstep checkpoints its records."""
 
     bundle: Bundle
     future: Future[BundleResult]
 
     @property
     def records(self) -> int:
-        """How many records the bundle has."""
+        """The number of records of the bundle."""
         return sum(len(deliveries.at) for deliveries in self.bundle.deliveries)
 
 
 class WeakRounds:
-    """Runs the bundles of supersteps in a pipeline with weak productions; used by one thread.
+    """The bundles of supersteps in a pipeline with weak productions; used by one thread.
 
     Args:
-        coordinator: plans supersteps.
-        worker_of: returns the worker of an interval; with ``True`` a new one without soft state.
+        worker_of: returns the worker of an interval; with ``True`` a new worker without soft state.
         files_of: returns the live files of an interval; any thread may call it.
-        clock: measures how long a production waits.
-        checkpoint_after_ms: how long a weak production may wait for its consumer.
-        helper: runs bundles that may be slow; without one all run in turn, so that productions are
+        helper: runs bundles that may be slow; without a helper bundles run in turn, and productions are
             checkpointed between bundles only.
     """
 
@@ -116,14 +101,9 @@ class WeakRounds:
     def run(
         self, plan: SuperstepPlan, own_of: Callable[[IntervalPlan], Sequence[Deliveries]]
     ) -> tuple[list[RanBundle], list[DeadLetter]]:
-        """Run every bundle of a superstep.
+        """Run every bundle of a superstep; return the bundles, and letters for weak productions without a key.
 
-        Args:
-            plan: the intervals with outside records, strong productions or due timers.
-            own_of: returns an interval's deliveries that this superstep did not produce itself.
-
-        Returns:
-            The bundles, and letters for weak productions from which a consumer got no key.
+        ``own_of`` returns an interval's deliveries from outside of this superstep.
         """
         self._discard_outdated(plan.superstep)
         round_ = _FusedRound(plan, self._clock.monotonic_us() + self._checkpoint_after_us)
@@ -142,11 +122,7 @@ class WeakRounds:
         return round_.done, round_.letters
 
     def await_code(self) -> None:
-        """Wait for the bundles that were left behind, and forget them: their records come again from their checkpoints.
-
-        Raises:
-            InvalidError: user code cannot be interrupted.
-        """
+        """Wait for abandoned bundles, and forget them: their records are redelivered from their checkpoints."""
         for interval, running in list(self._running.items()):
             self._await(running)
             del self._running[interval]
@@ -158,14 +134,9 @@ class WeakRounds:
             self._stranded.result()
 
     def strand(self, error: InvalidError) -> None:
-        """Give up on user code that cannot be interrupted: waiting for a bundle that was left behind raises the error.
-
-        Any thread may call it.
-        """
+        """Give up on user code that cannot be interrupted: `await_code` and `run` raise the error; any thread may call it."""
         if not self._stranded.done():
             self._stranded.set_exception(error)
-
-    # -- what goes in ----------------------------------------------------------------------
 
     def _incoming(self, round_: _FusedRound, node: ComputationNode) -> tuple[Extracted, ...]:
         tables = [weak.table for _, weak in round_.feeding(node)]
@@ -188,8 +159,6 @@ class WeakRounds:
             self._coordinator.create_intervals(node.name, pa.concat_arrays(keys))
         return self._coordinator.parts_of(node.name, plan.wall_time, with_files=False)
 
-    # -- the work --------------------------------------------------------------------------
-
     def _run_part(
         self,
         round_: _FusedRound,
@@ -202,7 +171,7 @@ class WeakRounds:
         if running is not None:
             adopted = self._adopt(round_.plan, part, own, running)
             if adopted is not None:
-                # New records come after those that the adopted bundle has processed.
+                # Checkpoint this superstep's records: they come after the records of the adopted bundle.
                 round_.straggle(node, part.interval)
                 round_.done.append(adopted)
                 return
@@ -237,7 +206,7 @@ class WeakRounds:
         weak: Sequence[Deliveries],
         left_us: int,
     ) -> None:
-        """Run a bundle of this superstep's weak productions only; leave it behind if it is slow."""
+        """Run a bundle of this superstep's weak productions only; abandon it if it is slow."""
         bundle = self._bundle(round_.plan, part, weak)
         if self._helper is None:
             round_.done.append(self._run_now(bundle))
@@ -254,16 +223,14 @@ class WeakRounds:
     def _adopt(
         self, plan: SuperstepPlan, part: IntervalPlan, own: Sequence[Deliveries], running: _Running
     ) -> RanBundle | None:
-        """The bundle that was left behind, as part of this superstep; ``None`` if there is more to do now.
+        """Return the abandoned bundle as part of this superstep; ``None`` if the interval has other records too.
 
-        Its records are among ``own`` now, from their checkpoint.
-
-        Raises:
-            InvalidError: its user code cannot be interrupted.
+        The records of the bundle are among ``own``, from their checkpoint.
         """
         self._await(running)
         own_records = sum(len(deliveries.at) for deliveries in own)
         if own_records != running.records or running.future.exception() is not None:
+            # Its soft state has effects that are not committed: begin again from the committed rows.
             self._worker_of(part.interval, True)
             return None
         return RanBundle(
@@ -273,7 +240,7 @@ class WeakRounds:
         )
 
     def _discard_outdated(self, superstep: Superstep) -> None:
-        """Discard bundles whose superstep was not committed: their records are delivered another way."""
+        """Discard bundles whose superstep was not committed: no checkpoint redelivers exactly their records."""
         for interval, running in list(self._running.items()):
             if running.bundle.superstep + 1 != superstep:
                 del self._running[interval]
@@ -281,7 +248,7 @@ class WeakRounds:
 
 
 def _restamped(result: BundleResult, fence: Fence, superstep: Superstep) -> BundleResult:
-    """The result of a bundle that ran in an earlier superstep, as part of this one."""
+    """Return the result of a bundle of an earlier superstep under this superstep's fence."""
     stamps = {
         "sequencer": fence.sequencer,
         "commit_number": fence.commit_number,
@@ -308,7 +275,7 @@ class _FusedRound:
     letters: list[DeadLetter] = field(default_factory=list)
 
     def feeding(self, node: ComputationNode) -> list[tuple[RanBundle, WeakProductions]]:
-        """The bundles with weak productions on streams that a computation consumes."""
+        """Return the bundles with weak productions on streams that a computation consumes."""
         wanted = {subscription.stream for subscription in node.subscriptions}
         return [
             (bundle, bundle.result.weak)
@@ -317,7 +284,7 @@ class _FusedRound:
         ]
 
     def straggle(self, node: ComputationNode, interval: Interval) -> None:
-        """Have all productions checkpointed that an interval should have received in this superstep."""
+        """Checkpoint all productions that an interval should have received in this superstep."""
         for bundle, weak in self.feeding(node):
             positions = positions_within(weak.table, node, interval)
             if len(positions):

@@ -1,16 +1,7 @@
 """The worker of a local run: takes input, runs supersteps, and ends at the first failure.
 
-The same steps run in a thread of their own or one by one in the caller's, so tests and the
-simulation run the code of production. One superstep runs at a time; the first failure ends the run
-and is raised to every thread that injects or waits.
-
-Requests to change the pipeline of a run whose supersteps run in a thread of their own.
-
-Backfills of the local runner: history in the order of time, in pieces, each of which is a superstep.
-
-The rows of a history are put in the order of their times once, stably, so a run that continues another one has them in
-the same order, and a number of rows says where that one was. Of several streams the one that has come least far goes
-on. The least time still to come holds the computation's watermark: no row is late, and timers fire on the way.
+The same steps run in a thread or one by one in the caller's, so tests and the simulation run the code of production.
+One superstep runs at a time; the first failure ends the run and is raised to every thread that injects or waits.
 """
 
 from __future__ import annotations
@@ -18,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,34 +24,34 @@ import pyarrow.parquet as pq
 from millpond.executor.inputs.extraction import Rows, check_fields, read_injected, row_count, sorted_by_time
 from millpond.executor.inputs.payload import rows_to_extract
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
-from millpond.executor.local.engine import LocalEngine, Prepared
+from millpond.executor.local.engine import LocalBatch, LocalEngine, LocalInputs, LocalResults
 from millpond.executor.local.intake import Intake, OutsideRows, Taken
 from millpond.executor.local.rows import RowSource, rows_from
 from millpond.executor.pipeline.nodes import INPUT, Backfill
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Lifecycle, Phase
+from millpond.executor.run.options import RunnerOptions
 from millpond.executor.run.progress import Progress
-from millpond.executor.run.run import PipelineUpdate, update_between
-from millpond.executor.run.status import RunStatus
+from millpond.executor.run.run import PipelineUpdate, RunStatus, update_between
 from millpond.executor.superstep.backfills import backfill_position
 from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
-from millpond.executor.time.clocks import PercentileTimes
-from millpond.executor.watermark.authority import Conditions
+from millpond.executor.superstep.superstep import Superstep
 from millpond.statestore.errors import InvalidError, UnavailableError
-from millpond.statestore.types import TIME_MIN_US, Clock, EventTimeMicros
+from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
+
+BUNDLE_RECORDS_MAX: Final = 20_000
+"""Injected records that a superstep takes at most."""
+
+_LOG = logging.getLogger("millpond")
+_LOG_EVERY_MS: Final = 1_000.0
+_REST_MS_MAX: Final = 250.0
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateRequest:
-    """A changed pipeline that waits for its turn.
-
-    Attributes:
-        topology: the pipeline.
-        then: called once it runs, before the next superstep.
-        outcome: how it ended.
-    """
+    """A changed pipeline that waits for its turn; ``then`` is called once it runs, before the next superstep."""
 
     topology: Topology
     then: Callable[[], None]
@@ -68,7 +59,7 @@ class UpdateRequest:
 
 
 class UpdateRequests:
-    """Hands changed pipelines to the thread that runs supersteps; each sender waits, so no more wait than threads ask."""
+    """A queue of changed pipelines for the thread that runs supersteps; each sender waits, so it stays short."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,7 +67,6 @@ class UpdateRequests:
         self._ended: BaseException | None = None
 
     def put(self, topology: Topology, then: Callable[[], None]) -> Future[PipelineUpdate]:
-        """Ask for an update; the future has its outcome."""
         request = UpdateRequest(topology, then)
         with self._lock:
             if self._ended is None:
@@ -85,8 +75,7 @@ class UpdateRequests:
                 request.outcome.set_exception(self._ended)
         return request.outcome
 
-    def take(self) -> UpdateRequest | None:
-        """The next request; ``None`` without one."""
+    def pop(self) -> UpdateRequest | None:
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
 
@@ -105,13 +94,11 @@ _READ_AT_ONCE: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillPiece:
-    """What one superstep gives a computation of its history.
+    """A part of a computation's history, for one superstep.
 
     Attributes:
-        computation: its name.
-        rows: the rows.
-        position: how much of the history of the stream it has once that is committed.
-        oldest_at: no row of any of its streams' histories that is still to come is before this time.
+        position: progress in the history of the stream once the superstep is committed.
+        oldest_at: oldest time still to come in the histories of all streams.
     """
 
     computation: str
@@ -122,7 +109,11 @@ class BackfillPiece:
 
 @dataclass(slots=True)
 class _History:
-    """The history of one stream, in the order of time."""
+    """The history of one stream, in the order of time.
+
+    The rows are sorted once, stably: a run that continues another run has them in the same order, so a number of rows
+    is a position.
+    """
 
     stream: str
     rows: Rows
@@ -137,7 +128,7 @@ class _History:
     def oldest_at(self) -> EventTimeMicros:
         return EventTimeMicros(int(self.at[self.consumed]))
 
-    def take(self, computation: str, records_max: int) -> BackfillPiece:
+    def pop(self, computation: str, records_max: int) -> BackfillPiece:
         start, oldest_at = self.consumed, self.oldest_at
         self.consumed = min(start + records_max, len(self.at))
         rows = self.rows
@@ -155,17 +146,11 @@ class _History:
 def backfill_pieces(
     coordinator: Coordinator, inputs: Mapping[str, Rows | RowSource] | None, records_max: int
 ) -> Iterator[BackfillPiece]:
-    """What is still to be given, piece by piece; ask for the next one once a piece is committed.
+    """Return the missing history of all computations, in pieces; ask for a piece once the last one is committed.
 
-    All of it is read before this returns, so what does not fit is refused at once.
-
-    Args:
-        coordinator: knows which computations have not got all of their history.
-        inputs: the bounded inputs of the run; ``None`` if it has none.
-        records_max: how many rows a piece has at most.
-
-    Raises:
-        InvalidError: a history does not fit its stream, or is not the one that the store has a part of.
+    Of several streams the one furthest behind continues, so the oldest time still to come holds the computation's
+    watermark: no row is late, and timers fire on the way. All history is read before this returns, so a history that
+    does not fit is refused at once.
     """
     histories = {name: _histories(coordinator, name, inputs) for name in coordinator.backfills.pending}
     return _pieces(coordinator, histories, records_max)
@@ -175,10 +160,11 @@ def _pieces(
     coordinator: Coordinator, histories: Mapping[str, Sequence[_History]], records_max: int
 ) -> Iterator[BackfillPiece]:
     for name, parts in histories.items():
+        # Join before the first piece: a computation with rows and without this position is refused at a restart.
         coordinator.backfills.join(name)
         empty = {history.stream: history.consumed for history in parts if not history.is_left}
         while left := [history for history in parts if history.is_left]:
-            yield min(left, key=lambda history: history.oldest_at).take(name, records_max)
+            yield min(left, key=lambda history: history.oldest_at).pop(name, records_max)
         coordinator.backfills.end(name, empty)
 
 
@@ -215,11 +201,7 @@ def _is_input(given: Backfill) -> bool:
 
 
 def history_rows(given: Any) -> Rows:
-    """The rows that a backfill is.
-
-    Raises:
-        InvalidError: it has no rows, or is a file that cannot be read.
-    """
+    """Return the rows of a backfill."""
     if not isinstance(given, str | Path):
         return rows_from(given)
     try:
@@ -243,14 +225,14 @@ def _check_rows(coordinator: Coordinator, computation: str, stream: str, rows: R
 
 
 def _of_input(coordinator: Coordinator, stream: str, inputs: Mapping[str, Rows | RowSource] | None) -> Rows:
-    """The rows of a bounded input that the store consumed before."""
+    """Return the rows of a bounded input that the store consumed before."""
     if inputs is None or stream not in inputs:
         raise InvalidError(
             'backfill="input" is of the rows that are given to run: this run has none, so give it rows',
             stream=stream,
         )
     given, known = inputs[stream], coordinator.inputs.consumed(stream)
-    # Put in the order of time, so all of them are needed.
+    # They are sorted by time, so all of them are needed.
     rows = given.all_rows(_READ_AT_ONCE) if isinstance(given, RowSource) else given
     if BOUNDED_SOURCE in known:
         consumed_before(stream, row_count(rows), coordinator.inputs.input_rows(stream))
@@ -273,196 +255,108 @@ def _of_input(coordinator: Coordinator, stream: str, inputs: Mapping[str, Rows |
     return rows.slice(0, consumed or 0) if isinstance(rows, pa.Table) else rows[: consumed or 0]
 
 
-BUNDLE_RECORDS_MAX: Final = 20_000
-"""The most injected records that a superstep takes."""
-
-_LOG = logging.getLogger("millpond")
-_REST_MS_MAX: Final = 250.0
-_RETRY_MS: Final = 50.0
-
-
 class LocalWorker:
-    """Processes an intake, superstep by superstep.
+    """The loop of a local run: input from the intake, one superstep after another, the first failure.
 
-    Args:
-        engine: runs supersteps.
-        coordinator: plans and commits supersteps.
-        clock: the source of time.
-        progress: reports supersteps.
-        intake_records_max: how many injected records may wait.
-        pause_timeout_ms: how long to wait for a service that is away.
-
-    Attributes:
-        engine: the engine.
-        coordinator: the coordinator.
-        intake: the input of the next supersteps.
-        lifecycle: the phase of the run and its first failure.
-        status: where the pipeline stood after the last superstep; any thread may read it.
+    Any thread may read ``status``, the state of the pipeline after the last superstep.
     """
 
-    def __init__(
-        self,
-        engine: LocalEngine,
-        coordinator: Coordinator,
-        clock: Clock,
-        *,
-        progress: Progress,
-        intake_records_max: int,
-        pause_timeout_ms: float,
-    ) -> None:
+    def __init__(self, engine: LocalEngine, coordinator: Coordinator, options: RunnerOptions) -> None:
         self.engine = engine
         self.coordinator = coordinator
-        self.intake: Intake = Intake(intake_records_max)
-        self._clock = clock
-        self._progress = progress
-        self._pause_timeout_ms = pause_timeout_ms
+        self.superstep: Superstep[LocalBatch, LocalInputs, LocalResults] = Superstep(coordinator, engine)
+        self.intake: Intake = Intake(options.intake_records_max)
+        self._clock = options.clock
+        self._progress: Progress = options.progress_of(coordinator.topology.title, log_every_ms=_LOG_EVERY_MS)
         self.lifecycle: Lifecycle = Lifecycle()
+        self.is_threaded = False
         self._thread: threading.Thread | None = None
         self._updates = UpdateRequests()
         self._taken = Taken()
         engine.on_stuck = self._strand
-        coordinator.sinks.on_failure = self._end_by_sink
+        coordinator.sinks.on_failure = self._fail
         self.status: RunStatus = RunStatus.of(coordinator)
         self._backfill: Iterator[BackfillPiece] | None = None
 
     # -- steps -----------------------------------------------------------------------------
 
     def step(self) -> SuperstepReport | None:
-        """Run one superstep on the intake; ``None`` if there was nothing to do.
-
-        Raises:
-            MillpondError: what ended the run.
-        """
+        """Run one superstep on the intake; return ``None`` if there was nothing to do."""
         if self.lifecycle.is_stranded:
             self.lifecycle.raise_failure()
-        backfilled = self.backfill_step()
-        if backfilled is not None:
+        if self._backfill is not None and (backfilled := self.backfill_step()) is not None:
             return backfilled
-        taken = self._taken = self._take()
+        taken = self._taken = self._pop_fitting()
         try:
-            with self._failing():
-                report = self._handle(taken)
+            report = self._handle(taken)
         except BaseException as failure:
+            self._fail(failure)
             taken.settle(failure)
             raise
+        # Acknowledge last: a sender that is acknowledged never sends again, so its records must be durable.
         taken.settle()
         return report
 
-    def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None) -> None:
-        """Read the history that computations are still to be given; the next steps are on it, before any other input.
-
-        Args:
-            inputs: the bounded inputs of the run; ``None`` if it has none.
-
-        Raises:
-            InvalidError: a history does not fit its stream, or is not the one that the store has a part of.
-        """
-        with self._failing():
-            pieces = backfill_pieces(self.coordinator, inputs, BUNDLE_RECORDS_MAX)
-        self._backfill = pieces
-
-    def backfill_step(self) -> SuperstepReport | None:
-        """Run one superstep on a piece of a backfill; ``None`` if there is none left.
-
-        Raises:
-            MillpondError: what ended the run.
-        """
-        with self._failing():
-            piece = None if self._backfill is None else next(self._backfill, None)
-            if piece is None and self._backfill is not None:
-                self._backfill = None
-                # Streams that were too far ahead of the one that joined need not be any more.
-                self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
-            if piece is None:
-                return None
-            self.coordinator.backfills.hold(piece.computation, piece.oldest_at)
-            rows = OutsideRows(stream=piece.position.stream, rows=piece.rows, backfill=piece.computation)
-            return self._superstep([rows], position=piece.position, after={})
-
-    def _take(self) -> Taken:
-        """The next input that fits the pipeline as it is; of what waits since before an update some may not."""
-        while taken := self.intake.take(BUNDLE_RECORDS_MAX):
+    def _pop_fitting(self) -> Taken:
+        """Return the next input that fits the present pipeline; input that waited through an update may not."""
+        while taken := self.intake.pop(BUNDLE_RECORDS_MAX):
             fitting = taken.fitting(self.coordinator.topology)
             if fitting:
                 return fitting
         return taken
 
-    def consume(
-        self,
-        stream: str,
-        rows: Rows,
-        position: InputPosition,
-        watermarks: Mapping[str, EventTimeMicros],
-        after: Mapping[str, EventTimeMicros],
-    ) -> None:
-        """Run one superstep on a piece of a bounded input, of which no row is before these watermarks.
+    def _handle(self, taken: Taken) -> SuperstepReport | None:
+        if not taken:
+            self.coordinator.watermarks.tick()
+            if not self.coordinator.has_work():
+                self.coordinator.sinks.wait()
+                self.coordinator.maintain()
+                return None
+        # Updates first: the intake cuts a bundle at an update, so that it comes after the records before it.
+        for entry in taken.updates:
+            entry.update.apply(self.coordinator.watermarks)
+        outside = [OutsideRows(stream=arrival.stream, rows=arrival.rows) for arrival in taken.arrivals]
+        return self.run(LocalBatch(outside=outside))
 
-        No row of the pieces that come ``after`` it is before those.
+    def run(self, batch: LocalBatch) -> SuperstepReport:
+        """Run one superstep, report it, and maintain the store."""
+        report = self.superstep.run(batch)
+        self.status = RunStatus.of(self.coordinator)
+        self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
+        self._progress.report(report)
+        self.coordinator.maintain()
+        return report
 
-        Raises:
-            MillpondError: what ended the run.
-        """
-        self.check_active()
+    def begin_backfills(self, inputs: Mapping[str, Rows | RowSource] | None) -> None:
+        """Read the missing history of computations; the next steps are on it, before any other input."""
         with self._failing():
-            for injected, at in watermarks.items():
-                self.coordinator.watermarks.advance(injected, at)
-            outside = [OutsideRows(stream=stream, rows=rows)]
-            self._superstep(outside, position=position, is_bounded=True, after=after)
+            self._backfill = backfill_pieces(self.coordinator, inputs, BUNDLE_RECORDS_MAX)
 
-    def advance_percentiles(self, stream: str, watermarks: PercentileTimes) -> None:
-        """Move percentile watermarks of a stream; the next superstep makes that durable.
-
-        Raises:
-            MillpondError: what ended the run.
-        """
-        self.check_active()
+    def backfill_step(self) -> SuperstepReport | None:
+        """Run one superstep on a piece of a backfill; return ``None`` if none is left."""
+        if self._backfill is None:
+            return None
         with self._failing():
-            for percentile, at in watermarks.items():
-                self.coordinator.watermarks.advance(stream, at, percentile=percentile)
-
-    def observe(self, stream: str, rows: Iterable[Rows], position: InputPosition) -> None:
-        """Run one superstep in which rows that were consumed before move their stream's watermark.
-
-        Raises:
-            MillpondError: what ended the run.
-        """
-        self.check_active()
-        with self._failing():
-            self._superstep([], position=position, observed=(stream, rows))
-
-    def repeat(
-        self,
-        rows: Sequence[tuple[str, Rows]],
-        conditions: Conditions,
-        journaled: Mapping[str, int],
-        position: InputPosition | None,
-        after: Mapping[str, EventTimeMicros],
-    ) -> None:
-        """Run a superstep of a past run again, under the conditions that it met.
-
-        Raises:
-            MillpondError: what ended the run.
-        """
-        self.check_active()
-        outside = [OutsideRows(stream=stream, rows=part) for stream, part in rows]
-        is_bounded = position is not None
-        with self._failing():
-            self.coordinator.watermarks.impose(conditions, journaled)
-            self._superstep(
-                outside, position=position, is_bounded=is_bounded, after=after if is_bounded else None
+            piece = next(self._backfill, None)
+            if piece is None:
+                self._backfill = None
+                # Streams that were too far ahead of the joining computation may continue.
+                self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
+                return None
+            self.coordinator.backfills.hold(piece.computation, piece.oldest_at)
+            rows = OutsideRows(stream=piece.position.stream, rows=piece.rows, backfill=piece.computation)
+            return self.run(
+                LocalBatch(outside=[rows], position=piece.position, after={}, backfilled=piece.computation)
             )
 
+    def say(self, text: str) -> None:
+        """Show a line where supersteps are reported."""
+        self._progress.note(text)
+
+    # -- changes of the pipeline -----------------------------------------------------------
+
     def update(self, topology: Topology, then: Callable[[], None]) -> PipelineUpdate:
-        """Go on with a changed pipeline; waits until the superstep under way has ended.
-
-        Args:
-            topology: the changed pipeline.
-            then: called once it runs, before the next superstep.
-
-        Raises:
-            InvalidError: the pipeline cannot go on like this; the old one does.
-            MillpondError: what ended the run.
-        """
+        """Continue with a changed pipeline, once the superstep under way has ended; call ``then`` before the next one."""
         self.check_active()
         if self._thread is None:
             return self._update(topology, then)
@@ -474,10 +368,10 @@ class LocalWorker:
 
     def _update(self, topology: Topology, then: Callable[[], None]) -> PipelineUpdate:
         former, began_us = self.coordinator.topology, self._clock.monotonic_us()
-        # What is refused here leaves the run as it is.
-        parts = self.coordinator.prepare_update(topology)
+        # Outside of `_failing`: a change that is refused here does not end the run.
+        checked = self.coordinator.check_update(topology)
         with self._failing():
-            version = self.engine.update(parts)
+            version = self.engine.update(checked)
             self.status = RunStatus.of(self.coordinator)
             then()
             self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
@@ -485,8 +379,8 @@ class LocalWorker:
         return update_between(former, topology, version, elapsed_us)
 
     def _update_as_asked(self) -> None:
-        """Make the updates that other threads wait for; one that is refused ends nothing."""
-        while (request := self._updates.take()) is not None:
+        """Make the updates that other threads wait for; a refused update does not end the run."""
+        while (request := self._updates.pop()) is not None:
             try:
                 request.outcome.set_result(self._update(request.topology, request.then))
             except BaseException as failure:
@@ -495,101 +389,45 @@ class LocalWorker:
                     raise
                 _LOG.info("an update was refused, and the pipeline goes on as it is: %s", failure)
 
-    def say(self, text: str) -> None:
-        """Show a line where supersteps are reported."""
-        self._progress.note(text)
+    # -- failures --------------------------------------------------------------------------
 
-    def _handle(self, taken: Taken) -> SuperstepReport | None:
-        if not taken:
-            self.coordinator.watermarks.tick()
-            if not self.coordinator.has_work():
-                self.engine.settle_sinks()
-                self.coordinator.maintain()
-                return None
-        for entry in taken.updates:
-            entry.update.apply(self.coordinator.watermarks)
-        return self._superstep(
-            [OutsideRows(stream=arrival.stream, rows=arrival.rows) for arrival in taken.arrivals]
-        )
-
-    def _superstep(
-        self,
-        outside: list[OutsideRows],
-        *,
-        position: InputPosition | None = None,
-        is_bounded: bool = False,
-        observed: tuple[str, Iterable[Rows]] | None = None,
-        after: Mapping[str, EventTimeMicros] | None = None,
-    ) -> SuperstepReport:
-        prepared = self._prepare(outside, is_bounded=is_bounded, after=after)
-        for injected, at in (after or {}).items():
-            # The same commit journals it: what comes before it in a later run is late.
-            self.coordinator.watermarks.promise(injected, at)
-        if observed is not None:
-            prepared = replace(prepared, observations=self.engine.observations_of(*observed))
-        if self.lifecycle.is_stranded:
-            # User code returned after the run had ended because it would not.
-            self.lifecycle.raise_failure()
-        report = self.engine.commit(prepared, position)
-        self.status = RunStatus.of(self.coordinator)
-        self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
-        self._progress.report(report)
-        self.coordinator.maintain()
-        return report
-
-    def _prepare(
-        self,
-        outside: list[OutsideRows],
-        *,
-        is_bounded: bool,
-        after: Mapping[str, EventTimeMicros] | None,
-    ) -> Prepared:
-        """Run the bundles of a superstep; repeat it while a service is away, as nothing counts before the commit."""
-        deadline_us = self._clock.monotonic_us() + self._pause_timeout_ms * 1_000
-        while True:
-            try:
-                return self.engine.prepare(outside, is_bounded=is_bounded, after=after)
-            except UnavailableError:
-                is_stopping = self.lifecycle.phase is not Phase.RUNNING
-                if is_stopping or self._clock.monotonic_us() > deadline_us:
-                    raise
-                self._clock.sleep_ms(_RETRY_MS)
+    def _fail(self, error: BaseException) -> None:
+        """End the run, also while it is idle: a sink's thread calls it too."""
+        self.lifecycle.fail(error)
+        self.intake.end(error)
 
     def _strand(self, error: InvalidError) -> None:
         """End the run because user code hangs and cannot be interrupted.
 
-        Its thread is left alone. If the code returns after all, its bundle is not committed.
+        Its thread is abandoned. If the code returns after all, its bundle is not committed.
         """
         self.lifecycle.fail(error, is_stranded=True)
         self.intake.end(error)
         self._updates.end(error)
         self._taken.settle(error)
 
-    def _end_by_sink(self, error: BaseException) -> None:
-        """End the run because a sink has failed, also while there is nothing to do."""
-        self.lifecycle.fail(error)
-        self.intake.end(error)
+    @contextmanager
+    def working(self) -> Iterator[Coordinator]:
+        """Let the caller's thread work in place of the worker's; a failure ends the run."""
+        self.check_active()
+        with self._failing():
+            yield self.coordinator
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
         try:
             yield
         except BaseException as failure:
-            self.lifecycle.fail(failure)
-            self.intake.end(failure)
+            self._fail(failure)
             raise
 
     # -- the thread ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Run the steps in a thread of their own from now on."""
+        """Run the steps in a thread from now on."""
+        self.is_threaded = True
         self._thread = threading.Thread(target=self._work, name="millpond-local", daemon=True)
         self._thread.start()
-
-    @property
-    def is_threaded(self) -> bool:
-        """Whether the steps run in a thread of their own."""
-        return self._thread is not None
 
     def _work(self) -> None:
         try:
@@ -613,19 +451,12 @@ class LocalWorker:
     # -- the end ---------------------------------------------------------------------------
 
     def check_active(self) -> None:
-        """Raise what ended the run, if it has ended.
-
-        Raises:
-            MillpondError: the first failure.
-            InvalidError: the run was stopped.
-        """
+        """Raise the error that ended the run, or `InvalidError` if it was stopped."""
         self.lifecycle.check_phase(Phase.RUNNING)
 
     def end(self) -> None:
-        """Finish the superstep under way and refuse all further input; the life cycle says so already.
-
-        A superstep that waits for a service that is away fails instead, so that stopping is prompt.
-        """
+        """Finish the superstep under way and refuse all further input, once the life cycle is stopping."""
+        # A superstep that waits for a service fails instead, so that stopping is prompt.
         self.coordinator.give_up()
         self.intake.end(
             self.lifecycle.error or UnavailableError("the run was stopped; inject this again in the next")
@@ -634,11 +465,7 @@ class LocalWorker:
             self._thread.join()
 
     def close(self) -> None:
-        """Wait for the sinks and give the leases back.
-
-        Raises:
-            MillpondError: the error of a sink that was writing the last superstep.
-        """
+        """Wait for the sinks and give the leases back."""
         self.lifecycle.close()
         try:
             self.engine.close(wait_for_code=not self.lifecycle.is_stranded)

@@ -1,13 +1,13 @@
 """A directory of files as an outside source (MillWheel §5.2, figure 10).
 
-The injector reports as watermark the creation time of the oldest unfinished file: a log that was
-opened at ten o'clock has no rows from before ten. A file is finished once all its rows are durable
-and it gets no more. Where several senders write into the directory, each has a watermark of its own, and
-the stream waits for every expected one, also before its first file is there.
+The injector reports the creation time of the oldest unfinished file as watermark: a log that was opened at ten o'clock
+has no rows from before ten. A file is finished once all its rows are durable and it gets no more. If several senders
+write into the directory, each has its own watermark, and the stream waits for every expected sender, also before its
+first file appears.
 
-Every row gets a unique name, `FILE_ROW`. Declared as the injector's ``id``, it makes rows count once
-although the directory is read again after a crash. So the injector stores nothing about finished
-files; ``finished`` is called for each of them, to move it out of the directory.
+Every row gets a unique name, `FILE_ROW`. Declared as the injector's ``id``, it makes rows count once although the
+directory is read again after a crash. So the injector stores no finished files; ``finished`` is called for each, to
+move it out of the directory.
 """
 
 from __future__ import annotations
@@ -30,25 +30,17 @@ _ROWS_MAX: Final = 10_000
 
 
 class DirectoryRun(Protocol):
-    """What a run must offer a `DirectoryInjector`; those of both runners do."""
+    """The run that a `DirectoryInjector` feeds; the runs of both runners fit."""
 
     @property
-    def topology(self) -> Topology:
-        """The checked pipeline that runs."""
-        ...
-
-    def inject_durably(self, stream: str, rows: list[dict[str, Any]]) -> None:
-        """Inject rows and return once their effects are durable."""
-        ...
-
-    def advance_watermark(self, stream: str, at: Instant, *, member: str | None = None) -> object:
-        """Promise that no older record will come on a stream, or from one of its members."""
-        ...
+    def topology(self) -> Topology: ...
+    def inject_durably(self, stream: str, rows: list[dict[str, Any]]) -> None: ...
+    def advance_watermark(self, stream: str, at: Instant, *, member: str | None = None) -> object: ...
 
 
 @dataclass(slots=True)
 class _File:
-    """An unfinished file, who writes it, and how many of its rows are durable."""
+    """An unfinished file, with its member and the number of its durable rows."""
 
     path: Path
     created_at: EventTimeMicros
@@ -57,22 +49,22 @@ class _File:
 
 
 class DirectoryInjector:
-    """Feeds the files of a directory into one stream of a run, oldest first.
+    """A source that feeds the files of a directory into one stream of a run, oldest first.
 
     Args:
-        run: the running pipeline, of either runner; its stream should have a `ManualWatermark`. On Spark it
-            is opened with `SparkRunner.open`, and the driver reads the files.
+        run: the running pipeline, of either runner; its stream should have a `ManualWatermark`. On Spark
+            open it with `SparkRunner.open`; the driver reads the files.
         stream: the stream.
         folder: the directory.
         read: returns the rows of a file, the same rows in the same order each time.
-        created: returns when a file was created, for example by its name. None of its rows may be older.
-        pattern: a glob pattern of the files to read.
-        is_closed: returns whether a file gets no more rows; by default files appear complete.
+        created: returns the creation time of a file, for example from its name. No row may be older.
+        pattern: glob pattern of the files to read.
+        is_closed: returns True once a file gets no more rows; by default files appear complete.
         finished: called once all rows of a file are durable; typically moves the file elsewhere.
-        member: returns who writes a file, for example by its name; required where the stream has
-            ``members``, the set of senders that are expected (MillWheel §5.2). A member without any file so
-            far holds the watermark until one comes or the member is declared gone. Files of others are
-            read, and move nothing.
+        member: returns the sender of a file, for example from its name; required if the stream has
+            ``members``, the set of expected senders (MillWheel §5.2). A member without a file so far
+            holds the watermark until a file appears or the member is declared gone. Files of other
+            senders are read, and move no watermark.
 
     Example::
 
@@ -122,7 +114,7 @@ class DirectoryInjector:
 
     @property
     def mark(self) -> EventTimeMicros | None:
-        """Creation time of the oldest unfinished file, in microseconds; ``None`` if there is none."""
+        """Creation time of the oldest unfinished file, in microseconds; ``None`` without such a file."""
         return min((file.created_at for file in self._unfinished.values()), default=None)
 
     def _mark_of(self, member: str | None) -> EventTimeMicros | None:
@@ -162,8 +154,8 @@ class DirectoryInjector:
             self._unfinished[path] = _File(path, instant_us(self._created(path)), member)
 
     def _inject(self, file: _File) -> bool:
-        """Inject the rows that are not durable yet; return whether the file is finished."""
-        # Asked before reading: rows that are written until it is closed must not be missed.
+        """Inject the rows that are not durable yet; return True if the file is finished."""
+        # Ask before reading, so that no row is missed that was written before the file was closed.
         is_closed = self._is_closed is None or self._is_closed(file.path)
         try:
             rows = islice(self._read(file.path), file.rows, None)

@@ -1,60 +1,52 @@
-"""The options that both runners have, checked in one place."""
+"""The options of both runners: declared and checked once, and handed down whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy
-from millpond.executor.ownership.balancer import BalancePolicy
+from millpond.executor.maintenance.policy import CompactionWorkers
 from millpond.executor.ownership.evolution import as_stored
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.progress import Progress
 from millpond.executor.superstep.coordinator import Coordinator
-from millpond.executor.superstep.dead_letters import DeadLetterLimit
+from millpond.executor.superstep.options import PipelineOptions, check_at_least
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.objects.disk_tier import DiskOptions
 from millpond.statestore.store import Store
-from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import DURABILITIES, Clock, Durability, Rng
+from millpond.statestore.types import DURABILITIES, Durability
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _Run = TypeVar("_Run")
 
 _MIB: Final = 1 << 20
 
+CHECKPOINT_AFTER_MS: Final = 1_000.0
+"""A weak production that its consumer has not processed by then is checkpointed (MillWheel §6.1.3)."""
+
+TICK_MS: Final = 250.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerOptions:
-    """Where a runner finds its store, and how it runs a pipeline on it.
+class RunnerOptions(PipelineOptions):
+    """The options of a runner: the pipeline's, and the location of the store; `LocalRunner` and `SparkRunner` explain each.
 
     Attributes:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
         zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
-        zookeeper_security: TLS and credentials for the ensemble; by default what the environment says.
         storage_options: credentials and endpoints of an object store.
-        durability: what commits to a local folder survive; see `Store.open`.
-        intervals: key intervals of a computation, unless it has its own number; ``None`` leaves
-            that to the runner.
         cache_mib: soft-state budget of a process, for all its intervals, in MiB.
         disk_mib: budget of a machine's disk for row files of an object store, in MiB; 0 for none, ``None`` for the
             default of `DiskOptions`.
-        disk_folder: where on the disk; ``None`` for the default of `DiskOptions`.
-        pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
-        on_held: what to do if another process holds the pipeline: ``take``, ``wait`` or ``refuse``.
-        accept_ended: take records of a stream that an earlier run has ended, as late ones.
-        upkeep: how the store is kept small while the pipeline runs; ``None`` for not at all.
-        balance: when intervals are split and merged by their load; ``None``: only by hand.
-        progress: whether to show a progress line and log supersteps.
-        dead_letter_limit: how much may become dead letters before the run stops; ``None``: all of it.
-        clock: the source of time.
-        rng: the source of file names.
-
-    Raises:
-        InvalidError: an option is out of its range.
+        intake_records_max: injected records that may wait; local runner only.
+        checkpoint_weak_after_ms: time that a weak production may wait for its consumer; local runner only.
+        spark: the session; ``None`` takes the active session or creates one; Spark only.
+        tick_ms: silence of the input after which due work runs without it; Spark only.
     """
 
     store: Store | str | Path
@@ -62,25 +54,21 @@ class RunnerOptions:
     zookeeper_security: ZooKeeperSecurity | None = None
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
     durability: Durability | None = None
-    intervals: int | None = None
     cache_mib: int = 512
     disk_mib: int | None = None
     disk_folder: str | Path | None = None
-    pause_timeout_ms: float = 300_000
-    on_held: OnHeld = "take"
-    accept_ended: bool = False
-    upkeep: UpkeepPolicy | None = None
-    balance: BalancePolicy | None = None
     progress: bool = True
-    dead_letter_limit: DeadLetterLimit | None = field(default_factory=DeadLetterLimit)
-    clock: Clock = field(default_factory=SystemClock)
-    rng: Rng = field(default_factory=SystemRng)
+    intake_records_max: int = 100_000
+    checkpoint_weak_after_ms: float = CHECKPOINT_AFTER_MS
+    spark: SparkSession | None = None
+    tick_ms: float = TICK_MS
 
     def __post_init__(self) -> None:
         """Refuse options with which no pipeline can run."""
-        if self.intervals is not None:
-            check_at_least("intervals", self.intervals, 1)
+        # Not super(): the decorator replaces a class with slots, so its methods close over another class.
+        PipelineOptions.__post_init__(self)
         check_at_least("cache_mib", self.cache_mib, 0)
+        check_at_least("intake_records_max", self.intake_records_max, 1)
         if self.disk_mib is not None:
             check_at_least("disk_mib", self.disk_mib, 0)
         if self.disk_folder is not None and not Path(self.disk_folder).is_absolute():
@@ -88,13 +76,6 @@ class RunnerOptions:
                 "disk_folder is an absolute path: each machine has its own working folder",
                 disk_folder=self.disk_folder,
             )
-        check_at_least("pause_timeout_ms", self.pause_timeout_ms, 0)
-        if not isinstance(self.dead_letter_limit, DeadLetterLimit | None):
-            raise InvalidError(
-                "dead_letter_limit is a DeadLetterLimit or None", type=type(self.dead_letter_limit).__name__
-            )
-        if self.on_held not in get_args(OnHeld):
-            raise InvalidError("on_held is take, wait or refuse", on_held=self.on_held)
         if self.durability not in (None, *DURABILITIES):
             raise InvalidError("durability is disk or os_cache", durability=self.durability)
         if isinstance(self.store, Store) and self.durability not in (None, self.store.durability):
@@ -106,27 +87,19 @@ class RunnerOptions:
 
     @property
     def cache_bytes(self) -> int:
-        """Soft-state budget of one interval, in bytes."""
+        """Soft-state budget of a process, in bytes."""
         return self.cache_mib * _MIB
 
     @property
     def disk(self) -> DiskOptions:
-        """Whether row files are kept on the machine's disk."""
+        """The budget and folder for row files on the machine's disk."""
         return DiskOptions(
             budget_bytes=None if self.disk_mib is None else self.disk_mib * _MIB,
             folder=None if self.disk_folder is None else str(self.disk_folder),
         )
 
     def open_run(self, start: Callable[[Store, Callable[[], None]], _Run]) -> _Run:
-        """Open the store and start a run on it.
-
-        Args:
-            start: starts the run; it gets the store, and the function that the run calls once at its
-                end. If it raises, the store is closed again.
-
-        Raises:
-            UnavailableError: ZooKeeper or the object store cannot be reached.
-        """
+        """Open the store and start a run on it; ``start`` gets the store, and a function to call once at the run's end."""
         if isinstance(self.store, Store):
             # The store belongs to the caller, who closes it.
             return start(self.store, _keep_open)
@@ -150,13 +123,12 @@ class RunnerOptions:
         store: Store,
         topology: Topology,
         *,
-        intervals: int,
-        upkeep: UpkeepPolicy | None,
-        accept_checkpoint: bool = False,
-        compaction_workers: CompactionWorkers | None = None,
         threads: bool = True,
+        compaction_workers: CompactionWorkers | None = None,
     ) -> Coordinator:
-        """Take the leases of a pipeline and recover its state; see `Coordinator` for the arguments.
+        """Take the leases of a pipeline and recover its state.
+
+        With ``threads`` sinks are written in parallel with the next superstep.
 
         Raises:
             InvalidError: the store knows the pipeline by another name, or its code does not fit the rows.
@@ -167,40 +139,16 @@ class RunnerOptions:
         coordinator = Coordinator(
             store,
             as_stored(topology, store.committer.refresh()),
-            clock=self.clock,
-            rng=self.rng,
-            intervals=intervals,
-            accept_checkpoint=accept_checkpoint,
-            accept_ended=self.accept_ended,
-            pause_timeout_ms=self.pause_timeout_ms,
-            on_held=self.on_held,
-            upkeep=upkeep,
-            balance=self.balance,
-            compaction_workers=compaction_workers,
+            self,
             threads=threads,
-            dead_letter_limit=self.dead_letter_limit,
+            compaction_workers=compaction_workers,
         )
         coordinator.open()
         return coordinator
 
     def progress_of(self, pipeline: str, *, log_every_ms: float = 0) -> Progress:
-        """What reports the supersteps of a pipeline.
-
-        Args:
-            pipeline: its name.
-            log_every_ms: log at most this often and sum the supersteps in between; 0 logs each.
-        """
+        """Return the reporter of a pipeline's supersteps; it logs at most once in ``log_every_ms``, or every superstep."""
         return Progress(pipeline, clock=self.clock, enabled=self.progress, log_every_ms=log_every_ms)
-
-
-def check_at_least(name: str, value: float, least: float) -> None:
-    """Refuse an option that is too small.
-
-    Raises:
-        InvalidError: names the option.
-    """
-    if value < least:
-        raise InvalidError(f"{name} is at least {least}", value=value)
 
 
 def _keep_open() -> None:

@@ -1,15 +1,8 @@
 """Progress of a run: a log line per superstep, and a live line in a terminal.
 
-The log lines go to the logger ``millpond.progress.<pipeline>`` of the standard
-library, so they are silenced, redirected and filtered like any other. A run in
-a terminal shows its live line; a run elsewhere, in a program that has not set up
-logging, writes the log lines to standard error. Nothing is kept but sums.
-
-Supersteps as one line that stays in place in a terminal.
-
-Supersteps as structured log lines: key=value for people, JSON where no terminal is listening.
-
-structlog renders, the standard library's logging decides whether and where to.
+The log lines go to the logger ``millpond.progress.<pipeline>`` of the standard library, so they are silenced,
+redirected and filtered as any other. A run in a terminal shows its live line; a run elsewhere, in a program that has
+not set up logging, writes the log lines to standard error. Only sums are kept.
 """
 
 from __future__ import annotations
@@ -32,25 +25,19 @@ _SEPARATOR: Final = " · "
 
 
 class ProgressLine:
-    """The live line of one run; it appears with the first superstep.
-
-    Args:
-        pipeline: the pipeline's name.
-        clock: paces the line: ten times a second is enough for the eye.
-        console: the terminal.
-    """
+    """The live line of one run, refreshed ten times a second; it appears with the first superstep."""
 
     def __init__(self, pipeline: str, clock: Clock, console: Console) -> None:
         self._pipeline = pipeline
         self._clock = clock
-        # Standard output may be a file: what the program prints there must not land in the terminal.
+        # Standard output may be a file: the program's own output must not land in the terminal.
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
         self._newest: SuperstepReport | None = None
         self._sum: SuperstepReport | None = None
         self._shown_us: int | None = None
 
     def report(self, report: SuperstepReport) -> None:
-        """Show a superstep, if the last one has been seen for long enough."""
+        """Show a superstep, unless the line was refreshed a moment ago."""
         self._newest = report
         self._sum = report.after(self._sum)
         now_us = self._clock.monotonic_us()
@@ -61,11 +48,11 @@ class ProgressLine:
             self._show()
 
     def note(self, text: str) -> None:
-        """Print a line of its own above the live line."""
+        """Print a separate line above the live line."""
         self._live.console.print(text, markup=False)
 
     def close(self) -> None:
-        """Show the newest superstep once more and leave the line standing."""
+        """Show the newest superstep and leave the line standing."""
         if self._shown_us is not None:
             self._show()
             self._live.stop()
@@ -77,13 +64,7 @@ class ProgressLine:
 
 
 def line_text(pipeline: str, newest: SuperstepReport, run: SuperstepReport) -> str:
-    """The line: where the newest superstep stands, and what the run has counted so far.
-
-    Args:
-        pipeline: the pipeline's name.
-        newest: the newest superstep.
-        run: all supersteps of the run added up.
-    """
+    """Return the line for the newest superstep and the sum of all supersteps of the run."""
     parts = [
         f"{pipeline}  superstep {newest.superstep:,}",
         f"{run.records:,} records",
@@ -117,7 +98,7 @@ def _minute_text(moment_us: EventTimeMicros) -> str:
 
 
 def duration_text(duration_ms: float) -> str:
-    """A duration in the largest unit that leaves a number of one or more.
+    """Return a duration in the largest unit that leaves a number of one or more.
 
     Example:
         >>> duration_text(90_000)
@@ -134,14 +115,10 @@ LOGGER: Final = "millpond.progress"
 
 
 class ProgressLog:
-    """Writes supersteps to the logger of a pipeline.
+    """Log lines of a pipeline's supersteps, as JSON or ``key=value`` pairs; structlog renders, the standard library logs.
 
-    Args:
-        pipeline: its name, the last part of the logger's.
-        clock: stamps the lines and measures the time between them.
-        as_json: JSON for machines, else ``key=value`` pairs for people.
-        every_ms: at most one line in this time, adding up the supersteps in between.
-        fallback: where lines go if the program has not set up logging; nowhere if None.
+    At most one line in ``every_ms``, with the sums of the supersteps in between. ``fallback`` gets the lines if the
+    program has not set up logging.
     """
 
     def __init__(
@@ -163,7 +140,7 @@ class ProgressLog:
         self._written_us: int | None = None
 
     def report(self, report: SuperstepReport) -> None:
-        """Write a line, or keep the sums for the next one."""
+        """Write a line, or keep the sums for the next line."""
         if self._logger.isEnabledFor(logging.INFO):
             self._waiting = report.after(self._waiting)
             self._waiting_count += 1
@@ -173,12 +150,12 @@ class ProgressLog:
                 self._write()
 
     def note(self, text: str) -> None:
-        """Write a line of its own, after the sums that wait."""
+        """Write a separate line, after the waiting sums."""
         self._write()
         self._log.info(text)
 
     def close(self) -> None:
-        """Write the sums that wait, and remove the handler if this object has added it."""
+        """Write the waiting sums, and remove the handler if this object has added it."""
         self._write()
         if self._handler is not None:
             self._logger.removeHandler(self._handler)
@@ -219,7 +196,7 @@ def _fields(report: SuperstepReport, supersteps: int) -> dict[str, Any]:
 
 
 def watermark_text(watermark_us: EventTimeMicros) -> str:
-    """A watermark as ISO text in UTC; ``unknown`` and ``end`` before and after all time.
+    """Return a watermark as ISO text in UTC; ``unknown`` and ``end`` before and after all time.
 
     Example:
         >>> watermark_text(EventTimeMicros(1_360_396_800_000_000))
@@ -251,7 +228,7 @@ def _structured(logger: logging.Logger, clock: Clock, *, as_json: bool) -> Any:
 
 
 def _attach(logger: logging.Logger, stream: IO[str]) -> logging.Handler | None:
-    """Bring a handler of our own, unless the program has one or has set a level: then it knows what it wants."""
+    """Add a handler, unless the program has configured logging: a handler or a level is its decision."""
     ancestors = (logger, logging.getLogger(LOGGER), logging.getLogger("millpond"))
     if logger.hasHandlers() or any(ancestor.level != logging.NOTSET for ancestor in ancestors):
         return None
@@ -266,16 +243,9 @@ _LOG = logging.getLogger("millpond")
 
 
 class Progress:
-    """Reports the supersteps of one run.
+    """The reports of one run's supersteps, on standard error unless a console is given.
 
-    Args:
-        pipeline: the pipeline's name.
-        clock: stamps the log lines and paces the live line.
-        enabled: whether to report at all.
-        log_every_ms: log at most this often and sum the supersteps in between, for a runner that
-            commits hundreds a second; 0 logs every superstep.
-        console: where the live line goes, or the log lines if the program has not set up logging;
-            standard error by default.
+    Log at most once in ``log_every_ms``, with the sums of the supersteps in between; 0 logs every superstep.
 
     Example:
         >>> from millpond.statestore.system import SystemClock
@@ -311,7 +281,7 @@ class Progress:
             self._line.report(report)
 
     def note(self, text: str) -> None:
-        """Say something about the run, where its supersteps are reported; in the log of ``millpond`` if nowhere."""
+        """Report a text about the run with its supersteps, or in the log of ``millpond`` if they are not reported."""
         if self._log is None:
             _LOG.info(text)
         else:
@@ -320,7 +290,7 @@ class Progress:
             self._line.note(text)
 
     def close(self) -> None:
-        """Log the supersteps that are not logged yet, and stop the live line in its last state."""
+        """Log the remaining supersteps, and stop the live line in its last state."""
         log, line = self._log, self._line
         self._log = self._line = None
         if line is not None:

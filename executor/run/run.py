@@ -1,14 +1,11 @@
-"""A running pipeline, whichever runner runs it: watermarks, counts and the end.
-
-What an update of a running pipeline has done.
-"""
+"""A running pipeline, in either runner: watermarks, signals, changes of the pipeline, counts and the end."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, Self, TypeVar, get_args
 
@@ -19,12 +16,110 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.signals import SignalWindow, listeners, signal_rows
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Lifecycle
-from millpond.executor.run.status import RunStatus, RunSummary, WatermarkUpdate
+from millpond.executor.superstep.commit import Totals
+from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.time.clocks import EXACT
 from millpond.executor.time.instants import Instant, instant_us
+from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.executor.watermark.stream_time import MemberStatus
 from millpond.statestore.catalog.topology import TopologyChange, change_between
 from millpond.statestore.errors import InvalidError, did_you_mean
-from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros, TableVersion
+from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros, Superstep, TableVersion
+
+
+def input_watermarks(coordinator: Coordinator) -> dict[str, EventTimeMicros]:
+    """Return the input low watermark of each computation."""
+    names = coordinator.topology.computations
+    return {name: coordinator.watermarks.input_watermark(name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """The state of a pipeline after a superstep; a value that any thread may read.
+
+    Attributes:
+        superstep: number of the last committed superstep.
+        totals: counts over the pipeline's whole life.
+        watermarks: input low watermark by computation.
+        low_watermark: the lowest output watermark; everything before it is done.
+        ended: injected streams whose input has ended for good.
+    """
+
+    superstep: Superstep
+    totals: Totals
+    watermarks: Mapping[str, EventTimeMicros]
+    low_watermark: EventTimeMicros
+    ended: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, coordinator: Coordinator) -> Self:
+        """Return the present status; only the thread that runs supersteps may call it."""
+        return cls(
+            superstep=coordinator.superstep,
+            totals=coordinator.totals,
+            watermarks=input_watermarks(coordinator),
+            low_watermark=coordinator.watermarks.low_watermark(),
+            ended=coordinator.watermarks.ended,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkUpdate:
+    """A source's promise about the time of one stream, or of one of its members.
+
+    Attributes:
+        at: no older record will arrive; ``None`` promises nothing.
+        status: idle, gone or expected; ``None`` changes nothing.
+        member: the member; ``None`` for the whole stream.
+        percentile: percentage of the records that the promise covers.
+    """
+
+    stream: str
+    at: EventTimeMicros | None = None
+    status: MemberStatus | None = None
+    member: str | None = None
+    percentile: float = EXACT
+
+    def check(self, topology: Topology) -> None:
+        """Raise `InvalidError` for a stream, a member or a percentile that the pipeline does not have."""
+        topology.injector(self.stream).check_member(self.member)
+        topology.percentile(self.percentile)
+
+    def apply(self, watermarks: PipelineWatermarks) -> None:
+        """Update the pipeline's watermarks; the next superstep makes that durable."""
+        if self.at is not None:
+            watermarks.advance(self.stream, self.at, self.member, self.percentile)
+        if self.status is not None:
+            watermarks.declare(self.stream, self.status, self.member)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """Counts of one run, and of the pipeline's whole life (restarts included).
+
+    Attributes:
+        supersteps: number of supersteps that this run committed.
+        superstep: number of the pipeline's last superstep.
+        run: counts of this run.
+        totals: counts of the pipeline's whole life.
+        watermark: the lowest output watermark; everything before it is done.
+        elapsed_ms: duration of this run.
+        error: the error that ended the run, in one line; ``None`` unless it failed.
+        ended: injected streams whose input has ended for good, in order of their names: later
+            records are refused.
+        skipped: by stream, the reason why a bounded input, or a stream read up to now, brought no
+            records or not all of them.
+    """
+
+    supersteps: int
+    superstep: int
+    run: Totals
+    totals: Totals
+    watermark: EventTimeMicros
+    elapsed_ms: float
+    error: str | None = None
+    ended: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +127,9 @@ class PipelineUpdate:
     """An update of a running pipeline, which has taken effect.
 
     Attributes:
-        version: the table version from which on the changed pipeline runs.
-        pause_ms: how long no superstep could run.
-        change: what is new, gone and different.
+        version: table version from which the changed pipeline runs.
+        pause_ms: time without supersteps.
+        change: new, removed and changed parts of the pipeline.
     """
 
     version: int
@@ -43,11 +138,7 @@ class PipelineUpdate:
 
 
 def refuse_other_pipeline(topology: Topology, present: Topology) -> None:
-    """Refuse an update to a pipeline of another name, which has other positions in the store.
-
-    Raises:
-        InvalidError: the names differ.
-    """
+    """Refuse an update to a pipeline of another name, which has other positions in the store."""
     if topology.name != present.name:
         raise InvalidError(
             "an update keeps the pipeline's name, under which the store has its inputs and its time",
@@ -59,20 +150,13 @@ def refuse_other_pipeline(topology: Topology, present: Topology) -> None:
 def update_between(
     former: Topology, present: Topology, version: TableVersion, elapsed_us: int
 ) -> PipelineUpdate:
-    """The update from one topology to another.
-
-    Args:
-        former: the one before.
-        present: the one that runs now.
-        version: the commit that says so.
-        elapsed_us: how long the update took.
-    """
+    """Return the update from one topology to another, committed as ``version``."""
     change = change_between(definition_of(former), definition_of(present))
     return PipelineUpdate(version=version, pause_ms=elapsed_us / 1_000, change=change)
 
 
 _Accepted = TypeVar("_Accepted")
-"""What a run answers when it has accepted a watermark: a receipt, or nothing."""
+"""The result of an accepted watermark: a receipt in the local runner, ``None`` on Spark."""
 
 _LOG = logging.getLogger("millpond")
 
@@ -80,11 +164,13 @@ _LOG = logging.getLogger("millpond")
 class Run(ABC, Generic[_Accepted]):
     """A running pipeline; stopped by `stop` or at the end of a ``with``.
 
+    Once the run has failed, every method that works raises its first error.
+
     Args:
         topology: the checked pipeline.
-        lifecycle: the phase of the run and its first failure.
-        clock: measures how long the run takes.
-        first: where the pipeline stood before this run.
+        lifecycle: phase of the run and its first failure.
+        clock: measures the duration of the run.
+        first: state of the pipeline before this run.
         release: closes the store if the run owns it; called once by `stop`.
     """
 
@@ -121,7 +207,7 @@ class Run(ABC, Generic[_Accepted]):
     def advance_watermark(
         self, stream: str, at: Instant, *, member: str | None = None, percentile: float = 100
     ) -> _Accepted:
-        """Promise that no record older than ``at`` will come on a stream, after those injected so far.
+        """Promise that no record older than ``at`` will arrive on a stream, after the records injected so far.
 
         From then on records before ``at`` are late, windows close and timers fire. The next
         superstep makes the promise durable.
@@ -130,8 +216,8 @@ class Run(ABC, Generic[_Accepted]):
             stream: an injected stream.
             at: the time.
             member: restricts the promise to one of the stream's members.
-            percentile: the percentage of the records that the promise is about; the others are not
-                late if they come. Either 100 or a percentile that a computation or a trigger uses.
+            percentile: percentage of the records that the promise covers; older records of the rest are
+                not late. Either 100 or a percentile that a computation or a trigger uses.
 
         Returns:
             A `Receipt` in the local runner, nothing on Spark.
@@ -139,7 +225,6 @@ class Run(ABC, Generic[_Accepted]):
         Raises:
             InvalidError: the stream is not injected, it has no such member, the pipeline does not
                 use the percentile, or ``at`` is not a time.
-            MillpondError: the error that ended the run.
         """
         moment = instant_us(at)
         known = self._topology.percentile(percentile)
@@ -148,9 +233,8 @@ class Run(ABC, Generic[_Accepted]):
     def declare(self, stream: str, status: MemberStatus, *, member: str | None = None) -> _Accepted:
         """Declare a stream, or one of its members, ``idle``, ``gone``, or ``expected`` again.
 
-        A stream that is idle or gone does not hold back watermarks; records that it brings anyway
-        may be late. Its next record ends idleness, but not absence. The next run of the pipeline
-        remembers both.
+        A stream that is idle or gone does not hold back watermarks; its records may be late. Its next
+        record ends idleness, but not absence. The next run of the pipeline remembers both.
 
         Args:
             stream: an injected stream.
@@ -162,14 +246,13 @@ class Run(ABC, Generic[_Accepted]):
 
         Raises:
             InvalidError: the stream is not injected, or it has no such member.
-            MillpondError: the error that ended the run.
         """
         if status not in get_args(MemberStatus):
             raise InvalidError("a stream is expected, idle or gone", stream=stream, status=status)
         return self._update(WatermarkUpdate(stream=stream, status=status, member=member))
 
     def finish(self, stream: str) -> _Accepted:
-        """Promise that no more records will come on a stream; every record that comes anyway is late.
+        """Promise that no more records will arrive on a stream; every later record is late.
 
         The next superstep makes the promise durable.
 
@@ -178,7 +261,6 @@ class Run(ABC, Generic[_Accepted]):
 
         Raises:
             InvalidError: the stream is not injected.
-            MillpondError: the error that ended the run.
         """
         self._topology.injector(stream)
         return self._finish(stream)
@@ -189,7 +271,7 @@ class Run(ABC, Generic[_Accepted]):
 
     @abstractmethod
     def _accept(self, update: WatermarkUpdate) -> _Accepted:
-        """Let a checked update take effect, after the records injected so far."""
+        """Apply a checked update, after the records injected so far."""
 
     @abstractmethod
     def _finish(self, stream: str) -> _Accepted:
@@ -206,27 +288,26 @@ class Run(ABC, Generic[_Accepted]):
         step: str | None = None,
         id: str | None = None,  # noqa: A002 - the word of `inject`
     ) -> _Accepted:
-        """Give a signal to windowed steps whose trigger waits for it (see `AfterSignal`), after the records injected so far.
+        """Send a signal to windowed steps whose trigger waits for it (see `AfterSignal`), after the records injected so far.
 
-        It takes effect exactly once, in the commit of a superstep: once that is durable, neither a crash nor a
-        restart loses or repeats it. A signal that finds no window of the key, since it has no elements, has
-        expired or its trigger has finished, has no effect and is counted as ``signals_missed`` of the step.
+        The signal takes effect exactly once, in the commit of a superstep: once that is durable, neither a crash
+        nor a restart loses or repeats it. A signal that finds no window of the key (because it has no elements, has
+        expired, or its trigger has finished) has no effect and is counted as ``signals_missed`` of the step.
 
         Args:
             name: the signal's name.
             key: the key whose windows are signalled.
-            window: the start and end of one of them, as panes show it; where windows merge, all that overlap
+            window: start and end of one window, as panes show it; of merging windows, all windows that overlap
                 it. ``None`` for all windows of the key.
-            step: the only windowed step to signal, by its name; ``None`` for all that wait for the signal.
-            id: an id of the signal: giving it again with the same key and id has no effect, for three hours.
-                Use one if you may repeat a signal whose outcome you do not know.
+            step: name of the only windowed step to signal; ``None`` for all steps that wait for the signal.
+            id: id of the signal: for three hours a signal with the same key and id has no effect.
+                Use an id if you may repeat a signal whose outcome you do not know.
 
         Returns:
             A `Receipt` in the local runner; on Spark it returns when the signal is durable.
 
         Raises:
             InvalidError: no step waits for this signal, or an argument is malformed.
-            MillpondError: the error that ended the run.
 
         Example:
             ``run.signal("release", "red", [start_us, end_us], id="ticket-17")``
@@ -242,29 +323,29 @@ class Run(ABC, Generic[_Accepted]):
     # -- changes of the pipeline ------------------------------------------------------------
 
     def update(self, pipeline: EnginePipeline) -> PipelineUpdate:
-        """Go on with a changed pipeline, without stopping: computations and sinks are added, removed and replaced.
+        """Continue with a changed pipeline, without stopping: computations and sinks are added, removed and replaced.
 
-        It is what a restart with this pipeline would do, without the restart. The pipeline is checked as a whole, as
-        at a start, and refused with the same errors; then the old one goes on as if nothing had been asked. Otherwise
-        it takes effect between two supersteps: the leases stay held, input that waits is kept, and one commit says
-        from which version on the new pipeline runs (``millpond history --topology``).
+        It has the effect of a restart with this pipeline. The pipeline is checked as a whole, as at a start, and
+        refused with the same errors; then the old pipeline continues unchanged. Otherwise the change takes effect
+        between two supersteps: the leases stay held, waiting input is kept, and one commit records the version from
+        which the new pipeline runs (``millpond history --topology``).
 
-        - A computation that is new gets the records from then on, and productions that wait to be delivered.
-        - One that stays keeps its rows, whatever its code is now.
-        - One that is gone is named in ``retire``, ``drop`` or ``renamed_from``, unless it has no rows. Retired ones
-          can be read as before, and go on from their rows once an update, or a restart, brings them back.
+        - A new computation gets the records from then on, and productions that wait to be delivered.
+        - A computation that stays keeps its rows, whatever its code is now.
+        - A computation that is removed is named in ``retire``, ``drop`` or ``renamed_from``, unless it has no rows.
+          The rows of a retired computation can be read as before; it continues from them once an update, or a
+          restart, brings it back.
         - Records that wait for a stream which is no longer injected are refused: their receipts raise.
 
         Args:
             pipeline: the changed pipeline, of the same name. It may share computations and sinks with the old one.
 
         Returns:
-            What has changed, from which version on, and how long supersteps paused for it.
+            The changes, the version from which they hold, and the time without supersteps.
 
         Raises:
             InvalidError: the pipeline cannot run, or its store does not allow the change; nothing has changed.
-            UnavailableError: a service is away; unless `is_active` says otherwise nothing has changed.
-            MillpondError: the error that ended the run.
+            UnavailableError: a service is away; nothing has changed while `is_active` is true.
 
         Example:
             ``run.update(pipeline_with_an_alert())``
@@ -275,7 +356,7 @@ class Run(ABC, Generic[_Accepted]):
 
     @abstractmethod
     def _change(self, topology: Topology) -> PipelineUpdate:
-        """Go on with a checked topology from the next superstep on."""
+        """Continue with a checked topology from the next superstep on."""
 
     # -- status ----------------------------------------------------------------------------
 
@@ -286,15 +367,15 @@ class Run(ABC, Generic[_Accepted]):
 
     @property
     def is_active(self) -> bool:
-        """Whether the run still takes input."""
+        """True while the run takes input."""
         return self._lifecycle.is_active
 
     @abstractmethod
     def _status(self) -> RunStatus:
-        """Where the pipeline stands; any thread may ask."""
+        """Return the state of the pipeline; any thread may call it."""
 
     def watermark(self, computation: str) -> EventTimeMicros:
-        """The input low watermark of a computation after the last superstep, in microseconds.
+        """Return the input low watermark of a computation after the last superstep, in microseconds.
 
         Raises:
             InvalidError: the pipeline has no such computation.
@@ -310,7 +391,7 @@ class Run(ABC, Generic[_Accepted]):
         return marks[computation]
 
     def summary(self) -> RunSummary:
-        """Counts so far, of this run and of the pipeline's whole life."""
+        """Return the counts so far, of this run and of the pipeline's whole life."""
         status = self._status()
         return RunSummary(
             supersteps=status.superstep - self._first.superstep,
@@ -325,12 +406,12 @@ class Run(ABC, Generic[_Accepted]):
         )
 
     def note_skipped(self, stream: str, reason: str) -> None:
-        """Note why this run does not process an input, or a part of it; `summary` tells it."""
+        """Record for `summary` why this run does not process an input, or a part of it."""
         self._skipped[stream] = reason
         self._say(f"of the input {stream}: {reason}")
 
     def note_end(self) -> None:
-        """Say that the run was its input's last, and warn if something still keeps event time from passing."""
+        """Report the end of the input, and warn if a hold or a wall timer still keeps event time from passing."""
         held = {name: at for name, at in self._status().watermarks.items() if at != TIME_MAX_US}
         if held:
             _LOG.warning(
@@ -346,7 +427,7 @@ class Run(ABC, Generic[_Accepted]):
         )
 
     def note_nothing(self) -> None:
-        """Say why, if the run has read all there is and processed nothing."""
+        """Warn with the reasons if the run has read all its input and processed no record."""
         summary = self.summary()
         retried = any(counts.get("retried") for counts in summary.run.by_computation.values())
         if self._skipped and not summary.run.injected and not retried:
@@ -367,9 +448,9 @@ class Run(ABC, Generic[_Accepted]):
     def stop(self) -> RunSummary:
         """Finish the superstep under way, give the leases back and release all resources.
 
-        Nothing is drained: undelivered productions are delivered after the next start, and input
-        that is not committed yet is refused to its source. A superstep that waits for a service
-        that is away fails instead of being waited for. A second call does nothing.
+        Nothing is drained: undelivered productions are delivered after the next start, and uncommitted
+        input is refused to its source. A superstep that waits for an unavailable service fails at
+        once. A second call does nothing.
 
         Returns:
             Counts of this run and of the pipeline's whole life.
@@ -379,6 +460,7 @@ class Run(ABC, Generic[_Accepted]):
         """
         if not self._lifecycle.stop():
             return self.summary()
+        # No superstep may begin once the leases are given back, so work ends first.
         self._end_work()
         summary = self.summary()
         try:
@@ -388,15 +470,15 @@ class Run(ABC, Generic[_Accepted]):
         return summary
 
     def abandon(self) -> None:
-        """Stop after a failure; an error of stopping is logged, so that it does not hide the failure."""
+        """Stop after a failure; log an error of stopping, so that it does not hide the failure."""
         try:
             self.stop()
-        except Exception as failure:  # noqa: BLE001 - the first failure is the one that is raised
+        except Exception as failure:  # noqa: BLE001 - the caller raises the first failure
             _LOG.warning("stopping after a failure failed too: %s", failure)
 
     @abstractmethod
     def _end_work(self) -> None:
-        """Finish the superstep under way and begin no other."""
+        """Finish the superstep under way; begin no other."""
 
     @abstractmethod
     def _close(self) -> None:

@@ -1,15 +1,14 @@
-"""The Spark engine: runs a planned superstep as one Spark job and hands the manifests to the commit.
+"""The Spark engine: runs the intervals of a superstep as one Spark job.
 
-Rows of the outside input are routed to the slot of their interval, a Python task processes the
-intervals of a slot, and the driver collects the reports and commits once (architecture §5). Where
-productions are weak, a superstep has further jobs, one per wave of computations; it still ends in
-one commit.
+Rows of the outside input are routed to the slot of their interval, a Python task extracts and processes them, and the
+driver collects the reports (architecture §5). Where productions are weak, a superstep has further jobs, one per wave
+of computations; it still ends in one commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +20,7 @@ from millpond.executor.inputs.positions import BOUNDED_SOURCE, after_the_end
 from millpond.executor.interval.worker import IntervalPlan
 from millpond.executor.pipeline.nodes import ComputationNode, is_addressed
 from millpond.executor.pipeline.topology import Topology
+from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.frames import flat_frame
 from millpond.executor.spark.hand_over import has_abstract_addresses
 from millpond.executor.spark.key_sql import arrow_key_columns
@@ -45,8 +45,9 @@ from millpond.executor.spark.task_plan import (
     pack_parts,
     read_slot_reports,
 )
+from millpond.executor.superstep.admission import ROWS_READ
 from millpond.executor.superstep.commit import SuperstepReport
-from millpond.executor.superstep.coordinator import Coordinator, TopologyParts
+from millpond.executor.superstep.coordinator import CheckedUpdate, Coordinator
 from millpond.executor.superstep.delivery import (
     ProductionSource,
     addresses_of,
@@ -54,205 +55,207 @@ from millpond.executor.superstep.delivery import (
     read_productions,
     weak_only,
 )
-from millpond.executor.superstep.key_columns import ROWS_READ
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
+from millpond.executor.superstep.superstep import Batch, Engine, Inputs, Results, Superstep
 from millpond.executor.time.watermark_policies import MarkColumn
 from millpond.statestore.errors import check
-from millpond.statestore.objects.disk_tier import DiskOptions
-from millpond.statestore.store import Store
-from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, Rng, TableVersion
+from millpond.statestore.types import TIME_MAX_US, EventTimeMicros, TableVersion
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _SAMPLE_ROWS = 20_000
 _LEVELLED_EVERY: Final = 8
-"""After how many supersteps the work of the slots is compared."""
+"""Number of supersteps between comparisons of the slots' work."""
 
 _END: Final = EventTimeMicros(TIME_MAX_US)
-_UNKNOWN: Final[Mapping[str, EventTimeMicros]] = {}
 
 
 def plan_once(session: SparkSession) -> None:
-    """Turn adaptive execution off for a session.
-
-    The partitions of a superstep are fixed, so there is nothing to adapt, and it takes 40 ms.
-    """
+    """Turn adaptive execution off for a session: it takes 40 ms, and a superstep's partitions are fixed."""
     session.conf.set("spark.sql.adaptive.enabled", "false")
 
 
-class SparkEngine:
-    """Runs the supersteps of one pipeline on Spark; used by one thread at a time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkBatch(Batch):
+    """A frame for one superstep; without a frame only productions are delivered and timers fire."""
 
-    Args:
-        spark: the session.
-        store: the open store.
-        coordinator: plans and commits supersteps; already open.
-        intervals: into how many intervals a computation is divided, if it does not say.
-        cache_bytes: soft-state budget of a worker process, in bytes.
-        disk: whether row files are kept on the workers' disks.
-        rng: makes the secret by which the run's tasks know each other.
-    """
+    frame: DataFrame | None = None
+    stream: str = ""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        store: Store,
-        coordinator: Coordinator,
-        *,
-        intervals: int,
-        cache_bytes: int,
-        disk: DiskOptions,
-        rng: Rng,
-    ) -> None:
-        # A session of our own: its settings must not affect the user's queries.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkInputs(Inputs):
+    """A flat frame, whose rows the tasks extract."""
+
+    batch: SparkBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkResults(Results):
+    """Results, with the reports of the slots."""
+
+    reports: tuple[SlotReport, ...] = ()
+
+
+class SparkEngine(Engine[SparkBatch, SparkInputs, SparkResults]):
+    """Runs the intervals of one pipeline on Spark; used by one thread at a time."""
+
+    in_process = False
+
+    def __init__(self, spark: SparkSession, coordinator: Coordinator, options: RunnerOptions) -> None:
+        # A separate session: its settings must not affect the user's queries.
         self._session = spark.newSession()
         plan_once(self._session)
-        self._store = store
+        self._store = coordinator.store
         self._coordinator = coordinator
-        self._homes = homes_for(self._session, intervals, rng.token())
+        self._superstep: Superstep[SparkBatch, SparkInputs, SparkResults] = Superstep(coordinator, self)
+        self._homes = homes_for(self._session, options.intervals or 1, options.rng.token())
         self._slots = Slots(self._homes.slots)
         coordinator.on_recut = self._slots.apply
         coordinator.balancer.parallelism = self._slots.count
         self._writers: Mapping[str, int] = {}
-        self._setting_of = partial(WorkerSetting.of, store, cache_bytes=cache_bytes, disk=disk)
+        self._setting_of = partial(
+            WorkerSetting.of, self._store, cache_bytes=options.cache_bytes, disk=options.disk
+        )
         self._follow(coordinator.topology)
-        self._secret = rng.token() if has_abstract_addresses() else None
+        self._secret = options.rng.token() if has_abstract_addresses() else None
 
     def _follow(self, topology: Topology) -> None:
-        """Note what depends on the topology; tasks of other code than their process has load theirs first."""
+        """Replace the parts that depend on the topology; a task whose process has other code loads the new code first."""
         self._routers = {name: Router(node) for name, node in topology.injectors.items()}
         # Between tasks weak productions travel in their producers' files.
         self._weak = {name: topology.weak_streams(name, keep_all=True) for name in topology.fused}
         self._setting = self._setting_of(topology.computations)
 
-    def update(self, parts: TopologyParts) -> TableVersion:
-        """Go on with a changed pipeline, between two supersteps; see `Coordinator.update`.
-
-        Args:
-            parts: the changed pipeline, prepared.
-
-        Raises:
-            FencedError: another process has taken over.
-            UnavailableError: a service is away for longer than the runner waits.
-        """
-        version = self._coordinator.update(parts)
+    def update(self, checked: CheckedUpdate) -> TableVersion:
+        """Continue with a changed pipeline, between two supersteps; see `Coordinator.update`."""
+        version = self._coordinator.update(checked)
         self._slots.keep(
-            one for name in parts.topology.computations for one in self._coordinator.intervals_of(name)
+            one for name in checked.topology.computations for one in self._coordinator.intervals_of(name)
         )
-        self._follow(parts.topology)
+        self._follow(checked.topology)
         return version
+
+    def close(self) -> None:
+        """Release the resources that Spark holds for the run."""
+        self._homes.close()
+
+    # -- batches ---------------------------------------------------------------------------
 
     def consume(
         self, frame: DataFrame, position: InputPosition, *, is_last: bool = False
     ) -> SuperstepReport | None:
-        """Run one superstep with a batch of an outside input.
-
-        Args:
-            frame: the batch.
-            position: the stream, the streaming query and the number of the batch.
-            is_last: whether the stream ends with it.
-
-        Returns:
-            What the superstep did; ``None`` if the store has consumed the batch already.
-
-        Raises:
-            InvalidError: the checkpoint does not belong to this store, an earlier run has ended the
-                stream, or the input cannot be read.
-            FencedError: another process has taken over.
-        """
+        """Run one superstep on a batch of an outside input, unless the store has consumed the batch."""
+        # Spark repeats a batch whose superstep was committed right before a crash: its position is in the table.
         if not self._coordinator.inputs.admit(position):
             return None
-        # Where records are sorted by time, those of the last batch wait for no others.
-        after = {position.stream: _END} if is_last and self._coordinator.topology.sorts else _UNKNOWN
-        return self._take_in(frame, position.stream, position, after)
+        # Where records are sorted by time, the records of the last batch wait for no others.
+        is_sorted_end = is_last and self._coordinator.topology.sorts
+        after = {position.stream: _END} if is_sorted_end else None
+        return self._superstep.run(
+            SparkBatch(frame=frame, stream=position.stream, position=position, after=after)
+        )
 
     def inject(self, frame: DataFrame, stream: str) -> SuperstepReport:
-        """Run one superstep with records that no outside position counts: only their ids tell them from repeated ones.
-
-        Raises:
-            InvalidError: an earlier run has ended the stream, or the records cannot be read.
-            FencedError: another process has taken over.
-        """
-        return self._take_in(frame, stream, None)
+        """Run one superstep on records without an outside position: only their ids distinguish repeated records."""
+        return self._superstep.run(SparkBatch(frame=frame, stream=stream))
 
     def backfill(self, frame: DataFrame, position: InputPosition, computation: str) -> SuperstepReport:
-        """Run one superstep with the history of a stream, which only one computation gets.
+        """Run one superstep on the history of a stream, which only one computation gets."""
+        return self._superstep.run(
+            SparkBatch(frame=frame, stream=position.stream, position=position, backfilled=computation)
+        )
 
-        Args:
-            frame: the history.
-            position: that of the backfill once all of it is consumed.
-            computation: the computation.
-
-        Raises:
-            InvalidError: the history cannot be read.
-            FencedError: another process has taken over.
-        """
-        self._note_keys(frame, position.stream, computation)
-        if not self._coordinator.intervals_of(computation):
-            self._create_intervals_of(
-                self._coordinator.topology.computations[computation], frame, position.stream
-            )
-        self._homes.settle()
-        plan = self._coordinator.begin(backfilled=computation)
-        reports = self._run_input(frame, position.stream, self._first_wave(plan), only=computation)
-        reports += self._run_later_waves(plan, reports)
-        # The records say nothing of the stream's time, and have been counted when they came.
-        return self._commit(plan, tuple(replace(report, inputs=()) for report in reports), position)
-
-    def _take_in(
-        self,
-        frame: DataFrame,
-        stream: str,
-        position: InputPosition | None,
-        after: Mapping[str, EventTimeMicros] = _UNKNOWN,
-    ) -> SuperstepReport:
-        if stream in self._coordinator.inputs.closed and not frame.isEmpty():
-            raise after_the_end(stream)
-        frame = flat_frame(self._coordinator.topology.injectors[stream].change, frame)
-        self._note_keys(frame, stream)
-        self._create_intervals(frame, stream)
-        self._homes.settle()
-        plan = self._coordinator.begin(inputs={stream}, after=after)
-        reports = self._run_input(frame, stream, self._first_wave(plan))
-        if position is not None and position.source == BOUNDED_SOURCE:
-            position = replace(position, rows=self._rows_of(stream, reports))
-        reports += self._run_later_waves(plan, reports)
-        for injected, at in after.items():
-            self._coordinator.watermarks.promise(injected, at)
-        return self._commit(plan, reports, position)
+    def advance(self) -> SuperstepReport:
+        """Run one superstep without outside input: deliver productions and fire due timers."""
+        return self._superstep.run(SparkBatch())
 
     def count(self, frame: DataFrame, stream: str) -> int:
-        """How many records the whole input of a stream has."""
+        """Count the records of a stream's whole input."""
         return flat_frame(self._coordinator.topology.injectors[stream].change, frame).count()
 
     def read(self, path: str) -> DataFrame:
-        """A Parquet file."""
+        """Read a Parquet file."""
         return self._session.read.parquet(path)
 
     def frame(self, rows: pa.Table) -> DataFrame:
-        """Rows of this process as a frame, in one partition, so that their order stays."""
+        """Return rows of this process as a frame, in one partition, so that their order stays."""
         return self._session.createDataFrame(rows).coalesce(1)
 
-    def advance(self) -> SuperstepReport:
-        """Run one superstep without outside input: deliver productions and fire due timers.
+    # -- the steps of a superstep ----------------------------------------------------------
 
-        Raises:
-            InvalidError: user code failed and failures stop the pipeline.
-            FencedError: another process has taken over.
-        """
+    def extract(self, batch: SparkBatch) -> SparkInputs:
+        """Check the frame and record its key columns; the tasks extract the rows."""
+        frame, stream = batch.frame, batch.stream
+        if frame is None:
+            return SparkInputs(batch=batch)
+        if batch.backfilled is None:
+            if stream in self._coordinator.inputs.closed and not frame.isEmpty():
+                raise after_the_end(stream)
+            frame = flat_frame(self._coordinator.topology.injectors[stream].change, frame)
+        self._record_keys(frame, stream, batch.backfilled)
+        return SparkInputs(
+            batch=replace(batch, frame=frame),
+            streams=() if batch.backfilled is not None else (stream,),
+            after=batch.after or {},
+        )
+
+    def sample_keys(self, inputs: SparkInputs, node: ComputationNode) -> pa.Array:
+        """Return the keys of some rows of the frame."""
+        frame, stream = inputs.batch.frame, inputs.batch.stream
+        if frame is None:
+            return pa.array([], pa.string())
+        subscription = node.subscription(stream)
+        key = None if subscription is None else subscription.key
+        keys = self._routers[stream].keys(frame, key, _SAMPLE_ROWS).toArrow()
+        return keys.column(0).combine_chunks()
+
+    def run_intervals(self, plan: SuperstepPlan, inputs: SparkInputs) -> SparkResults:
+        """Run the job of a superstep, and one further job per wave of weak productions."""
         self._homes.settle()
-        plan = self._coordinator.begin()
-        reports = self._run_without_input(self._first_wave(plan))
+        batch, first = inputs.batch, self._first_wave(plan)
+        if batch.frame is None:
+            reports = self._run_without_input(first)
+        else:
+            reports = self._run_input(batch.frame, batch.stream, first, only=batch.backfilled)
+        rows = None
+        if batch.position is not None and batch.position.source == BOUNDED_SOURCE:
+            rows = self._rows_of(batch.stream, reports)
         reports += self._run_later_waves(plan, reports)
-        return self._commit(plan, reports, None)
+        if batch.backfilled is not None:
+            # History moves no watermark, and its records were counted when they arrived first.
+            reports = tuple(replace(report, inputs=()) for report in reports)
+        return SparkResults(
+            manifests=[manifest for report in reports for manifest in report.manifests],
+            observations=[observation for report in reports for observation in report.inputs],
+            letters=[letter for report in reports for letter in report.dead_letters],
+            rows=rows,
+            reports=reports,
+        )
 
-    def close(self) -> None:
-        """Give back what Spark keeps for the run."""
-        self._homes.close()
+    def confirm(self, results: SparkResults, report: SuperstepReport) -> SuperstepReport:
+        """Remember the slots of files and intervals, and add the figures of the slots to the report."""
+        reports = results.reports
+        self._writers = {
+            manifest.file.path: slot.slot
+            for slot in reports
+            for manifest in slot.manifests
+            if manifest.file is not None
+        }
+        self._slots.record(results.manifests)
+        if self._coordinator.balancer.is_on and report.superstep % _LEVELLED_EVERY == 0:
+            self._slots.level()
+        worked = {slot.slot: slot.process for slot in reports if slot.manifests}
+        return replace(
+            report,
+            slots=len(worked),
+            slots_at_home=self._slots.at_home(worked),
+            read_bytes=sum(slot.read_bytes for slot in reports),
+        )
 
     def _rows_of(self, stream: str, reports: tuple[SlotReport, ...]) -> int | None:
-        """How many rows the tasks have read of a stream, the unreadable ones included; ``None`` without a consumer."""
+        """Return the number of rows that the tasks have read of a stream, with unreadable rows; ``None`` without a consumer."""
         consumers = self._coordinator.topology.consumers_of(stream)
         if not consumers:
             return None
@@ -261,32 +264,15 @@ class SparkEngine:
         unreadable = sum(letter.stream == stream and letter.computation == first for letter in letters)
         return unreadable + sum(seen.records for report in reports for seen in report.inputs)
 
-    def _commit(
-        self, plan: SuperstepPlan, reports: tuple[SlotReport, ...], position: InputPosition | None
-    ) -> SuperstepReport:
-        committed = self._coordinator.commit(
-            plan,
-            [manifest for report in reports for manifest in report.manifests],
-            position=position,
-            inputs=[observation for report in reports for observation in report.inputs],
-            dead_letters=[letter for report in reports for letter in report.dead_letters],
-        )
-        self._writers = {
-            manifest.file.path: report.slot
-            for report in reports
-            for manifest in report.manifests
-            if manifest.file is not None
-        }
-        self._slots.record(manifest for report in reports for manifest in report.manifests)
-        if self._coordinator.balancer.is_on and committed.superstep % _LEVELLED_EVERY == 0:
-            self._slots.level()
-        worked = {report.slot: report.process for report in reports if report.manifests}
-        return replace(
-            committed,
-            slots=len(worked),
-            slots_at_home=self._slots.at_home(worked),
-            read_bytes=sum(report.read_bytes for report in reports),
-        )
+    def _record_keys(self, frame: DataFrame, stream: str, only: str | None) -> None:
+        # The batches of an input have the same columns.
+        keys = self._coordinator.keys
+        if not keys.is_known(stream, only):
+            node = self._coordinator.topology.injectors[stream]
+            if node.payload is None:
+                keys.record_columns(stream, arrow_key_columns(frame.schema), only)
+            else:
+                keys.record(stream, rows_to_extract(node, frame.limit(ROWS_READ).toArrow()), only)
 
     # -- jobs ------------------------------------------------------------------------------
 
@@ -327,7 +313,7 @@ class SparkEngine:
         return self._run(None, replace(self._task_plan(plan, parts), handed_on=handed_on), parts)
 
     def _first_wave(self, plan: SuperstepPlan) -> SuperstepPlan:
-        """The part of a superstep that waits for no weak production."""
+        """Return the part of a superstep that waits for no weak production."""
         waves = self._coordinator.topology.waves(_computations(plan))
         if len(waves) < 2:
             return plan
@@ -339,15 +325,7 @@ class SparkEngine:
     ) -> tuple[SlotReport, ...]:
         """Hand weak productions on, job after job; all jobs belong to one superstep and one commit.
 
-        Only files whose manifests have been collected are handed on: other files that a repeated
-        task wrote are never read.
-
-        Args:
-            plan: the whole superstep.
-            reports: what the first wave reported.
-
-        Returns:
-            What the later waves reported.
+        Only files whose manifests have been collected are handed on: other files of a repeated task are never read.
         """
         later: tuple[SlotReport, ...] = ()
         for wave in self._coordinator.topology.waves(_computations(plan))[1:]:
@@ -370,28 +348,8 @@ class SparkEngine:
             self._coordinator.create_intervals(name, keys_of(productions, node))
         return self._coordinator.parts_of(name, plan.wall_time)
 
-    def _note_keys(self, frame: DataFrame, stream: str, only: str | None = None) -> None:
-        # The batches of an input have the same columns.
-        if not self._coordinator.keys.is_known(stream, only):
-            node = self._coordinator.topology.injectors[stream]
-            if node.payload is None:
-                self._coordinator.keys.note_columns(stream, arrow_key_columns(frame.schema), only)
-            else:
-                first = frame.limit(ROWS_READ).toArrow()
-                self._coordinator.keys.note(stream, rows_to_extract(node, first), only)
-
-    def _create_intervals(self, frame: DataFrame, stream: str) -> None:
-        for node in self._coordinator.computations_without_intervals([stream]):
-            self._create_intervals_of(node, frame, stream)
-
-    def _create_intervals_of(self, node: ComputationNode, frame: DataFrame, stream: str) -> None:
-        subscription = node.subscription(stream)
-        key = None if subscription is None else subscription.key
-        keys = self._routers[stream].keys(frame, key, _SAMPLE_ROWS).toArrow()
-        self._coordinator.create_intervals(node.name, keys.column(0).combine_chunks())
-
     def _task_plan(self, plan: SuperstepPlan, parts: SlotParts) -> TaskPlan:
-        """The instructions of a superstep without outside input."""
+        """Return the instructions of a superstep without outside input."""
         return TaskPlan(
             setting=self._setting,
             superstep=plan.superstep,
@@ -414,11 +372,6 @@ class SparkEngine:
 
         Spark starts no task for a partition that it knows to be empty: a frame without rows may have
         no partition, though productions and timers wait in every slot. Those slots run without it.
-
-        Args:
-            routed: the rows of the outside input; ``None`` without one.
-            plan: the instructions.
-            parts: what is to run.
         """
         tasks = self._slots.tasks_for(parts)
         frame, plan = self._with_productions(routed, plan, parts)
@@ -438,8 +391,8 @@ class SparkEngine:
     def _with_productions(
         self, routed: DataFrame | None, plan: TaskPlan, parts: SlotParts
     ) -> tuple[DataFrame | None, TaskPlan]:
-        """Routed rows with those of the committed productions, where a shuffle brings them; else what was given."""
-        count, topology = self._coordinator.undelivered, self._coordinator.topology
+        """Add the committed productions to the routed rows, if a shuffle brings them faster than each task's reading."""
+        count, topology = self._coordinator.pending.count, self._coordinator.topology
         if topology.fused or not plan.sources or not are_shuffled(count, len(plan.parts)):
             return routed, plan
         routes = production_routes(
@@ -462,7 +415,7 @@ def _computations(plan: SuperstepPlan) -> set[str]:
 
 
 def _handed_on(plan: SuperstepPlan, reports: tuple[SlotReport, ...]) -> tuple[ProductionSource, ...]:
-    """The uncommitted files with weak productions."""
+    """Return the uncommitted files with weak productions."""
     sources = []
     for manifest in (manifest for report in reports for manifest in report.manifests):
         streams = frozenset(summary.stream for summary in manifest.result.productions)

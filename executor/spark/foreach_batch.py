@@ -1,14 +1,12 @@
 """Embedding: a pipeline, or one computation, in the ``foreachBatch`` of the user's own streaming queries.
 
-The run of a pipeline that streaming queries of the user's own feed, each through a function of its stream.
-
 All functions of a pipeline and a store share one run: one set of leases, one superstep at a time, one sequence of
-commits. The first batch of any query opens it, `EmbeddedRun.close` or a failure ends it, and the next batch of a query
-that was started since then opens it again. What ends it is thus known to each query:
+commits. The first batch of any query opens the run, `EmbeddedRun.close` or a failure ends it, and the next batch of a
+query that was started since then opens it again. Each query learns the end of the run:
 
-- A failure is everyone's: the other queries that fed the run fail with the same error at their next batch.
-- A query that is stopped in the middle of a batch ends the run too, since Spark cancels what is under way; that is no
-  failure, and the next batch of another query opens it again.
+- A failure concerns all: the other queries that fed the run fail with the same error at their next batch.
+- A query that is stopped in the middle of a batch ends the run too, since Spark cancels its jobs; that is not a
+  failure, and the next batch of another query opens the run again.
 """
 
 from __future__ import annotations
@@ -60,12 +58,10 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("millpond")
 _OPENINGS_MAX: Final = 10
-"""So often a batch may find that the run has been closed under its hands."""
-
-_TICK_MS: Final = 250.0
+"""Number of times that a batch may find its run closed by another thread."""
 
 _OWNERS: Final[dict[tuple[str, str], EmbeddedRun]] = {}
-"""Whose run is open, or being opened, in this process, by the place of the store and the pipeline's name."""
+"""The open run of this process, or the run being opened, by the place of the store and the pipeline's name."""
 
 _CLAIM: Final = threading.Lock()
 """Held while `_OWNERS` changes."""
@@ -77,14 +73,7 @@ class _Runner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class OpenRun:
-    """A run from its opening to its end, as the queries that feed it know it.
-
-    Attributes:
-        run: the run.
-        functions: what consumes the batches of a stream, by stream.
-        failure: what has ended it; ``None`` while it is open, and where it was closed.
-        is_over: whether it has ended.
-    """
+    """A run from its opening to its end, with the consumers of batches by stream; a closed run has no failure."""
 
     run: SparkRun
     functions: dict[str, Callable[[DataFrame, int], None]] = field(default_factory=dict)
@@ -92,11 +81,7 @@ class OpenRun:
     is_over: bool = False
 
     def raise_failure(self) -> None:
-        """Raise what has ended the run, if it has failed.
-
-        Raises:
-            MillpondError: the failure.
-        """
+        """Raise the error that ended the run, if it has failed."""
         if self.failure is not None:
             raise self.failure
 
@@ -108,15 +93,7 @@ class OpenRun:
 
 
 class EmbeddedRun:
-    """Opens the run of one pipeline on one store when a batch comes, and ends it; any thread may use it.
-
-    Args:
-        pipeline: the pipeline.
-        place: where the store lies.
-
-    Attributes:
-        pipeline: the pipeline.
-    """
+    """The run that all functions of a pipeline and a store share; any thread may use it."""
 
     def __init__(self, pipeline: EnginePipeline, place: str) -> None:
         self.pipeline: EnginePipeline = pipeline
@@ -132,18 +109,10 @@ class EmbeddedRun:
     def join(
         self, stream: str, options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], _Runner]
     ) -> None:
-        """Note that a stream has a function, and with which options the run is to be opened.
+        """Add a stream's function, and the options of its call.
 
         The functions share the run, so each option is the same in every call that names it. Once a run has ended, a
-        call may change them for the next one.
-
-        Args:
-            stream: an injected stream.
-            options: those that this call names.
-            make: makes the runner, given all options but ``tick_ms``.
-
-        Raises:
-            InvalidError: another call has said otherwise, an open run was opened otherwise, or an option is wrong.
+        call may change options for the next run.
         """
         with self._lock:
             for name, value in options.items():
@@ -164,18 +133,14 @@ class EmbeddedRun:
                         option=name,
                     )
             all_options = {**self._options, **options}
-            self._runner = make({name: value for name, value in all_options.items() if name != "tick_ms"})
+            self._runner = make(all_options)
             self._options = all_options
             self._said |= options.keys()
             self._streams.add(stream)
 
     @property
     def run(self) -> SparkRun:
-        """The run that is open.
-
-        Raises:
-            InvalidError: none is.
-        """
+        """The open run."""
         opened = self._open
         if opened is None:
             raise InvalidError(
@@ -184,14 +149,7 @@ class EmbeddedRun:
         return opened.run
 
     def consume(self, stream: str, frame: DataFrame, batch: int) -> OpenRun:
-        """Consume one micro-batch of a stream in exactly one superstep and one commit.
-
-        Returns:
-            The run that has consumed it.
-
-        Raises:
-            MillpondError: the error that ended the superstep, and the run with it.
-        """
+        """Consume one micro-batch of a stream in exactly one superstep and one commit; return the run."""
         for _ in range(_OPENINGS_MAX):
             opened = self._opened(stream)
             try:
@@ -204,12 +162,8 @@ class EmbeddedRun:
         raise UnavailableError("the run is closed again and again while a batch waits for it", input=stream)
 
     def close(self) -> None:
-        """Do all the work that is due, and give the leases back; a query that goes on opens the run again.
-
-        Raises:
-            MillpondError: what that work has failed with; the leases are released anyway.
-        """
-        # A batch that comes meanwhile waits, and opens another run then.
+        """Do all the work that is due, and give the leases back; the next batch of a query opens the run again."""
+        # A batch that arrives meanwhile waits for the lock, and then opens another run.
         with self._lock:
             opened = self._ended()
             if opened is None:
@@ -223,13 +177,13 @@ class EmbeddedRun:
             opened.run.stop()
 
     def abandon(self) -> None:
-        """Give the leases back without any further work."""
+        """Give the leases back without further work."""
         with self._lock:
             if (opened := self._ended()) is not None:
                 opened.run.abandon()
 
     def _opened(self, stream: str) -> OpenRun:
-        """The open run; opened now, for a batch of this stream, if there is none."""
+        """Return the open run, or open one for a batch of this stream."""
         with self._lock:
             if self._open is not None:
                 return self._open
@@ -260,7 +214,7 @@ class EmbeddedRun:
         except BaseException:
             self._disclaim()
             raise
-        run.start_ticker(self._options.get("tick_ms", _TICK_MS))
+        run.start_ticker()
         return OpenRun(run)
 
     def _disclaim(self) -> None:
@@ -269,7 +223,7 @@ class EmbeddedRun:
                 del _OWNERS[self._name]
 
     def _is_blamed(self, opened: OpenRun, stream: str, failure: BaseException) -> bool:
-        """Note what a batch has failed with; return whether its query is to fail as well, and not to try again."""
+        """Record the failure of a batch; return True if its query must fail too instead of retrying."""
         stop = failure if isinstance(failure, QueryStoppedError) else None
         with self._lock:
             if not opened.is_over:
@@ -278,12 +232,12 @@ class EmbeddedRun:
                 opened.failure = failure if stop is None else None
                 self._ended()
                 opened.run.abandon()
-            # Without a failure it was closed, or a query was stopped: this one, or another.
+            # A run without a failure was closed, or a query was stopped: this query or another.
             is_own_stop = stop is not None and stop.details.get("input") == stream
             return is_own_stop or opened.failure is not None
 
     def _ended(self) -> OpenRun | None:
-        """Forget the open run, which is to be stopped."""
+        """Forget and return the open run, which the caller stops."""
         opened, self._open = self._open, None
         if opened is not None:
             opened.is_over = True
@@ -293,7 +247,7 @@ class EmbeddedRun:
         return opened
 
     def _give_way(self) -> None:
-        """End the run because another pipeline of its name is about to run on its store, in this process."""
+        """End the run because another pipeline of its name is about to run on its store in this process."""
         with self._lock:
             opened = self._ended()
             if opened is None:
@@ -307,7 +261,7 @@ class EmbeddedRun:
             opened.run.abandon()
 
     def _close_at_exit(self) -> None:
-        """Give the leases back at the end of the process, which is too late for any work."""
+        """Give the leases back at the end of the process, when it is too late for work."""
         with self._lock:
             self._is_too_late = True
             opened = self._ended()
@@ -318,7 +272,7 @@ class EmbeddedRun:
         opened.run.stop()
 
     def _tell_who_waits(self, opened: OpenRun, stream: str) -> None:
-        """Say which streams keep event time where it was."""
+        """Log the streams that hold event time back."""
         waiting = sorted(opened.run.topology.injectors.keys() - {stream, SIGNALS})
         if waiting:
             _LOG.info(
@@ -330,7 +284,7 @@ class EmbeddedRun:
             )
 
     def _tell_of_silent(self, opened: OpenRun) -> None:
-        """Say which streams have brought nothing, and which of them no function takes."""
+        """Record the streams that brought no records, and warn of streams without a function."""
         streams = opened.run.topology.injectors.keys() - {SIGNALS}
         opened.run.note_unfed(sorted(streams))
         summary = opened.run.summary()
@@ -352,30 +306,26 @@ INPUT = "input"
 
 
 _RUNS: Final[WeakValueDictionary[tuple[str, int], EmbeddedRun]] = WeakValueDictionary()
-"""The run of each pipeline object on a store, by its place, for as long as a function of it is known."""
+"""The run of each pipeline object on a store, by the store's place, as long as one of its functions lives."""
 
 _MAKING: Final = threading.Lock()
-"""Held while a function is made, so that those of one pipeline and store find the same run."""
+"""Held while a function is made, so that all functions of a pipeline and a store find the same run."""
 
 
 class ForeachBatch:
     """A function for ``writeStream.foreachBatch`` that feeds an injected stream of a pipeline.
 
-    The functions of one `Pipeline` object and store share one run, each in a query of its own. The first batch of any
-    of them takes the leases; `close`, a failure or the end of the process gives them back. `close` also does the work
-    that is due by then; the end of the process is too late for that.
+    The functions of one `Pipeline` object and store share one run; each belongs to a separate query. The first batch
+    of any query takes the leases; `close`, a failure or the end of the process gives them back. `close` also does the
+    work that is due by then; the end of the process is too late for that.
 
     - A failure ends the run, and its query. The other queries fail with the same error at their next batch. A query
       that was started again takes the leases again.
-    - A query that you stop ends nothing: the others go on, and so does it once you start it again.
-    - A stream whose query has not had a batch yet keeps event time where it was before the run: windows of other
+    - A query that you stop does not end the run: the other queries continue, and it continues once you start it again.
+    - A stream whose query has had no batch yet holds event time where it was before the run: windows of other
       streams that are joined with it wait.
 
-    At the end of a ``with`` it is closed; after an exception the leases are given back, and no work is done.
-
-    Args:
-        embedded: the run.
-        stream: the injected stream.
+    The end of a ``with`` closes the function; after an exception the leases are given back, and no work is done.
 
     Example::
 
@@ -392,7 +342,7 @@ class ForeachBatch:
         """Consume one micro-batch in exactly one superstep and one commit.
 
         Raises:
-            InvalidError: this is no batch of a streaming query, or it does not fit the stream.
+            InvalidError: the frame is not a batch of a streaming query, or it does not fit the stream.
             MillpondError: the error that ended the superstep, or the run since the query's last batch; Spark stops
                 the query.
         """
@@ -414,19 +364,15 @@ class ForeachBatch:
             self._embedded.abandon()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be sent to the server of Spark Connect.
-
-        Raises:
-            InvalidError: always.
-        """
+        """Raise `InvalidError`: the function cannot be sent to the server of Spark Connect."""
         refuse_pickle("a foreachBatch function of Millpond")
 
     @property
     def run(self) -> SparkRun:
-        """The run that is open: for its watermarks, signals, counts, and rows of streams without a query.
+        """The open run, for its watermarks, signals, counts, and rows of streams without a query.
 
         Raises:
-            InvalidError: none is: no batch has come yet, or it has ended.
+            InvalidError: no run is open: no batch has arrived yet, or the run has ended.
         """
         return self._embedded.run
 
@@ -438,13 +384,13 @@ class ForeachBatch:
         written. A query that still runs takes the leases again with its next batch. A second call does nothing.
 
         Raises:
-            MillpondError: what that work has failed with; the leases are released anyway.
+            MillpondError: the error of that work; the leases are released anyway.
         """
         self._embedded.close()
 
 
 class PipelineBatchOptions(SparkRunnerOptions, total=False):
-    """The options of `Pipeline.foreach_batch`: those of `SparkRunner`, which explains each, and ``tick_ms``."""
+    """The options of `Pipeline.foreach_batch`: the options of `SparkRunner`, which explains each, and ``tick_ms``."""
 
     tick_ms: float
 
@@ -455,17 +401,7 @@ def stream_function(
     stream: str,
     options: Mapping[str, Any],
 ) -> ForeachBatch:
-    """The function of one injected stream of a pipeline; see `Pipeline.foreach_batch`.
-
-    Args:
-        pipeline: the pipeline.
-        store: path of the store, or an open one.
-        stream: the injected stream.
-        options: some of `PipelineBatchOptions`.
-
-    Raises:
-        InvalidError: the pipeline is invalid or has no such stream, or an option is wrong.
-    """
+    """Return the function of one injected stream of a pipeline; see `Pipeline.foreach_batch`."""
     streams = sorted(pipeline.check().injectors.keys() - {SIGNALS})
     if stream not in streams:
         raise InvalidError(
@@ -483,7 +419,7 @@ def stream_function(
     with _MAKING:
         embedded = _RUNS.get((place, id(pipeline)))
         if embedded is None:
-            # It keeps the pipeline, so that no other one gets its id.
+            # The run keeps the pipeline alive, so that no other pipeline gets its id.
             embedded = _RUNS[place, id(pipeline)] = EmbeddedRun(pipeline, place)
         said = {"store": store if isinstance(store, Store) else place, **options}
         embedded.join(stream, said, lambda known: SparkRunner(**known))
@@ -491,10 +427,7 @@ def stream_function(
 
 
 class ForeachBatchOptions(SparkRunnerOptions, total=False):
-    """The further options of `foreach_batch`: those of `Pipeline.inject`, of a computation, and of the runner.
-
-    `Pipeline.inject`, `ComputationOptions` and `SparkRunner` explain each.
-    """
+    """The further options of `foreach_batch`; `Pipeline.inject`, `ComputationOptions` and `SparkRunner` explain each."""
 
     at_unit: TimeUnit | None
     at_zone: str | None
@@ -535,31 +468,31 @@ def foreach_batch(
 ) -> ForeachBatch:
     """Embed a computation in the user's own streaming query.
 
-    For several computations, streams or windows see `Pipeline.foreach_batch`, of which this is the short form.
+    This is the short form of `Pipeline.foreach_batch`, which takes several computations, streams and windows.
 
     Args:
-        store: path of the store, or an open one.
-        computation: what to run for each key.
+        store: path of the store, or an open store.
+        computation: the code to run for each key.
         key: column, list of columns (or function of the row) with the key; see `Pipeline.inject`.
         at: column (or function of the row) with the event time, or `IngressTime`.
         id: column (or function of the row) with the record's id; records with the same id count once.
-        watermark: how the low watermark follows from the records; by default the delay of the query's own
-            ``withWatermark`` on the column ``at``, and without one they arrive in the order of their times.
-        id_slack: how long a sender may repeat a record; see `Pipeline.inject`.
-        name: the computation's name in the store; its class's name otherwise.
-        produces: the stream or streams that the computation produces to; by default one with its name.
-        sink: where its productions go: one sink for the first of its streams, or a mapping of streams to
-            sinks. `DEAD_LETTERS` is a stream, too.
-        tick_ms: how long the query must be silent before due timers fire without a batch.
-        pipeline: under which name the store keeps how far it has consumed the query: the computation's
-            when the query was started first. By default ``renamed_from``, or else the computation's name.
-            Keep ``renamed_from`` or ``pipeline`` in the code, for the query keeps its first name.
+        watermark: policy by which the low watermark follows the records; by default the delay of the query's
+            ``withWatermark`` on the column ``at``, and without that records must arrive in the order of their times.
+        id_slack: time within which a sender may repeat a record; see `Pipeline.inject`.
+        name: the computation's name in the store; by default the name of its class.
+        produces: the stream or streams of the computation's productions; by default one stream with its name.
+        sink: one sink for the first of these streams, or a mapping of streams to sinks. `DEAD_LETTERS` is a
+            stream, too.
+        tick_ms: silence of the query after which due timers fire without a batch.
+        pipeline: name under which the store keeps the consumed position of the query: the name of the
+            computation at the query's first start. By default ``renamed_from``, or else the computation's name.
+            Keep ``renamed_from`` or ``pipeline`` in the code, because the query keeps its first name.
         drop: former computations of this pipeline whose rows are removed; see `Pipeline`.
         options: all other options of `Pipeline.inject`, of the computation and of the `SparkRunner`;
             ``intervals`` is the computation's.
 
     Raises:
-        InvalidError: an option is unknown, or wrong in itself.
+        InvalidError: an option is unknown or out of its range.
 
     Example::
 
@@ -569,7 +502,7 @@ def foreach_batch(
     """
     chosen = name or type(computation).__name__
     of_stream, of_code, of_runner = _sorted_out(options)
-    # The store and its sinks know the query by its first name.
+    # The store and its sinks keep the query under its first name.
     first = pipeline or of_code.get("renamed_from") or chosen
     graph = EnginePipeline(first, drop=drop)
     if watermark is not None:
@@ -578,7 +511,7 @@ def foreach_batch(
     output = stream.apply(computation, name=chosen, produces=produces, **of_code)
     sinks = sink if isinstance(sink, Mapping) else {} if sink is None else {output.name: sink}
     for produced, target in sinks.items():
-        # A store knows the sink of the first stream by the computation's name.
+        # A store keeps the sink of the first stream under the computation's name.
         graph.add_sink(first if produced == output.name else f"{first}.{produced}", produced, target)
     return stream_function(graph, store, INPUT, {**of_runner, "tick_ms": tick_ms})
 
@@ -588,7 +521,7 @@ _CODE_OPTIONS: Final = frozenset(ComputationOptions.__annotations__)
 
 
 def _sorted_out(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The options of the stream, of the computation and of the runner."""
+    """Return the options of the stream, of the computation and of the runner."""
     known = _STREAM_OPTIONS | _CODE_OPTIONS | SparkRunnerOptions.__annotations__.keys()
     for option in options.keys() - known:
         options_known = sorted(ForeachBatchOptions.__annotations__)

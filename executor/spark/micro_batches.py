@@ -1,10 +1,8 @@
-"""Micro-batches: from which streaming query one is, where it ends in its source, and how a run consumes it.
+"""Micro-batches: the streaming query of a batch, its end in the source, and the thread for silent input.
 
-Where it ends is what Spark writes into ``offsets/<batch>`` of the query's checkpoint before the batch begins: the offsets
-of all sources of the query, the watermark, and settings. With it a query can go on from a batch without the checkpoint
-that it had.
-
-The ticker: a thread that looks after a run while its input is silent.
+The end of a batch is the entry that Spark writes into ``offsets/<batch>`` of the query's checkpoint before the batch
+begins: the offsets of all sources of the query, the watermark, and settings. With the entry a query can continue from
+a batch without its former checkpoint.
 """
 
 from __future__ import annotations
@@ -36,27 +34,14 @@ _ENDING: Final = ("AvailableNow", "OneTime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryStart:
-    """A start of a streaming query.
-
-    Attributes:
-        query: the query's id, which its checkpoint keeps.
-        start: the id of this start of it.
-    """
+    """A start of a streaming query: the query's id, which its checkpoint keeps, and the id of this start."""
 
     query: str
     start: str
 
     @classmethod
     def of(cls, frame: DataFrame, stream: str) -> QueryStart:
-        """That of a batch.
-
-        Args:
-            frame: the batch.
-            stream: the injected stream that it is for.
-
-        Raises:
-            InvalidError: it is no batch of a query.
-        """
+        """Return the start of a batch's query."""
         context: Any = frame.sparkSession._jsparkSession.sparkContext()  # noqa: SLF001
         query = context.getLocalProperty(_QUERY_ID)
         if query is None:
@@ -68,14 +53,9 @@ class QueryStart:
         return cls(query=str(query), start=str(context.getLocalProperty(_RUN_ID)))
 
     def end_offsets(self, frame: DataFrame, batch: int) -> str | None:
-        """The entry of Spark's offset log for a batch; ``None`` where Spark does not tell it.
-
-        Args:
-            frame: the batch.
-            batch: its number.
-        """
+        """Return the entry of Spark's offset log for a batch, if Spark gives it."""
         try:
-            # Spark has no public way from a batch to its offsets; its progress reports come after the batch.
+            # Spark has no public API from a batch to its offsets; its progress reports come after the batch.
             log = _running(frame, self.query).offsetLog()
             gateway: Any = frame.sparkSession._jvm  # noqa: SLF001
             written = gateway.java.io.ByteArrayOutputStream()
@@ -86,11 +66,7 @@ class QueryStart:
             return None
 
     def ends_by_itself(self, frame: DataFrame) -> bool:
-        """Whether the query ends once it has read what was there when it began, as with ``availableNow``.
-
-        Args:
-            frame: a batch of it.
-        """
+        """Return True if the query ends once it has read the data of its start, as with ``availableNow``."""
         try:
             return str(_running(frame, self.query).trigger().toString()).startswith(_ENDING)
         except _untold() as error:
@@ -98,15 +74,7 @@ class QueryStart:
             return False
 
     def check_running(self, frame: DataFrame, stream: str) -> None:
-        """Refuse to go on with a batch whose query is being stopped.
-
-        Args:
-            frame: the batch.
-            stream: the injected stream that it is for.
-
-        Raises:
-            QueryStoppedError: it is, and its jobs are cancelled.
-        """
+        """Raise `QueryStoppedError` if the query is being stopped, because Spark cancels the jobs of its batch."""
         if _is_being_stopped(frame, self.query):
             raise _stopped(stream)
 
@@ -118,14 +86,10 @@ def batch_function(
     wait: Callable[[str, Callable[[], None]], None],
     consume: Callable[[DataFrame, InputPosition], object],
 ) -> Callable[[DataFrame, int], None]:
-    """The ``foreachBatch`` function of an injected stream.
+    """Return the ``foreachBatch`` function of an injected stream.
 
-    Args:
-        stream: the stream.
-        meet: is given the first batch of each start of a query.
-        wait: waits while the stream is too far ahead, and calls a function that may end that; a query that ends by
-            itself does not wait, for a slower one may have ended already.
-        consume: consumes a batch.
+    It calls ``meet`` with the first batch of each start of a query, ``wait`` while the stream is too far ahead, with a
+    function to poll, and ``consume`` with each batch.
     """
     known: QueryStart | None = None
     ends = False
@@ -134,10 +98,12 @@ def batch_function(
         nonlocal known, ends
         begun = QueryStart.of(frame, stream)
         if begun != known:
-            # Each start of a query has its own clone of the user's session.
+            # Each start of a query clones the user's session, so the setting is made for each.
             plan_once(frame.sparkSession)
             meet(stream, frame)
             known, ends = begun, begun.ends_by_itself(frame)
+        # A query that ends by itself does not wait: the slower query may have ended already.
+        # A query that ends by itself does not wait: the slower query may have ended already.
         if not ends:
             wait(stream, lambda: begun.check_running(frame, stream))
         offsets = begun.end_offsets(frame, batch)
@@ -148,16 +114,7 @@ def batch_function(
 
 @contextmanager
 def unless_stopped(frame: DataFrame, query: str, stream: str) -> Iterator[None]:
-    """Let what Spark fails with because a batch's query is being stopped say so.
-
-    Args:
-        frame: the batch.
-        query: the id of its query.
-        stream: the injected stream that it is for.
-
-    Raises:
-        QueryStoppedError: the query is being stopped, which cancels its jobs.
-    """
+    """Raise `QueryStoppedError` in place of Spark's errors if the batch's query is being stopped."""
     try:
         yield
     except MillpondError:
@@ -184,14 +141,14 @@ def _is_being_stopped(frame: DataFrame, query: str) -> bool:
 
 
 def _running(frame: DataFrame, query: str) -> Any:
-    """Spark's own object of a query that has a batch under way."""
+    """Return Spark's own object of a query that has a batch under way."""
     session: Any = frame.sparkSession
     running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
     return running.get(session._jvm.java.util.UUID.fromString(query))  # noqa: SLF001
 
 
 def _untold() -> tuple[type[Exception], ...]:
-    """What asking Spark's own objects may fail with: they are no public interface, and the JVM may have ended."""
+    """Return the errors of Spark's own objects, which are not a public interface and whose JVM may have ended."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -199,15 +156,9 @@ def _untold() -> tuple[type[Exception], ...]:
 
 
 class Ticker:
-    """Calls a function again and again, until the run is stopped or has failed.
+    """A thread that calls a function repeatedly until the run is stopped or has failed; an error ends the run."""
 
-    Args:
-        tick: the function; what it raises ends the run.
-        lifecycle: the run's.
-        every_ms: how long to wait before each call.
-    """
-
-    def __init__(self, tick: Callable[[float], None], lifecycle: Lifecycle, every_ms: float) -> None:
+    def __init__(self, tick: Callable[[], None], lifecycle: Lifecycle, every_ms: float) -> None:
         self._tick = tick
         self._lifecycle = lifecycle
         self._every_ms = every_ms
@@ -222,7 +173,7 @@ class Ticker:
         while not self._lifecycle.wait_for_stop(self._every_ms):
             try:
                 with spark_calls():
-                    self._tick(self._every_ms)
+                    self._tick()
             except BaseException as failure:  # noqa: BLE001 - kept, and raised to each thread that waits
                 self._lifecycle.fail(failure)
             if self._lifecycle.error is not None:

@@ -1,9 +1,8 @@
-"""A pipeline while it runs on Spark: streaming queries feed it, a ticker keeps it awake.
+"""A pipeline while it runs on Spark: streaming queries feed it, and a ticker works while they are silent.
 
-Each outside stream is a Spark streaming query of its own whose ``foreachBatch`` is one superstep;
-the next batch delivers its productions. While no batch comes, the ticker runs supersteps for
-undelivered productions and for timers that are due, so wall timers fire on an idle stream
-(MillWheel §4.6).
+Each outside stream is a Spark streaming query whose ``foreachBatch`` is one superstep; the next batch delivers its
+productions. While no batch arrives, the ticker runs supersteps for undelivered productions and due timers, so wall
+timers fire on an idle stream (MillWheel §4.6).
 """
 
 from __future__ import annotations
@@ -20,9 +19,15 @@ from millpond.executor.inputs.positions import BOUNDED_SOURCE, consumed_before
 from millpond.executor.pipeline.nodes import SIGNALS
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Deadline, Lifecycle, Phase
-from millpond.executor.run.progress import Progress
-from millpond.executor.run.run import PipelineUpdate, Run, update_between
-from millpond.executor.run.status import RunStatus, WatermarkUpdate, input_watermarks
+from millpond.executor.run.options import RunnerOptions
+from millpond.executor.run.run import (
+    PipelineUpdate,
+    Run,
+    RunStatus,
+    WatermarkUpdate,
+    input_watermarks,
+    update_between,
+)
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.frames import InputFrames, backfill_frames, table_of
 from millpond.executor.spark.micro_batches import Ticker, batch_function, unless_stopped
@@ -32,7 +37,6 @@ from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.errors import UnavailableError
-from millpond.statestore.types import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,50 +49,40 @@ _SKEW_POLL_MS = 50.0
 class SparkRun(Run[None]):
     """A running pipeline; created by `SparkRunner.start`, stopped by `stop` or at the end of a ``with``.
 
-    Args:
-        engine: runs supersteps.
-        coordinator: plans and commits supersteps.
-        clock: measures times.
-        progress: reports supersteps.
-        release: closes the store if the run owns it; called once by `stop`.
-        frames: complete the pipeline by what they tell of the streams; ``None`` where a program gives all rows itself.
+    Once the run has failed, every method that works raises its first error.
     """
 
     def __init__(
         self,
         engine: SparkEngine,
         coordinator: Coordinator,
+        options: RunnerOptions,
         *,
-        clock: Clock,
-        progress: Progress,
         release: Callable[[], None],
         frames: InputFrames | None = None,
     ) -> None:
         lifecycle = Lifecycle()
         first = RunStatus.of(coordinator)
-        super().__init__(coordinator.topology, lifecycle, clock, first=first, release=release)
+        super().__init__(coordinator.topology, lifecycle, options.clock, first=first, release=release)
+        self._tick_ms = options.tick_ms
         self._engine = engine
         self._frames = frames
         self._coordinator = coordinator
         coordinator.sinks.on_failure = lifecycle.fail
-        self._progress = progress
+        self._progress = options.progress_of(coordinator.topology.title)
         self._lock = threading.RLock()
         self._queries = Queries(self._check_owner)
         self._fed: set[str] = set()
         self._is_bounded = False
         self._ticker: Ticker | None = None
-        self._last_superstep_us = clock.monotonic_us()
+        self._last_superstep_us = options.clock.monotonic_us()
         # Replaced after each superstep, so that any thread may read it.
         self._watermarks = first.watermarks
 
     # -- input -----------------------------------------------------------------------------
 
     def on_batch(self, stream: str) -> Callable[[DataFrame, int], None]:
-        """The ``foreachBatch`` function of one outside stream.
-
-        Args:
-            stream: an injected stream.
-        """
+        """Return the ``foreachBatch`` function of an injected stream."""
         return batch_function(stream, meet=self._meet, wait=self._wait_for_slower, consume=self.consume)
 
     def _meet(self, stream: str, frame: DataFrame) -> None:
@@ -101,15 +95,7 @@ class SparkRun(Run[None]):
                 self._topology = topology
 
     def _wait_for_slower(self, stream: str, go_on: Callable[[], None] = lambda: None) -> None:
-        """Wait while the stream is further ahead than its skew limit, if a ticker keeps time going.
-
-        Args:
-            stream: an injected stream.
-            go_on: called now and then; what it raises ends the wait.
-
-        Raises:
-            UnavailableError: the run was stopped meanwhile; the next run gets the batch again.
-        """
+        """Wait while the stream is further ahead than its skew limit, if a ticker advances time; call ``go_on`` at each poll."""
         while self._ticker is not None and not self._is_bounded:
             with self._guarded():
                 if stream not in self._coordinator.watermarks.streams_ahead():
@@ -121,18 +107,7 @@ class SparkRun(Run[None]):
             go_on()
 
     def consume(self, frame: DataFrame, position: InputPosition) -> SuperstepReport | None:
-        """Run one superstep on a batch; after a failure every further call raises that failure again.
-
-        Args:
-            frame: the batch.
-            position: the stream, the streaming query and the number of the batch.
-
-        Returns:
-            What the superstep did; ``None`` if the store has consumed the batch already.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Run one superstep on a batch; return ``None`` if the store has consumed the batch already."""
         with self._guarded(position.stream), unless_stopped(frame, position.source, position.stream):
             report = self._reported(self._engine.consume(frame, position))
             if report is not None:
@@ -142,17 +117,16 @@ class SparkRun(Run[None]):
     def inject_durably(self, stream: str, rows: Iterable[Mapping[str, Any]] | pa.Table) -> None:
         """Run one superstep with rows of this process, and return once their effects are durable.
 
-        It suits a source that the driver reads itself, such as a `DirectoryInjector`; a stream of much
-        data is a streaming DataFrame's. After a crash inject the rows again, with ids if they must not
-        count twice. Waits while the stream is further ahead than its ``skew_limit``.
+        It suits a source that the driver reads itself, such as a `DirectoryInjector`; use a streaming
+        DataFrame for much data. After a crash inject the rows again, with ids if they must not count
+        twice. Waits while the stream is further ahead than its ``skew_limit``.
 
         Args:
-            stream: an injected stream, without a streaming query of its own.
+            stream: an injected stream without a streaming query.
             rows: mappings of fields, of which a field has one type, or an Arrow table.
 
         Raises:
             InvalidError: the stream is not injected, or a column is missing or of the wrong type.
-            MillpondError: the error that ended the run.
         """
         self._topology.injector(stream)
         table = rows if isinstance(rows, pa.Table) else table_of(list(rows))
@@ -169,11 +143,10 @@ class SparkRun(Run[None]):
         Args:
             stream: an injected stream.
             frame: all of its input.
-            finish: whether the stream ends with it; then its watermark does not hold back the others.
+            finish: the stream ends with it, and its watermark does not hold back the others.
 
         Raises:
-            InvalidError: the store has consumed it already, and it has grown since.
-            MillpondError: the error that ended the run.
+            InvalidError: the store has consumed the input already, and it has grown since.
         """
         with self._guarded():
             position = InputPosition(stream=stream, source=BOUNDED_SOURCE, batch=0)
@@ -185,25 +158,17 @@ class SparkRun(Run[None]):
                 self._coordinator.watermarks.finish(stream)
 
     def backfill(self, inputs: Mapping[str, DataFrame]) -> None:
-        """Give each computation the history that it has not had yet, in one superstep for each of its streams.
-
-        Args:
-            inputs: the inputs of the run, of which bounded ones may be the history of ``"input"``.
+        """Give each computation its missing history, in one superstep for each of its streams.
 
         Raises:
-            InvalidError: a history does not fit its stream, or is not known here.
-            MillpondError: the error that ended the run.
+            InvalidError: a history does not fit its stream, or cannot be read here.
         """
         with self._guarded():
             for piece in backfill_frames(self._coordinator, self._engine, inputs):
                 self._reported(self._engine.backfill(piece.frame, piece.position, piece.computation))
 
     def advance(self) -> SuperstepReport | None:
-        """Run one superstep without outside input: deliver productions and fire due timers.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Run one superstep without outside input: deliver productions and fire due timers."""
         with self._guarded():
             return self._reported(self._engine.advance())
 
@@ -219,11 +184,7 @@ class SparkRun(Run[None]):
             self._coordinator.watermarks.finish(stream)
 
     def has_work(self) -> bool:
-        """Whether a superstep without outside input would do anything now; lets idle time pass first.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """Return True if a superstep without outside input would do anything now; lets idle time pass first."""
         with self._guarded():
             return self._is_work_due()
 
@@ -232,11 +193,7 @@ class SparkRun(Run[None]):
         return self._coordinator.has_work()
 
     def finish_inputs(self) -> None:
-        """End all injected streams, and run supersteps until nothing is left to do.
-
-        Raises:
-            MillpondError: the error that ended the run.
-        """
+        """End all injected streams, and run supersteps until nothing is left to do."""
         with self._guarded():
             for stream in self._coordinator.topology.injectors:
                 self._coordinator.watermarks.finish(stream)
@@ -248,13 +205,10 @@ class SparkRun(Run[None]):
 
         Args:
             supersteps_max: bound, as a cycle may never come to rest.
-            timeout_ms: how long to go on; ``None`` for as long as it takes.
+            timeout_ms: longest time to work; ``None`` for no limit.
 
         Returns:
-            Whether the pipeline came to rest; false too if the run is being stopped.
-
-        Raises:
-            MillpondError: the error that ended the run.
+            True if the pipeline came to rest in time, before the run was stopped.
         """
         deadline = Deadline.after(self._clock, timeout_ms)
         for _ in range(supersteps_max):
@@ -272,12 +226,8 @@ class SparkRun(Run[None]):
     def start_queries(self, starts: Mapping[str, StartQuery], *, is_bounded: bool) -> None:
         """Start the queries that feed the run, and stop them when the run stops.
 
-        Args:
-            starts: what starts each stream's query.
-            is_bounded: whether they end by themselves.
-
         Raises:
-            FencedError: another process has taken the pipeline; none is started.
+            FencedError: another process has taken the pipeline; no query is started.
             ConflictError: another query keeps writing a checkpoint.
             UnavailableError: Spark's JVM has ended.
         """
@@ -287,23 +237,20 @@ class SparkRun(Run[None]):
 
     def _check_owner(self) -> None:
         with self._guarded():
-            self._coordinator.check_owner()
+            self._coordinator.ownership.check_owner()
 
     # -- the ticker ------------------------------------------------------------------------
 
-    def start_ticker(self, tick_ms: float) -> None:
-        """Start a thread that runs supersteps while the input is silent.
+    def start_ticker(self) -> None:
+        """Start a thread that runs supersteps while the input is silent."""
+        self._ticker = Ticker(self._tick, self._lifecycle, self._tick_ms)
 
-        Args:
-            tick_ms: how long the input must be silent.
-        """
-        self._ticker = Ticker(self._tick, self._lifecycle, tick_ms)
-
-    def _tick(self, tick_ms: float) -> None:
-        self._coordinator.check_leases()
+    def _tick(self) -> None:
+        # A silent run commits nothing, so only this check finds that another process has taken over.
+        self._coordinator.ownership.check_leases()
         self._queries.revive()
         idle_us = self._clock.monotonic_us() - self._last_superstep_us
-        if idle_us < tick_ms * 1_000 or not self._lock.acquire(blocking=False):
+        if idle_us < self._tick_ms * 1_000 or not self._lock.acquire(blocking=False):
             return
         try:
             has_failed = self._lifecycle.error is not None
@@ -323,7 +270,7 @@ class SparkRun(Run[None]):
 
     @property
     def is_active(self) -> bool:
-        """Whether the run still takes input: it lives, and so do all its queries, and Spark's JVM."""
+        """True while the run takes input: neither it, nor one of its queries, nor Spark's JVM has ended."""
         try:
             return super().is_active and self._queries.are_active
         except UnavailableError as failure:
@@ -337,15 +284,15 @@ class SparkRun(Run[None]):
         delivered, all timers that the watermarks have passed have fired, and all sinks are written.
 
         Args:
-            timeout_ms: how long to wait; ``None`` waits as long as a query runs.
+            timeout_ms: longest wait; ``None`` waits as long as a query runs.
 
         Returns:
-            Whether all queries ended, and nothing was left to do, within the time.
+            True if all queries ended, and no work was left, in time.
 
         Raises:
             FencedError: another process has taken the pipeline.
             UnavailableError: Spark's JVM has ended.
-            MillpondError: the error that ended the run, as it was raised in the superstep.
+            MillpondError: the error that ended the run, as the superstep raised it.
         """
         deadline = Deadline.after(self._clock, timeout_ms)
         if not self._await_queries(deadline):
@@ -367,16 +314,16 @@ class SparkRun(Run[None]):
             self._lifecycle.fail(failure)
             raise
         except Exception:
-            # Spark wraps what foreachBatch raised into text; the error itself is better.
+            # Spark wraps an error of foreachBatch into text: raise the error itself.
             self._lifecycle.raise_failure()
             raise
         self._lifecycle.raise_failure()
         # Another driver in this process may have stopped them.
-        self._coordinator.check_leases()
+        self._coordinator.ownership.check_leases()
         return have_ended
 
     def note_unfed(self, streams: Iterable[str]) -> None:
-        """Note which of these streams have brought nothing, once all their queries have read what there is."""
+        """Record which of these streams brought no records, once their queries have read all available input."""
         for stream in streams:
             if stream not in self._fed:
                 known = self._coordinator.inputs.consumed(stream)
@@ -390,14 +337,14 @@ class SparkRun(Run[None]):
         with self._lock:
             self._lifecycle.check_phase(Phase.RUNNING)
             former, began_us = self._topology, self._clock.monotonic_us()
-            # What is refused here leaves the run as it is.
-            parts = self._coordinator.prepare_update(topology)
+            # Outside of `_guarded`: a change that is refused here does not end the run.
+            checked = self._coordinator.check_update(topology)
             with self._guarded():
-                version = self._engine.update(parts)
+                version = self._engine.update(checked)
                 self._topology = topology
                 self._watermarks = input_watermarks(self._coordinator)
             done = update_between(former, topology, version, self._clock.monotonic_us() - began_us)
-        # Without the lock: a batch that is under way for such a stream waits for it, and is refused.
+        # Without the lock: a batch under way for such a stream waits for the lock, and is refused.
         self._queries.stop_others(topology.injectors)
         return done
 
@@ -441,10 +388,10 @@ class SparkRun(Run[None]):
     def _guarded(self, stream: str | None = None) -> Iterator[None]:
         """Let one superstep run at a time; the first failure ends the run for every thread.
 
-        A ``stream`` that an update has removed meanwhile is refused, and ends nothing.
+        A ``stream`` that an update has removed is refused, and the run continues.
         """
         with self._lock:
-            # A batch that is under way while the run stops is finished, but without leases none begins.
+            # Finish a batch that is under way while the run stops; begin none, because the leases are released.
             self._lifecycle.check_phase(Phase.RUNNING, Phase.STOPPING)
             if stream is not None:
                 self._topology.injector(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -11,8 +12,8 @@ from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy
 from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.options import RunnerOptions
-from millpond.executor.run.status import RunSummary
+from millpond.executor.run.options import TICK_MS, RunnerOptions
+from millpond.executor.run.run import RunSummary
 from millpond.executor.spark.compactions import SparkCompactions
 from millpond.executor.spark.engine import SparkEngine
 from millpond.executor.spark.frames import InputFrames, checkpoint_path
@@ -74,32 +75,32 @@ class SparkRunner:
         store: path of the store, created if it does not exist, or an open `Store`, which stays open.
         spark: the session; ``None`` takes the active session or creates one.
         zookeeper: ``host:port,…`` of an ensemble; ``None`` runs one server next to the store.
-        zookeeper_security: TLS and credentials for the ensemble; by default what the environment says.
+        zookeeper_security: TLS and credentials for the ensemble; by default from the environment.
         storage_options: credentials and endpoints of an object store; see `Store.open`.
         durability: what commits to a local folder survive: ``"disk"`` a power cut; ``"os_cache"``, the default,
             the end of a process, but **no power cut**. See `Store.open`.
-        intervals: into how many key intervals a computation is divided at its first input, unless
-            it has a number of its own; ``None`` takes Spark's default parallelism.
+        intervals: number of key intervals into which a computation is divided at its first input, unless
+            it declares a number; ``None`` takes Spark's default parallelism.
         cache_mib: soft-state budget of a worker process, for all its intervals, in MiB.
-        disk_mib: how much of each machine's disk may keep row files of an object store, for all its workers, in MiB;
-            0 for none. ``None`` takes 8 GiB, or a tenth of what is free, and nothing for a store in a local folder.
-        disk_folder: where, on each machine; ``None`` takes ``millpond-UID`` in its temporary folder. No other user may
-            write to it.
-        tick_ms: how long the input must be silent before undelivered work runs without it.
-        on_held: what to do if another process holds the pipeline: ``take`` it over (the next commit
+        disk_mib: disk budget of each machine for row files of an object store, for all its workers, in MiB; 0 for
+            none. ``None`` takes 8 GiB, or a tenth of the free space, and nothing for a store in a local folder.
+        disk_folder: folder for these files on each machine; ``None`` takes ``millpond-UID`` in its temporary folder.
+            No other user may write to it.
+        tick_ms: silence of the input after which undelivered work runs without it.
+        on_held: reaction to another process that holds the pipeline: ``take`` it over (the next commit
             of the other process fails), ``wait`` as a standby, or ``refuse``.
-        pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
+        pause_timeout_ms: longest wait for ZooKeeper or the object store to come back.
         accept_checkpoint: continue with a streaming checkpoint that is unknown to this store.
-        accept_ended: take records of a stream whose input an earlier run has ended, as late ones.
-        upkeep: how the store is kept small while the pipeline runs; ``None`` leaves that to
+        accept_ended: accept records of a stream whose input an earlier run has ended, as late records.
+        upkeep: when the store is compacted and its garbage collected; ``None`` leaves that to
             ``millpond gc``.
         balance: when key intervals are split and merged by their load; ``None`` leaves that to
             ``millpond intervals``.
         progress: show a progress line in a terminal and log every superstep.
-        dead_letter_limit: how much of its records may become dead letters before the run stops; ``None``
-            lets all of them, as ``on_error="dead_letter"`` alone would.
-        clock: the source of time.
-        rng: the source of file names.
+        dead_letter_limit: share of records that may become dead letters before the run stops; ``None``
+            accepts all, as ``on_error="dead_letter"`` alone would.
+        clock: source of time.
+        rng: source of file names.
 
     Raises:
         InvalidError: an option is out of its range.
@@ -108,7 +109,7 @@ class SparkRunner:
 
         runner = SparkRunner("pond")
         runner.run(pipeline, {"queries": df})                        # to the end of the input
-        runner.run(pipeline, {"queries": stream}, finish=False)     # what is there now; more will come
+        runner.run(pipeline, {"queries": stream}, finish=False)     # the input of now; more will follow
         run = runner.start(pipeline, {"queries": stream})            # until run.stop()
     """
 
@@ -125,7 +126,7 @@ class SparkRunner:
         cache_mib: int = 512,
         disk_mib: int | None = None,
         disk_folder: str | Path | None = None,
-        tick_ms: float = 250,
+        tick_ms: float = TICK_MS,
         on_held: OnHeld = "take",
         pause_timeout_ms: float = 300_000,
         accept_checkpoint: bool = False,
@@ -147,6 +148,9 @@ class SparkRunner:
             cache_mib=cache_mib,
             disk_mib=disk_mib,
             disk_folder=disk_folder,
+            spark=spark,
+            tick_ms=tick_ms,
+            accept_checkpoint=accept_checkpoint,
             pause_timeout_ms=pause_timeout_ms,
             on_held=on_held,
             accept_ended=accept_ended,
@@ -158,35 +162,32 @@ class SparkRunner:
             rng=rng or SystemRng(),
         )
         refuse_connect(spark)
-        self._spark = spark
-        self._tick_ms = tick_ms
-        self._accept_checkpoint = accept_checkpoint
 
     def run(
         self, pipeline: EnginePipeline, inputs: Mapping[str, DataFrame], *, finish: bool = True
     ) -> RunSummary:
-        """Consume the inputs to their end, then fire every timer in event time: that was all.
+        """Consume the inputs to their end, then fire every timer in event time.
 
-        A streaming DataFrame is consumed up to the data of now (``availableNow``), a bounded one in
+        A streaming DataFrame is consumed up to the data of now (``availableNow``), a bounded DataFrame in
         one superstep. Records of a later run are refused, because windows are closed. To resume a run
         that was killed, run it again.
 
-        With ``finish=False`` more is to come: the run does all that its input has made due, and leaves
-        the watermarks where their policies have them. A later run continues with what is new in its
+        With ``finish=False`` more input will follow: the run does all the work that its input has made
+        due, and leaves the watermarks to their policies. A later run continues with the new data of its
         streams. A bounded DataFrame is consumed once, and refused if it has grown since; next to
         streams it is complete and ends, as in `start`, so that it does not hold back their watermark.
 
         Args:
             pipeline: the pipeline.
             inputs: a DataFrame per injected stream.
-            finish: whether the inputs end with what they have now.
+            finish: the inputs end with their present data.
 
         Returns:
-            Counts; which streams have ended; and, by stream, why nothing was read.
+            Counts, the streams that have ended, and by stream the reason why nothing was read.
 
         Raises:
             InvalidError: pipeline, inputs or checkpoint do not fit, a bounded input has grown, there are new
-                records though an earlier run has ended the input, or more records became dead letters than
+                records although an earlier run has ended the input, or more records became dead letters than
                 ``dead_letter_limit`` allows.
             FencedError: another process has taken over.
             UnavailableError: ZooKeeper or the object store cannot be reached, or Spark's JVM has ended.
@@ -211,14 +212,14 @@ class SparkRunner:
     ) -> SparkRun:
         """Start a run that consumes the inputs until it is stopped.
 
-        With ``trigger={"availableNow": True}`` it consumes what is there; `SparkRun.await_termination`
-        returns when all the work that it has made due is done.
+        With ``trigger={"availableNow": True}`` it consumes the present data; `SparkRun.await_termination`
+        returns when all the work that the data has made due is done.
 
         Args:
             pipeline: the pipeline.
-            inputs: a DataFrame per injected stream; bounded ones are consumed, and end, before this returns.
-            trigger: arguments of Spark's ``DataStreamWriter.trigger``; ``None`` takes batches as
-                fast as they come.
+            inputs: a DataFrame per injected stream; bounded DataFrames are consumed, and end, before this returns.
+            trigger: arguments of Spark's ``DataStreamWriter.trigger``; ``None`` takes each batch as soon as
+                the one before it is done.
 
         Returns:
             The running pipeline: ``await_termination``, ``summary``, ``stop``.
@@ -234,7 +235,7 @@ class SparkRunner:
         try:
             _consume_bounded(run, inputs, finish=True)
             self._start_queries(run, inputs, trigger=trigger or {})
-            run.start_ticker(self._tick_ms)
+            run.start_ticker()
         except BaseException:
             run.abandon()
             raise
@@ -243,14 +244,14 @@ class SparkRunner:
     def open(self, pipeline: EnginePipeline, inputs: Mapping[str, DataFrame] | None = None) -> SparkRun:
         """Check the pipeline, open the store and take the leases; the caller feeds the run itself.
 
-        Computations with a ``backfill`` have it once this returns.
+        Backfills are complete once this returns.
 
         Raises:
             InvalidError: pipeline or inputs do not fit, or the workers cannot import a module of the code.
         """
         with spark_calls(), worker_calls():
             topology = pipeline.check(inputs)
-            spark = self._spark or spark_session(pipeline.name)
+            spark = self._options.spark or spark_session(pipeline.name)
             check_session(spark)
             frames = InputFrames(spark, inputs or {})
             topology = frames.fit(topology)
@@ -265,11 +266,7 @@ class SparkRunner:
         return run
 
     def checkpoint(self, stream: str) -> str:
-        """The location of the checkpoint of an input's streaming query, in the store's folder.
-
-        Args:
-            stream: an injected stream.
-        """
+        """Return the location of the checkpoint of a stream's query, in the store's folder."""
         store = self._options.store
         root = store.path if isinstance(store, Store) else place_of(store)
         return checkpoint_path(root, stream)
@@ -282,35 +279,16 @@ class SparkRunner:
         release: Callable[[], None],
         frames: InputFrames,
     ) -> SparkRun:
-        options = self._options
-        intervals = options.intervals or max(1, spark.sparkContext.defaultParallelism)
+        intervals = self._options.intervals or max(1, spark.sparkContext.defaultParallelism)
+        options = replace(self._options, intervals=intervals)
         coordinator = options.open_coordinator(
-            store,
-            topology,
-            intervals=intervals,
-            accept_checkpoint=self._accept_checkpoint,
-            upkeep=options.upkeep,
-            compaction_workers=self._compaction_workers(spark.sparkContext),
+            store, topology, compaction_workers=self._compaction_workers(spark.sparkContext)
         )
-        return SparkRun(
-            SparkEngine(
-                spark,
-                store,
-                coordinator,
-                intervals=intervals,
-                cache_bytes=options.cache_bytes,
-                disk=options.disk,
-                rng=options.rng,
-            ),
-            coordinator,
-            clock=options.clock,
-            progress=options.progress_of(topology.title),
-            release=release,
-            frames=frames,
-        )
+        engine = SparkEngine(spark, coordinator, options)
+        return SparkRun(engine, coordinator, options, release=release, frames=frames)
 
     def _compaction_workers(self, context: SparkContext) -> CompactionWorkers | None:
-        """How compactions become Spark jobs, or ``None``: on the driver's machine they would take the supersteps' slots."""
+        """Return the maker of compaction jobs; ``None`` on one machine, where they would take the supersteps' slots."""
         upkeep, rng = self._options.upkeep, self._options.rng
         place = "thread" if upkeep is None else upkeep.place
         if place in {"process", "thread"} or (place == "auto" and is_one_machine(context.master or "local")):

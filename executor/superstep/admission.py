@@ -1,27 +1,27 @@
-"""Input admission: which outside input a pipeline accepts, given what its store has consumed.
+"""Input admission: the outside input that a pipeline accepts, and warnings about input that is probably mistaken.
 
-Event times that are possible, and more likely a mistake: warns once of a stream that has them.
-
-Dates of these years in seconds are moments of the first hour of 1970 if they are taken for microseconds, and every
-record is read. A single time far ahead of the clock moves the watermark there, and all that comes after is late. Both
-are only likely, so the records are taken as they are.
-
-Streams without a declared watermark: warns of the first record that is dropped, with a watermark that keeps it.
-
-Without a declaration, rows are assumed to arrive in the order of their times. If they do not, windows close
-before their rows arrive, and without a warning only a counter would show it.
+A store finds a row by the text of its key, so a key of other columns or types would find no row. The columns of typed
+keys are recorded in the table with the first input that shows them, one word by computation, and required from then
+on. A computation without a record has plain keys.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from itertools import islice
+from typing import Any, Final
 
+import pyarrow as pa
+
+from millpond.executor.inputs.extraction import Rows
+from millpond.executor.inputs.keys import KeyExtractor, key_names
 from millpond.executor.inputs.positions import admit_batch, consumed_elsewhere, input_positions
+from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.commit import Totals
+from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.instants import duration_text
 from millpond.executor.time.observations import InputObservation
@@ -29,42 +29,34 @@ from millpond.executor.time.watermark_policies import IngressTime
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.rows.key_columns import (
+    key_columns_in,
+    key_columns_of,
+    key_word,
+    same_texts,
+    told_kind,
+)
+from millpond.statestore.rows.key_text import is_typed
 from millpond.statestore.store import Store
+
+_LOG: Final = logging.getLogger("millpond")
 
 
 class InputAdmission:
-    """Compares outside inputs with what the store has consumed of them.
-
-    Args:
-        store: the open store.
-        topology: the checked pipeline.
-        watermarks: know which inputs have ended.
-        accept_checkpoint: whether to accept an outside source that the store does not know.
-        accept_ended: whether to accept records of a stream that an earlier run has ended.
-    """
+    """Comparison of outside inputs with the positions that the store has consumed."""
 
     def __init__(
-        self,
-        store: Store,
-        topology: Topology,
-        watermarks: PipelineWatermarks,
-        *,
-        accept_checkpoint: bool,
-        accept_ended: bool,
+        self, store: Store, topology: Topology, watermarks: PipelineWatermarks, options: PipelineOptions
     ) -> None:
         self._store = store
         self._topology = topology
         self._watermarks = watermarks
-        self._accept_checkpoint = accept_checkpoint
-        self._accept_ended = accept_ended
+        self._options = options
 
     def admit(self, position: InputPosition) -> bool:
-        """Whether a batch is new; see `admit_batch`.
-
-        Raises:
-            InvalidError: the source's checkpoint does not belong to this store, or its query to another pipeline.
-        """
-        accept, known = self._accept_checkpoint, self.consumed(position.stream)
+        """Return True if a batch is new; see `admit_batch`."""
+        accept, known = self._options.accept_checkpoint, self.consumed(position.stream)
         positions = self._store.committer.snapshot.txns
         other = consumed_elsewhere(positions, self._topology.name, position.source)
         if other is not None and not known and not accept:
@@ -79,26 +71,24 @@ class InputAdmission:
         return admit_batch(known, position.stream, position.source, position.batch, accept_checkpoint=accept)
 
     def consumed(self, stream: str) -> dict[str, int]:
-        """The consumed positions of a stream's outside inputs, by source."""
+        """Return the consumed positions of a stream's outside inputs, by source."""
         return input_positions(self._store.committer.snapshot.txns, self._topology.name, stream)
 
     def offsets(self, stream: str, source: str) -> str | None:
-        """Where the consumed position of a source lies, as the source said it; ``None`` if it did not."""
+        """Return the source's own words for its consumed position, if it gave any."""
         app_id = AppId.INPUT.of(self._topology.name, stream, source)
         return self._store.committer.snapshot.source_offsets.get(app_id)
 
     @property
     def closed(self) -> frozenset[str]:
         """The injected streams that accept no more records, because an earlier run has ended their input."""
-        return frozenset() if self._accept_ended else self._watermarks.ended_before
+        return frozenset() if self._options.accept_ended else self._watermarks.ended_before
 
     def input_rows(self, stream: str) -> int | None:
-        """How many rows of a bounded input count towards its watermark; ``None`` if unknown."""
+        """Return the number of rows of a bounded input that count towards its watermark, if it is known."""
         positions = self._store.committer.snapshot.txns
         return positions.get(AppId.INPUT_ROWS.of(self._topology.name, stream))
 
-
-_LOG: Final = logging.getLogger("millpond")
 
 _SECONDS_MIN: Final = 1_262_304_000
 """The year 2010 in seconds; in microseconds it is 21 minutes after 1970 begins."""
@@ -111,10 +101,10 @@ _AHEAD_US: Final = 366 * 86_400_000_000
 
 
 class SuspectTimes:
-    """Warns once per stream whose first records look like seconds, and once if a record lies far ahead of the clock.
+    """Warnings about possible but unlikely event times, once per stream.
 
-    Args:
-        topology: the checked pipeline.
+    Times in seconds, read as microseconds, lie in the first hour of 1970. A time far ahead of the clock moves the
+    watermark there, so that all later records are late. Both may be meant, so the records are accepted.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -124,28 +114,20 @@ class SuspectTimes:
         self._new = {name for name, node in timed.items() if not node.times.is_unit_given}
         self._on_time = set(timed)
 
-    def note(self, inputs: Sequence[InputObservation], now_us: int) -> None:
-        """Look at what a committed superstep has taken in.
-
-        Args:
-            inputs: the observations, of which a stream may have several.
-            now_us: the time by the clock.
-        """
-        for stream in {seen.stream for seen in inputs} & self._on_time:
-            newest = [
-                seen.newest_at for seen in inputs if seen.stream == stream and seen.newest_at is not None
-            ]
-            oldest = [
-                seen.oldest_at for seen in inputs if seen.stream == stream and seen.oldest_at is not None
-            ]
-            if not newest or not oldest:
-                continue
+    def observe(self, inputs: Sequence[InputObservation], now_us: int) -> None:
+        """Check the observations of a committed superstep, of which a stream may have several."""
+        bounds: dict[str, tuple[int, int]] = {}
+        for seen in inputs:
+            if seen.newest_at is not None and seen.oldest_at is not None and seen.stream in self._on_time:
+                oldest, newest = bounds.get(seen.stream, (seen.oldest_at, seen.newest_at))
+                bounds[seen.stream] = min(oldest, seen.oldest_at), max(newest, seen.newest_at)
+        for stream, (oldest, newest) in bounds.items():
             if stream in self._new:
                 self._new.discard(stream)
-                _warn_of_seconds(stream, min(oldest), max(newest))
-            if max(newest) > now_us + _AHEAD_US:
+                _warn_of_seconds(stream, oldest, newest)
+            if newest > now_us + _AHEAD_US:
                 self._on_time.discard(stream)
-                _warn_of_future(stream, max(newest), now_us)
+                _warn_of_future(stream, newest, now_us)
 
 
 def _warn_of_seconds(stream: str, oldest_us: int, newest_us: int) -> None:
@@ -174,15 +156,11 @@ def _shown(at_us: int) -> str:
     return datetime.fromtimestamp(at_us // 1_000_000, UTC).isoformat()
 
 
-_DROPPED: Final = "dropped"
-
-
 class ForgottenWatermarks:
-    """Warns once per stream that is out of order, has only an assumed watermark, and has dropped records.
+    """Warnings about dropped records of streams without a declared watermark, once per stream.
 
-    Args:
-        topology: the checked pipeline.
-        watermarks: know how far behind the records of each stream were.
+    Rows of such a stream are assumed to arrive in the order of their times. If they do not, windows close before
+    their rows arrive, and otherwise only a counter would show it.
     """
 
     def __init__(self, topology: Topology, watermarks: PipelineWatermarks) -> None:
@@ -193,16 +171,16 @@ class ForgottenWatermarks:
             if node.is_assumed
         }
 
-    def note(self, counts: Totals) -> None:
+    def observe(self, counts: Totals) -> None:
         """Check the counts of a committed superstep."""
         if not counts.dropped:
             return
         for stream, fed in list(self._fed.items()):
             behind_us = self._watermarks.behind_us(stream)
             dropped = {
-                name: counted[_DROPPED]
+                name: counted["dropped"]
                 for name, counted in counts.by_computation.items()
-                if name in fed and counted.get(_DROPPED)
+                if name in fed and counted.get("dropped")
             }
             if not dropped or not behind_us:
                 continue
@@ -217,3 +195,125 @@ class ForgottenWatermarks:
                 name,
                 count,
             )
+
+
+ROWS_READ: Final = 100
+"""Number of mappings whose values determine the types of their fields."""
+
+_WAYS_OUT: Final = (
+    "take the former key= again, or start a computation of another name and drop= this one in the pipeline, or begin with a "
+    "new store"
+)
+
+
+class KeyColumns:
+    """The columns of a pipeline's typed keys: recorded at first sight, and required to stay the same."""
+
+    def __init__(self, store: Store, topology: Topology, ownership: Ownership) -> None:
+        self._store = store
+        self._topology = topology
+        self._ownership = ownership
+        self._seen: dict[tuple[str, str | None], tuple[pa.Field, ...]] = {}
+
+    def record(self, stream: str, rows: Rows, only: str | None = None) -> None:
+        """Record the key columns of some outside rows, before the rows are read.
+
+        The schema of a table counts, or the first `ROWS_READ` mappings. ``only`` one computation may get the rows.
+        """
+        seen = self._seen.get((stream, only))
+        if seen is not None and (not isinstance(rows, pa.Table) or seen == tuple(rows.schema)):
+            return
+        if isinstance(rows, pa.Table):
+            self.record_columns(stream, tuple(rows.schema), only)
+        elif rows:
+            names = {name for key in self._keys(stream, only).values() for name in key_names(key)}
+            fields = tuple(_guessed(name, rows) for name in sorted(names))
+            self.record_columns(stream, fields, only)
+            if any(pa.types.is_null(field.type) for field in fields):
+                del self._seen[stream, only]
+
+    def is_known(self, stream: str, only: str | None = None) -> bool:
+        """Return True if columns of a stream have been recorded in this run."""
+        return (stream, only) in self._seen
+
+    def record_columns(self, stream: str, columns: Sequence[pa.Field], only: str | None = None) -> None:
+        """Record the columns of keys among ``columns``; see `record`."""
+        by_name = {column.name: column for column in columns}
+        snapshot = self._store.committer.snapshot
+        records: dict[str, int] = {}
+        for computation, key in self._keys(stream, only).items():
+            names = key_names(key)
+            if names and by_name.keys() >= set(names):
+                given = key_columns_of(by_name[name] for name in names)
+                is_plain = isinstance(key, str) and pa.types.is_string(given[0].type)
+                word = self._checked(snapshot, computation, stream, given, is_plain=is_plain)
+                if word is not None:
+                    records[AppId.KEY_COLUMNS.of(computation, word)] = snapshot.version + 1
+        if records:
+            self._ownership.record(records)
+        self._seen[stream, only] = tuple(columns)
+
+    def _keys(self, stream: str, only: str | None) -> Mapping[str, KeyExtractor]:
+        own = self._topology.injectors[stream].key
+        return {
+            consumer.computation.name: own if consumer.subscription.key is None else consumer.subscription.key
+            for consumer in self._topology.consumers_of(stream)
+            if only in (None, consumer.computation.name)
+        }
+
+    def _checked(
+        self, snapshot: Snapshot, name: str, stream: str, given: tuple[pa.Field, ...], *, is_plain: bool
+    ) -> str | None:
+        """Return the word to record, unless the table has it or the key is plain."""
+        stored = key_columns_in(snapshot.txns, name)
+        if is_plain or (len(given) == 1 and not stored and pa.types.is_null(given[0].type)):
+            if is_plain and stored:
+                raise _refused(
+                    "the computation's rows have typed keys, and its key is text now", name, stored, given
+                )
+            return None
+        if not stored:
+            if _has_plain_keys(snapshot, name):
+                raise _refused(
+                    "the computation's rows have plain text as keys, and its key is typed now",
+                    name,
+                    (),
+                    given,
+                )
+            return key_word(given)
+        if len(stored) != len(given):
+            raise _refused(
+                "the computation's key is made of another number of columns now", name, stored, given
+            )
+        for before, now in zip(stored, given, strict=True):
+            if not same_texts(before.type, now.type):
+                raise _refused("a column of the computation's key has another type now", name, stored, given)
+        wanted = tuple(
+            now if not pa.types.is_null(now.type) else now.with_type(before.type)
+            for before, now in zip(stored, given, strict=True)
+        )
+        is_first = self._topology.computations[name].rank(stream) == 0
+        is_told = any(pa.types.is_null(before.type) for before in stored)
+        return key_word(wanted) if wanted != stored and (is_first or is_told) else None
+
+
+def _refused(
+    what: str, computation: str, stored: Sequence[pa.Field], given: Sequence[pa.Field]
+) -> InvalidError:
+    return InvalidError(
+        f"{what}, so they would not be found: {_WAYS_OUT}",
+        computation=computation,
+        **({"stored": key_word(stored)} if stored else {}),
+        key=key_word(given),
+    )
+
+
+def _has_plain_keys(snapshot: Snapshot, computation: str) -> bool:
+    bounds = (bound for file in snapshot.files_in(computation) for bound in (file.min_key, file.max_key))
+    return any(bound is not None and not is_typed(bound) for bound in bounds)
+
+
+def _guessed(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.Field:
+    return pa.field(
+        name, told_kind(row.get(name) for row in islice(rows, ROWS_READ) if isinstance(row, Mapping))
+    )

@@ -1,12 +1,9 @@
-"""Backfills: which computations are still to be given history, and how much of it they have.
+"""Backfills: the history that a computation gets before any record of its streams.
 
-A computation with a ``backfill`` that joins a pipeline is given that history, and it alone, before any record of its
-streams that comes after it has joined. How much it has consumed is a position like that of an input, in the commit
-that stores the effects: so each record of the history counts once, however often the process dies. Until it has all
-of it, its input watermark is held back at the oldest time still to come.
-
-Its position also says that a computation has joined: one that ran before it had a ``backfill`` has none, and would
-count what it had before a second time, so that is refused.
+Each computation's progress in its history is a position in the commit that stores the effects, so each record counts
+once, however often the process dies. Until the history is complete, the computation's input watermark is held back at
+the oldest time still to come. The position also records that a computation has joined: a computation that ran before
+it declared a ``backfill`` has no position, and is refused because it would count its former records twice.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ _BEGINNING = EventTimeMicros(TIME_MIN_US)
 
 
 def backfill_position(consumed: int, *, is_all: bool) -> int:
-    """How much has been consumed of a history, as the table has it.
+    """Return the stored form of the number of consumed records; it is odd once all are consumed.
 
     Example:
         >>> backfill_position(7, is_all=False), backfill_position(7, is_all=True)
@@ -35,14 +32,7 @@ def backfill_position(consumed: int, *, is_all: bool) -> int:
 
 
 class Backfills:
-    """The backfills of one pipeline.
-
-    Args:
-        store: the open store.
-        topology: the checked pipeline.
-        ownership: its intervals.
-        watermarks: its watermarks.
-    """
+    """The backfills of one pipeline."""
 
     def __init__(
         self, store: Store, topology: Topology, ownership: Ownership, watermarks: PipelineWatermarks
@@ -53,15 +43,10 @@ class Backfills:
         self._watermarks = watermarks
 
     def open(self) -> None:
-        """Hold the watermarks of the computations that are still to be given history; call it before these are restored.
-
-        Raises:
-            InvalidError: a computation has run without its backfill.
-        """
+        """Hold the watermarks of computations whose history is incomplete; call it before the watermarks are restored."""
         for name in self._topology.backfills:
-            if all(position is None for position in self._positions(name).values()) and self._ownership.of(
-                name
-            ):
+            has_joined = any(position is not None for position in self._positions(name).values())
+            if not has_joined and self._ownership.of(name):
                 self._ownership.close()
                 raise InvalidError(
                     "the computation has run, or was loaded, without its backfill, which would count twice what it "
@@ -73,11 +58,7 @@ class Backfills:
             self._watermarks.hold_back(name, _BEGINNING)
 
     def refuse_pending(self) -> None:
-        """Refuse a change of a running pipeline by which computations would have to be given history.
-
-        Raises:
-            InvalidError: there is such a computation.
-        """
+        """Refuse a change of a running pipeline that adds a history to read."""
         for name in self.pending:
             raise InvalidError(
                 "a running pipeline cannot give a computation its backfill: stop it, and start it with the change",
@@ -87,22 +68,18 @@ class Backfills:
 
     @property
     def pending(self) -> tuple[str, ...]:
-        """The computations that are still to be given history, in the order of their declaration."""
+        """The computations whose history is incomplete, in the order of their declaration."""
         return tuple(name for name in self._topology.backfills if not self._is_done(name))
 
     def consumed(self, computation: str) -> dict[str, int | None]:
-        """How many records of its history a computation has consumed, by stream; ``None`` of a stream: all of them."""
+        """Return how many records of its history a computation has consumed, by stream; ``None``: all."""
         return {
             stream: 0 if position is None or position < 0 else None if position % 2 else position // 2
             for stream, position in self._positions(computation).items()
         }
 
     def join(self, computation: str) -> None:
-        """Note that a computation begins with its history, before it has intervals.
-
-        Raises:
-            FencedError: another process owns the pipeline.
-        """
+        """Record that a computation begins with its history, before it has intervals."""
         wanted = {
             self._app_id(computation, stream): 0
             for stream, position in self._positions(computation).items()
@@ -112,16 +89,13 @@ class Backfills:
             self._ownership.record(wanted)
 
     def hold(self, computation: str, at: EventTimeMicros) -> None:
-        """Say up to which time a computation has all of its history, so that its timers may fire."""
+        """Move a computation's held watermark to the oldest time still to come, so that earlier timers fire."""
         self._watermarks.hold_back(computation, at)
 
     def end(self, computation: str, streams: Mapping[str, int]) -> None:
-        """A computation has all of its history: from now on it follows its streams.
+        """Let a computation follow its streams, because its history is complete.
 
-        Args:
-            computation: its name.
-            streams: the streams of whose history nothing was left that a superstep could have consumed, with how much
-                was consumed before.
+        Of ``streams``, with their numbers of consumed records, no superstep could record the end: no history was left.
         """
         rest = {
             self._app_id(computation, stream): backfill_position(consumed, is_all=True)

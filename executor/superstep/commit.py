@@ -1,16 +1,13 @@
-"""The commit request of a superstep: the files of every touched interval, positions and counts.
-
-The report of a superstep: its counts, its times, and the pipeline's progress after it.
-
-Running totals of a pipeline, kept with its positions so that restarts do not reset them.
-"""
+"""The commit request of a superstep, its counts, and its report."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from functools import lru_cache
+from operator import add, attrgetter, sub
+from typing import Any, Final, TypeAlias
 
 from millpond.executor.inputs.positions import counts_by_computation
 from millpond.executor.interval.bundle import DeadLetter
@@ -27,6 +24,23 @@ from millpond.statestore.rows.files import RowFile
 from millpond.statestore.system import collector_paused
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros, Superstep, TableVersion, WallTimeMicros
 
+_COUNTERS: Final = (
+    "injected",
+    "records",
+    "late",
+    "dropped",
+    "duplicates",
+    "timers",
+    "dead_letters",
+    "productions",
+)
+_values: Final = attrgetter(*_COUNTERS)
+# The names of a pipeline's counters are the same in every commit.
+_total_app_id: Final = lru_cache(maxsize=1_024)(AppId.TOTAL.of)
+_count_app_id: Final = lru_cache(maxsize=65_536)(AppId.COUNT.of)
+
+_Counts: TypeAlias = Mapping[str, Mapping[str, int]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
@@ -35,17 +49,17 @@ class Totals:
     Attributes:
         injected: readable records from outside, each counted once.
         records: records processed, summed over all computations.
-        late: records that were behind the watermark of their computation.
-        dropped: records that were left out because they were late: user code did not get them because of
-            ``on_late``, or all of their windows had expired.
+        late: records behind the watermark of their computation.
+        dropped: late records that were left out: ``on_late`` kept them from user code, or all of their windows had
+            expired.
         duplicates: outside records discarded because their id had been consumed.
         timers: timers fired.
         dead_letters: records and timers that could not be processed.
         productions: records produced.
         by_computation: ``late``, ``dropped``, ``dead_letters`` and the counters of user code, by
             computation; zeros are left out. With ``time_sorted`` also ``waited``, the records that began to
-            wait in their rows until the watermark passes them, and ``resumed``, those that were processed
-            since: the difference is waiting now. And ``retried``, the dead letters that were given once more.
+            wait in their rows until the watermark passes them, and ``resumed``, the records that were processed
+            since: the difference is waiting now. And ``retried``, the dead letters that were retried.
     """
 
     injected: int = 0
@@ -59,70 +73,65 @@ class Totals:
     by_computation: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def items(self) -> Iterator[tuple[str, int]]:
-        """Name and value of each counter of the pipeline as a whole."""
-        return ((name, getattr(self, name)) for name in _NAMES)
+        """Return name and value of each counter of the pipeline as a whole."""
+        return zip(_COUNTERS, _values(self), strict=True)
 
     def positions(self, pipeline: str) -> dict[str, int]:
-        """The totals as the store keeps them, by application id."""
-        kept = {AppId.TOTAL.of(pipeline, name): value for name, value in self.items()}
+        """Return the totals as the store keeps them, by application id."""
+        kept = {_total_app_id(pipeline, name): value for name, value in self.items()}
         for computation, counts in self.by_computation.items():
             for name, value in counts.items():
-                kept[AppId.COUNT.of(pipeline, computation, name)] = value
+                kept[_count_app_id(pipeline, computation, name)] = value
         return kept
 
     @classmethod
     def restored(cls, positions: Mapping[str, int], pipeline: str) -> Totals:
-        """The totals that `positions` described."""
-        whole = {name: positions.get(AppId.TOTAL.of(pipeline, name), 0) for name in _NAMES}
+        """Return the totals that `positions` described."""
+        whole = {name: positions.get(AppId.TOTAL.of(pipeline, name), 0) for name in _COUNTERS}
         return cls(**whole, by_computation=counts_by_computation(positions, pipeline))
 
     def plus(self, other: Totals) -> Totals:
-        """The sums, field by field."""
-        return self._with(other, 1)
+        """Return the sums, field by field."""
+        return self._with(other, add)
 
     def minus(self, other: Totals) -> Totals:
-        """The differences, field by field."""
-        return self._with(other, -1)
+        """Return the differences, field by field."""
+        return self._with(other, sub)
 
-    def _with(self, other: Totals, sign: int) -> Totals:
-        whole = {name: value + sign * getattr(other, name) for name, value in self.items()}
-        parts = {name: Counter(counts) for name, counts in self.by_computation.items()}
+    def _with(self, other: Totals, operation: Callable[[Any, Any], int]) -> Totals:
+        whole = dict(zip(_COUNTERS, map(operation, _values(self), _values(other)), strict=True))
+        parts = {name: dict(counts) for name, counts in self.by_computation.items()}
         for computation, counts in other.by_computation.items():
-            part = parts.setdefault(computation, Counter())
+            part = parts.setdefault(computation, {})
             for name, value in counts.items():
-                part[name] += sign * value
+                part[name] = operation(part.get(name, 0), value)
         return Totals(**whole, by_computation=_without_zeros(parts))
 
 
-_NAMES: Final = (
-    "injected",
-    "records",
-    "late",
-    "dropped",
-    "duplicates",
-    "timers",
-    "dead_letters",
-    "productions",
-)
-
-_Counts: TypeAlias = Mapping[str, Mapping[str, int]]
-
-
 def _without_zeros(parts: _Counts) -> dict[str, dict[str, int]]:
-    kept = {
-        computation: {name: value for name, value in counts.items() if value}
-        for computation, counts in parts.items()
-    }
-    return {computation: counts for computation, counts in kept.items() if counts}
+    kept: dict[str, dict[str, int]] = {}
+    for computation, counts in parts.items():
+        if any(counts.values()):
+            kept[computation] = {name: value for name, value in counts.items() if value}
+    return kept
 
 
 def count(
     manifests: Sequence[Manifest], letters: Sequence[DeadLetter], inputs: Sequence[InputObservation]
 ) -> Totals:
-    """The counts that one superstep adds to the totals."""
+    """Return the counts that one superstep adds to the totals."""
     by_computation: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    records = duplicates = timers = late = productions = 0
     for manifest in manifests:
         of_bundle = manifest.result.statistics
+        records += of_bundle.records
+        duplicates += of_bundle.duplicates
+        timers += of_bundle.timers
+        late += of_bundle.late
+        # A production that is kept under an address was delivered, and counted, as a weak one.
+        productions += of_bundle.weak
+        for summary in manifest.result.productions:
+            productions += 0 if is_addressed(summary.stream) else summary.count
         counts = by_computation[manifest.interval.computation]
         # Not `Counter.update`, which takes several times as long for so few.
         counts["late"] += of_bundle.late
@@ -134,18 +143,21 @@ def count(
             counts[name] += value
     for letter in letters:
         by_computation[letter.computation]["dead_letters"] += 1
-    statistics = [manifest.result.statistics for manifest in manifests]
+    dropped = 0
+    for counts in by_computation.values():
+        dropped += counts.get("dropped", 0)
+    injected = 0
+    for seen in inputs:
+        injected += seen.records
     return Totals(
-        injected=sum(seen.records for seen in inputs),
-        records=sum(s.records for s in statistics),
-        late=sum(s.late for s in statistics),
-        dropped=sum(counts["dropped"] for counts in by_computation.values()),
-        duplicates=sum(s.duplicates for s in statistics),
-        timers=sum(s.timers for s in statistics),
+        injected=injected,
+        records=records,
+        late=late,
+        dropped=dropped,
+        duplicates=duplicates,
+        timers=timers,
         dead_letters=len(letters),
-        # A production that is kept under an address was delivered, and counted, as a weak one.
-        productions=sum(s.weak for s in statistics)
-        + sum(p.count for m in manifests for p in m.result.productions if not is_addressed(p.stream)),
+        productions=productions,
         by_computation=_without_zeros(by_computation),
     )
 
@@ -163,18 +175,9 @@ def superstep_request(
     stored: Mapping[str, int],
     loads: Mapping[str, JsonValue] | None = None,
 ) -> CommitRequest:
-    """The commit that makes a superstep durable.
+    """Return the commit that makes a superstep durable.
 
-    Args:
-        plan: the superstep.
-        touched: the intervals, each with the file that it has written, if any.
-        watermarks: the pipeline's watermarks, journaled with the commit.
-        pipeline: the pipeline's name.
-        counts: the superstep's own counts.
-        totals: the totals, including the superstep's counts.
-        position: how far the outside input has been consumed.
-        stored: the positions in the table; unchanged ones are not written again.
-        loads: the load of intervals, where it is told with this commit.
+    ``totals`` include ``counts``, and ``loads`` are published now and then for readers of the log.
     """
     wanted: dict[str, int] = {AppId.SUPERSTEP.of(pipeline): plan.superstep}
     offsets: dict[str, str] = {}
@@ -183,6 +186,7 @@ def superstep_request(
         "counts": dict(counts.items()),
         "conditions": plan.conditions.to_json(),
     }
+    # The position of the input travels with its effects, so that a restart neither skips nor repeats a batch.
     if position is not None and position.backfill is not None:
         wanted[AppId.BACKFILL.of(pipeline, position.backfill, position.stream)] = position.batch
         metadata["backfill"] = position.backfill
@@ -204,7 +208,8 @@ def superstep_request(
     wanted |= watermarks.positions() | totals.positions(pipeline)
     return CommitRequest(
         kind="superstep",
-        writes=tuple(_write_of(owned, file, watermarks) for owned, file in touched),
+        writes=tuple([_write_of(owned, file, watermarks) for owned, file in touched]),
+        # Only changes are written: most of a pipeline's positions are the same from commit to commit.
         positions={
             app_id: version
             for app_id, version in wanted.items()
@@ -234,23 +239,23 @@ class SuperstepReport:
 
     Attributes:
         superstep: its number.
-        version: the table version that it committed.
+        version: table version that it committed.
         records: records processed, summed over all computations.
         records_per_second: ``records`` over the superstep's duration.
-        late: records that were behind the watermark of their computation.
-        dropped: records that were left out because they were late.
+        late: records behind the watermark of their computation.
+        dropped: late records that were left out.
         duplicates: outside records discarded because their id had been consumed.
         dead_letters: records and timers that could not be processed.
         timers: timers fired.
         productions: records produced.
         watermark_us: the pipeline's low watermark after the commit.
         lag_ms: wall time less the watermark.
-        commit_ms: how long the commit took.
-        duration_ms: how long the superstep took, including the commit.
+        commit_ms: duration of the commit.
+        duration_ms: duration of the superstep, including the commit.
         pending: productions that wait for the next superstep.
-        slots: tasks that ran on Spark, of those that had work.
-        slots_at_home: how many of them ran in the process that has their soft state, or ran for the first time.
-        read_bytes: how much they read of row files.
+        slots: Spark tasks that had work and ran.
+        slots_at_home: tasks that ran in the process that has their soft state, or ran for the first time.
+        read_bytes: bytes of row files that the tasks read.
     """
 
     superstep: Superstep
@@ -273,7 +278,7 @@ class SuperstepReport:
     read_bytes: int = 0
 
     def after(self, earlier: SuperstepReport | None) -> SuperstepReport:
-        """Both supersteps as one: counts and durations are added, positions are those of this, the later one."""
+        """Return both supersteps as one: the sums of counts and durations, with the positions of this later superstep."""
         if earlier is None:
             return self
         records = earlier.records + self.records
@@ -307,7 +312,7 @@ def report_of(
     commit_ms: float,
     pending: int,
 ) -> SuperstepReport:
-    """The report of a superstep that has just been committed."""
+    """Return the report of a superstep that has just been committed."""
     return SuperstepReport(
         superstep=plan.superstep,
         version=version,

@@ -1,14 +1,10 @@
 """Dead letters: records and timers that user code could not process, kept as rows.
 
-Each is a row of the computation ``dead_letters``, committed with its superstep, so that SQL can list it. It is
+Each letter is a row of the computation ``dead_letters``, committed with its superstep, so that SQL can list it. It is
 also a production to the stream ``dead_letters``, to which computations and sinks can subscribe.
 
-The dead letters of a run: judged before the commit, written with it, and given once more if that is asked for.
-
-The limit of dead letters: one bad record is the record's fault, a flood of them is the program's.
-
-A run that turns most of its input into dead letters has not succeeded. It stops before the commit, so the
-records stay unconsumed and the fixed program gets them again.
+A single bad record is the record's fault, a flood of bad records is the program's: `DeadLetters.judge` stops the run
+before the commit, so the records stay unconsumed and the mended program gets them again.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeAlias
+from typing import Final
 
 import orjson
 import pyarrow as pa
@@ -33,7 +29,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.files import RowFile, write_row_file
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, EventTimeMicros, Superstep, WallTimeMicros
+from millpond.statestore.types import Clock, EventTimeMicros, Superstep
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _RARE: Final = frozenset({"id_base64", "retried"})
@@ -49,18 +45,10 @@ def dead_letter_updates(
     produce: bool,
     settled: Collection[str] = (),
 ) -> pa.Table:
-    """The row updates of dead letters, one per letter, with the key ``pipeline/superstep/number``.
+    """Return the row updates of a superstep's dead letters; the key of a letter is ``pipeline/superstep/number``.
 
-    Those that were retried or dropped are deleted. What they have produced to the stream ``dead_letters`` stays.
-
-    Args:
-        pipeline: the pipeline's name.
-        letters: the dead letters.
-        superstep: the superstep in which they failed.
-        fence: the fence of the control interval.
-        at: when they failed, in wall time; also the event time of a production whose letter has no readable time.
-        produce: whether the letters also go to the stream ``dead_letters``.
-        settled: the keys of letters of earlier supersteps that are deleted.
+    ``at`` is the wall time of the failure, and the event time of a production whose letter has no readable time.
+    ``settled`` letters were retried or dropped: their rows are deleted, their productions stay.
     """
     stamps = {"sequencer": fence.sequencer, "commit_number": fence.commit_number, "superstep": superstep}
     rows = [{"key": key, **stamps, "deleted": True} for key in sorted(settled)]
@@ -81,69 +69,9 @@ def dead_letter_updates(
     return pa.Table.from_pylist(rows, schema=ROW_SCHEMA)
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenLetters:
-    """The file of a superstep's dead letters, and the summary of its productions."""
-
-    file: RowFile | None = None
-    productions: tuple[ProductionSummary, ...] = ()
-
-
-def write_dead_letters(
-    store: Store,
-    topology: Topology,
-    letters: Sequence[DeadLetter],
-    *,
-    superstep: Superstep,
-    fence: Fence,
-    at: WallTimeMicros,
-    token: str,
-    settled: Collection[str] = (),
-) -> WrittenLetters:
-    """Write a superstep's dead letters to an uncommitted row file; writes nothing without a letter.
-
-    Args:
-        store: the open store.
-        topology: the pipeline, which knows whether its dead letters have a consumer.
-        letters: the dead letters.
-        superstep: its number.
-        fence: the fence of the commit that will add the file.
-        at: the superstep's wall time: that of letters without a time of their own.
-        token: makes the file's name unique.
-        settled: the keys of letters that it deletes, because they were retried or dropped.
-    """
-    if not letters and not settled:
-        return WrittenLetters()
-    failed_at = EventTimeMicros(int(at))
-    produce = bool(letters) and DEAD_LETTERS in topology.wanted_streams
-    updates = dead_letter_updates(
-        topology.name,
-        letters,
-        superstep=superstep,
-        fence=fence,
-        at=failed_at,
-        produce=produce,
-        settled=settled,
-    )
-    file = write_row_file(
-        store.objects,
-        control_interval(topology.name),
-        updates,
-        superstep=superstep,
-        fence=fence,
-        token=token,
-        row_format=store.row_format,
-    )
-    times = [failed_at if letter.at is None else EventTimeMicros(letter.at) for letter in letters]
-    if not produce:
-        return WrittenLetters(file)
-    summary = ProductionSummary(stream=DEAD_LETTERS, count=len(letters), oldest_at=min(times))
-    return WrittenLetters(file, (summary,))
-
-
 def _readable(letter: DeadLetter, failed_at: int) -> dict[str, object]:
     fields: dict[str, object] = {
-        # The text of an error may hold any string; JSON needs one with a UTF-8 form.
+        # An error may hold lone surrogates, which JSON cannot encode.
         name: printable(value) if isinstance(value, str) else value
         for name, value in asdict(letter).items()
     }
@@ -154,7 +82,6 @@ def _readable(letter: DeadLetter, failed_at: int) -> dict[str, object]:
         fields["value_types"] = dict(letter.value_types)
     else:
         del fields["value_types"]
-    # Most letters have neither.
     return {name: value for name, value in fields.items() if value or name not in _RARE}
 
 
@@ -162,7 +89,7 @@ def _date(at: int) -> str | int:
     try:
         return (_EPOCH + timedelta(microseconds=at)).isoformat()
     except OverflowError:
-        # The time of a timer may lie outside the calendar.
+        # A timer may lie outside the calendar.
         return at
 
 
@@ -174,21 +101,21 @@ _LOG: Final = logging.getLogger("millpond")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterLimit:
-    """How many of a computation's records and timers may become dead letters before the run stops.
+    """The share of a computation's records and timers that may become dead letters before the run stops.
 
     The run stops before it commits the superstep in which
 
     - all of two or more records of a computation fail, or
-    - more than ``share`` of them fail, counted over supersteps until there are ``records_min``.
+    - more than ``share`` of its records fail, counted over supersteps until there are ``records_min``.
 
-    Letters that are retried, and fail again, do not count.
+    Retried letters that fail again do not count.
 
     Attributes:
-        share: the share that may fail, from 0 to 1.
-        records_min: the least number of records by which the share is judged.
+        share: share that may fail, from 0 to 1.
+        records_min: least number of records by which the share is judged.
 
     Raises:
-        InvalidError: ``share`` is not a share, or ``records_min`` is less than 1.
+        InvalidError: ``share`` is not between 0 and 1, or ``records_min`` is less than 1.
 
     Example:
         ``LocalRunner("pond", dead_letter_limit=DeadLetterLimit(share=0.01, records_min=1_000))``
@@ -198,7 +125,7 @@ class DeadLetterLimit:
     records_min: int = 100
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
+        """Refuse values that are out of range."""
         if isinstance(self.share, bool) or not 0 <= self.share <= 1:
             raise InvalidError("the share of a dead letter limit is from 0 to 1", share=self.share)
         if self.records_min < 1:
@@ -207,7 +134,7 @@ class DeadLetterLimit:
 
 @dataclass(slots=True)
 class _Tally:
-    """What a computation has handled, and how much of it failed."""
+    """The records and timers that a computation handled, and the letters among them."""
 
     records: int = 0
     letters: int = 0
@@ -217,48 +144,99 @@ class _Tally:
         return _Tally(self.records + other.records, self.letters + other.letters, self.first or other.first)
 
 
-Tallies: TypeAlias = Mapping[str, _Tally]
-"""What was handled, by computation."""
+@dataclass(frozen=True, slots=True)
+class LettersOfSuperstep:
+    """The letters that a superstep writes, the keys of letters that it deletes, and its failures by computation."""
+
+    new: Sequence[DeadLetter]
+    settled: frozenset[str]
+    tallies: Mapping[str, _Tally]
 
 
-class DeadLetterMonitor:
-    """Watches the dead letters of one run, by computation.
+@dataclass(frozen=True, slots=True)
+class WrittenLetters:
+    """The file of a superstep's dead letters, and the summary of its productions."""
 
-    Args:
-        limit: when to stop; ``None`` never does.
-    """
+    file: RowFile | None = None
+    productions: tuple[ProductionSummary, ...] = ()
 
-    def __init__(self, limit: DeadLetterLimit | None) -> None:
+
+class DeadLetters:
+    """The dead letters of one pipeline: judged before the commit, written with it, and retried on request."""
+
+    def __init__(
+        self,
+        store: Store,
+        topology: Topology,
+        clock: Clock,
+        limit: DeadLetterLimit | None,
+        id_scope: Callable[[str, str], bytes],
+    ) -> None:
+        self._store = store
+        self._topology = topology
         self._limit = limit
         self._judged: dict[str, _Tally] = {}
         self._warned: set[str] = set()
+        self.retries: LetterRetries = LetterRetries(store, topology, clock, id_scope)
 
-    def check(self, manifests: Iterable[Manifest], unreadable: Sequence[DeadLetter]) -> Tallies:
-        """Judge a superstep before its commit; pass what this returns to `note` after it.
-
-        Args:
-            manifests: the intervals that ran.
-            unreadable: the letters of records that never reached an interval.
-
-        Raises:
-            InvalidError: too much of the superstep became dead letters; includes the first one's error.
-        """
+    def judge(self, manifests: Sequence[Manifest], unreadable: Sequence[DeadLetter]) -> LettersOfSuperstep:
+        """Return the letters of a superstep, or raise `InvalidError` if too much of it became dead letters."""
         tallies = _tallies(manifests, unreadable)
-        if self._limit is None:
-            return tallies
-        for computation, tally in tallies.items():
-            if tally.letters >= _ALL_MIN and tally.letters == tally.records:
-                raise _flood(computation, tally, self._limit)
-            judged = tally.plus(self._judged.get(computation, _Tally()))
-            is_enough = judged.records >= self._limit.records_min
-            if is_enough and judged.letters > self._limit.share * judged.records:
-                raise _flood(computation, judged, self._limit)
-        return tallies
+        if self._limit is not None:
+            for computation, tally in tallies.items():
+                earlier = self._judged.get(computation)
+                if tally.letters or (earlier is not None and earlier.letters):
+                    self._refuse_flood(computation, tally, self._limit)
+        new = list(unreadable)
+        for manifest in manifests:
+            new += manifest.result.dead_letters
+        return LettersOfSuperstep(new, self.retries.settled(manifests), tallies)
 
-    def note(self, tallies: Tallies) -> None:
-        """Remember a committed superstep, and warn of each computation's first dead letter."""
-        for computation, tally in tallies.items():
-            judged = tally.plus(self._judged.pop(computation, _Tally()))
+    def _refuse_flood(self, computation: str, tally: _Tally, limit: DeadLetterLimit) -> None:
+        if tally.letters >= _ALL_MIN and tally.letters == tally.records:
+            raise _flood(computation, tally, limit)
+        judged = tally.plus(self._judged.get(computation, _Tally()))
+        if judged.records >= limit.records_min and judged.letters > limit.share * judged.records:
+            raise _flood(computation, judged, limit)
+
+    def write(
+        self, letters: LettersOfSuperstep, plan: SuperstepPlan, fence: Fence, token: str
+    ) -> WrittenLetters:
+        """Write a superstep's new letters, and the deletion of settled letters, to an uncommitted row file."""
+        if not letters.new and not letters.settled:
+            return WrittenLetters()
+        failed_at = EventTimeMicros(int(plan.wall_time))
+        produce = bool(letters.new) and DEAD_LETTERS in self._topology.wanted_streams
+        updates = dead_letter_updates(
+            self._topology.name,
+            letters.new,
+            superstep=plan.superstep,
+            fence=fence,
+            at=failed_at,
+            produce=produce,
+            settled=letters.settled,
+        )
+        file = write_row_file(
+            self._store.objects,
+            control_interval(self._topology.name),
+            updates,
+            superstep=plan.superstep,
+            fence=fence,
+            token=token,
+            row_format=self._store.row_format,
+        )
+        if not produce:
+            return WrittenLetters(file)
+        times = [failed_at if letter.at is None else EventTimeMicros(letter.at) for letter in letters.new]
+        summary = ProductionSummary(stream=DEAD_LETTERS, count=len(times), oldest_at=min(times))
+        return WrittenLetters(file, (summary,))
+
+    def committed(self, letters: LettersOfSuperstep) -> None:
+        """Count the letters of a committed superstep, and warn of each computation's first letter."""
+        for computation, tally in letters.tallies.items():
+            earlier = self._judged.pop(computation, None)
+            judged = tally if earlier is None else tally.plus(earlier)
+            # A full sample has been judged: the next one begins, so that old successes do not cover a new bug.
             if self._limit is not None and judged.records < self._limit.records_min:
                 self._judged[computation] = judged
             if tally.first is not None and computation not in self._warned:
@@ -271,6 +249,10 @@ class DeadLetterMonitor:
                     printable(str(tally.first.key)),
                     printable(tally.first.error),
                 )
+        failed = sum(letter.retried > 0 for letter in letters.new) if letters.new else 0
+        if failed:
+            _LOG.warning("%d of %d dead letters that were retried failed again", failed, len(letters.settled))
+        self.retries.committed(letters.settled)
 
 
 def _tallies(manifests: Iterable[Manifest], unreadable: Sequence[DeadLetter]) -> dict[str, _Tally]:
@@ -305,97 +287,3 @@ def _flood(computation: str, tally: _Tally, limit: DeadLetterLimit) -> InvalidEr
     if tally.first is not None and tally.first.diagnostics:
         error.add_note(printable(tally.first.diagnostics))
     return error
-
-
-@dataclass(frozen=True, slots=True)
-class LettersOfSuperstep:
-    """What a superstep does to dead letters.
-
-    Attributes:
-        new: those that it writes.
-        settled: the names of those that it deletes, because they were retried or dropped.
-        tallies: how much of each computation's work failed.
-    """
-
-    new: Sequence[DeadLetter]
-    settled: frozenset[str]
-    tallies: Tallies
-
-
-class DeadLetters:
-    """The dead letters of one pipeline.
-
-    Args:
-        store: the open store.
-        topology: the checked pipeline.
-        clock: the source of time.
-        limit: how much may become dead letters before the run stops; ``None``: all of it.
-        id_scope: returns the prefix of record ids, by computation and stream.
-
-    Attributes:
-        retries: those that are given once more.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        topology: Topology,
-        clock: Clock,
-        limit: DeadLetterLimit | None,
-        id_scope: Callable[[str, str], bytes],
-    ) -> None:
-        self._store = store
-        self._topology = topology
-        self._monitor = DeadLetterMonitor(limit)
-        self.retries: LetterRetries = LetterRetries(store, topology, clock, id_scope)
-
-    def judge(self, manifests: Sequence[Manifest], unreadable: Sequence[DeadLetter]) -> LettersOfSuperstep:
-        """The letters of a superstep that is about to be committed.
-
-        Args:
-            manifests: the intervals that ran.
-            unreadable: the letters of records that never reached an interval.
-
-        Raises:
-            InvalidError: too much of the superstep became dead letters.
-        """
-        tallies = self._monitor.check(manifests, unreadable)
-        new = [*unreadable, *(letter for manifest in manifests for letter in manifest.result.dead_letters)]
-        return LettersOfSuperstep(new, self.retries.settled(manifests), tallies)
-
-    def write(
-        self, letters: LettersOfSuperstep, plan: SuperstepPlan, fence: Fence, token: str
-    ) -> WrittenLetters:
-        """Write new letters, and that others are deleted, to an uncommitted row file.
-
-        Args:
-            letters: the letters.
-            plan: the superstep.
-            fence: the fence of the commit that will add the file.
-            token: makes the file's name unique.
-
-        Raises:
-            UnavailableError: the store is unavailable.
-        """
-        return write_dead_letters(
-            self._store,
-            self._topology,
-            letters.new,
-            settled=letters.settled,
-            superstep=plan.superstep,
-            fence=fence,
-            at=plan.wall_time,
-            token=token,
-        )
-
-    def note(self, letters: LettersOfSuperstep) -> None:
-        """The superstep of these letters was committed."""
-        self._monitor.note(letters.tallies)
-        failed = sum(letter.retried > 0 for letter in letters.new)
-        if failed:
-            _LOG.warning("%d of %d dead letters that were retried failed again", failed, len(letters.settled))
-        self.retries.note(letters.settled)
-
-    def answer(self, record: Callable[[Mapping[str, int]], None]) -> None:
-        """Say which requests have no letter left; see `LetterRetries.answer`."""
-        self.retries.answer(record)

@@ -1,13 +1,8 @@
-"""Deliveries: undelivered productions on their way to the consumers' intervals.
+"""Deliveries: undelivered productions on their way to the consumers' intervals, in both runners.
 
-A production lives in the row update of the key that produced it (strong productions,
-MillWheel §6.1.2). Superstep *n + 1* reads those of superstep *n* from the committed
-files, lets every consumer extract its own key (§4.2), and hands each interval its part.
-
-Undelivered productions, read and keyed for their consumers, in both runners.
-
-Each file is read once and each consumer extracts its keys once, however many of its intervals
-run in this process.
+A production lives in the row update of the key that produced it (strong productions, MillWheel §6.1.2). Superstep
+*n + 1* reads the productions of superstep *n* from the committed files, lets every consumer extract its own key
+(§4.2), and hands each interval its part.
 """
 
 from __future__ import annotations
@@ -43,10 +38,10 @@ class ProductionSource:
 
     Attributes:
         path: the row file.
-        superstep: only its rows of this superstep count; a file that an OPTIMIZE
-            merged may hold older rows, whose productions are delivered.
-        streams: streams it produced to; empty when unknown.
-        interval: only its rows in this interval count; ``None`` for all of them.
+        superstep: only rows of this superstep count; a file that an OPTIMIZE merged may hold older rows, whose
+            productions are delivered.
+        streams: streams of the productions; empty when unknown.
+        interval: only rows in this interval count; ``None`` for all rows.
         renames: streams that were renamed with their computation: stored name, current name.
     """
 
@@ -57,19 +52,19 @@ class ProductionSource:
     renames: tuple[tuple[str, str], ...] = ()
 
     def current(self, productions: pa.Table) -> pa.Table:
-        """The file's productions under the streams' current names."""
+        """Return the file's productions under the streams' current names."""
         streams = productions.column("stream")
         for stored, name in self.renames:
             streams = pc.if_else(pc.equal(streams, stored), name, streams)
         return productions.set_column(0, PRODUCTION_SCHEMA.field(0), streams) if self.renames else productions
 
     def concerns(self, streams: Iterable[str]) -> bool:
-        """Whether the file may hold productions of any of ``streams``."""
+        """Return True if the file may hold productions of any of ``streams``."""
         return not self.streams or not self.streams.isdisjoint(streams)
 
 
 def flatten_productions(updates: pa.Table) -> pa.Table:
-    """The productions of row updates, one per row, in the order of rows and of emission."""
+    """Return the productions of row updates, one per row, in the order of rows and of emission."""
     lists = updates.column("productions").combine_chunks()
     flat = pc.list_flatten(lists)
     if isinstance(flat, pa.ChunkedArray):
@@ -78,11 +73,7 @@ def flatten_productions(updates: pa.Table) -> pa.Table:
 
 
 def read_productions(objects: Objects, sources: Sequence[ProductionSource]) -> pa.Table:
-    """The productions of several files, in the order of the files.
-
-    Raises:
-        DataError: a file is missing or its bytes are wrong.
-    """
+    """Return the productions of several files, in the order of the files."""
     tables = [_read_source(objects, source) for source in sources]
     return pa.concat_tables(tables) if tables else PRODUCTION_SCHEMA.empty_table()
 
@@ -101,7 +92,7 @@ def _read_source(objects: Objects, source: ProductionSource) -> pa.Table:
 def summarise_productions(
     productions: pa.Table, percentiles: Collection[float] = ()
 ) -> tuple[ProductionSummary, ...]:
-    """The number of productions per stream and the oldest time, which holds the watermark."""
+    """Return the number of productions per stream and the oldest time, which holds the watermark."""
     by_percentile = _oldest_but_of(productions, percentiles) if percentiles else {}
     grouped = productions.group_by("stream").aggregate([("at", "min"), ("at", "count")])
     return tuple(
@@ -131,19 +122,14 @@ def _oldest_but_of(productions: pa.Table, percentiles: Collection[float]) -> dic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extracted:
-    """A stream's records with the keys that one consumer extracted.
-
-    Attributes:
-        deliveries: the records; ``keys`` is null exactly where ``errors`` has an entry.
-        errors: why a record has no key, by the record's position.
-    """
+    """A stream's records under one consumer's keys; a key is null exactly where ``errors`` has its position."""
 
     deliveries: Deliveries
     errors: Mapping[int, str]
 
 
 def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extracted, ...]:
-    """The part of ``productions`` for a computation, per subscribed stream, with its own keys."""
+    """Return the part of ``productions`` for a computation, per subscribed stream, under the computation's keys."""
     extracted_streams = []
     for stream, part, extracted in keyed_productions(productions, node):
         deliveries = deliveries_in(part.set_column(1, "key", extracted.keys), stream)
@@ -154,7 +140,7 @@ def deliveries_of(productions: pa.Table, node: ComputationNode) -> tuple[Extract
 def keyed_productions(
     productions: pa.Table, node: ComputationNode
 ) -> Iterator[tuple[str, pa.Table, ExtractedKeys]]:
-    """The part of ``productions`` for a computation: by subscribed stream, the productions and their keys in it."""
+    """Yield the part of ``productions`` for a computation: stream, productions, and their keys in the computation."""
     streams = productions.column("stream")
     for subscription in node.subscriptions:
         part = productions.filter(_is_for(node, subscription.stream, streams)).combine_chunks()
@@ -164,7 +150,7 @@ def keyed_productions(
 
 
 def deliveries_in(keyed: pa.Table, stream: str) -> Deliveries:
-    """Productions with the columns of `PRODUCTION_SCHEMA`, under their consumer's keys, as deliveries."""
+    """Return productions with the columns of `PRODUCTION_SCHEMA`, under their consumer's keys, as deliveries."""
     return Deliveries(
         stream=stream,
         keys=_only(keyed, "key"),
@@ -180,7 +166,7 @@ def _is_for(node: ComputationNode, stream: str, streams: pa.ChunkedArray) -> pa.
 def positions_within(
     productions: pa.Table, node: ComputationNode, interval: Interval
 ) -> npt.NDArray[np.int64]:
-    """The positions of the productions that a computation gets in ``interval``."""
+    """Return the positions of the productions that a computation gets in ``interval``."""
     streams = productions.column("stream")
     mine = [
         np.flatnonzero(_is_for(node, subscription.stream, streams).to_numpy())
@@ -195,7 +181,7 @@ def positions_within(
 
 
 def weak_only(productions: pa.Table) -> pa.Table:
-    """The productions that were kept only for a task in the same superstep, under their own streams."""
+    """Return the productions kept only for a task in the same superstep, under their original streams."""
     mark = addressed("")
     streams = productions.column("stream")
     chosen = productions.filter(pc.ends_with(streams, mark))
@@ -204,13 +190,13 @@ def weak_only(productions: pa.Table) -> pa.Table:
 
 
 def keys_of(productions: pa.Table, node: ComputationNode) -> pa.Array:
-    """The keys that a computation extracts from ``productions``, as often as they occur."""
+    """Return the keys that a computation extracts from ``productions``, as often as they occur."""
     columns = [extracted.deliveries.keys.drop_null() for extracted in deliveries_of(productions, node)]
     return pa.concat_arrays(columns) if columns else pa.array([], pa.string())
 
 
 def within(deliveries: Deliveries, interval: Interval) -> Deliveries | None:
-    """The part of ``deliveries`` whose keys lie in ``interval``; ``None`` when there is none."""
+    """Return the part of ``deliveries`` whose keys lie in ``interval``, if any."""
     chosen = np.flatnonzero(_inside(deliveries.keys, interval))
     if len(chosen) == len(deliveries.keys):
         return deliveries
@@ -229,7 +215,7 @@ def _inside(keys: pa.Array, interval: Interval) -> npt.NDArray[np.bool_]:
 
 
 def keyless_letters(computation: str, extracted: Extracted) -> tuple[DeadLetter, ...]:
-    """Dead letters for the records from which the consumer's key extractor got no key."""
+    """Return dead letters for the records from which the consumer's key extractor got no key."""
     deliveries = extracted.deliveries
     return tuple(
         DeadLetter.of_unreadable(
@@ -244,7 +230,7 @@ def keyless_letters(computation: str, extracted: Extracted) -> tuple[DeadLetter,
 
 
 def take(deliveries: Deliveries, chosen: npt.NDArray[np.int64]) -> Deliveries:
-    """The records at the positions ``chosen``, in that order."""
+    """Return the records at the positions ``chosen``, in that order."""
     return Deliveries(
         stream=deliveries.stream,
         keys=deliveries.keys.take(pa.array(chosen)),
@@ -260,17 +246,14 @@ def _only(table: pa.Table, column: str) -> pa.Array:
 
 
 def addresses_of(node: ComputationNode) -> frozenset[str]:
-    """The streams under which weak productions are kept to be handed to a computation in another task."""
-    return frozenset(addressed(subscription.stream) for subscription in node.subscriptions)
+    """Return the streams under which weak productions are kept for a computation in another task."""
+    return frozenset([addressed(subscription.stream) for subscription in node.subscriptions])
 
 
 class UndeliveredProductions:
-    """The productions that one superstep delivers.
+    """The productions that one superstep delivers; each file is read once, and each consumer extracts keys once.
 
-    Args:
-        sources: committed files with productions of the last superstep.
-        read: returns the productions of a file; called once per file.
-        handed_on: uncommitted files of this superstep, with weak productions.
+    ``handed_on`` are uncommitted files of this superstep, with weak productions.
     """
 
     def __init__(
@@ -287,40 +270,26 @@ class UndeliveredProductions:
         self._extracted: dict[str, tuple[Extracted, ...]] = {}
 
     def read_committed(self) -> None:
-        """Read all committed files now instead of when a consumer first needs them.
-
-        Raises:
-            DataError: a file is missing or its bytes are wrong.
-        """
+        """Read all committed files now instead of when a consumer first needs them."""
         for source in self._sources:
             self._table(source)
 
     def extracted(self, node: ComputationNode) -> tuple[Extracted, ...]:
-        """A computation's productions, stream by stream, with its own keys; empty if nothing waits for it.
-
-        Raises:
-            DataError: a file is missing or its bytes are wrong.
-        """
+        """Return a computation's productions, stream by stream, under its keys."""
+        if not self._sources and not self._handed_on:
+            return ()
         if node.name not in self._extracted:
             tables = self._tables_for(node)
             self._extracted[node.name] = deliveries_of(pa.concat_tables(tables), node) if tables else ()
         return self._extracted[node.name]
 
     def deliveries(self, node: ComputationNode, interval: Interval) -> list[Deliveries]:
-        """The part of one interval; no entry is empty.
-
-        Raises:
-            DataError: a file is missing or its bytes are wrong.
-        """
-        parts = (within(extracted.deliveries, interval) for extracted in self.extracted(node))
+        """Return the part of one interval; no entry is empty."""
+        parts = [within(extracted.deliveries, interval) for extracted in self.extracted(node)]
         return [part for part in parts if part is not None]
 
     def letters(self, node: ComputationNode) -> list[DeadLetter]:
-        """A dead letter for each record from which the computation's key extractor got no key.
-
-        Raises:
-            DataError: a file is missing or its bytes are wrong.
-        """
+        """Return a dead letter for each record from which the computation's key extractor got no key."""
         return [
             letter
             for extracted in self.extracted(node)

@@ -1,25 +1,13 @@
-"""Dead letters that are given to their computations once more, or dropped, because a request says so.
+"""Dead letters that a request retries or drops.
 
-What a superstep retries is chosen when it is planned: some letters of the first request that waits, the oldest first.
-Each travels with the plan of the interval that has its key, and the commit of the superstep deletes those that the
-manifests name. So it is retried once, whatever happens between request and commit: while its row is there it has not
-been, and afterwards no process finds it.
+A request is a position in the table, because only the pipeline that wrote the letters may write their rows and give
+records to its code. A tool writes an even number under the name of the selection; the number also bounds the
+supersteps whose letters are meant, so that a letter that fails again, which is a new letter, is not retried forever.
+The pipeline answers with the next odd number once no letter of the request is left.
 
-Requests for dead letters: asked for by a position in the table, honoured by the pipeline that wrote the letters.
-
-The pipeline alone may write its letters' rows and give records to its code, so a tool writes what it wants: an even
-number under the name of the selection. It also says up to which superstep letters are meant, so that a letter that
-fails again, which is a new one, is not retried for ever. A request outlives the process that made it and the one that
-runs the pipeline. That none of its letters is left is all that its answer, the next odd number, says: that each letter
-is retried once rests on the commit that deletes it, not on the answer.
-
-Dead letters as the table has them, and which of them are meant.
-
-Letters of records that never reached the code, because no key, time or id could be read from them: read once more.
-
-The letter has the row, or the production, that was to be read, so a mended extractor may find in it what the former one
-did not. The id was never consumed: it is checked as that of any record, and the record is a duplicate if it was injected
-again meanwhile.
+Each letter is retried exactly once, because the commit of the superstep that retries it deletes its row. The oldest
+letters of the first waiting request travel with the plans of the intervals that have their keys. The answer is only
+a notice: a process that dies before it answers finds no letter left, and answers again.
 """
 
 from __future__ import annotations
@@ -63,34 +51,29 @@ _NAME_PARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """A dead letter and its name.
-
-    Attributes:
-        name: the key of its row: ``pipeline/superstep/number``.
-        fields: what it says.
-    """
+    """A dead letter in the table; its name is the key of its row, ``pipeline/superstep/number``."""
 
     name: str
     fields: Mapping[str, Any]
 
     @property
     def pipeline(self) -> str:
-        """The pipeline that wrote it."""
+        """The pipeline that wrote the letter."""
         return self.name.rsplit("/", 2)[0]
 
     @property
     def superstep(self) -> int:
-        """The superstep in which it was written."""
+        """The superstep in which the letter was written."""
         return int(self.name.rsplit("/", 2)[1])
 
     @property
     def is_unread(self) -> bool:
-        """Whether its record never reached the code, because its key, time or id could not be read: it has no traceback."""
+        """True if no key, time or id could be read, so that the record never reached the code; it has no traceback."""
         return self.fields.get("diagnostics") == ""
 
     @property
     def lost(self) -> str | None:
-        """Why no code can get its record or timer again; ``None`` if it has all that it takes."""
+        """The reason why the record or timer cannot be restored; ``None`` if it can."""
         try:
             if self.is_unread:
                 check_types_kept(self.fields)
@@ -105,16 +88,7 @@ class StoredLetter:
 def stored_letters(
     snapshot: Snapshot, objects: Objects, names: Collection[str] | None = None
 ) -> Iterator[StoredLetter]:
-    """The dead letters of a table, by name.
-
-    Args:
-        snapshot: the table.
-        objects: its root.
-        names: only these.
-
-    Raises:
-        DataError: a file is missing or its bytes are wrong.
-    """
+    """Yield the dead letters of a table, or only the letters with these names, in the order of their names."""
     rows = RowsView.of(snapshot, objects, DEAD_LETTERS).to_arrow(names)
     for name, state in zip(rows.column("key").to_pylist(), rows.column("state").to_pylist(), strict=True):
         parts = name.rsplit("/", 2)
@@ -124,18 +98,15 @@ def stored_letters(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterSelection:
-    """Which dead letters are meant: those for which all that is said holds; all of them if nothing is.
+    """A choice of dead letters: a letter must match every part that is given.
 
     Attributes:
-        computation: whose code failed.
-        stream: the stream of the record; ``""`` for timers.
-        key: the key of the record or timer.
-        before_us: it failed before this time, in microseconds.
-        error: a part of the error.
-        letter: the name of the letter.
-
-    Raises:
-        InvalidError: a part is of the wrong type.
+        computation: computation whose code failed.
+        stream: stream of the record; ``""`` for timers.
+        key: key of the record or timer.
+        before_us: end of the failures' time, in microseconds, exclusive.
+        error: substring of the error.
+        letter: name of the letter.
 
     Example:
         >>> selection = LetterSelection(computation="average", key="cup")
@@ -153,7 +124,7 @@ class LetterSelection:
     letter: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be compared with a letter."""
+        """Refuse parts that cannot be compared with a letter."""
         for part in fields(self):
             value = getattr(self, part.name)
             kind = int if part.name == "before_us" else str
@@ -162,52 +133,42 @@ class LetterSelection:
 
     @property
     def text(self) -> str:
-        """The selection as JSON, the same text for the same selection."""
-        said = {name: value for name, value in asdict(self).items() if value is not None}
-        return orjson.dumps(said, option=orjson.OPT_SORT_KEYS).decode()
+        """The selection as JSON; equal selections have the same text."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return orjson.dumps(given, option=orjson.OPT_SORT_KEYS).decode()
 
     @classmethod
     def of(cls, text: str) -> LetterSelection:
-        """The selection of `text`."""
+        """Return the selection with this `text`."""
         return cls(**orjson.loads(text))
 
     def has(self, letter: StoredLetter) -> bool:
-        """Whether a letter is meant."""
-        told = letter.fields
+        """Return True if a letter matches the selection."""
+        fields = letter.fields
         same = (
-            (self.computation, told.get("computation")),
-            (self.stream, told.get("stream")),
-            (self.key, told.get("key")),
+            (self.computation, fields.get("computation")),
+            (self.stream, fields.get("stream")),
+            (self.key, fields.get("key")),
             (self.letter, letter.name),
         )
         if any(wanted is not None and wanted != found for wanted, found in same):
             return False
-        if self.error is not None and self.error not in str(told.get("error", "")):
+        if self.error is not None and self.error not in str(fields.get("error", "")):
             return False
-        return self.before_us is None or self._failed_before(told)
-
-    def _failed_before(self, told: Mapping[str, Any]) -> bool:
-        failed_at = told.get("failed_at")
-        # Letters of the first versions do not say when they failed; they are older than any time that is asked for.
-        return failed_at is None or letter_time_us(failed_at) < (self.before_us or 0)
+        failed_at = fields.get("failed_at")
+        # Letters of the first releases have no time of failure; they are older than any time in a request.
+        return self.before_us is None or failed_at is None or letter_time_us(failed_at) < self.before_us
 
 
 LetterAction: TypeAlias = Literal["retry", "drop"]
 
 _REPEATS_BITS: Final = 16
-"""The low bits of a number count requests of one selection that were made after the same superstep."""
+"""The low bits of a request's number count repetitions of its selection after the same superstep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterRequest:
-    """Some of a pipeline's dead letters, to be retried or dropped.
-
-    Attributes:
-        pipeline: its name.
-        action: ``retry`` or ``drop``.
-        selection: which letters.
-        number: the position that asks for it, even; the next one answers.
-    """
+    """A request to retry or to drop some of a pipeline's dead letters; its number is even, the answer the next odd one."""
 
     pipeline: str
     action: LetterAction
@@ -216,31 +177,31 @@ class LetterRequest:
 
     @property
     def app_id(self) -> str:
-        """The name of its position."""
+        """The application id of the request's position."""
         return AppId.LETTERS.of(self.pipeline, self.action, self.selection.text)
 
     @property
     def until(self) -> int:
-        """The last superstep whose letters are meant."""
+        """The last superstep whose letters the request covers."""
         return self.number >> _REPEATS_BITS
 
     @property
     def answer(self) -> Mapping[str, int]:
-        """The position that says that none of its letters is left."""
+        """The position that records that no letter of the request is left."""
         return {self.app_id: self.number + 1}
 
     @classmethod
     def next(
         cls, txns: Mapping[str, int], pipeline: str, action: LetterAction, selection: LetterSelection
     ) -> LetterRequest:
-        """The request to write now, given the table's transactions; one that waits already for all letters is the same."""
+        """Return the request to write now; a waiting request for the same letters is returned unchanged."""
         known = txns.get(AppId.LETTERS.of(pipeline, action, selection.text), 0)
         wanted = txns.get(AppId.SUPERSTEP.of(pipeline), 0) << _REPEATS_BITS
         number = max(wanted, known + known % 2)
         return cls(pipeline=pipeline, action=action, selection=selection, number=number)
 
     def has(self, letter: StoredLetter) -> bool:
-        """Whether a letter is meant."""
+        """Return True if the request covers a letter."""
         is_old = letter.pipeline == self.pipeline and letter.superstep <= self.until
         return is_old and self.selection.has(letter)
 
@@ -248,12 +209,7 @@ class LetterRequest:
 def waiting_letter_requests(
     txns: Mapping[str, int], pipeline: str | None = None
 ) -> tuple[LetterRequest, ...]:
-    """The requests that no commit has answered: first what is dropped, so that it is not retried; the oldest first.
-
-    Args:
-        txns: the table's transactions.
-        pipeline: only those to this pipeline.
-    """
+    """Return the unanswered requests, of all pipelines or of one: drops first, so that no dropped letter is retried."""
     found = []
     for app_id, number in txns.items():
         if number % 2 == 0 and app_id.startswith(AppId.LETTERS):
@@ -271,13 +227,7 @@ def waiting_letter_requests(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedLetters:
-    """What was asked for.
-
-    Attributes:
-        letters: how many letters are meant, without those that no code can get again.
-        lost: how many those are, by the reason; letters are dropped whatever they have lost.
-        pipelines: the pipelines that wrote them, which honour the request.
-    """
+    """The number of letters that a request covers, of letters that cannot be restored by reason, and the pipelines."""
 
     letters: int
     lost: Mapping[str, int]
@@ -285,12 +235,7 @@ class AskedLetters:
 
 
 def ask_for_letters(store: Store, action: LetterAction, selection: LetterSelection) -> AskedLetters:
-    """Ask the pipelines of a store to retry or to drop some of their dead letters.
-
-    Raises:
-        InvalidError: no letter is meant, or none of them has all that it takes; or the store was opened read-only.
-        ConflictError: another process asks for the same at this moment.
-    """
+    """Ask the pipelines of a store to retry or to drop some of their dead letters."""
     snapshot = store.committer.refresh()
     meant = [letter for letter in stored_letters(snapshot, store.objects) if selection.has(letter)]
     if not meant:
@@ -305,6 +250,7 @@ def ask_for_letters(store: Store, action: LetterAction, selection: LetterSelecti
         )
     pipelines = tuple(sorted({letter.pipeline for letter in meant}))
     requests = [LetterRequest.next(snapshot.txns, name, action, selection) for name in pipelines]
+    # A waiting request for the same letters has the same number: repeating it must not retry them twice.
     positions = {
         request.app_id: request.number
         for request in requests
@@ -316,15 +262,7 @@ def ask_for_letters(store: Store, action: LetterAction, selection: LetterSelecti
 
 
 def withdraw_letter_requests(store: Store) -> tuple[LetterRequest, ...]:
-    """Withdraw the requests of a store that wait; what they have done until then stays.
-
-    Returns:
-        The requests.
-
-    Raises:
-        ConflictError: a pipeline answers one of them at this moment.
-        InvalidError: the store was opened read-only.
-    """
+    """Withdraw and return the waiting requests of a store; letters that were retried or dropped stay so."""
     waiting = waiting_letter_requests(store.committer.refresh().txns)
     positions = {app_id: number for request in waiting for app_id, number in request.answer.items()}
     if positions:
@@ -342,26 +280,26 @@ def retry_dead_letters(
     error: str | None = None,
     letter: str | None = None,
 ) -> int:
-    """Have dead letters given to their computations once more, exactly once, after their code was mended.
+    """Retry dead letters exactly once, after their computations' code was mended.
 
-    The pipeline that wrote them does it in one of its next supersteps or, if it is stopped, when it runs again. A
-    letter leaves the table in the commit that has its effects; if it fails again it is a new letter. Without an
-    argument all letters are meant, with several those for which all hold.
+    The pipeline that wrote the letters retries them in one of its next supersteps or, if it is stopped, when it runs
+    again. A letter leaves the table in the commit that has its effects; a letter that fails again is a new letter.
+    A letter must match every argument that is given; without arguments all letters are retried.
 
     Args:
         store: the store, not opened read-only.
-        computation: whose code failed.
-        stream: the stream of the record; ``""`` for timers.
-        key: the key of the record or timer.
-        before: it failed before this time.
-        error: a part of the error.
-        letter: the key of the letter's row in the table ``dead_letters``.
+        computation: computation whose code failed.
+        stream: stream of the record; ``""`` for timers.
+        key: key of the record or timer.
+        before: only letters that failed before this time.
+        error: substring of the error.
+        letter: key of the letter's row in the table ``dead_letters``.
 
     Returns:
-        How many letters will be retried.
+        The number of letters that will be retried.
 
     Raises:
-        InvalidError: no letter is meant, or none of them has all that the code got.
+        InvalidError: no letter matches, or every matching letter has lost a part of its record.
 
     Example::
 
@@ -382,13 +320,13 @@ def drop_dead_letters(
     error: str | None = None,
     letter: str | None = None,
 ) -> int:
-    """Have dead letters deleted; the arguments are those of `retry_dead_letters`.
+    """Delete dead letters; `retry_dead_letters` explains the arguments.
 
     Returns:
-        How many letters will be deleted.
+        The number of letters that will be deleted.
 
     Raises:
-        InvalidError: no letter is meant.
+        InvalidError: no letter matches.
     """
     selection = _selection(computation, stream, key, before, error, letter)
     return ask_for_letters(store, "drop", selection).letters
@@ -420,18 +358,10 @@ def read_again(
     injector: InjectorNode | None,
     id_scope: Callable[[str, str], bytes],
 ) -> RetriedLetter:
-    """The record of a letter, read by the extractors of now.
+    """Read the record of a letter that never reached the code, with the pipeline's present extractors.
 
-    Args:
-        name: the key of the letter's row.
-        letter: its fields.
-        node: the computation that the record is for.
-        subscription: its subscription to the record's stream.
-        injector: of the stream; ``None`` for a stream of productions.
-        id_scope: returns the prefix of record ids, by computation and stream.
-
-    Raises:
-        InvalidError: the record still cannot be read.
+    The id was never consumed: it is checked as the id of any record, and the record is a duplicate if it was
+    injected again meanwhile.
     """
     check_types_kept(letter)
     value = letter_value(letter)
@@ -440,8 +370,8 @@ def read_again(
         return RetriedLetter.read(name, {**letter, "key": key})
     if injector.change is not None:
         raise InvalidError("a change of a table that could not be read is not read again: inject it")
-    told_at = letter.get("at")
-    stamp_at = None if told_at is None else EventTimeMicros(letter_time_us(told_at))
+    at = letter.get("at")
+    stamp_at = None if at is None else EventTimeMicros(letter_time_us(at))
     rows = rows_to_extract(injector, [value])
     read = read_injected(injector, subscription.key, rows, stamp_at)
     if read.errors:
@@ -464,7 +394,7 @@ def read_again(
 
 
 def _decoded(row: Any) -> tuple[str, dict[str, str]]:
-    """The value of a row whose payload could be decoded now, as letters keep values."""
+    """Return the value of a row whose payload could be decoded now, in the form that letters keep."""
     described = describe_value(lambda: value_of_row(row))
     if not is_whole(described.types):
         raise InvalidError("the decoded value cannot be kept as a letter: inject the row")
@@ -473,35 +403,28 @@ def _decoded(row: Any) -> tuple[str, dict[str, str]]:
 
 _LOG: Final = logging.getLogger("millpond")
 _LOOK_EVERY_US: Final = 1_000_000
-"""How often the table is searched for requests: it may have thousands of transactions."""
+"""Interval between searches for requests: a table may have thousands of transactions."""
 
 _RETRIED_MAX: Final = 1_000
-"""How many letters a superstep retries: each is run alone, with a savepoint before it."""
+"""Letters that a superstep retries at most: each runs alone, with a savepoint before it."""
 
 _RETRIED_BYTES_MAX: Final = 8 << 20
-"""About how large the values may be that travel with the plan of a superstep."""
+"""Approximate size of the values that travel with the plan of a superstep, at most."""
 
 _DROPPED_MAX: Final = 100_000
-"""How many letters a superstep drops: each is a row update."""
+"""Letters that a superstep drops at most: each is a row update."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What one superstep does."""
+    """The letters that one superstep retries, by computation, and drops."""
 
     retried: Mapping[str, list[RetriedLetter]] = field(default_factory=dict)
     dropped: frozenset[str] = frozenset()
 
 
 class LetterRetries:
-    """Honours the requests for one pipeline's dead letters, superstep by superstep.
-
-    Args:
-        store: the open store.
-        topology: the checked pipeline.
-        clock: the source of time.
-        id_scope: returns the prefix of record ids, by computation and stream.
-    """
+    """The requests for one pipeline's dead letters, honoured superstep by superstep."""
 
     def __init__(
         self, store: Store, topology: Topology, clock: Clock, id_scope: Callable[[str, str], bytes]
@@ -517,9 +440,9 @@ class LetterRetries:
         self._chosen = _Chosen()
 
     def is_waiting(self) -> bool:
-        """Whether a superstep would retry or drop letters; for a pipeline that has nothing else to do.
+        """Return True if a superstep would retry or drop letters; asked when the pipeline has nothing else to do.
 
-        It follows the log, but not each time, and not while the store is away.
+        It reads the log at most once a second, and not while the store is away.
         """
         if self._is_time_to_look():
             try:
@@ -530,12 +453,8 @@ class LetterRetries:
         return bool(self._left)
 
     def choose(self) -> None:
-        """Choose what the superstep that is being planned retries and drops; what was chosen before is forgotten.
-
-        Raises:
-            DataError: a file with letters is missing or damaged.
-            UnavailableError: the store is unavailable.
-        """
+        """Choose the letters that the superstep under planning retries and drops, in place of any earlier choice."""
+        # A plan that was not committed retries nothing: its letters are still in the table, and are chosen again.
         self._chosen = _Chosen()
         if self._is_time_to_look():
             self._look()
@@ -543,55 +462,46 @@ class LetterRetries:
             self._chosen = self._next(self._request)
 
     def computations(self) -> Mapping[str, list[str]]:
-        """The computations whose letters the superstep retries, each with the letters' keys."""
+        """Return the keys of the letters that the superstep retries, by computation."""
         return {name: [letter.key for letter in letters] for name, letters in self._chosen.retried.items()}
 
     def of(self, interval: Interval) -> tuple[RetriedLetter, ...]:
-        """The letters that an interval gets."""
-        letters = self._chosen.retried.get(interval.computation, ())
-        return tuple(letter for letter in letters if interval.contains(letter.key))
+        """Return the letters that an interval retries."""
+        letters = self._chosen.retried.get(interval.computation)
+        return tuple(letter for letter in letters if interval.contains(letter.key)) if letters else ()
 
     def settled(self, manifests: Iterable[Manifest]) -> frozenset[str]:
-        """The letters that the commit of these manifests deletes: those that ran, and those that are dropped."""
-        return self._chosen.dropped.union(*(manifest.result.retried for manifest in manifests))
+        """Return the letters that the commit of these manifests deletes: retried and dropped letters."""
+        return self._chosen.dropped.union(*[manifest.result.retried for manifest in manifests])
 
-    def note(self, settled: Iterable[str]) -> None:
-        """A superstep was committed that has deleted these letters."""
+    def committed(self, settled: Iterable[str]) -> None:
+        """Forget letters that a committed superstep has deleted."""
         self._chosen = _Chosen()
         for name in settled:
             self._left.pop(name, None)
         if self._request is not None and not self._left:
             self._answers |= self._request.answer
             self._request = None
-            # The next request does not wait for its turn to be looked for.
+            # Search at once for the next request.
             self._looked_us = None
 
     def answer(self, record: Callable[[Mapping[str, int]], None]) -> None:
-        """Say which requests have no letter left.
-
-        Args:
-            record: commits positions.
-
-        Raises:
-            FencedError: another process owns the pipeline.
-        """
+        """Commit the answers to requests that have no letter left."""
         answers, self._answers = self._answers, {}
         if not answers:
             return
         try:
             record(answers)
         except ConflictError as error:
-            # Asked for again meanwhile: it still waits, and is looked at again.
+            # The request was repeated meanwhile: it still waits, and the next search finds it.
             _LOG.debug("a request for dead letters was repeated while it was answered: %s", error)
-
-    # -- requests --------------------------------------------------------------------------
 
     def _is_time_to_look(self) -> bool:
         now_us = self._clock.monotonic_us()
         return self._looked_us is None or now_us - self._looked_us >= _LOOK_EVERY_US
 
     def _look(self) -> None:
-        """Find the first request that has letters left; those before it have none, and are answered."""
+        """Find the first request with letters left; the requests before it have none, and are answered."""
         waiting = waiting_letter_requests(self._store.committer.snapshot.txns, self._topology.name)
         if self._request is None or waiting[:1] != (self._request,):
             self._request, self._left, self._answers = None, {}, {}
@@ -604,7 +514,7 @@ class LetterRetries:
         self._looked_us = self._clock.monotonic_us()
 
     def _meant(self, request: LetterRequest) -> dict[str, None]:
-        """The names of a request's letters, the oldest first, without those that cannot be retried."""
+        """Return the names of a request's letters that can be retried, the oldest first."""
         names: dict[str, None] = {}
         refused: Counter[str] = Counter()
         for letter in stored_letters(self._store.committer.snapshot, self._store.objects):
@@ -623,29 +533,23 @@ class LetterRetries:
         return names
 
     def _read(self, letter: StoredLetter) -> tuple[str, RetriedLetter]:
-        """The computation that a letter is for, and what it gets.
-
-        Raises:
-            InvalidError: the letter cannot be retried.
-        """
-        told, topology = letter.fields, self._topology
-        name = topology.former_names.get(told["computation"], told["computation"])
+        """Return the computation that a letter is for, and the letter as the computation gets it."""
+        fields, topology = letter.fields, self._topology
+        name = topology.former_names.get(fields["computation"], fields["computation"])
         node = topology.computations.get(name)
         if node is None:
             raise InvalidError("the pipeline has no such computation", computation=name)
-        stream = topology.current_stream(told["stream"]) if told["stream"] else ""
-        told = {**told, "stream": stream}
+        stream = topology.current_stream(fields["stream"]) if fields["stream"] else ""
+        fields = {**fields, "stream": stream}
         if not stream:
-            return name, RetriedLetter.read(letter.name, told)
+            return name, RetriedLetter.read(letter.name, fields)
         subscription = node.subscription(stream)
         if subscription is None:
             raise InvalidError("the computation does not consume the stream", computation=name, stream=stream)
         if not letter.is_unread:
-            return name, RetriedLetter.read(letter.name, told)
+            return name, RetriedLetter.read(letter.name, fields)
         injector = topology.injectors.get(stream)
-        return name, read_again(letter.name, told, node, subscription, injector, self._id_scope)
-
-    # -- letters ---------------------------------------------------------------------------
+        return name, read_again(letter.name, fields, node, subscription, injector, self._id_scope)
 
     def _next(self, request: LetterRequest) -> _Chosen:
         if request.action == "drop":
@@ -657,7 +561,7 @@ class LetterRetries:
             try:
                 computation, letter = self._read(stored)
             except InvalidError as error:
-                # It could be read a moment ago: an extractor never does the same twice.
+                # Extractors are user code: an extractor that succeeded in `_meant` may still fail here.
                 del self._left[stored.name]
                 _LOG.warning("a dead letter stays what it is letter=`%s`: %s", stored.name, error)
                 continue

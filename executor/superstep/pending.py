@@ -1,13 +1,14 @@
 """Pending productions: the unconsumed productions of the last superstep.
 
-Superstep *n + 1* delivers everything that superstep *n* produced, so there is never more than
-one superstep's worth. After a restart they are recovered from the committed files.
+Superstep *n + 1* delivers every production of superstep *n*, so there is never more than one superstep's worth. After
+a restart they are recovered from the committed files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,26 +26,20 @@ from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
 
+_FOR_SINKS: Final = addressed("")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingProductions:
-    """The files of undelivered productions, with their number and age per stream.
-
-    Attributes:
-        sources: committed files that hold productions with a consumer.
-        summaries: by stream, the summary of all productions.
-    """
+    """The files of undelivered productions that have a consumer, with the number and age of all by stream."""
 
     sources: tuple[ProductionSource, ...] = ()
     summaries: Mapping[str, ProductionSummary] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """How many productions wait; those that are kept only for sinks have been delivered."""
-        delivered = addressed("")
-        return sum(
-            summary.count for stream, summary in self.summaries.items() if not stream.endswith(delivered)
-        )
+        """The number of waiting productions; productions kept only for sinks have been delivered."""
+        return sum([one.count for stream, one in self.summaries.items() if not stream.endswith(_FOR_SINKS)])
 
 
 def pending_of(
@@ -52,34 +47,24 @@ def pending_of(
     topology: Topology,
     superstep: Superstep,
 ) -> PendingProductions:
-    """The undelivered productions of the superstep that was just committed.
-
-    Args:
-        written: the committed files, each with the summaries of its productions.
-        topology: the pipeline, which knows the streams with a consumer.
-        superstep: the superstep that was committed.
-    """
-    sources = [
-        ProductionSource(
-            path=file.path, superstep=superstep, streams=frozenset(summary.stream for summary in summaries)
-        )
-        for file, summaries in written
-        if file is not None and summaries
-    ]
-    return _pending(sources, [summary for _, summaries in written for summary in summaries], topology)
+    """Return the undelivered productions of a committed superstep, from its files and their summaries."""
+    sources: list[ProductionSource] = []
+    all_summaries: list[ProductionSummary] = []
+    for file, summaries in written:
+        all_summaries += summaries
+        if file is not None and summaries:
+            streams = frozenset([summary.stream for summary in summaries])
+            sources.append(ProductionSource(path=file.path, superstep=superstep, streams=streams))
+    return _pending(sources, all_summaries, topology)
 
 
 def recover_pending(store: Store, topology: Topology, superstep: Superstep) -> PendingProductions:
-    """The undelivered productions of the last committed superstep, from the committed files.
-
-    Raises:
-        DataError: a file is missing or its bytes are wrong.
-    """
+    """Return the undelivered productions of the last committed superstep, from the committed files."""
     if not superstep:
         return PendingProductions()
     snapshot = store.committer.snapshot
     control = control_interval(topology.name)
-    # A computation's productions are delivered even if the pipeline no longer has the computation.
+    # Former computations count: their productions are committed, so their consumers must get them.
     producers = claimed_by(snapshot.txns, topology.name) | topology.computations.keys()
     sources: list[ProductionSource] = []
     summaries: list[ProductionSummary] = []
@@ -107,8 +92,8 @@ def _pending(
     for summary in summaries:
         known = merged.get(summary.stream)
         merged[summary.stream] = summary if known is None else _sum(known, summary)
-    wanted = tuple(source for source in sources if source.concerns(topology.wanted_addresses))
-    return PendingProductions(sources=wanted, summaries=merged)
+    wanted = [source for source in sources if source.concerns(topology.wanted_addresses)]
+    return PendingProductions(sources=tuple(wanted), summaries=merged)
 
 
 def _sum(left: ProductionSummary, right: ProductionSummary) -> ProductionSummary:
@@ -116,7 +101,7 @@ def _sum(left: ProductionSummary, right: ProductionSummary) -> ProductionSummary
         stream=left.stream,
         count=left.count + right.count,
         oldest_at=min(left.oldest_at, right.oldest_at),
-        # The same share is left out of each part, so no more than that of the whole.
+        # The same share is left out of each part, so at most the same share of the whole.
         percentile_oldest_at={
             percentile: min(at, right.percentile_oldest_at.get(percentile, right.oldest_at))
             for percentile, at in left.percentile_oldest_at.items()
@@ -127,18 +112,12 @@ def _sum(left: ProductionSummary, right: ProductionSummary) -> ProductionSummary
 def undelivered_sources(
     snapshot: Snapshot, computations: Iterable[str], control: Interval, superstep: Superstep
 ) -> tuple[ProductionSource, ...]:
-    """The files that may hold productions of ``superstep``, the last one committed.
+    """Return the files that may hold productions of ``superstep``, the last committed superstep.
 
-    Superstep *n* delivers everything that earlier ones produced, so only the last one's
-    productions can be undelivered. Files that another program rewrote carry no tags; they
-    are included if their range of supersteps reaches that far. The order is that of the run
-    itself, by computation and then by key, so that a restart changes no order of arrival.
-
-    Args:
-        snapshot: the table.
-        computations: the pipeline's computations, including former ones.
-        control: the pipeline's own interval, which holds its dead letters.
-        superstep: the last committed superstep.
+    Superstep *n* delivers every production of earlier supersteps, so only the last superstep's productions can be
+    undelivered. Files that another program rewrote carry no tags; a file is included if its range of supersteps
+    reaches that far. The order is by computation and then by key, as in a run, so that a restart keeps the order of
+    arrival. The ``control`` interval holds the dead letters.
     """
     files: list[tuple[LiveFile, Interval | None]] = [(file, control) for file in snapshot.files_of(control)]
     for computation in sorted(computations):
@@ -153,7 +132,7 @@ def undelivered_sources(
 def undelivered_of(
     snapshot: Snapshot, pipeline: str, computations: Iterable[str]
 ) -> tuple[ProductionSource, ...]:
-    """The files of some computations that may hold undelivered productions."""
+    """Return the files of some computations that may hold undelivered productions."""
     control, superstep = control_interval(pipeline), superstep_of(snapshot.txns, pipeline)
     sources = undelivered_sources(snapshot, computations, control, superstep)
     return tuple(source for source in sources if source.interval is None)
@@ -167,22 +146,10 @@ def keep_undelivered(
     fence: Fence,
     token: str,
 ) -> RowFile | None:
-    """Write undelivered productions to a file of the pipeline's own interval, which delivers them as any file does.
+    """Write undelivered productions of computations to an uncommitted file of the pipeline's own interval.
 
-    The row that carries them is deleted in the same update, so that no reader of rows sees it.
-
-    Args:
-        store: the open store.
-        pipeline: the pipeline's name.
-        computations: those whose productions are written.
-        fence: the fence of the commit that will add the file.
-        token: makes the file's name unique.
-
-    Returns:
-        The file, uncommitted; ``None`` if there are no productions.
-
-    Raises:
-        DataError: a file is missing or its bytes are wrong.
+    The file outlives the computations' rows. The row that carries the productions is deleted in the same update, so
+    that no reader of rows sees it.
     """
     snapshot = store.committer.snapshot
     superstep = superstep_of(snapshot.txns, pipeline)

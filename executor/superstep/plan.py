@@ -1,8 +1,6 @@
 """The plan of a superstep, as plain values that travel to the tasks.
 
-It is separate from the coordinator so that a task's process does not import what only the driver uses.
-
-What each interval of a computation gets as its part of a superstep.
+It is separate from the coordinator so that a task's process does not import modules of the driver.
 """
 
 from __future__ import annotations
@@ -23,17 +21,16 @@ from millpond.statestore.types import TIME_MIN_US, EventTimeMicros, Superstep, W
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPosition:
-    """How far an outside input has been consumed once a superstep commits.
+    """Progress in an outside input once a superstep commits.
 
     Attributes:
         stream: the injected stream.
-        source: the id of the source, for example of a Spark query.
-        batch: the number of the batch that this superstep consumed.
-        rows: how many rows of a bounded input count towards the watermark from then on;
-            ``None`` changes nothing.
-        offsets: where the batch ends in the source, as the source says it; ``None`` if it is not known.
-        backfill: the computation whose backfill the superstep is of; then ``batch`` is how far that is. ``None`` for
-            records that all consumers get.
+        source: id of the source, for example of a Spark query.
+        batch: number of the batch that the superstep consumes.
+        rows: rows of a bounded input that count towards the watermark from then on; ``None`` changes nothing.
+        offsets: end of the batch in the source's own words, if it is known.
+        backfill: computation whose backfill the superstep consumes; ``batch`` is then a `backfill_position`.
+            ``None`` for records of all consumers.
     """
 
     stream: str
@@ -46,15 +43,15 @@ class InputPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuperstepPlan:
-    """What one superstep does: which intervals run, under which conditions, on which input and productions.
+    """The intervals of one superstep, with their conditions, input and productions.
 
     Attributes:
         superstep: its number.
-        conditions: what it meets; its wall time among it.
-        started_us: when it was planned, on the monotonic clock.
-        intervals: the intervals that have something to do.
-        sources: the undelivered productions.
-        taken: the records that were injected for it, in their order: streams, each with how many of it came on end.
+        conditions: wall time and watermarks that every interval meets.
+        started_us: start of planning on the monotonic clock.
+        intervals: the intervals that have work.
+        sources: files with undelivered productions.
+        taken: injected records in their order of arrival: streams, each with its number of consecutive records.
     """
 
     superstep: Superstep
@@ -66,7 +63,7 @@ class SuperstepPlan:
 
     @property
     def wall_time(self) -> WallTimeMicros:
-        """When it was planned."""
+        """Time of planning by the wall clock."""
         return self.conditions.wall_time
 
 
@@ -82,18 +79,11 @@ def interval_plans(
     after: Mapping[str, EventTimeMicros],
     retried_in: Callable[[Interval], tuple[RetriedLetter, ...]],
 ) -> list[IntervalPlan]:
-    """The parts of a computation's intervals in a superstep.
+    """Return the parts of a computation's intervals in a superstep.
 
-    Args:
-        computation: its name.
-        owned: its intervals.
-        now: the wall time of the superstep.
-        in_micro_batches: whether records are late as Spark has it, one superstep later than the watermark says.
-        only_due: whether to leave out those without a timer that is due and without a dead letter to retry.
-        watermarks: the pipeline's watermarks.
-        files_in: the table that the intervals' files are listed from; ``None`` lists none.
-        after: by injected stream, its watermark once the superstep is committed, as far as it is known.
-        retried_in: returns the dead letters that an interval retries.
+    With ``in_micro_batches`` records are late by Spark's rule, one superstep behind the watermark. With ``only_due``
+    intervals without a due timer and without a dead letter to retry are left out. ``after`` has the watermarks of
+    injected streams once the superstep is committed, if they are known.
     """
     chosen = []
     for one in owned:
@@ -124,5 +114,5 @@ def interval_plans(
 
 
 def _late_in_spark(watermark: EventTimeMicros) -> EventTimeMicros:
-    """The time before which a record is late in Spark: at the watermark, in whole milliseconds, it is late already."""
+    """Return the time before which Spark drops a record: it counts whole milliseconds, and the watermark itself is late."""
     return watermark if watermark == TIME_MIN_US else EventTimeMicros(watermark // 1_000 * 1_000 + 1)

@@ -1,8 +1,7 @@
 """Sink delivery: committed productions go to the sinks, each superstep exactly once.
 
-A sink gets superstep *n* after *n* is committed and before *n + 1* is. So after a crash at
-most the last superstep is missing, and the sink's own Delta ``txn`` tells whether it is
-(architecture §6, "to the outside world").
+A sink gets superstep *n* after *n* is committed and before *n + 1* is. So after a crash at most the last superstep is
+missing, and the sink's own Delta ``txn`` records the last superstep that it has (architecture §6).
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _LOG = logging.getLogger("millpond")
 
 
 class SinkDelivery:
-    """Writes each committed superstep's productions to the sinks, in parallel with the next superstep.
+    """Delivery of each committed superstep's productions to the sinks, in parallel with the next superstep.
 
     Attributes:
-        on_failure: called at once, in the sinks' thread, with what a sink raised: on a quiet stream the next
-            superstep, which would `wait`, may never come.
+        on_failure: called in the sinks' thread with a sink's error: on a quiet stream the next superstep, which
+            would `wait`, may never come.
     """
 
     def __init__(
@@ -50,12 +49,7 @@ class SinkDelivery:
         self.on_failure: Callable[[BaseException], None] = _log_failure
 
     def open(self, superstep: Superstep) -> None:
-        """Open the sinks; nothing is written yet, see `catch_up`.
-
-        Raises:
-            DataError: a sink is ahead of the store.
-            InvalidError: a sink's table belongs to another copy of the store, or does not fit.
-        """
+        """Open the sinks; nothing is written yet, see `catch_up`."""
         if not self._topology.sinks:
             return
         self._writers = [
@@ -63,17 +57,15 @@ class SinkDelivery:
         ]
 
     def catch_up(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
-        """Deliver the last superstep to the sinks that do not have it: a crash prevented it, or they are new.
-
-        Raises:
-            MillpondError: what a sink raised.
-        """
+        """Deliver the last superstep to the sinks that lack it, because of a crash or because they are new."""
         if self._in_background and self._writers:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millpond-sinks")
         self._write(superstep, sources)
 
     def deliver(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
-        """Start to write a committed superstep's productions; `wait` raises what goes wrong."""
+        """Start to write a committed superstep's productions; `wait` raises the errors."""
+        if not self._writers or not sources:
+            return
         streams = [kept for stream, _ in self._writers for kept in _kept_as(stream)]
         if not any(source.concerns(streams) for source in sources):
             return
@@ -89,12 +81,7 @@ class SinkDelivery:
             self.on_failure(failure)
 
     def wait(self) -> None:
-        """Wait until the sinks have written what `deliver` gave them.
-
-        Raises:
-            MillpondError: what a sink raised; the superstep stays undelivered and is offered
-                again after a restart.
-        """
+        """Wait until the sinks have written the last superstep."""
         if self._running is not None:
             self._running.result()
             self._running = None
@@ -129,6 +116,7 @@ class SinkDelivery:
         return writer
 
     def _write(self, superstep: Superstep, sources: Sequence[ProductionSource]) -> None:
+        # A sink knows the last superstep that it has: after a crash a sink that has this one skips it.
         behind = [(stream, writer) for stream, writer in self._writers if writer.delivered < superstep]
         if not behind:
             return
@@ -148,5 +136,5 @@ def _log_failure(failure: BaseException) -> None:
 
 
 def _kept_as(stream: str) -> tuple[str, str]:
-    """The streams under which rows keep productions for a stream's sinks."""
+    """Return the streams under which rows keep productions for a stream's sinks."""
     return stream, addressed(stream)

@@ -31,7 +31,7 @@ from millpond.cli.terminal.output import (
 from millpond.executor.local.rows import RowsLike, RowSource, rows_from, source_of
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.run.status import RunSummary
+from millpond.executor.run.run import RunSummary
 from millpond.executor.spark.worker_process import use_frugal_allocator
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity

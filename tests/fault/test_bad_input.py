@@ -17,7 +17,7 @@ from millpond.executor.computation.context import Context
 from millpond.executor.computation.records import Record
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.run.status import RunSummary
+from millpond.executor.run.run import RunSummary
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.spark.runner import SparkRunner
 from millpond.statestore.errors import InvalidError

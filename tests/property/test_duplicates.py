@@ -36,7 +36,7 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.nodes import ComputationNode, OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.run.status import RunSummary
+from millpond.executor.run.run import RunSummary
 from millpond.executor.time.watermark_policies import BoundedDisorder
 from millpond.gc.compaction import CompactionPolicy, CompactionRules
 from millpond.statestore.interval import Interval

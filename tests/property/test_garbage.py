@@ -244,7 +244,7 @@ class Garbage(RuleBasedStateMachine):
         coordinator = self.run._worker.coordinator
         owned = {
             held.interval: Owned(held.fence.sequencer, coordinator.superstep)
-            for held in coordinator._ownership.all()
+            for held in coordinator.ownership.all()
         }
         collected = collect_garbage(
             objects or self.disk,
@@ -345,7 +345,7 @@ class Garbage(RuleBasedStateMachine):
         # Productions of the last superstep are not delivered yet.
         waiting = sum((self.seen - counted).values())
         assert not counted - self.seen
-        assert waiting <= self.run._worker.coordinator.undelivered
+        assert waiting <= self.run._worker.coordinator.pending.count
 
     def teardown(self) -> None:
         if not hasattr(self, "run"):

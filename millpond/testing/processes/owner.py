@@ -9,7 +9,7 @@ each command with a text:
 
 A command that fails is answered with the error's class and text. The engine is ``local`` (a
 stepping `LocalRunner`), ``threaded`` (one with a worker thread) or ``coordinator`` (supersteps
-directly on the `Coordinator`, as the Spark runner drives it).
+of a `Coordinator` without an engine).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.time.observations import InputObservation
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
@@ -31,6 +32,7 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.testing.faults.faulty_objects import FaultyObjects
+from millpond.testing.fixtures.supersteps import commit
 from millpond.testing.processes.ledger import ROWS, ledger_pipeline, numbered
 
 if TYPE_CHECKING:
@@ -62,13 +64,13 @@ def _threaded(store: Store) -> Write:
 
 
 def _coordinated(store: Store) -> Write:
-    coordinator = Coordinator(store, ledger_pipeline().check(), clock=_CLOCK, rng=SystemRng())
+    coordinator = Coordinator(store, ledger_pipeline().check(), PipelineOptions(clock=_CLOCK))
     coordinator.open()
 
     def write(number: int) -> None:
         # Without rows: the fence protects the superstep whatever it contains.
         seen = InputObservation(stream=ROWS, records=1, newest_at=numbered([number])[0]["t"])
-        coordinator.commit(coordinator.begin(), [], inputs=[seen])
+        commit(coordinator, coordinator.begin(), inputs=[seen])
 
     return write
 

@@ -26,7 +26,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from millpond.executor.run.status import RunSummary
+    from millpond.executor.run.run import RunSummary
 
 _TEN = 10
 

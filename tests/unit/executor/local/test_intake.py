@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from millpond.executor.local.intake import Arrival, Intake, Receipt, UpdateEntry
-from millpond.executor.run.status import WatermarkUpdate
+from millpond.executor.run.run import WatermarkUpdate
 from millpond.statestore.errors import FencedError, UnavailableError
 
 
@@ -37,14 +37,14 @@ class TestHoldingBack:
 
         with pytest.raises(UnavailableError, match="skew limit"):
             intake.put(of("fast"), timeout_ms=0)
-        first, nothing_more = intake.take(10), (intake.take(10), intake.take(10))
+        first, nothing_more = intake.pop(10), (intake.pop(10), intake.pop(10))
         intake.hold_back(())
 
         assert first.arrivals == [slow]
         assert nothing_more[0].updates == [movement_of_fast]
         assert not nothing_more[1]
-        assert intake.take(10).arrivals == [fast]
-        assert intake.take(10).updates == [held]
+        assert intake.pop(10).arrivals == [fast]
+        assert intake.pop(10).updates == [held]
 
     def test_what_is_held_back_takes_no_room_from_others(self):
         """A fast stream that filled the intake does not keep the slow one out."""
@@ -78,7 +78,7 @@ class TestOrder:
         for entry in entries:
             intake.put(entry, timeout_ms=0)
 
-        first, second, third = intake.take(10), intake.take(10), intake.take(10)
+        first, second, third = intake.pop(10), intake.pop(10), intake.pop(10)
 
         assert (first.updates, first.arrivals) == (entries[:1], entries[1:3])
         assert (second.updates, second.arrivals) == (entries[3:4], entries[4:])
@@ -90,9 +90,9 @@ class TestOrder:
         for count in (3, 3, 50):
             intake.put(arrival(count), timeout_ms=0)
 
-        assert [a.count for a in intake.take(5).arrivals] == [3]
-        assert [a.count for a in intake.take(5).arrivals] == [3]
-        assert [a.count for a in intake.take(5).arrivals] == [50]
+        assert [a.count for a in intake.pop(5).arrivals] == [3]
+        assert [a.count for a in intake.pop(5).arrivals] == [3]
+        assert [a.count for a in intake.pop(5).arrivals] == [50]
 
 
 class TestBounds:
@@ -121,11 +121,11 @@ class TestBounds:
         waiting = threading.Thread(target=intake.put, args=(arrival(),), kwargs={"timeout_ms": None})
         waiting.start()
 
-        assert len(intake.take(1).arrivals) == 1
+        assert len(intake.pop(1).arrivals) == 1
         waiting.join(10)
 
         assert not waiting.is_alive()
-        assert len(intake.take(1).arrivals) == 1
+        assert len(intake.pop(1).arrivals) == 1
 
     def test_updates_take_no_room(self):
         """A watermark can be moved while the intake is full."""
@@ -134,7 +134,7 @@ class TestBounds:
 
         intake.put(update(), timeout_ms=0)
 
-        assert intake.take(1).arrivals
+        assert intake.pop(1).arrivals
 
 
 class TestReceipt:

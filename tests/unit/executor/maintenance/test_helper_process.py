@@ -152,7 +152,7 @@ def test_a_pipeline_on_disk_compacts_and_collects_in_it(tmp_path):
         tmp_path / "pond", leases=lambda _, writer: MemoryLeases(registry, clock, writer_id=writer)
     ) as store:
         with LocalRunner(store, progress=False, upkeep=policy).start(pipeline) as run:
-            small = run._worker.coordinator._upkeep._workers.small
+            small = run._worker.coordinator.upkeep._workers.small
             assert isinstance(small, ProcessWorker)
             worker = small.process
             for step in range(150):

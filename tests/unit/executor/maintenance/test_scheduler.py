@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from millpond.executor.computation.computation import Computation
+from millpond.executor.local.engine import LocalBatch
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.maintenance.policy import UpkeepPolicy
@@ -181,7 +182,7 @@ def test_a_former_owners_compaction_is_fenced():
     pond.start()
     before = pond.store.committer.snapshot.version
     # Due at once, without a superstep of its own that would be fenced first.
-    schedule = coordinator._upkeep._compactions
+    schedule = coordinator.upkeep._compactions
     schedule._files = dict.fromkeys(schedule._files, COMPACTIONS.fan_in)
     schedule.policy = UpkeepPolicy(compaction=CompactionPolicy(fan_in=2), background=False)
 
@@ -257,7 +258,7 @@ def test_a_restart_from_the_same_seed_meets_no_file_of_its_own():
         # Abandoned without a stop, so that files it prepared stay behind, and begun again.
         pond.start()
         pond.step(second)
-        pond.run._worker.engine.prepare()
+        pond.run._worker.superstep.prepare(LocalBatch())
     names = [path for path in pond.disk.list("") if path.endswith(".parquet")]
     tokens = [name.rpartition("-")[2] for name in names]
     assert len(set(tokens)) == len(tokens) > 40
@@ -289,7 +290,7 @@ def test_a_large_compaction_holds_nothing_up():
         Pond(UpkeepPolicy(compaction=CompactionPolicy(fan_in=10_000, files_max=10_000))),
     )
     held = Held()
-    schedule = pond.run._worker.coordinator._upkeep._compactions
+    schedule = pond.run._worker.coordinator.upkeep._compactions
     schedule.workers = replace(schedule.workers, large=held)
     for second in range(40):
         # The first compactions are large ones.

@@ -10,7 +10,7 @@ import pytest
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.run.progress import Progress
+from millpond.executor.run.options import RunnerOptions
 from millpond.executor.run.run import Run
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.superstep.coordinator import Coordinator
@@ -18,6 +18,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.supersteps import commit
 
 
 class Engine:
@@ -27,7 +28,7 @@ class Engine:
         self.coordinator = coordinator
 
     def advance(self) -> Any:
-        return self.coordinator.commit(self.coordinator.begin(), [])
+        return commit(self.coordinator, self.coordinator.begin(), [])
 
     def close(self) -> None:
         return
@@ -44,10 +45,10 @@ def local_run(store: Store, clock: ManualClock) -> Run[Any]:
 
 
 def spark_run(store: Store, clock: ManualClock) -> Run[Any]:
-    coordinator = Coordinator(store, pipeline().check(), clock=clock, rng=SeededRng(2))
+    options = RunnerOptions(store=store, clock=clock, rng=SeededRng(2), progress=False)
+    coordinator = Coordinator(store, pipeline().check(), options)
     coordinator.open()
-    progress = Progress("p", clock=clock, enabled=False)
-    return SparkRun(Engine(coordinator), coordinator, clock=clock, progress=progress, release=lambda: None)
+    return SparkRun(Engine(coordinator), coordinator, options, release=lambda: None)
 
 
 Start = Callable[[Store, ManualClock], Run[Any]]

@@ -8,7 +8,7 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.run.progress import Progress
+from millpond.executor.run.options import RunnerOptions
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
@@ -18,6 +18,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from millpond.testing.fixtures.supersteps import commit
 
 
 class Engine:
@@ -31,10 +32,10 @@ class Engine:
             return None
         plan = self.coordinator.begin(inputs={position.stream})
         seen = InputObservation(stream=position.stream, records=1, newest_at=5, oldest_at=5)
-        return self.coordinator.commit(plan, [], position=position, inputs=[seen])
+        return commit(self.coordinator, plan, [], position=position, inputs=[seen])
 
     def advance(self):
-        return self.coordinator.commit(self.coordinator.begin(), [])
+        return commit(self.coordinator, self.coordinator.begin(), [])
 
     def close(self):
         return
@@ -46,10 +47,10 @@ def a_run(store: Store, clock: ManualClock) -> SparkRun:
     for stream in ("facts", "events"):
         pipeline.inject(stream, key="k", at="at", watermark=BoundedDisorder("0s"))
     pipeline.add(Computation(), name="join", subscribes={"facts": None, "events": None})
-    coordinator = Coordinator(store, pipeline.check(), clock=clock, rng=SeededRng(2))
+    options = RunnerOptions(store=store, clock=clock, rng=SeededRng(2), progress=False)
+    coordinator = Coordinator(store, pipeline.check(), options)
     coordinator.open()
-    progress = Progress("p", clock=clock, enabled=False)
-    return SparkRun(Engine(coordinator), coordinator, clock=clock, progress=progress, release=lambda: None)
+    return SparkRun(Engine(coordinator), coordinator, options, release=lambda: None)
 
 
 @pytest.fixture

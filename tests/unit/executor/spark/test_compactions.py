@@ -51,7 +51,7 @@ class Played:
         run = SparkRunner(store, spark=spark, intervals=1, progress=False, upkeep=policy).open(
             ledger_pipeline()
         )
-        schedule = run._coordinator._upkeep._compactions
+        schedule = run._coordinator.upkeep._compactions
 
         def is_idle() -> bool:
             run._coordinator.maintain()

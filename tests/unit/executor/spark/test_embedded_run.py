@@ -47,7 +47,7 @@ class Run:
     def is_active(self) -> bool:
         return self.failure is None and not self.is_stopped
 
-    def start_ticker(self, _tick_ms: float) -> None:
+    def start_ticker(self) -> None:
         pass
 
     def on_batch(self, stream: str) -> Callable[[Any, int], None]:

@@ -17,6 +17,7 @@ from millpond.executor.pipeline.nodes import DEAD_LETTERS, control_interval
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.superstep.commit import Totals
 from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.time.watermark_policies import BoundedDisorder
@@ -33,6 +34,7 @@ from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros,
 from millpond.testing.faults.faulty_objects import FaultyObjects
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 from millpond.testing.fixtures.row_updates import row_updates
+from millpond.testing.fixtures.supersteps import commit
 
 KEYS = pa.array(["a", "b", "c", "d"])
 LEFT, RIGHT = Interval("first", "", "c"), Interval("first", "c")
@@ -66,7 +68,9 @@ class Pond:
 
     def open(self, made: EnginePipeline | None = None) -> Coordinator:
         topology = (made or pipeline()).check()
-        coordinator = Coordinator(self.store(), topology, clock=self.clock, rng=self.rng)
+        coordinator = Coordinator(
+            self.store(), topology, PipelineOptions(clock=self.clock, rng=self.rng, dead_letter_limit=None)
+        )
         coordinator.open()
         return coordinator
 
@@ -152,14 +156,14 @@ class TestPlans:
         update, summary = produced(7, 5)
         written = pond.manifest(plan, part_of(plan, LEFT), update, productions=(summary,))
         assert written.file is not None
-        coordinator.commit(plan, [written], inputs=[seen(1, 50)])
+        commit(coordinator, plan, [written], inputs=[seen(1, 50)])
 
-        assert (coordinator.has_work(), coordinator.undelivered) == (True, 2)
+        assert (coordinator.has_work(), coordinator.pending.count) == (True, 2)
         following = coordinator.begin()
         assert [(source.path, source.superstep) for source in following.sources] == [(written.file.path, 1)]
         assert intervals(following) == [SECOND]
-        coordinator.commit(following, [])
-        assert (coordinator.has_work(), coordinator.undelivered) == (False, 0)
+        commit(coordinator, following, [])
+        assert (coordinator.has_work(), coordinator.pending.count) == (False, 0)
 
     @pytest.mark.parametrize("domain", ["event", "wall"])
     def test_due_timers_wake_their_interval(self, pond: Pond, domain: str) -> None:
@@ -169,8 +173,10 @@ class TestPlans:
         plan = coordinator.begin(inputs={"in"})
         at = WallTimeMicros(pond.clock.now_us() + 1_000) if domain == "wall" else EventTimeMicros(50)
         timers = {f"next_{domain}_timer": at}
-        coordinator.commit(
-            plan, [pond.manifest(plan, part_of(plan, RIGHT), {"key": "d", "state": "1"}, **timers)]
+        commit(
+            coordinator,
+            plan,
+            [pond.manifest(plan, part_of(plan, RIGHT), {"key": "d", "state": "1"}, **timers)],
         )
         assert not coordinator.has_work()
         if domain == "wall":
@@ -195,7 +201,8 @@ class TestCommits:
             pond.manifest(plan, part_of(plan, RIGHT), {"key": "c", "state": "2"}),
             pond.manifest(plan, part_of(plan, LEFT), {"key": "a", "state": "1"}, {"key": "b", "state": "1"}),
         ]
-        report = coordinator.commit(
+        report = commit(
+            coordinator,
             plan,
             manifests,
             position=InputPosition(stream="in", source="q", batch=0),
@@ -223,7 +230,7 @@ class TestCommits:
         plan = coordinator.begin(inputs={"in"})
         left, right = (part_of(plan, interval) for interval in (LEFT, RIGHT))
         idle = Manifest(interval=RIGHT, fence=right.fence, file=None, result=NOTHING)
-        coordinator.commit(plan, [pond.manifest(plan, left, {"key": "a", "state": "1"}), idle])
+        commit(coordinator, plan, [pond.manifest(plan, left, {"key": "a", "state": "1"}), idle])
         after = pond.store().snapshot()
 
         assert after.fence_of(RIGHT) == before.fence_of(RIGHT)
@@ -236,7 +243,7 @@ class TestCommits:
         coordinator.create_intervals("first", KEYS)
         plan = coordinator.begin(inputs={"in"})
         assert plan.intervals[0].watermark == TIME_MIN_US
-        coordinator.commit(plan, [], inputs=[seen(1, 100)])
+        commit(coordinator, plan, [], inputs=[seen(1, 100)])
 
         assert (
             coordinator.watermarks.injector_watermark("in")
@@ -257,13 +264,13 @@ class TestCommits:
         manifest = pond.manifest(
             plan, part_of(plan, LEFT), update, productions=(summary,), hold=EventTimeMicros(60)
         )
-        coordinator.commit(plan, [manifest], inputs=[seen(1, 100)])
+        commit(coordinator, plan, [manifest], inputs=[seen(1, 100)])
 
         assert (
             coordinator.watermarks.input_watermark("first"),
             coordinator.watermarks.input_watermark("second"),
         ) == (90, 40)
-        coordinator.commit(coordinator.begin(), [])
+        commit(coordinator, coordinator.begin(), [])
         assert (coordinator.watermarks.input_watermark("second"), coordinator.watermarks.low_watermark()) == (
             60,
             60,
@@ -278,7 +285,7 @@ class TestCommits:
         """A letter is a row of its pipeline, and goes to every subscriber of letters."""
         coordinator = pond.open(pipeline(letters=True))
         letter = DeadLetter(computation="first", stream="in", key=None, value="1", at=None, error="no key")
-        report = coordinator.commit(coordinator.begin(), [], dead_letters=[letter, letter])
+        report = commit(coordinator, coordinator.begin(), [], dead_letters=[letter, letter])
         rows = pond.store().rows_view(DEAD_LETTERS).to_arrow().to_pylist()
 
         assert [row["key"] for row in rows] == ["p/0000000001/000000", "p/0000000001/000001"]
@@ -298,7 +305,7 @@ class TestCommits:
         version = pond.store().snapshot().version
 
         with pytest.raises(FencedError):
-            former.commit(plan, [manifest], inputs=[seen(1, 100)])
+            commit(former, plan, [manifest], inputs=[seen(1, 100)])
         assert (former.superstep, former.totals, former.watermarks.input_watermark("first")) == (
             0,
             Totals(),
@@ -306,7 +313,7 @@ class TestCommits:
         )
         assert pond.store().snapshot().version == version
         assert pond.store().rows_view("first").to_arrow().num_rows == 0
-        owner.commit(owner.begin(), [])
+        commit(owner, owner.begin(), [])
 
 
 class TestRestarts:
@@ -333,7 +340,7 @@ class TestRestarts:
         )
         letter = DeadLetter(computation="first", stream="in", key=None, value="1", at=30, error="no key")
         position = InputPosition(stream="in", source="q", batch=0)
-        coordinator.commit(plan, [manifest], position=position, inputs=[seen(2, 100)], dead_letters=[letter])
+        commit(coordinator, plan, [manifest], position=position, inputs=[seen(2, 100)], dead_letters=[letter])
         return coordinator
 
     def facts(self, coordinator: Coordinator) -> Sequence[object]:
@@ -346,7 +353,7 @@ class TestRestarts:
             [coordinator.intervals_of(name) for name in names],
             coordinator.watermarks.low_watermark(),
             coordinator.watermarks.injector_watermark("in"),
-            coordinator.undelivered,
+            coordinator.pending.count,
             coordinator.next_wall_timer(),
             coordinator.has_work(),
             [(part.interval, part.watermark, part.files) for part in plan.intervals],
@@ -375,6 +382,6 @@ class TestRestarts:
         """An injector that starts again and sees older records keeps the watermark that was journaled."""
         self.run(pond)
         owner = pond.open(pipeline(letters=True))
-        owner.commit(owner.begin(inputs={"in"}), [], inputs=[seen(1, 20)])
+        commit(owner, owner.begin(inputs={"in"}), [], inputs=[seen(1, 20)])
 
         assert owner.watermarks.injector_watermark("in") == owner.watermarks.input_watermark("first") == 90

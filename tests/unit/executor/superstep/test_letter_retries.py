@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 import millpond as mp
+from millpond.executor.local.engine import LocalBatch
 from millpond.executor.local.run import LocalRun
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.ownership.cuts import Cut
@@ -208,15 +209,14 @@ def test_an_owner_that_was_taken_over_retries_nothing(failed: Pond, right: dict[
     former.run_until_quiet()
     pond.ask()
     pond.clock.advance_ms(1_000)
-    prepared = former._worker.engine.prepare
     coordinator = coordinator_of(former)
     assert coordinator.has_work()
-    superstep = prepared()
-    assert superstep.manifests
+    superstep = former._worker.superstep.prepare(LocalBatch())
+    assert superstep.results.manifests
 
     successor = pond.start(pipeline(mended=True))
     with pytest.raises(FencedError):
-        former._worker.engine.commit(superstep)
+        former._worker.superstep.commit(superstep)
     ended(successor)
     assert pond.states() == right
 
@@ -288,7 +288,7 @@ def test_a_request_that_is_repeated_while_it_is_answered(
     pond = failed.copy()
     pond.ask()
     run = pond.start(pipeline(mended=True))
-    retries = coordinator_of(run)._parts.letters.retries
+    retries = coordinator_of(run).letters.retries
     retries.answer = lambda _: None  # type: ignore[method-assign]
     run.run_until_quiet()
     del retries.answer

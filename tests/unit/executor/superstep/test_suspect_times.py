@@ -33,7 +33,7 @@ def suspects(**options: object) -> SuspectTimes:
 def told(caplog: pytest.LogCaptureFixture, times: SuspectTimes, *inputs: InputObservation) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.WARNING, "millpond"):
-        times.note(inputs, NOW_US)
+        times.observe(inputs, NOW_US)
     return caplog.messages
 
 

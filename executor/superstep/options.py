@@ -1,0 +1,61 @@
+"""Options of a pipeline's coordinator, checked in one place; `RunnerOptions` adds the options of a runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import get_args
+
+from millpond.executor.maintenance.policy import UpkeepPolicy
+from millpond.executor.ownership.balancer import BalancePolicy
+from millpond.executor.superstep.dead_letters import DeadLetterLimit
+from millpond.statestore.errors import InvalidError
+from millpond.statestore.leases.lease import OnHeld
+from millpond.statestore.system import SystemClock, SystemRng
+from millpond.statestore.types import Clock, Rng
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """How a process owns a pipeline, admits its input and keeps its store small.
+
+    Attributes:
+        intervals: key intervals of a computation that declares no number; ``None`` leaves the number to the runner.
+        accept_checkpoint: accept an outside source that the store does not know.
+        accept_ended: accept records of a stream that an earlier run has ended, as late records.
+        pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
+        on_held: reaction to another process that holds the pipeline: ``take``, ``wait`` or ``refuse``.
+        upkeep: when the store is compacted and its garbage collected; ``None``: never.
+        balance: when intervals are split and merged by load; ``None``: only on request.
+        dead_letter_limit: share of records that may become dead letters before the run stops; ``None``: all.
+        clock: source of time.
+        rng: source of file names.
+    """
+
+    intervals: int | None = None
+    accept_checkpoint: bool = False
+    accept_ended: bool = False
+    pause_timeout_ms: float = 300_000
+    on_held: OnHeld = "take"
+    upkeep: UpkeepPolicy | None = None
+    balance: BalancePolicy | None = None
+    dead_letter_limit: DeadLetterLimit | None = field(default_factory=DeadLetterLimit)
+    clock: Clock = field(default_factory=SystemClock)
+    rng: Rng = field(default_factory=SystemRng)
+
+    def __post_init__(self) -> None:
+        """Refuse options with which no pipeline can run."""
+        if self.intervals is not None:
+            check_at_least("intervals", self.intervals, 1)
+        check_at_least("pause_timeout_ms", self.pause_timeout_ms, 0)
+        if not isinstance(self.dead_letter_limit, DeadLetterLimit | None):
+            raise InvalidError(
+                "dead_letter_limit is a DeadLetterLimit or None", type=type(self.dead_letter_limit).__name__
+            )
+        if self.on_held not in get_args(OnHeld):
+            raise InvalidError("on_held is take, wait or refuse", on_held=self.on_held)
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Refuse an option that is too small."""
+    if value < least:
+        raise InvalidError(f"{name} is at least {least}", value=value)

@@ -1,0 +1,275 @@
+"""One superstep: a batch of records becomes durable effects in exactly one fenced commit.
+
+Both runners run `Superstep.run`; only their `Engine` differs, which reads the batch and runs the intervals. The
+order of the steps is the engine's guarantee: a crash between any two of them loses no record and repeats no effect
+(MillWheel §5.1, §6.1).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
+from typing import ClassVar, Final, Generic, TypeVar
+
+import pyarrow as pa
+
+from millpond.executor.interval.bundle import DeadLetter
+from millpond.executor.interval.row_update import Manifest
+from millpond.executor.pipeline.nodes import ComputationNode
+from millpond.executor.superstep.commit import SuperstepReport, Totals, count, report_of, superstep_request
+from millpond.executor.superstep.coordinator import Coordinator
+from millpond.executor.superstep.dead_letters import LettersOfSuperstep, WrittenLetters
+from millpond.executor.superstep.plan import InputPosition, SuperstepPlan
+from millpond.executor.time.observations import InputObservation
+from millpond.statestore.failpoint import reach
+from millpond.statestore.log.rules import CommitRequest
+from millpond.statestore.types import EventTimeMicros
+
+_BY_INTERVAL: Final = attrgetter("interval")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The input of one superstep; each runner adds the rows in its own form.
+
+    Attributes:
+        position: how far the superstep consumes an outside input.
+        after: by injected stream, a time that no record of a later superstep is before; ``None``: foresee it.
+        backfilled: the only computation that gets the rows, as a part of its backfill.
+    """
+
+    position: InputPosition | None = None
+    after: Mapping[str, EventTimeMicros] | None = None
+    backfilled: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """An extracted batch, as far as planning needs it; each runner adds the columns in its own form.
+
+    Attributes:
+        streams: injected streams with new records.
+        after: by injected stream, its watermark once the superstep is committed, if it is known.
+        stamps: by injected stream, the event time of records that carry none.
+        taken: order of arrival: streams, each with its number of consecutive records.
+    """
+
+    streams: Collection[str] = ()
+    after: Mapping[str, EventTimeMicros] = field(default_factory=dict)
+    stamps: Mapping[str, EventTimeMicros | None] = field(default_factory=dict)
+    taken: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """The reports of a superstep's intervals; each runner adds its soft state for the next superstep.
+
+    Attributes:
+        manifests: one per interval that ran; other intervals are left untouched.
+        observations: counts and times of the outside inputs, which advance their watermarks.
+        letters: records that never reached an interval, such as records without a key.
+        rows: number of rows of a bounded input that count towards its watermark.
+    """
+
+    manifests: Sequence[Manifest] = ()
+    observations: Sequence[InputObservation] = ()
+    letters: Sequence[DeadLetter] = ()
+    rows: int | None = None
+
+
+_Batch = TypeVar("_Batch", bound=Batch)
+_Inputs = TypeVar("_Inputs", bound=Inputs)
+_Results = TypeVar("_Results", bound=Results)
+
+
+class Engine(ABC, Generic[_Batch, _Inputs, _Results]):
+    """The part of a superstep in which the runners differ.
+
+    Attributes:
+        in_process: user code runs in this process, which follows the log itself.
+    """
+
+    in_process: ClassVar[bool]
+
+    @abstractmethod
+    def extract(self, batch: _Batch) -> _Inputs:
+        """Read key, time and id of the rows, or prepare the tasks that do."""
+
+    @abstractmethod
+    def sample_keys(self, inputs: _Inputs, node: ComputationNode) -> pa.Array:
+        """Return keys of a computation that has no intervals yet, repeated as often as they occur."""
+
+    @abstractmethod
+    def run_intervals(self, plan: SuperstepPlan, inputs: _Inputs) -> _Results:
+        """Run user code for every interval of the plan, and write the row files, which stay uncommitted."""
+
+    @abstractmethod
+    def confirm(self, results: _Results, report: SuperstepReport) -> SuperstepReport:
+        """Keep the soft state of a committed superstep; return the report with the runner's own figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared(Generic[_Results]):
+    """A superstep whose intervals have run and which is not committed."""
+
+    plan: SuperstepPlan
+    results: _Results
+    position: InputPosition | None = None
+    promised: Mapping[str, EventTimeMicros] = field(default_factory=dict)
+
+
+class Superstep(Generic[_Batch, _Inputs, _Results]):
+    """Runs the supersteps of one pipeline, one after another; used by one thread at a time."""
+
+    def __init__(self, coordinator: Coordinator, engine: Engine[_Batch, _Inputs, _Results]) -> None:
+        self._coordinator = coordinator
+        self._engine = engine
+
+    def run(self, batch: _Batch) -> SuperstepReport:
+        """Run one superstep: extract, plan, run the intervals; then commit, apply and deliver.
+
+        Raises:
+            InvalidError: the rows cannot be read, user code failed, or too much became dead letters; nothing was
+                written.
+            FencedError: another process has taken an interval; nothing was written.
+            OutcomeUnknownError: the store is unavailable for longer than the runner waits.
+            UnavailableError: ZooKeeper is unavailable for longer than the runner waits.
+        """
+        return self.commit(self.attempt(batch))
+
+    def attempt(self, batch: _Batch) -> Prepared[_Results]:
+        """Prepare a superstep, again while a service is away.
+
+        Nothing of an attempt counts before its commit, so it may be repeated. Spark repeats its tasks itself.
+        """
+        if not self._engine.in_process:
+            return self.prepare(batch)
+        return self._coordinator.ownership.patience.run(partial(self.prepare, batch))
+
+    def prepare(self, batch: _Batch) -> Prepared[_Results]:
+        """Extract, plan and run the intervals."""
+        coordinator, engine = self._coordinator, self._engine
+
+        # Extract first, because rows that do not fit their stream are refused before anything else is spent on them.
+        inputs = engine.extract(batch)
+
+        # The first keys of a computation are the only sample by which its keys can be divided, and only intervals
+        # whose leases are held can be planned.
+        for node in coordinator.computations_without_intervals(inputs.streams, batch.backfilled):
+            coordinator.create_intervals(node.name, engine.sample_keys(inputs, node))
+
+        # Plan: the plan fixes time, watermarks and fences, so that every interval meets the same conditions, and so
+        # that a replay can meet them again.
+        plan = coordinator.begin(
+            inputs.streams,
+            backfilled=batch.backfilled,
+            with_files=not engine.in_process,
+            after=inputs.after,
+        )
+        if inputs.stamps or inputs.taken:
+            plan = replace(plan, conditions=plan.conditions.stamped(inputs.stamps), taken=inputs.taken)
+
+        # Run the intervals: user code runs, and row files are written under names that nothing refers to yet.
+        # A crash from here to the commit leaves orphans, which gc deletes, and no effect.
+        results = engine.run_intervals(plan, inputs)
+
+        position = batch.position
+        if position is not None and results.rows is not None:
+            position = replace(position, rows=results.rows)
+        return Prepared(plan=plan, results=results, position=position, promised=batch.after or {})
+
+    def commit(self, prepared: Prepared[_Results]) -> SuperstepReport:
+        """Make a prepared superstep durable; then let it take effect."""
+        coordinator, plan, results = self._coordinator, prepared.plan, prepared.results
+
+        # A flood of dead letters ends the run before the commit, so that a mended program gets the same records.
+        letters = coordinator.letters.judge(results.manifests, results.letters)
+
+        # The commit journals the watermarks, so observe the inputs first: a restart must not see an earlier time
+        # than this run. What was observed takes effect after the commit, because a commit that fails moves no time.
+        for stream, at in prepared.promised.items():
+            coordinator.watermarks.promise(stream, at)
+        coordinator.watermarks.observe(results.observations)
+
+        manifests = sorted(results.manifests, key=_BY_INTERVAL)
+        written = self._write_letters(letters, plan)
+        counts = count(manifests, letters.new, results.observations)
+        totals = coordinator.totals.plus(counts)
+        request = self._request(prepared, manifests, written, counts, totals)
+
+        # The sinks must have superstep n before n + 1 is durable: after a crash only the productions of the last
+        # superstep can be read again.
+        coordinator.sinks.wait()
+        reach("superstep.before_commit")
+
+        # Commit: rows, record ids, timers, productions, positions and watermarks in one table version, under the
+        # fence of every interval that it touches. A process that lost an interval is refused here.
+        committing_us = coordinator.clock.monotonic_us()
+        committed = coordinator.ownership.commit(request)
+        reach("superstep.committed")
+        commit_ms = (coordinator.clock.monotonic_us() - committing_us) / 1_000
+        now_us = coordinator.clock.now_us()
+
+        # Apply: only now do timers, holds, watermarks and pending productions change, because only now are they
+        # durable. Senders are acknowledged after this method returns.
+        coordinator.journal.record(request, committed, commit_ms)
+        coordinator.upkeep.note(request)
+        coordinator.balancer.record(manifests)
+        coordinator.letters.committed(letters)
+        coordinator.forgotten.observe(counts)
+        coordinator.suspects.observe(results.observations, now_us)
+        coordinator.apply(plan.superstep, totals, manifests, written)
+        reach("superstep.applied")
+
+        # Deliver: the sinks get the productions of this superstep while the next one runs.
+        coordinator.sinks.deliver(plan.superstep, coordinator.pending.sources)
+        report = report_of(
+            plan,
+            committed.version,
+            counts,
+            now_us=now_us,
+            elapsed_us=coordinator.clock.monotonic_us() - plan.started_us,
+            watermark=coordinator.watermarks.low_watermark(),
+            commit_ms=commit_ms,
+            pending=coordinator.pending.count,
+        )
+        return self._engine.confirm(results, report)
+
+    def _write_letters(self, letters: LettersOfSuperstep, plan: SuperstepPlan) -> WrittenLetters:
+        coordinator = self._coordinator
+        if not letters.new and not letters.settled:
+            # Draw a name all the same: saved seeds of the simulation reach their faults by the number of draws.
+            coordinator.names.token()
+            return WrittenLetters()
+        fence = coordinator.ownership.control.next_fence
+        return coordinator.ownership.patience.run(
+            lambda: coordinator.letters.write(letters, plan, fence, coordinator.names.token())
+        )
+
+    def _request(
+        self,
+        prepared: Prepared[_Results],
+        manifests: Sequence[Manifest],
+        letters: WrittenLetters,
+        counts: Totals,
+        totals: Totals,
+    ) -> CommitRequest:
+        coordinator = self._coordinator
+        owned_of = coordinator.ownership.get
+        # The control interval is part of every commit, because its fence proves ownership of the pipeline.
+        touched = [(coordinator.ownership.control, letters.file)]
+        touched += [(owned_of(one.interval), one.file) for one in manifests if one.file is not None]
+        return superstep_request(
+            prepared.plan,
+            touched,
+            coordinator.watermarks,
+            pipeline=coordinator.topology.name,
+            counts=counts,
+            totals=totals,
+            position=prepared.position,
+            stored=coordinator.store.committer.snapshot.txns,
+            loads=coordinator.balancer.report(),
+        )
