@@ -42,7 +42,7 @@ from .executor.replay.difference import compare_stores as compare_stores
 from .executor.replay.fork import fork_store as fork_store
 from .executor.replay.replay import Replayed as Replayed
 from .executor.replay.replay import replay as replay
-from .executor.replay.spark_replay import replay_on_spark as replay_on_spark
+from .executor.replay.replay import replay_on_spark as replay_on_spark
 from .executor.run.directory_injector import FILE_ROW as FILE_ROW
 from .executor.run.directory_injector import DirectoryInjector as DirectoryInjector
 from .executor.run.run import PipelineUpdate as PipelineUpdate

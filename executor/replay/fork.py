@@ -1,4 +1,4 @@
-"""Forks of whole stores: the table, and the checkpoints of Spark's queries that lie in the store's folder."""
+"""Forks of whole stores: the table, and the checkpoints of Spark's queries in the store's folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from millpond.executor.replay.repair_plan import forget_later_files
-from millpond.executor.replay.spark_checkpoint import by_query, checkpoints_in, rewind_checkpoints
+from millpond.executor.replay.spark_checkpoint import (
+    by_query,
+    checkpoints_in,
+    forget_later_files,
+    rewind_checkpoints,
+)
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.history.fork import Forked, fork_table
 from millpond.statestore.history.lineage import ROWS_FOLDER, check_location, local_folder, place_of
@@ -32,22 +36,22 @@ def fork_store(
     rng: Rng | None = None,
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> Forked:
-    """Make a store of its own that begins with a version of another one, which may run meanwhile.
+    """Create an independent store that begins with a version of another one, which may run meanwhile.
 
-    Where both lie on one disk no row is copied: the files have two names then, and neither store depends on the other.
+    On one disk, row files get a second name instead of a copy, and neither store depends on the other.
     On an object store, or on another disk, the files are copied.
 
     Args:
         store: the open store; read-only is enough.
-        path: where the new one is to lie: a folder that is empty or not there, or a URL.
+        path: location of the fork: a missing or empty folder, or a URL.
         version: the version that it begins with; ``None`` for the newest.
-        notes: by path in the new store's folder, what else is there as soon as the store is.
+        notes: further files of the fork's folder, by path, which exist as soon as the store does.
         clock: the source of time.
         rng: the source of names.
-        told: called after each file, with how many are done and how many there are.
+        told: called after each file, with the number of files done and the total.
 
     Raises:
-        InvalidError: there is something at the path, or no such version.
+        InvalidError: the path is not empty, or there is no such version.
         ConflictError: the version has been collected.
         DataError: the log is damaged, or does not reach back that far.
         UnavailableError: a store, or this machine's disk, failed.
@@ -110,7 +114,7 @@ def _fork(
 
 
 def _take_checkpoints(store: Store, folder: Path, snapshot: Snapshot) -> None:
-    """Copy the checkpoints of Spark's queries, and take the copies back to the version."""
+    """Copy the checkpoints of Spark's queries, and rewind the copies to the version."""
     theirs = local_folder(store.path)
     if theirs is None or not (theirs / _CHECKPOINTS).is_dir():
         return

@@ -1,9 +1,7 @@
-"""Recorded supersteps: what the commits of a store say about the supersteps that made them.
+"""Recorded supersteps: how a past run consumed its inputs, according to its commits.
 
-Each commit says how many rows its superstep took of which input, under which conditions. So the supersteps of a past
-run can be repeated one by one, cut as they were, at their wall times and under the watermarks that they met.
-
-The part of an input that a replay needs, under the numbers that its rows had in the original.
+Each commit records how many rows of which input its superstep took, and under which conditions. So a replay can repeat
+the supersteps one by one, with the same rows, wall times and watermarks.
 """
 
 from __future__ import annotations
@@ -43,23 +41,12 @@ _NOT_REPEATED: Final = {
     "load": "rows were loaded",
     "upgrade": "rows were upgraded",
 }
-"""What changes rows apart from supersteps, by kind of commit."""
+"""Changes of rows other than supersteps, by kind of commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSuperstep:
-    """A superstep of a past run.
-
-    Attributes:
-        version: the version that it made.
-        superstep: its number.
-        conditions: what it met.
-        taken: what was injected for it by calls, in order: streams, each with a number of rows.
-        stream: the bounded input that it consumed; ``None`` without one.
-        consumed: how many rows of that were consumed after it.
-        observed: how many of these move the watermark from then on; ``None`` changes nothing.
-        journaled: the watermarks of the inputs after it, by application id.
-    """
+    """A superstep of a past run."""
 
     version: TableVersion
     superstep: Superstep
@@ -72,7 +59,7 @@ class RecordedSuperstep:
 
 
 def consumed_rows(snapshot: Snapshot, pipeline: str, stream: str) -> int:
-    """How many rows of an input a version has consumed: of a bounded one, and by calls."""
+    """Return how many rows of an input a version has consumed, from a bounded input and by calls."""
     bounded = snapshot.txns.get(input_app_id(pipeline, stream, LOCAL_SOURCE), 0)
     return max(bounded, 0) + snapshot.txns.get(injected_app_id(pipeline, stream), 0)
 
@@ -80,18 +67,11 @@ def consumed_rows(snapshot: Snapshot, pipeline: str, stream: str) -> int:
 def recorded_supersteps(
     log: Log, snapshot: Snapshot, until: TableVersion, pipeline: str
 ) -> Iterator[RecordedSuperstep]:
-    """The supersteps of a pipeline after a version, oldest first.
-
-    Args:
-        log: the store's log.
-        snapshot: the store at the version.
-        until: the last version.
-        pipeline: the pipeline's name.
+    """Yield the supersteps of a pipeline after ``snapshot`` up to ``until``, oldest first.
 
     Raises:
-        InvalidError: the log does not say it: commits have been collected, or the store went back to an older version
-            in between, or the supersteps were not run by the local runner.
-        DataError: a commit file is damaged.
+        InvalidError: commits have been collected, the store was repaired or rewound in between, or the supersteps
+            were not run by the local runner.
     """
     journaled = {app_id: at for app_id, at in snapshot.txns.items() if _is_of_input(app_id, pipeline)}
     reached = {
@@ -119,11 +99,7 @@ def recorded_supersteps(
 
 
 def _refuse_changes(facts: CommitFacts) -> None:
-    """Refuse what a replay would not do again.
-
-    Raises:
-        InvalidError: says what it is, and where.
-    """
+    """Refuse a commit that a replay cannot repeat."""
     what = _NOT_REPEATED.get(str(facts.metadata.get("kind")))
     if what is None and any(
         app_id.startswith(LETTERS_PREFIX) and at % 2 == 0 for app_id, at in facts.txns.items()
@@ -188,12 +164,12 @@ _PIECE_RECORDS = 20_000
 
 
 class InputPart(RowSource):
-    """Rows of which those in front are missing, or which ends before its end; rows keep their numbers.
+    """A section of an input, in which rows keep the numbers that they had in the original.
 
     Args:
-        source: the rows that there are.
-        begins: the number of the first of them.
-        ends: the number of the first that does not belong to it.
+        source: the available rows.
+        begins: the number of the first available row.
+        ends: the number after the last row of the section.
     """
 
     def __init__(self, source: RowSource, begins: int, ends: int) -> None:
@@ -203,11 +179,10 @@ class InputPart(RowSource):
 
     @property
     def count(self) -> int:
-        """How many rows the original had consumed at its end, with those that are missing in front."""
+        """The number of rows that the original had consumed, missing rows in front included."""
         return self._ends
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
-        """The rows from a number on, in pieces."""
         left = self._ends - start
         for count, rows in self._source.pieces(max(start - self._begins, 0), records_max):
             if left <= 0:
@@ -219,17 +194,11 @@ class InputPart(RowSource):
             left -= count
 
     def first(self, records_max: int) -> Rows:
-        """The first rows that there are, at most so many."""
         return self._source.first(records_max)
 
 
 class InputCursor:
-    """Reads a source from front to back, as many rows at a time as are asked for.
-
-    Args:
-        source: the rows.
-        start: the number of the first to be read.
-    """
+    """A sequential reader of a source, from row number ``start`` on."""
 
     def __init__(self, source: RowSource, start: int) -> None:
         self._pieces = source.pieces(start, _PIECE_RECORDS)
@@ -237,7 +206,7 @@ class InputCursor:
         self._left = 0
 
     def take(self, count: int) -> Iterator[Rows]:
-        """The next rows, in one piece or more: all that there are, if these are fewer."""
+        """Yield the next rows in one piece or more; fewer at the end of the source."""
         while count:
             if not self._left:
                 self._left, self._rows = next(self._pieces, (0, []))

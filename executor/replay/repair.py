@@ -1,17 +1,14 @@
-"""Repair: restores a damaged store in one fenced commit that records what it did.
+"""Repair and rewind: one fenced commit that restores a version of a store and records what it did.
 
-Everything goes back together. A store that goes back to version *g* has the rows of *g* and the input
-positions of *g*, so a runner reads again what was consumed since, if its source still has it. Two
-numbers do not go back. Fences rise, through leases taken for the repair, so a former owner of the
-pipeline can no longer write. Supersteps rise above every earlier one, so a sink that has the outputs of
-undone supersteps does not mistake their successors for repetitions. Rows whose productions are
-undelivered at *g* are therefore rewritten under the new number.
+Everything is restored together: rows and input positions, so a runner reads again what was consumed since, if its source
+still has it. Two numbers do not fall. Fences rise, through leases taken for the repair, so a former owner can no
+longer write. Supersteps rise above every earlier one, so a sink that has the outputs of undone supersteps does not
+mistake their successors for repetitions. Rows with productions undelivered at the restored version are therefore rewritten under the new
+superstep.
 
-If the log can be read to its end, it stays, and older versions stay readable. If not, the repair's
-commit holds the whole state, a checkpoint repeats it, and the files of the old log are set aside.
-A repair that is killed at any moment leaves a store that can be repaired again. Work that follows
-the commit (the checkpoints of the input's queries) is done while the leases are held, so that no
-pipeline starts in between.
+A log that can be read to its end stays, and older versions stay readable. Otherwise the repair's commit holds the whole
+state, a checkpoint repeats it, and the files of the old log are set aside. A repair killed at any moment leaves a
+store that can be repaired again.
 """
 
 from __future__ import annotations
@@ -74,7 +71,7 @@ from millpond.statestore.types import (
 )
 
 SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
-"""Holds copies of the files that were removed from the log, in one folder per repair."""
+"""Copies of the files removed from the log, in one folder per repair."""
 
 _LOST_NAMED_MAX: Final = 100
 _RESTARTED: Final = {
@@ -102,25 +99,16 @@ def repair_store(
     *,
     then: Callable[[], None] | None = None,
 ) -> Committed:
-    """Carry out a plan.
+    """Carry out a plan, and return its commit.
 
-    Args:
-        objects: the table's root.
-        plan: the plan; the table has no commit since it was made.
-        leases: the store's leases; those of every interval are taken and released.
-        clock: the source of time.
-        rng: the source of file names.
-        then: called after the commit, before the leases are released.
-
-    Returns:
-        The repair's commit: the newest version of the table.
+    ``then`` runs after the commit while the leases are still held, so that no pipeline starts before, for example, the
+    checkpoints of the input's queries are rewound.
 
     Raises:
-        ConflictError: a pipeline of the store is running (stop it first), another repair or an offline
-            collection is running, or a collection removed files that the plan needs. Nothing was changed.
+        ConflictError: a pipeline of the store, another repair or an offline collection is running, or a
+            collection removed files that the plan needs. Nothing was changed.
         FencedError: this process was suspended for longer than its session; repair again.
         ObjectExistsError: another process has committed since the plan was made. Nothing was changed.
-        UnavailableError: a service does not respond; repair again.
     """
     with hold_store(plan, leases) as (hold, owners):
         committed = _commit(objects, plan, owners, clock, rng, hold)
@@ -140,7 +128,6 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
 
     Raises:
         ConflictError: one of them is running.
-        UnavailableError: the lease service is unavailable.
     """
     fences = {interval: _fence_of(plan, interval.app_id) for interval in live_intervals(plan.txns)}
     with exclusive(leases) as hold:
@@ -207,7 +194,7 @@ def _commit(
 
 
 def _check_files(objects: Objects, plan: RepairPlan) -> None:
-    """Refuse a plan whose files are gone: a collection may have removed them, which makes no new version."""
+    """Refuse a plan whose files are gone: a collection removes files without a new version."""
     gone = plan.state.live.keys() - set(objects.list(""))
     if gone:
         raise ConflictError(
@@ -218,7 +205,7 @@ def _check_files(objects: Objects, plan: RepairPlan) -> None:
 
 
 def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator[Action]:
-    """The actions that make ``live`` the table's files: all actions if the log cannot be read to its end."""
+    """Yield the actions that make ``live`` the table's files; all actions if the log is not readable to its end."""
     if not plan.is_readable:
         yield plan.history.protocol
         if plan.history.metadata is not None:
@@ -238,7 +225,7 @@ def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator
 
 
 def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]:
-    """By pipeline: a superstep above every one in the log or in a file's name."""
+    """Return, by pipeline, a superstep above every one in the log or in a file's name."""
     supersteps: dict[str, Superstep] = {}
     names = [path.partition("/") for path in objects.list("") if path.startswith("computation=")]
     then = supersteps_of(plan.state.txns)
@@ -292,7 +279,7 @@ def _rewritten_rows(
     now_ms: int,
     rng: Rng,
 ) -> Iterator[tuple[str, Add]]:
-    """Rewrite the rows of each pipeline's last superstep, whose productions are undelivered, under its new number."""
+    """Rewrite rows of each pipeline's last superstep, whose productions are undelivered, under its new number."""
     for pipeline, superstep in sorted(supersteps.items()):
         last = plan.state.txns.get(superstep_app_id(pipeline))
         if last is None:

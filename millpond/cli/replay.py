@@ -13,7 +13,7 @@ from millpond.cli.terminal.inputs import input_option, read_frames, read_inputs
 from millpond.cli.terminal.opening import open_to_read, store_argument, version_in
 from millpond.cli.terminal.output import json_option, progress_bar, result_as_json
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.executor.replay.replay import Replayed
+from millpond.executor.replay.replay import Replayed, replay_on_spark
 from millpond.executor.replay.replay import replay as replay_rows
 from millpond.statestore.store import Store
 
@@ -134,7 +134,6 @@ def _on_spark(
     version: int,
     cache_mib: int,
 ) -> Replayed:
-    from millpond.executor.replay.spark_replay import replay_on_spark
     from millpond.executor.spark.session import spark_session
 
     session = spark_session(pipeline.name)

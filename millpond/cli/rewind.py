@@ -23,8 +23,7 @@ from millpond.cli.terminal.restoring import (
     undone,
 )
 from millpond.executor.replay.repair import repair_store
-from millpond.executor.replay.repair_plan import RepairPlan
-from millpond.executor.replay.rewind import plan_rewind, sinks_of_rewind
+from millpond.executor.replay.repair_plan import RepairPlan, plan_rewind, sinks_of_rewind
 from millpond.executor.replay.spark_checkpoint import reached_batches
 from millpond.executor.sinks.delta_upsert import TakenBack, take_back_sink
 from millpond.statestore.history.lineage import Lineage

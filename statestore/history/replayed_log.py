@@ -1,15 +1,4 @@
-"""The replayed log: all actions that a checkpoint of one version must contain.
-
-A `Snapshot` keeps only what the engine needs; a checkpoint repeats the actions themselves, with
-their statistics and times, and remembers removed files as long as they are on disk. Each
-commit is also applied to a snapshot, which verifies seals and the digest chain. The format is
-Delta's (its protocol's section on action reconciliation).
-
-A table's history as far as its log is readable: every state from a start to the first gap.
-
-Repair uses it. A `Snapshot` is the table's current state and refuses a damaged log; a history keeps
-the readable part and walks it back version by version.
-"""
+"""Replays of the log: the state that commits add up to, with the actions that a checkpoint repeats."""
 
 from __future__ import annotations
 

@@ -1,15 +1,11 @@
-"""Verification: check a whole store against all promises about its bytes.
+"""Verification of a whole store, and repair of a single flipped bit.
 
-It checks every remaining commit file: its seal, the digest chain, and that fences and positions follow
-the rules. It checks every live file: its seal, its page checksums, and that its rows match the log.
-And it checks the high-water mark, where that is known. It reads everything and changes nothing;
-after one damaged file it continues with the others, so that it reports all of them.
+`verify_store` checks every remaining commit file (seal, digest chain, order of fences and positions), every checkpoint,
+every live file (seal, page checksums, agreement with the log) and the high-water mark. It changes nothing, and continues
+after a damaged file to report all of them.
 
-Repair of a single flipped bit, where a seal over all bytes verifies the result.
-
-A single flipped bit is the most common corruption by disks and memory. A commit's SHA-256 leaves no
-doubt; a row file's CRC-32 has a different remainder for every single bit, and its page checksums
-confirm the result.
+A single flipped bit is the most common corruption by disks and memory. A commit's SHA-256 leaves no doubt; a row file's
+CRC-32 has a different remainder for every single bit, and page checksums confirm the result.
 """
 
 from __future__ import annotations
@@ -44,13 +40,7 @@ _RISING_PREFIXES: Final = (INPUT_PREFIX, SUPERSTEP_PREFIX)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fault in a store.
-
-    Attributes:
-        path: the file, relative to the table's root.
-        held: the file's contents, as far as the log describes them.
-        fault: what is wrong with it.
-    """
+    """One fault: the file's path in the table, its contents according to the log, and the fault."""
 
     path: str
     held: str
@@ -59,15 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """The result of a verification.
-
-    Attributes:
-        commits: number of commit files read.
-        checkpoints: number of checkpoints read.
-        files: number of live files read.
-        rows: number of row updates in them.
-        findings: the faults; empty when the store is sound.
-    """
+    """The result of a verification: counts of what was read (``rows`` are row updates), and the faults."""
 
     commits: int
     checkpoints: int
@@ -84,10 +66,7 @@ def verify_store(
     Args:
         objects: the table's root.
         mark: the high-water mark, read before this call; ``None`` when it is not known.
-        told: called after each live file, with how many are read and how many there are.
-
-    Raises:
-        UnavailableError: the store is unavailable.
+        told: called after each live file, with the number of files read and the total.
     """
     log = Log(objects)
     inventory = log.inventory()
@@ -245,11 +224,7 @@ _BLOCK_BYTES: Final = 64
 
 
 def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | None:
-    """The first variant of ``data`` with one bit flipped that is whole; ``None`` if there is none.
-
-    Args:
-        data: damaged bytes.
-        is_whole: whether given bytes are the original ones.
+    """Flip each bit until ``is_whole`` accepts the data; return ``None`` if it never does.
 
     Example:
         >>> repair_bit_flip(b"something else", lambda data: data == b"word")
@@ -269,11 +244,7 @@ def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | N
 
 
 def repair_bit_flip_by_digest(data: bytes, digest: str) -> bytes | None:
-    """The same for bytes whose SHA-256 is known: what comes before a candidate bit is hashed once for its whole block.
-
-    Args:
-        data: damaged bytes.
-        digest: the SHA-256 of the original ones, in hexadecimal.
+    """Repair data with a known SHA-256; bytes before a candidate bit are hashed once per block.
 
     Example:
         >>> repair_bit_flip_by_digest(b"wnrd", hashlib.sha256(b"word").hexdigest())

@@ -1,12 +1,9 @@
-"""A load: rows of a table become rows of a computation, in one fenced commit (MillWheel §7.1).
+"""Loads: rows of a table become rows of a computation, in one fenced commit (MillWheel §7.1).
 
-The table is read, checked and sorted first; nothing is taken and nothing written until that has worked. Then the load
-takes the leases of the computation's intervals as an owner does: one commit fences them, a second one adds all row
-files. What is read after it is either no row of the table or all of them; what a load leaves behind that died is
-intervals without rows, and files that no commit names. A pipeline that starts afterwards owns these rows as if its
-computation had written them.
-
-What the commit of a load says, next to its rows.
+The load reads, checks and sorts the table before it takes a lease or writes a file. Then it takes the leases of the
+computation's intervals as an owner does: one commit fences them, a second one adds all row files. Readers see either
+none of the rows or all. A killed load leaves intervals without rows, and files that no commit names. A pipeline that
+starts afterwards owns the rows as if its computation had written them.
 """
 
 from __future__ import annotations
@@ -45,12 +42,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadBeginning:
-    """What a pipeline finds next to the rows, in the same commit: from where its inputs go on.
+    """Positions that the commit of a load records next to the rows, such as the start of each input.
 
     Attributes:
         positions: by application id.
-        words: application ids of recorded words, which get the version as their number.
-        source_offsets: where the inputs' positions lie in their sources; see `CommitRequest`.
+        words: application ids of recorded words; their position is the load's version.
+        source_offsets: the inputs' positions in their sources; see `CommitRequest`.
     """
 
     positions: Mapping[str, int] = field(default_factory=dict)
@@ -59,29 +56,27 @@ class LoadBeginning:
 
 
 LoadProgress: TypeAlias = Callable[[str, int, int | None], object]
-"""Called with ``"read"`` or ``"write"``, the number of rows so far, and how many there are, if that is known."""
+"""Called with ``"read"`` or ``"write"``, the number of rows so far, and the total if it is known."""
 
 _NO_SUPERSTEP: Final = Superstep(0)
 _FILE_BYTES: Final = 1 << 26
-"""In memory; zstd makes about a quarter of it."""
 
 _VERSION_END: Final = 1 << 31
 _RESERVED: Final = frozenset({"dead_letters", "window_signals"})
 _PARQUET: Final = ParquetRowFormat(COMPACTED_PAGED_BYTES_MIN)
-"""What is read by key until it is compacted has a page index even where it is not large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a load has added.
+    """The result of a load.
 
     Attributes:
         version: the table version that has the rows.
         computation: the computation.
-        rows: how many rows.
-        intervals: into how many intervals its keys are cut.
-        files: in how many files they are.
-        size_bytes: how long these are together.
+        rows: number of rows.
+        intervals: number of key intervals.
+        files: number of row files.
+        size_bytes: total size of the files.
     """
 
     version: TableVersion
@@ -94,12 +89,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadedForm:
-    """The form of the states of a load.
-
-    Attributes:
-        codec: the computation's codec.
-        state_version: the version of the code that they are of, where a row does not say its own.
-    """
+    """The encoding of a load's states; ``state_version`` applies to rows without a version."""
 
     codec: Codec
     state_version: int = 0
@@ -109,15 +99,8 @@ class LoadedForm:
 class LoadTarget:
     """The store that a load adds rows to.
 
-    Attributes:
-        committer: the store's.
-        new_leases: makes leases, given the incarnation's id and a writer's; ``None`` for a store to be read. A load
-            is a writer of its own, so a pipeline that runs on the very same store object holds its leases against it.
-        objects: the table's root.
-        rng: the source of names.
-        row_format: how row files are encoded.
-        lineage: which incarnation the store is.
-        path: where it lies.
+    A load is a writer with its own leases, so a pipeline that runs on the same `Store` object holds its leases against
+    the load. ``new_leases`` is ``None`` for a store that was opened read-only.
     """
 
     committer: Committer
@@ -138,15 +121,7 @@ def load_rows(
     told: LoadProgress,
     beginning: LoadBeginning | None = None,
 ) -> Loaded:
-    """Make rows of a table; `Store.load` explains the arguments.
-
-    Raises:
-        InvalidError: the table is no rows of a computation, or the computation has rows.
-        ConflictError: a pipeline holds the computation, or the store is being repaired.
-        FencedError: a pipeline took it meanwhile; nothing was added.
-        OutcomeUnknownError: the rows may have been added or not; the store tells.
-        UnavailableError: a service, or this machine's disk, failed.
-    """
+    """Add the rows of a table; `Store.load` explains the arguments and errors."""
     if target.new_leases is None:
         raise InvalidError("the store was opened read-only", path=target.path)
     if not isinstance(computation, str) or not computation or computation in _RESERVED:
@@ -176,7 +151,7 @@ def load_rows(
 def _fence(
     target: LoadTarget, leases: Leases, computation: str, wanted: int | None, staging: Staging
 ) -> tuple[Lease, ...]:
-    """Take the computation's intervals, those that it has or as many as are wanted, and fence them."""
+    """Take and fence the computation's intervals: the existing ones, or as many as wanted."""
     snapshot = target.committer.refresh()
     known = tuple(snapshot.live_intervals(computation))
     taken = _take(
@@ -262,7 +237,7 @@ def _take(leases: Leases, snapshot: Snapshot, intervals: Sequence[Interval]) -> 
 
 
 class _Writing:
-    """Writes the row files of a load, interval by interval."""
+    """A writer of the row files of a load."""
 
     def __init__(self, objects: Objects, rng: Rng, row_format: RowFormat, state_version: int) -> None:
         self._state_version = state_version
@@ -294,7 +269,7 @@ class _Writing:
 
 
 def _files_worth(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The batches, as many at a time as make a file."""
+    """Join batches until they make a file."""
     waiting: list[pa.Table] = []
     size = 0
     for batch in batches:

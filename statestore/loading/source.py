@@ -13,18 +13,16 @@ import pyarrow as pa
 from millpond.statestore.errors import InvalidError, MillpondError
 
 LoadSource: TypeAlias = Any
-"""
-A table (Arrow, pandas, Polars, Spark, anything with Arrow's C stream interface), a reader of record batches, the path
+"""A table (Arrow, pandas, Polars, Spark, anything with Arrow's C stream interface), a reader of record batches, the path
 of a Parquet, CSV or JSON file, or an iterable of mappings.
 """
 
 Column: TypeAlias = "pa.Array | Sequence[Any]"
-"""A column of a table, or the values of mappings: Python objects, which have no type in common."""
+"""A column of a table, or Python values of mappings, which need not share a type."""
 
 _PIECE_ROWS: Final = 65_536
 _COLUMNS: Final = ("key", "state", "state_bytes", "state_version", "timers")
 _IGNORED: Final = frozenset({"hold", "superstep", "sequencer", "commit_number"})
-"""What a view of rows has as well, and what a load makes again."""
 
 _JSON_COLUMNS: Final = "columns = {key: 'VARCHAR', state: 'JSON', state_version: 'INTEGER', timers: 'JSON'}"
 _READERS: Final = {
@@ -34,30 +32,18 @@ _READERS: Final = {
     ".jsonl": f"read_json(?, format = 'newline_delimited', {_JSON_COLUMNS})",
     ".ndjson": f"read_json(?, format = 'newline_delimited', {_JSON_COLUMNS})",
 }
-"""By the end of a file's name, DuckDB's function that reads it; states and timers of text files stay JSON text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Some rows of a source.
-
-    Attributes:
-        rows: how many there are.
-        columns: those of a row that the source has, by name.
-    """
+    """Some rows of a source: their number, and the known columns that the source has."""
 
     rows: int
     columns: Mapping[str, Column]
 
 
 def pieces_of(source: LoadSource) -> Iterator[Piece]:
-    """The rows of a source, in pieces whose size does not grow with it.
-
-    A Spark DataFrame is brought to the driver as a whole.
-
-    Raises:
-        InvalidError: it has no rows of a computation, it cannot be read, or it has other columns.
-    """
+    """Yield the rows of a source in pieces of bounded size; a Spark DataFrame is collected to the driver."""
     if isinstance(source, str | Path):
         reader = open_file(Path(source))
         yield from _of_batches(reader)
@@ -82,11 +68,7 @@ def pieces_of(source: LoadSource) -> Iterator[Piece]:
 
 
 def open_file(path: Path) -> pa.RecordBatchReader:
-    """A Parquet, CSV or JSON file as record batches; the states and timers of CSV and JSON are JSON text.
-
-    Raises:
-        InvalidError: there is no such file, its name does not say what it is, or it cannot be read.
-    """
+    """Open a Parquet, CSV or JSON file; states and timers of CSV and JSON stay JSON text."""
     import duckdb
 
     reader = _READERS.get(path.suffix.lower())
