@@ -3,7 +3,7 @@
 Two things hold it back: the retention (how long a version stays readable after it was replaced), and
 the versions that readers have pinned. A
 collector publishes its horizon in the catalog *before* it deletes, and is refused when that
-contradicts a pin (`millpond.statestore.catalog.pins`); so in either order of the
+contradicts a pin (`millpond.statestore.catalog.catalog`); so in either order of the
 two it never deletes a file that a reader needs. A published horizon never falls.
 
 Savepoints do not hold it back: of what is older than the horizon, collectors leave what the versions of savepoints
@@ -22,9 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog
-from millpond.statestore.catalog.entries import HorizonKind
-from millpond.statestore.catalog.pins import collected_below
+from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog, HorizonKind, collected_below
 from millpond.statestore.errors import ConflictError
 from millpond.statestore.history.savepoint import publish_collected_horizon
 from millpond.statestore.log.action import CommitInfo

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.rebuild import logged_commits
+from millpond.statestore.catalog.topology import DEFINES
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
 from millpond.statestore.history.lineage import Lineage, local_folder
+from millpond.statestore.history.replayed_log import newest_commits
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.leases.zookeeper_high_water import ask_for_mark, local_server
@@ -20,7 +21,6 @@ from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.log.high_water import LINGER_MS, Mark, StoredMark
 from millpond.statestore.log.log import Log
-from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.types import Clock, Objects, Rng
 
@@ -51,14 +51,19 @@ def open_catalog(url: str, clock: Clock, store_id: str, log: Log, *, read_only: 
     """Open a store's catalog, and rebuild an empty one, new or lost, from the log."""
     catalog = Catalog.open(url, clock, store_id=store_id, read_only=read_only)
     try:
-        if not read_only and not catalog.supersteps(limit=1):
-            snapshot = load(log)
-            if snapshot.version > 0:
-                catalog.rebuild(snapshot, logged_commits(log, snapshot.version, _REBUILT_COMMITS_MAX))
+        if not read_only and not catalog.computations():
+            rebuild_catalog(catalog, log)
     except BaseException:
         catalog.close()
         raise
     return catalog
+
+
+def rebuild_catalog(catalog: Catalog, log: Log) -> None:
+    """Restore the code versions that recent commits record."""
+    newest = log.latest_version()
+    if newest is not None:
+        catalog.rebuild(newest_commits(log, newest, _REBUILT_COMMITS_MAX, naming=DEFINES))
 
 
 def stored_mark(marks: Objects, lineage: Lineage, place: str, *, threaded: bool) -> StoredMark:
@@ -142,14 +147,16 @@ def check_options(
             path=root,
         )
     if adopt is not None and read_only:
-        raise InvalidError("a store that is opened to be read is not adopted", adopt=adopt)
+        raise InvalidError(
+            "cannot adopt a store that is opened read-only: open it without read_only=True", adopt=adopt
+        )
 
 
 def create_store(objects: Objects, root: str, clock: Clock, rng: Rng, *, create: bool) -> None:
     """Create the table of a new store."""
     if not create:
         raise InvalidError(
-            "there is no store at this path: a store is the folder that a runner was given", path=root
+            "there is no store at this path: name the folder that a runner was given", path=root
         )
     try:
         create_rows_table(Log(objects), clock, rng, location=root)

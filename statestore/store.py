@@ -88,25 +88,7 @@ LeaseFactory: TypeAlias = Callable[[str, str], Leases]
 
 
 class Store(Closeable):
-    """An open store; `open` and `in_memory` make one.
-
-    Args:
-        path: the store's location.
-        objects: the root of its table.
-        storage_options: how other processes open that root.
-        clock: the source of time.
-        rng: the source of names.
-        leases: creates this writer's leases, given the store's id and the writer's id; ``None`` opens read-only.
-        catalog_url: SQLAlchemy URL of the catalog; ``None`` for a store without one.
-        resources: closed with the store.
-        row_format: how row files are encoded; Parquet except in simulations.
-        marks: the store's folder, which has its high-water mark; ``None`` neither checks nor keeps the mark.
-        mark_thread: whether a thread writes that mark; otherwise only `keep_mark` does.
-
-    Raises:
-        DataError: the log is damaged, or ends before a high-water mark.
-        InvalidError: the store has another location than the log records, and is opened for writing.
-    """
+    """An open store; `Store.open` and `Store.in_memory` make one, its constructor is internal."""
 
     def __init__(
         self,
@@ -119,9 +101,10 @@ class Store(Closeable):
         leases: LeaseFactory | None,
         catalog_url: str | None,
         resources: ExitStack,
-        row_format: RowFormat = PARQUET,
-        marks: Objects | None = None,
-        mark_thread: bool = True,
+        row_format: RowFormat = PARQUET,  # another one only in simulations
+        marks: Objects
+        | None = None,  # the store's folder; ``None`` neither checks nor keeps its high-water mark
+        mark_thread: bool = True,  # otherwise only `keep_mark` writes the mark
     ) -> None:
         self.path = path
         self.objects = objects

@@ -23,8 +23,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.committer import PendingFiles, pending_files
 from millpond.statestore.log.files import LiveFile
-from millpond.statestore.log.log import Log
-from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
 from millpond.statestore.rows.key_columns import key_columns_in, key_lookup
 from millpond.statestore.rows.key_text import KeyValue, encode_key
@@ -56,11 +55,6 @@ WHOLE_ROW_SCHEMA: Final = pa.schema([*ROWS_VIEW_SCHEMA, *(ROW_SCHEMA.field(name)
 _NUMBERS: Final = count()
 
 
-def rows_view(log: Log, computation: str, version: TableVersion | None = None) -> RowsView:
-    """Read the rows of a computation from the log; use `RowsView.of` to reuse a loaded snapshot."""
-    return RowsView.of(load(log, version), log.objects, computation)
-
-
 def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
     """Open an in-memory DuckDB in which each computation is a view of that name.
 
@@ -71,7 +65,7 @@ def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
     Example:
         ``connect(snapshot, objects).execute("select key, state ->> 'count' from window_counter")``
     """
-    connection = _fresh_duckdb()
+    connection = fresh_duckdb()
     owned = (Interval.from_app_id(app_id) for app_id in snapshot.txns)
     names = {interval.computation for interval in owned if interval is not None}
     computations = sorted(names.union(snapshot.computations))
@@ -88,25 +82,15 @@ def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsView:
-    """The rows of one computation at one table version.
-
-    Args:
-        objects: the table's root.
-        computation: the computation's name.
-        version: the table version.
-        files: the computation's live files at that version.
-        pending: the files that may hold undelivered productions.
-        key_columns: the columns of typed keys, as far as the store has recorded them.
-        state_columns: the parts of states, as far as the code has declared them.
-    """
+    """The rows of one computation at one table version; files without pins may be collected meanwhile."""
 
     objects: Objects
     computation: str
     version: TableVersion
     files: tuple[LiveFile, ...]
-    pending: tuple[PendingFiles, ...] = ()
-    key_columns: tuple[pa.Field, ...] = ()
-    state_columns: tuple[StateColumn, ...] = ()
+    pending: tuple[PendingFiles, ...] = ()  # files that may hold undelivered productions
+    key_columns: tuple[pa.Field, ...] = ()  # of typed keys, as far as the store has recorded them
+    state_columns: tuple[StateColumn, ...] = ()  # as far as the computation's code has declared them
 
     @staticmethod
     def of(snapshot: Snapshot, objects: Objects, computation: str) -> RowsView:
@@ -178,7 +162,7 @@ class RowsView:
             connection: the database to register with; by default a new in-memory one that shows times in UTC.
             name: the relation's name in SQL; ``computation@version`` by default.
         """
-        database = _fresh_duckdb() if connection is None else connection
+        database = fresh_duckdb() if connection is None else connection
         relation = f"{self.computation}@{self.version}" if name is None else name
         _register_rows(database, self, relation)
         return database.sql(f"from {_quote(relation)}")
@@ -320,7 +304,7 @@ def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation
     others = database.from_arrow(_Lazy(ROWS_VIEW_SCHEMA, lambda: contents.other_rows))
     extras = ", ".join(f"{_column_function(database, contents, name)}(key) as {name}" for name in _EXTRAS)
     types = dict(zip(rows.columns, rows.types, strict=True))
-    # Said to be null, so that a query for states of a certain kind does not even look for these rows.
+    # Constant nulls let DuckDB skip these rows in a query for states of a certain kind.
     nulls = ("state", "state_bytes", STATE_VERSION)
     nothing = ", ".join(f"null::{types[name]} as {name}" for name in nulls)
     nothing += f", []::{types['timers']} as timers"
@@ -328,7 +312,7 @@ def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation
         f"{column.in_duckdb(database)}({column.source}) as {_quote(column.field.name)}, "
         for column in view.shown
     )
-    # Of keys without a state, what is inside states is null.
+    # Keys without a state have null in every state column.
     no_parts = "".join(
         f"{column.in_duckdb(database)}({'key' if column.source == 'key' else 'null'}) as {_quote(column.field.name)}, "
         for column in view.shown
@@ -354,7 +338,7 @@ def _column_function(database: duckdb.DuckDBPyConnection, contents: _Contents, n
     def look_up(keys: pa.ChunkedArray) -> pa.Array:
         return lists().at(keys)
 
-    # The library's types want constants of a module that it does not have.
+    # DuckDB's type hints want constants of a module that it does not have.
     database.create_function(function, look_up, ["VARCHAR"], kind, type="arrow")  # type: ignore[call-overload]
     return _quote(function)
 
@@ -366,7 +350,8 @@ def _register_values(database: duckdb.DuckDBPyConnection, view: RowsView, name: 
     database.from_arrow(_Lazy(schema, lambda: contents.values(name))).create_view(view.computation)
 
 
-def _fresh_duckdb() -> duckdb.DuckDBPyConnection:
+def fresh_duckdb() -> duckdb.DuckDBPyConnection:
+    """Open an in-memory database that shows times in UTC."""
     import duckdb
 
     connection = duckdb.connect()

@@ -51,9 +51,9 @@ class StateColumn:
 
     name: str
     form: StateForm
-    kind: pa.DataType
-    key_kind: pa.DataType | None = None
-    has_expiry: bool = False
+    kind: pa.DataType  # of a value; a struct, unless the form is ``"field"``
+    key_kind: pa.DataType | None = None  # of a map's keys, a struct
+    has_expiry: bool = False  # values, elements or entries may expire
 
     @property
     def shown(self) -> pa.DataType:
@@ -262,7 +262,7 @@ class ShownColumn:
         """Create an SQL function from the source to the column, and return its quoted name."""
         (kind,) = database.from_arrow(pa.schema([self.field]).empty_table()).types
         function = f"typed column {next(_NUMBERS)}"
-        # The library's types want constants of a module that it does not have.
+        # DuckDB's type hints want constants of a module that it does not have.
         database.create_function(  # type: ignore[call-overload]
             function, self.cells, ["VARCHAR"], kind, type="arrow", null_handling="special"
         )
@@ -279,7 +279,7 @@ class ShownColumn:
             return cells(pa.chunked_array([texts]))
 
         make.__annotations__ = {"texts": pa.Array, "return": pa.Array}
-        # The library's types know atoms and arrays as results, and no structs or maps.
+        # Spark's type hints know atoms and arrays as results, but no structs or maps.
         made: Column = arrow_udf(make, from_arrow_type(self.field.type))(self.source)  # type: ignore[call-overload]
         return made.alias(self.field.name)
 
@@ -315,12 +315,8 @@ def _free(name: str, prefix: str, taken: set[str]) -> str:
 
 def _part(fields: Sequence[pa.Field], place: int, keys: pa.ChunkedArray) -> pa.Array:
     (column,) = typed_columns(keys, fields, [place])
-    return _whole(column)
+    return column.combine_chunks()
 
 
 def _inside(read: Callable[[Sequence[object]], pa.Array], states: pa.ChunkedArray) -> pa.Array:
     return read(parsed_states(states.to_pylist()))
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks()

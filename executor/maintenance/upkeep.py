@@ -19,7 +19,6 @@ from millpond.executor.maintenance.collection import CollectionSchedule
 from millpond.executor.maintenance.compaction import CompactionSchedule
 from millpond.executor.maintenance.parting import PartingSchedule
 from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy, workers_of
-from millpond.executor.ownership.catalog_recorder import CatalogRecorder
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
@@ -54,7 +53,6 @@ class Upkeep:
         self,
         store: Store,
         ownership: Ownership,
-        journal: CatalogRecorder,
         topology: Topology,
         *,
         clock: Clock,
@@ -63,7 +61,6 @@ class Upkeep:
         compaction_workers: CompactionWorkers | None = None,
     ) -> None:
         self._ownership = ownership
-        self._journal = journal
         self._pipeline = topology.name
         self._clock = clock
         self._is_on = policy is not None
@@ -152,9 +149,8 @@ class Upkeep:
         request = CommitRequest(
             kind="compaction", writes=tuple(writes), metadata={"pipeline": self._pipeline}
         )
-        started_us = self._clock.monotonic_us()
         try:
-            committed = self._ownership.commit(request)
+            self._ownership.commit(request)
         except ConflictError as error:
             _LOG.info("a compaction was overtaken: %s", error)
             for compacted in prepared:
@@ -162,7 +158,6 @@ class Upkeep:
             return
         reach("compaction.committed")
         self._rounds.note_replaced(sum(file.size_bytes for file in replaced))
-        self._journal.record(request, committed, (self._clock.monotonic_us() - started_us) / 1_000)
 
     def close(self) -> None:
         """Stop; what was prepared and not committed is removed again."""

@@ -22,7 +22,7 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Superstep
-from millpond.statestore.view import RowsView
+from millpond.statestore.view import RowsView, fresh_duckdb
 
 if TYPE_CHECKING:
     import duckdb
@@ -98,7 +98,7 @@ class StoreDifference:
         Example:
             ``difference.to_duckdb().sql("select computation, count(*) from rows group by all")``
         """
-        connection = _database()
+        connection = fresh_duckdb()
         connection.register("rows", self.rows)
         connection.register("sink_rows", self.sink_rows)
         return connection
@@ -172,18 +172,10 @@ def _check_complete(note: ReplayNote, snapshot: Snapshot) -> None:
     reached = snapshot.txns.get(superstep_app_id(note.pipeline), 0)
     if note.recorded and reached < note.superstep:
         raise InvalidError(
-            "the replay has not come to its end: call it again with the same arguments",
+            "the replay is incomplete: call it again with the same arguments",
             superstep=reached,
             last=note.superstep,
         )
-
-
-def _database() -> duckdb.DuckDBPyConnection:
-    import duckdb
-
-    connection = duckdb.connect()
-    connection.execute("set timezone = 'UTC'")
-    return connection
 
 
 def _joined(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
@@ -227,7 +219,7 @@ _COMPARED: Final = """
 
 
 def _compare(view: RowsView, other: RowsView) -> tuple[PartDifference, pa.Table]:
-    connection = _database()
+    connection = fresh_duckdb()
     connection.register("here_rows", view.to_arrow())
     connection.register("there_rows", other.to_arrow())
     is_letters = view.computation == DEAD_LETTERS
@@ -302,7 +294,7 @@ def _sinks(
 
 
 def _compare_sink(name: str, here: pa.Table, there: pa.Table) -> tuple[PartDifference, pa.Table]:
-    connection = _database()
+    connection = fresh_duckdb()
     columns = sorted({*here.column_names, *there.column_names})
     if not columns:
         return _part(name, {}), _SINK_ROWS.empty_table()

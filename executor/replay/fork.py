@@ -20,7 +20,7 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Rng, TableVersion
+from millpond.statestore.types import Clock, Rng
 
 _CHECKPOINTS = "checkpoints"
 _NONE: Final[Mapping[str, bytes]] = {}
@@ -67,15 +67,21 @@ def fork_store(
         raise InvalidError(
             "there is a store at this path already: name a folder that is not there yet", path=place
         )
+    clock, rng = clock or SystemClock(), rng or SystemRng()
     with store.reading(version) as snapshot:
+
+        def fork_rows(folder: str) -> Forked:
+            target = open_objects(f"{folder}/{ROWS_FOLDER}", store.storage_options)
+            return fork_table(store.objects, target, place, snapshot.version, clock, rng, told=told)
+
         if local is None:
             _put(notes, place, store)
-            return _fork(store, f"{place}/{ROWS_FOLDER}", place, snapshot, clock, rng, told)
+            return fork_rows(place)
         # Under another name first: a process that is killed leaves no half of a store.
         staged = local.with_name(f".{local.name}.forking")
         try:
             shutil.rmtree(staged, ignore_errors=True)
-            forked = _fork(store, f"{staged}/{ROWS_FOLDER}", place, snapshot, clock, rng, told)
+            forked = fork_rows(str(staged))
             _take_checkpoints(store, staged, snapshot)
             _put(notes, str(staged), store)
             if local.is_dir():
@@ -90,27 +96,6 @@ def _put(notes: Mapping[str, bytes], folder: str, store: Store) -> None:
     objects = open_objects(folder, store.storage_options)
     for path, text in notes.items():
         objects.put(path, text)
-
-
-def _fork(
-    store: Store,
-    root: str,
-    place: str,
-    snapshot: Snapshot,
-    clock: Clock | None,
-    rng: Rng | None,
-    told: Callable[[int, int], None],
-) -> Forked:
-    target = open_objects(root, store.storage_options)
-    return fork_table(
-        store.objects,
-        target,
-        place,
-        TableVersion(snapshot.version),
-        clock or SystemClock(),
-        rng or SystemRng(),
-        told=told,
-    )
 
 
 def _take_checkpoints(store: Store, folder: Path, snapshot: Snapshot) -> None:

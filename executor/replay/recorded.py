@@ -26,11 +26,9 @@ from millpond.statestore.app_ids import (
     input_app_id,
     input_rows_app_id,
 )
-from millpond.statestore.catalog.entries import CommitFacts
-from millpond.statestore.catalog.rebuild import facts_of
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.log.commit_file import decode
-from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.history.replayed_log import LoggedCommit, read_commit
+from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.types import Superstep, TableVersion
 
@@ -51,11 +49,11 @@ class RecordedSuperstep:
     version: TableVersion
     superstep: Superstep
     conditions: Conditions
-    taken: tuple[tuple[str, int], ...] = ()
-    stream: str | None = None
-    consumed: int = 0
-    observed: int | None = None
-    journaled: Mapping[str, int]
+    taken: tuple[tuple[str, int], ...] = ()  # rows injected by calls: streams with numbers of rows, in order
+    stream: str | None = None  # the bounded input that it consumed
+    consumed: int = 0  # rows of that input consumed after it
+    observed: int | None = None  # rows that move the watermark from then on; ``None`` changes nothing
+    journaled: Mapping[str, int]  # watermarks of the inputs after it, by application id
 
 
 def consumed_rows(snapshot: Snapshot, pipeline: str, stream: str) -> int:
@@ -81,74 +79,73 @@ def recorded_supersteps(
     }
     for number in range(snapshot.version + 1, until + 1):
         version = TableVersion(number)
-        data = log.read(version)
-        if data is None:
+        commit = read_commit(log, version)
+        if commit is None:
             raise InvalidError(
-                f"the log no longer says how the input was consumed up to that version; {_ALL_AT_ONCE}",
+                f"the log no longer records how the input was consumed up to that version; {_ALL_AT_ONCE}",
                 missing=version,
                 until=until,
             )
-        facts = facts_of(version, decode(data, commit_path(version)))
-        _refuse_changes(facts)
-        if facts.metadata.get("kind") == "superstep" and facts.metadata.get("pipeline") == pipeline:
+        _refuse_changes(commit)
+        if commit.kind == "superstep" and commit.metadata.get("pipeline") == pipeline:
             journaled = journaled | {
-                app_id: at for app_id, at in facts.txns.items() if _is_of_input(app_id, pipeline)
+                app_id: at for app_id, at in commit.txns.items() if _is_of_input(app_id, pipeline)
             }
-            reached |= {app_id: at for app_id, at in facts.txns.items() if app_id.startswith(INPUT_PREFIX)}
-            yield _recorded(facts, pipeline, journaled, reached)
+            reached |= {app_id: at for app_id, at in commit.txns.items() if app_id.startswith(INPUT_PREFIX)}
+            yield _recorded(commit, pipeline, journaled, reached)
 
 
-def _refuse_changes(facts: CommitFacts) -> None:
+def _refuse_changes(commit: LoggedCommit) -> None:
     """Refuse a commit that a replay cannot repeat."""
-    what = _NOT_REPEATED.get(str(facts.metadata.get("kind")))
+    what = _NOT_REPEATED.get(commit.kind)
     if what is None and any(
-        app_id.startswith(LETTERS_PREFIX) and at % 2 == 0 for app_id, at in facts.txns.items()
+        app_id.startswith(LETTERS_PREFIX) and at % 2 == 0 for app_id, at in commit.txns.items()
     ):
         what = "dead letters were asked for once more, or dropped"
     if what is not None:
         raise InvalidError(
             f"{what} in between, which a replay does not repeat: end it before, or begin it there",
-            version=facts.version,
+            version=commit.version,
         )
 
 
 def _recorded(
-    facts: CommitFacts, pipeline: str, journaled: Mapping[str, int], reached: Mapping[str, int]
+    commit: LoggedCommit, pipeline: str, journaled: Mapping[str, int], reached: Mapping[str, int]
 ) -> RecordedSuperstep:
-    metadata = facts.metadata
+    metadata = commit.metadata
     if "conditions" not in metadata:
         raise InvalidError(
             f"that superstep was run by an older Millpond, which did not record its conditions; {_ALL_AT_ONCE}",
-            version=facts.version,
+            version=commit.version,
         )
     if "backfill" in metadata:
         raise InvalidError(
             "a computation was given a backfill by that superstep, which is not repeated: begin after it",
-            version=facts.version,
+            version=commit.version,
             computation=metadata["backfill"],
         )
     stream = metadata.get("input")
     consumed = 0
     if isinstance(stream, str):
         local = input_app_id(pipeline, stream, LOCAL_SOURCE)
-        moved = [app_id for app_id in facts.txns if app_id.startswith(input_app_id(pipeline, stream, ""))]
+        moved = [app_id for app_id in commit.txns if app_id.startswith(input_app_id(pipeline, stream, ""))]
         if any(app_id != local for app_id in moved) or local not in reached:
             raise InvalidError(
                 "that superstep consumed a batch of Spark, and how many rows it had is not known: replay it on Spark, "
                 "with the same source",
-                version=facts.version,
+                version=commit.version,
                 input=stream,
             )
         consumed = reached[local]
     taken = metadata.get("taken")
     return RecordedSuperstep(
-        version=facts.version,
-        superstep=superstep_of(facts.txns, pipeline),
+        version=commit.version,
+        superstep=superstep_of(commit.txns, pipeline),
         conditions=Conditions.from_json(metadata["conditions"]),
         taken=tuple((str(name), int(count)) for name, count in taken) if isinstance(taken, list) else (),
         stream=stream if isinstance(stream, str) else None,
         consumed=consumed,
-        observed=None if stream is None else facts.txns.get(input_rows_app_id(pipeline, str(stream))),
+        observed=None if stream is None else commit.txns.get(input_rows_app_id(pipeline, str(stream))),
         journaled=journaled,
     )
 

@@ -81,7 +81,7 @@ _RESTARTED: Final = {
     INJECTED_PREFIX: 0,
     WATERMARK_PREFIX: int(TIME_MIN_US),
     BACKFILL_PREFIX: -1,
-    # Of these the newest counts, and what was recorded later is not true of the version.
+    # The newest of these counts, so entries recorded after the restored version must lose.
     CODEC_PREFIX: -1,
     KEY_COLUMNS_PREFIX: -1,
     PIPELINE_NAME_PREFIX: -1,
@@ -112,6 +112,7 @@ def repair_store(
     """
     with hold_store(plan, leases) as (hold, owners):
         committed = _commit(objects, plan, owners, clock, rng, hold)
+        # Before any pipeline can start: a writer compares the log with this mark.
         leases.high_water.advance(committed.version, committed.digest)
         leases.high_water.flush()
         if then is not None:
@@ -129,7 +130,12 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
     Raises:
         ConflictError: one of them is running.
     """
-    fences = {interval: _fence_of(plan, interval.app_id) for interval in live_intervals(plan.txns)}
+    # Above both the newest known fence and the restored one, so that no former owner can write.
+    newest = {
+        interval: max(plan.txns[interval.app_id], plan.state.txns.get(interval.app_id, 0))
+        for interval in live_intervals(plan.txns)
+    }
+    fences = {interval: unpack_fence(fence).sequencer for interval, fence in newest.items()}
     with exclusive(leases) as hold:
         taken = leases.take_all(fences, on_held="refuse") if fences else ()
         try:
@@ -137,10 +143,6 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
         finally:
             for lease in taken:
                 leases.release(lease)
-
-
-def _fence_of(plan: RepairPlan, app_id: str) -> Sequencer:
-    return unpack_fence(max(plan.txns[app_id], plan.state.txns.get(app_id, 0))).sequencer
 
 
 def _commit(
@@ -153,6 +155,7 @@ def _commit(
 ) -> Committed:
     version, now_ms = TableVersion(plan.newest + 1), clock.now_us() // 1_000
     _check_files(objects, plan)
+    # Healed files get their original bytes, so this is safe before the commit.
     for path, data in sorted(plan.healed.items()):
         objects.put(path, data)
     supersteps = _next_supersteps(objects, plan)
@@ -164,9 +167,9 @@ def _commit(
     txns = _transactions(plan, supersteps, owners)
     changes = list(_changes(plan, live, now_ms))
     changes += [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in sorted(txns.items())]
-    told: dict[str, JsonValue] = {}
+    restored: dict[str, JsonValue] = {}
     if plan.is_rollback:
-        told = {"source_offsets": dict(plan.source_offsets), "watermarks": dict(plan.watermarks)}
+        restored = {"source_offsets": dict(plan.source_offsets), "watermarks": dict(plan.watermarks)}
     info = CommitInfo(
         operation=f"MILLPOND {plan.kind.upper()}",
         timestamp_ms=now_ms,
@@ -178,17 +181,20 @@ def _commit(
             "previous": plan.history.digest if plan.is_readable else "",
             RESTORED_VERSION: int(plan.state.version),
             "lost": list(plan.lost[:_LOST_NAMED_MAX]),
-            **told,
+            **restored,
         },
     )
     data = encode([info, *changes])
+    # This process may have been suspended until its session ended; then another repair may hold the store.
     hold.check()
     put_new(objects, commit_path(version), data)
     if not plan.is_readable:
+        # Readers cannot replay the damaged log, so they must begin with this version.
         actions = tuple(changes)
         path = checkpoint_path(version)
         objects.put(path, write_part(actions, path))
         Log(objects).name_checkpoint(version, len(actions))
+    # Last: until the commit the damaged log is all there is to repair from.
     _set_aside(objects, plan, version)
     return Committed(version=version, digest=digest_of(data))
 
@@ -247,7 +253,7 @@ def _transactions(
         interval.app_id: pack_fence(fence.sequencer, fence.commit_number)
         for interval, fence in owners.items()
     }
-    # What processes remember of the table's files is not true of it any more.
+    # Running processes forget their cached files when they see this.
     fences[RESTORED_APP_ID] = int(plan.newest) + 1
     if not plan.is_rollback:
         return fences
@@ -262,7 +268,7 @@ def _transactions(
             is_kept = plan.is_readable and was <= plan.newest
             positions[app_id] = was if is_kept else SAVEPOINT_RELEASED
         elif Interval.from_app_id(app_id) is not None:
-            # Those that are live are taken; no fence of what was cut since goes back.
+            # Live intervals are fenced by the repair's leases; fences of intervals cut since must not fall.
             continue
         else:
             restart = next((at for prefix, at in _RESTARTED.items() if app_id.startswith(prefix)), was)
@@ -327,7 +333,7 @@ def _set_aside(objects: Objects, plan: RepairPlan, version: TableVersion) -> Non
         objects.put(f"{SET_ASIDE_FOLDER}/{version:020d}/{path.rpartition('/')[2]}", data)
         gone.append(path)
     if plan.is_readable and gone:
-        # It may name a checkpoint that is gone; without it Delta readers list the log.
+        # The pointer may name a checkpoint that is gone; without the pointer Delta readers list the log.
         gone.append(f"{LOG_FOLDER}/_last_checkpoint")
     objects.delete(sorted(gone))
     objects.sync()

@@ -17,10 +17,15 @@ from urllib.parse import unquote
 
 from millpond.statestore.app_ids import INPUT_PREFIX, SUPERSTEP_PREFIX, supersteps_of
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
-from millpond.statestore.history.replayed_log import TableHistory, TableState, read_histories, replay_log
+from millpond.statestore.history.replayed_log import (
+    TableHistory,
+    TableState,
+    read_histories,
+    readable_commits,
+    replay_log,
+)
 from millpond.statestore.history.verification import repair_bit_flip
-from millpond.statestore.log.action import Add, Txn
-from millpond.statestore.log.commit_file import decode
+from millpond.statestore.log.action import Add
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import LOG_FOLDER, Log, LogInventory, commit_path
 from millpond.statestore.log.writer import log_boundary
@@ -45,16 +50,16 @@ class Restored:
 class RepairPlan:
     """A plan to repair or rewind a store."""
 
-    newest: TableVersion
-    state: TableState
-    history: TableHistory
-    healed: dict[str, bytes]
+    newest: TableVersion  # that ever existed, by the log and the mark
+    state: TableState  # the restored table; the repair then advances some of its transactions
+    history: TableHistory  # the log as far as it can be read
+    healed: dict[str, bytes]  # original bytes of files with one flipped bit, by path
     restored: tuple[Restored, ...]
-    lost: tuple[str, ...]
-    set_aside: tuple[str, ...]
-    txns: dict[str, int]
-    is_readable: bool
-    kind: str = "repair"
+    lost: tuple[str, ...]  # damaged or missing live files without a substitute
+    set_aside: tuple[str, ...]  # files to remove from the log; copies are kept
+    txns: dict[str, int]  # the newest ones in any readable commit
+    is_readable: bool  # the log can be read to its end, so older versions stay readable
+    kind: str = "repair"  # or "rewind": the commit's kind
     source_offsets: Mapping[str, str] = field(default_factory=dict)
     watermarks: Mapping[str, int] = field(default_factory=dict)
 
@@ -209,7 +214,7 @@ def _set_aside(
     if not history.is_start_chained and history.start in inventory.versions:
         before.append(history.start)
     whole = range(before[0], history.start) if before else range(0)
-    if before and (list(whole) != before or any(not _is_whole(log, version) for version in before)):
+    if before and (list(whole) != before or len(list(readable_commits(log, before))) < len(before)):
         # A reader begins with the first commit, so all commits before the checkpoint are removed together.
         broken.update(commit_path(version) for version in before)
         broken.update(
@@ -225,26 +230,13 @@ def _is_of_log(path: str) -> bool:
     return path.removeprefix(f"{LOG_FOLDER}/")[:20].isdecimal()
 
 
-def _is_whole(log: Log, version: TableVersion) -> bool:
-    try:
-        decode(log.read(version) or b"", commit_path(version))
-    except DataError:
-        return False
-    return True
-
-
 def _newest_txns(log: Log, inventory: LogInventory, history: TableHistory) -> dict[str, int]:
     """Return the last known transactions: of the history, and of single readable commits after it."""
-    txns = dict(history.state.txns)
-    for version in inventory.versions:
-        if version > history.newest:
-            try:
-                actions = decode(log.read(version) or b"", commit_path(version))
-            except DataError:
-                continue
-            for action in actions:
-                if isinstance(action, Txn):
-                    txns[action.app_id] = max(action.version, txns.get(action.app_id, action.version))
+    txns = history.state.txns
+    for commit in readable_commits(
+        log, (version for version in inventory.versions if version > history.newest)
+    ):
+        txns |= {app_id: max(at, txns.get(app_id, at)) for app_id, at in commit.txns.items()}
     return txns
 
 
@@ -258,7 +250,7 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
     log = Log(objects)
     latest = log.latest_version()
     histories = read_histories(log, mark)
-    # What lands meanwhile is seen by the one and not by the other, and then the commit finds its version taken.
+    # A commit between these two reads makes the rewind's own commit fail, because its version is taken.
     if (
         not histories
         or latest is None
@@ -280,7 +272,7 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
         restored=(),
         lost=(),
         set_aside=(),
-        txns=dict(history.state.txns),
+        txns=history.state.txns,
         is_readable=True,
         kind="rewind",
         source_offsets=dict(replayed.snapshot.source_offsets),

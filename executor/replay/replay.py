@@ -56,17 +56,13 @@ NOTE: Final = "replay.json"
 class ReplayNote:
     """The note in a replay's folder: which run it repeats, and where the original's sinks are."""
 
-    store: str
+    store: str  # the original's location
     pipeline: str
     version: int
     until: int
     recorded: bool
-    superstep: int
-    sinks: Mapping[str, str] = field(default_factory=dict)
-
-
-def note_text(note: ReplayNote) -> bytes:
-    return orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
+    superstep: int  # the original's last one
+    sinks: Mapping[str, str] = field(default_factory=dict)  # the original's tables, by name of a `DeltaSink`
 
 
 def read_note(folder: Objects) -> ReplayNote | None:
@@ -85,9 +81,9 @@ class ReplayPlan:
 
     first: Snapshot
     last: Snapshot
-    supersteps: tuple[RecordedSuperstep, ...]
+    supersteps: tuple[RecordedSuperstep, ...]  # oldest first; empty unless they are repeated
     recorded: bool
-    has_ended: bool
+    has_ended: bool  # all inputs had ended by the last version
 
     def parts(
         self, topology: Topology, given: Mapping[str, RowSource], *, since_version: bool
@@ -116,11 +112,11 @@ class ReplayPlan:
                 continue
             source = given[stream]
             missing = begins if since_version else 0
-            # A run counts the rows of bounded inputs alone.
+            # `LocalRunner.run` counts only rows of bounded inputs.
             by_calls = 0 if self.recorded else self.first.txns.get(injected_app_id(topology.name, stream), 0)
             if source.count < ends - missing:
                 raise InvalidError(
-                    "the input has fewer rows than the original had consumed by then: give all that it was given",
+                    "the input has fewer rows than the original had consumed by then: give all of its rows",
                     input=stream,
                     rows=source.count,
                     consumed=ends - missing,
@@ -147,7 +143,7 @@ def plan_replay(
     known = supersteps_of(last.txns)
     if pipeline not in known:
         raise InvalidError(
-            "the store has no pipeline of that name: a replay has the name of the original",
+            "the store has no pipeline of that name: give the replay the name of the original",
             pipeline=pipeline,
             known=", ".join(sorted(known)) or "none",
         )
@@ -201,7 +197,9 @@ def begin_replay(
                 until=known.until,
             )
         if known is None or not _is_forked(store, path):
-            fork_store(store, path, version, notes={NOTE: note_text(note)}, clock=clock, rng=rng)
+            # The note appears with the store, so that a killed call is recognised and resumed.
+            text = orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
+            fork_store(store, path, version, notes={NOTE: text}, clock=clock, rng=rng)
     return plan
 
 

@@ -309,7 +309,7 @@ class Coordinator(PartsInUse):
     ) -> None:
         self._store = store
         self._clock = clock
-        self._journal = CatalogRecorder(store, topology, clock)
+        self._journal = CatalogRecorder(store, topology)
         self._ownership = Ownership(
             store,
             topology,
@@ -339,7 +339,6 @@ class Coordinator(PartsInUse):
         self._upkeep = Upkeep(
             store,
             self._ownership,
-            self._journal,
             topology,
             clock=clock,
             rng=self.names,
@@ -615,7 +614,6 @@ class Coordinator(PartsInUse):
         committed = self._ownership.commit(request)
         reach("superstep.committed")
         commit_ms = (self._clock.monotonic_us() - committing_us) / 1_000
-        self._journal.record(request, committed, commit_ms)
         self._upkeep.note(request)
         self.balancer.note(ordered)
         self._parts.letters.note(letters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Final
@@ -14,12 +14,11 @@ from millpond.cli.terminal.cli_help import TeachingCommand
 from millpond.cli.terminal.inputs import ConsumedInput, consumed_inputs
 from millpond.cli.terminal.opening import open_to_read, store_argument
 from millpond.cli.terminal.output import json_option, print_json, print_table, time_text
-from millpond.statestore.catalog.entries import fences_of, superstep_of
-from millpond.statestore.catalog.rebuild import facts_of, logged_topologies
-from millpond.statestore.log.action import Action, Add, CommitInfo, Remove
-from millpond.statestore.log.commit_file import decode
-from millpond.statestore.log.log import Log, commit_path
-from millpond.statestore.types import TableVersion
+from millpond.statestore.app_ids import supersteps_of
+from millpond.statestore.catalog.topology import logged_topologies
+from millpond.statestore.history.replayed_log import LoggedCommit, newest_commits
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import Add, Remove
 
 _COMMITS: Final = 20
 _WRITER_DIGITS: Final = 8
@@ -84,7 +83,7 @@ def history(
         if of_topology:
             print_topologies(logged_topologies(opened.log, newest)[-limit:], as_json=as_json)
             return
-        entries = list(_entries(opened.log, newest, limit))
+        entries = [_entry(commit) for commit in newest_commits(opened.log, newest, limit)]
     if as_json:
         print_json(map(asdict, entries))
         return
@@ -103,28 +102,28 @@ def _offsets(metadata: Mapping[str, object]) -> dict[str, str]:
     return {app_id: str(at) for app_id, at in told.items()} if isinstance(told, Mapping) else {}
 
 
-def _entries(log: Log, newest: TableVersion, limit: int) -> Iterator[_Entry]:
-    for version in range(newest, max(newest - limit, -1), -1):
-        data = log.read(TableVersion(version))
-        if data is None:
-            return
-        yield _entry(TableVersion(version), decode(data, commit_path(version)))
-
-
-def _entry(version: TableVersion, actions: tuple[Action, ...]) -> _Entry:
-    facts = facts_of(version, actions)
-    superstep = superstep_of(facts)
-    operation = next((action.operation for action in actions if isinstance(action, CommitInfo)), "unknown")
+def _entry(commit: LoggedCommit) -> _Entry:
+    pipeline, superstep = next(iter(supersteps_of(commit.txns).items()), (None, None))
+    metadata = commit.metadata
+    operation = "unknown" if commit.info is None else commit.info.operation
     return _Entry(
-        version=version,
-        at=time_text(facts.wall_us),
-        what=str(facts.metadata.get("kind", operation)),
-        pipeline=None if superstep is None else superstep.pipeline,
-        superstep=None if superstep is None else superstep.superstep,
-        records=None if superstep is None else superstep.records,
-        intervals=sum(1 for _ in fences_of(facts.txns)),
-        files_added=sum(isinstance(action, Add) for action in actions),
-        files_removed=sum(isinstance(action, Remove) for action in actions),
-        inputs=tuple(consumed_inputs(facts.txns, _offsets(facts.metadata))),
-        writer=str(facts.metadata["writer"]) if "writer" in facts.metadata else None,
+        version=commit.version,
+        at=time_text(commit.wall_us),
+        what=str(metadata.get("kind", operation)),
+        pipeline=pipeline,
+        superstep=superstep,
+        records=None if superstep is None else _records(metadata),
+        intervals=sum(Interval.from_app_id(app_id) is not None for app_id in commit.txns),
+        files_added=sum(isinstance(action, Add) for action in commit.actions),
+        files_removed=sum(isinstance(action, Remove) for action in commit.actions),
+        inputs=tuple(consumed_inputs(commit.txns, _offsets(metadata))),
+        writer=str(metadata["writer"]) if "writer" in metadata else None,
     )
+
+
+def _records(metadata: Mapping[str, object]) -> int:
+    records = metadata.get("records")
+    if records is None:
+        counts = metadata.get("counts")
+        records = counts.get("records") if isinstance(counts, Mapping) else None
+    return records if isinstance(records, int) else 0

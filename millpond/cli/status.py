@@ -20,8 +20,8 @@ from millpond.cli.terminal.opening import open_to_read, store_argument
 from millpond.cli.terminal.output import json_option, note, print_json, print_table, size_text, time_text
 from millpond.executor.inputs.positions import current_name
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
-from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import MillpondError
+from millpond.statestore.history.replayed_log import read_commit
 from millpond.statestore.history.savepoint import open_savepoints
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
@@ -70,7 +70,7 @@ def status(
 
 def _describe(store: Store) -> dict[str, Any]:
     snapshot = store.snapshot()
-    newest = next(logged_commits(store.log, snapshot.version, 1), None)
+    newest = read_commit(store.log, snapshot.version)
     return {
         "store": store.path,
         "store_id": store.store_id,

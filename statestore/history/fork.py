@@ -110,6 +110,7 @@ def fork_table(
     info = CommitInfo(
         operation="MILLPOND FORK", timestamp_ms=now_ms, parameters={"kind": "fork"}, millpond=fields
     )
+    # The log begins here: without the boundary readers would miss the commits before it.
     publish_log_boundary(target, began)
     target.sync()
     target.put_if_absent(commit_path(began), encode([info, *actions]))
@@ -133,7 +134,7 @@ def _actions(
     if replayed.metadata is not None:
         yield replace(replayed.metadata, table_id=table_id_of(table), created_ms=now_ms)
     txns = dict(replayed.snapshot.txns)
-    # The versions that these name are the parent's.
+    # Savepoints name the parent's versions, which the fork does not have.
     txns |= {app_id: SAVEPOINT_RELEASED for app_id in txns if app_id.startswith(SAVEPOINT_PREFIX)}
     txns |= {
         fork_app_id(incarnation, pipeline): superstep for pipeline, superstep in supersteps_of(txns).items()

@@ -160,9 +160,9 @@ class Lineage:
         """
         if self.location and self.location != place:
             raise InvalidError(
-                "the store lies elsewhere than it did, and a copy must not go on as the original: say which it "
-                "is, with Store.open(…, adopt=…) or `millpond adopt STORE --as …`: moved (there is no other), "
-                "copy (the original goes on) or restored (an older copy takes its place)",
+                "the store's location has changed, and a copy must not continue as the original: declare what "
+                "happened, with Store.open(…, adopt=…) or `millpond adopt STORE --as …`: moved (there is no "
+                "other), copy (the original stays in use) or restored (an older copy replaces it)",
                 path=place,
                 was=self.location,
             )
@@ -201,7 +201,7 @@ def adopt_store(
         DataError: a moved store ends before its high-water mark.
     """
     if adoption not in ("moved", "copy", "restored"):
-        raise InvalidError("a store is moved, copy or restored", adopt=adoption)
+        raise InvalidError("adopt must be moved, copy or restored", adopt=adoption)
     listed = () if marks is None else list_marks(marks)
     snapshot = load(log)
     check_format(snapshot)
@@ -209,13 +209,13 @@ def adopt_store(
     if adoption != "restored" and lineage.location == place:
         if adoption == "copy" and lineage.current.origin not in (Origin.COPY, Origin.FORK):
             raise InvalidError(
-                "the store lies where it always did, so it is no copy: copy its folder, and adopt the copy",
+                "cannot adopt a store as a copy where it always was: copy its folder, and adopt the copy",
                 path=place,
             )
         return lineage
     writer_id = rng.token()
     if adoption == "copy":
-        # The original keeps its leases.
+        # No leases are taken: the original keeps its own, and the copy's incarnation has none yet.
         return _record(log, place, adoption, lineage, MemoryHighWater(), clock, rng)
     held = leases(lineage.current.id, writer_id)
     try:
@@ -231,7 +231,7 @@ def adopt_store(
 
 def _restored(log: Log, place: str, lineage: Lineage, held: Leases, clock: Clock, rng: Rng) -> Lineage:
     incarnation = rng.token()
-    # First, so that a crash in between never leaves two active incarnations; a repetition draws another id.
+    # Supersede first: otherwise a crash in between leaves two active incarnations. A repetition draws another id.
     held.high_water.supersede(incarnation)
     return _record(log, place, "restored", lineage, MemoryHighWater(), clock, rng, incarnation)
 
@@ -315,12 +315,14 @@ def check_location(local: Path | None, path: str | Path, *, create: bool) -> Non
         )
     if local.exists() and not local.is_dir():
         raise InvalidError(
-            "a store is a folder, and there is a file at its path: name another place", path=path
+            "the path of a store must be a folder, but it is a file: name another place", path=path
         )
     blocking = next((parent for parent in local.parents if parent.is_file()), None)
     if blocking is not None:
         raise InvalidError(
-            "a store is a folder, and there is a file on the way to it", path=path, file=blocking
+            "the path of a store must be a folder, but there is a file on the way to it",
+            path=path,
+            file=blocking,
         )
     log = local / ROWS_FOLDER / "_delta_log"
     if log.is_dir():
@@ -337,5 +339,5 @@ def check_location(local: Path | None, path: str | Path, *, create: bool) -> Non
         )
     if not create and not log.is_dir():
         raise InvalidError(
-            "there is no store at this path: a store is the folder that a runner was given", path=path
+            "there is no store at this path: name the folder that a runner was given", path=path
         )

@@ -53,7 +53,7 @@ def publish_collected_horizon(objects: Objects, version: TableVersion) -> None:
 
 
 _NAME_CHARACTERS_MAX = 200
-_TRIES = 8
+_TRIES = 8  # newest versions, before collectors count as faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,10 @@ def make_savepoint(
         OutcomeUnknownError: the savepoint may or may not exist; repeat the call.
     """
     if not name or len(name) > _NAME_CHARACTERS_MAX or name.isdecimal():
-        raise InvalidError("a savepoint has a name of 1 to 200 characters, not all of them digits", name=name)
-    # Where a collector was quicker, what was the newest version is not the newest any more: the next one is meant.
+        raise InvalidError(
+            "a savepoint's name must have 1 to 200 characters, not all of them digits", name=name
+        )
+    # A collector may take the newest version once a newer one exists; then try that one.
     for _ in range(_TRIES if version is None else 1):
         made = _make(committer, log, name, version)
         if made is not None:
@@ -118,7 +120,7 @@ def _make(committer: Committer, log: Log, name: str, version: TableVersion | Non
     if known is not None and (version is None or known.version == version):
         if _is_whole(log, known):
             return known
-        # Its maker was killed before it saw that a collector had been quicker.
+        # Its maker was killed between commit and look: the savepoint keeps files that are gone, so drop it.
         drop_savepoint(committer, name)
         return None
     if known is not None:
@@ -129,10 +131,12 @@ def _make(committer: Committer, log: Log, name: str, version: TableVersion | Non
         )
     if kept < collected_horizon(log.objects) and not _is_kept(before, kept, name):
         return None
+    # Checkpoint first: otherwise a kill in between leaves a savepoint that nobody can read.
     if not _write_checkpoint(log, kept):
         return None
     committer.commit(CommitRequest(kind="savepoint", positions={savepoint_app_id(name): int(kept)}))
-    # Another one of that version counts if it was there when this one was committed.
+    # Look at the horizon only after the commit: a collector that published later has seen the savepoint.
+    # Another savepoint of that version keeps its files too, if it was there when this one was committed.
     others = open_savepoints(committer.snapshot.txns)
     if kept < collected_horizon(log.objects) and not _is_kept(others, kept, name):
         drop_savepoint(committer, name)

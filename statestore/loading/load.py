@@ -59,10 +59,11 @@ LoadProgress: TypeAlias = Callable[[str, int, int | None], object]
 """Called with ``"read"`` or ``"write"``, the number of rows so far, and the total if it is known."""
 
 _NO_SUPERSTEP: Final = Superstep(0)
-_FILE_BYTES: Final = 1 << 26
+_FILE_BYTES: Final = 1 << 26  # in memory; zstd makes about a quarter of it
 
 _VERSION_END: Final = 1 << 31
 _RESERVED: Final = frozenset({"dead_letters", "window_signals"})
+# Loaded files are read by key until they are compacted, so even small ones get a page index.
 _PARQUET: Final = ParquetRowFormat(COMPACTED_PAGED_BYTES_MIN)
 
 
@@ -125,11 +126,15 @@ def load_rows(
     if target.new_leases is None:
         raise InvalidError("the store was opened read-only", path=target.path)
     if not isinstance(computation, str) or not computation or computation in _RESERVED:
-        raise InvalidError("this is no name of a computation", computation=computation)
+        raise InvalidError(
+            "computation must be a name that is not empty and not reserved", computation=computation
+        )
     if intervals is not None and (type(intervals) is not int or intervals < 1):
-        raise InvalidError("intervals is a whole number of at least 1", intervals=intervals)
+        raise InvalidError("intervals must be a whole number of at least 1", intervals=intervals)
     if type(form.state_version) is not int or not 0 <= form.state_version < _VERSION_END:
-        raise InvalidError("state_version is a whole number of at least 0", state_version=form.state_version)
+        raise InvalidError(
+            "state_version must be a whole number of at least 0", state_version=form.state_version
+        )
     _refuse_rows(target.committer.refresh(), computation)
     with ExitStack() as opened:
         folder = Path(opened.enter_context(_scratch_folder()))
@@ -140,6 +145,7 @@ def load_rows(
         if not staging.rows and beginning is None:
             raise InvalidError("the table has no rows", computation=computation)
         staging.sort()
+        # Only now: a table that cannot be loaded must not disturb a running pipeline.
         leases = opened.enter_context(
             closing(target.new_leases(target.lineage.current.id, target.rng.token()))
         )
@@ -166,7 +172,7 @@ def _fence(
     )
     target.committer.commit(CommitRequest(kind="fence", writes=tuple(writes), positions=positions))
     reach("lease.fenced")
-    # No other writer can add any now.
+    # Again, behind the fence: a pipeline may have written rows since the first look, but can no longer.
     _refuse_rows(target.committer.refresh(), computation)
     return taken
 
@@ -184,6 +190,7 @@ def _commit(
     row_format = _PARQUET if is_parquet else target.row_format
     writing = _Writing(target.objects, target.rng, row_format, form.state_version)
     writes = tuple(writing.interval(staging, lease, told) for lease in owned)
+    # The files took a while: a lease that expired meanwhile ends the load here instead of at the fence.
     for lease in owned:
         lease.check()
     written_at = target.committer.refresh().version + 1
@@ -215,8 +222,8 @@ def _commit(
 def _refuse_rows(snapshot: Snapshot, computation: str) -> None:
     if snapshot.files_in(computation):
         raise InvalidError(
-            "the computation has rows: a load is what it begins with; take another name, or rewind the store to "
-            "before it had any",
+            "cannot load into a computation that already has rows: use another name, or rewind the store to "
+            "a version before its first row",
             computation=computation,
         )
 
@@ -228,7 +235,7 @@ def _take(leases: Leases, snapshot: Snapshot, intervals: Sequence[Interval]) -> 
         taken = leases.take_all(above, on_held="refuse")
     except ConflictError as error:
         raise ConflictError(
-            "a pipeline runs that has this computation: stop it first",
+            "a pipeline with this computation is running: stop it first",
             computation=intervals[0].computation,
             **{name: value for name, value in error.details.items() if name == "holder"},
         ) from error

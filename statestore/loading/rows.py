@@ -81,10 +81,10 @@ def _versions(column: Column | None, rows: int) -> pa.Int32Array:
         versions = (column if isinstance(column, pa.Array) else pa.array(column)).cast(pa.int32())
     except (pa.ArrowException, TypeError, ValueError) as cause:
         raise InvalidError(
-            "a state_version is no whole number", reason=str(cause).partition("\n")[0]
+            "state_version must be a whole number", reason=str(cause).partition("\n")[0]
         ) from cause
     if pc.any(pc.less(versions, 0)).as_py():
-        raise InvalidError("a state_version is at least 0", state_version=pc.min(versions).as_py())
+        raise InvalidError("state_version must be at least 0", state_version=pc.min(versions).as_py())
     return pc.if_else(pc.equal(versions, 0), pa.scalar(None, pa.int32()), versions)
 
 
@@ -123,7 +123,7 @@ def _states(
     if isinstance(state, pa.Array) and _is_blob(state.type):
         state, state_bytes = (None, state) if state_bytes is None else (state, state_bytes)
     if state is not None and state_bytes is not None:
-        raise InvalidError("a table has states in state or in state_bytes, not in both")
+        raise InvalidError("states must be in state or in state_bytes, not in both")
     if state_bytes is not None:
         if codec.is_text:
             raise InvalidError("the codec stores text, and not state_bytes", codec=codec.name)
@@ -175,7 +175,7 @@ def _encoded(values: Sequence[Any], codec: Codec, keys: pa.StringArray) -> pa.Ar
     encoded: list[str | bytes | None] = []
     encode = codec.encode
     try:
-        # A list that an error leaves half filled tells which value it was.
+        # On an error, the list's length is the index of the bad value.
         encoded.extend(None if value is None else encode(value) for value in values)
     except InvalidError as error:
         error.add_note(f"in the state of the key {keys[len(encoded)].as_py()!r}")
@@ -224,7 +224,7 @@ class Staging:
     """Rows on their way into a store, in a DuckDB file in an empty local folder."""
 
     def __init__(self, folder: Path) -> None:
-        # Who only opens a store need not load it.
+        # Imported here, because opening a store must not load DuckDB.
         import duckdb
 
         self._error = duckdb.Error

@@ -22,9 +22,11 @@ Column: TypeAlias = "pa.Array | Sequence[Any]"
 
 _PIECE_ROWS: Final = 65_536
 _COLUMNS: Final = ("key", "state", "state_bytes", "state_version", "timers")
+# Further columns of a view of rows, which a load makes again.
 _IGNORED: Final = frozenset({"hold", "superstep", "sequencer", "commit_number"})
 
 _JSON_COLUMNS: Final = "columns = {key: 'VARCHAR', state: 'JSON', state_version: 'INTEGER', timers: 'JSON'}"
+# DuckDB's function by the end of a file's name.
 _READERS: Final = {
     ".parquet": "read_parquet(?)",
     ".csv": "read_csv(?, header = true, all_varchar = true)",
@@ -61,7 +63,7 @@ def pieces_of(source: LoadSource) -> Iterator[Piece]:
         yield from _of_batches(pa.RecordBatchReader.from_stream(source))
     elif isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
         raise InvalidError(
-            "a load is of a table, a file or an iterable of mappings", type=type(source).__name__
+            "rows must be a table, a file or an iterable of mappings", type=type(source).__name__
         )
     else:
         yield from _of_mappings(iter(source))
@@ -73,7 +75,11 @@ def open_file(path: Path) -> pa.RecordBatchReader:
 
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise InvalidError("a file is loaded by the end of its name", path=path, known=sorted(_READERS))
+        raise InvalidError(
+            "cannot tell the format of a file from its name: use a known suffix",
+            path=path,
+            known=sorted(_READERS),
+        )
     if not path.is_file():
         raise InvalidError("there is no such file", path=path)
     connection = duckdb.connect()
@@ -105,7 +111,7 @@ def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
 
 def _of_pandas(frame: Any) -> Iterator[Piece]:
     if not hasattr(frame, "columns"):
-        raise InvalidError("a load is of a frame with columns", type=type(frame).__name__)
+        raise InvalidError("rows must be a frame with columns", type=type(frame).__name__)
     _check_columns([str(name) for name in frame.columns])
     for start in range(0, len(frame), _PIECE_ROWS):
         part = frame.iloc[start : start + _PIECE_ROWS]
@@ -130,7 +136,7 @@ def _of_mappings(rows: Iterator[Any]) -> Iterator[Piece]:
         names: dict[str, None] = {}
         for row in some:
             if not isinstance(row, Mapping):
-                raise InvalidError("a row is a mapping of columns", type=type(row).__name__)
+                raise InvalidError("each row must be a mapping of columns", type=type(row).__name__)
             names |= dict.fromkeys(row)
         _check_columns(names)
         columns: dict[str, Column] = {

@@ -40,9 +40,9 @@ _Numbers = npt.NDArray[np.int64]
 class LoadedTimers:
     """The timers of some rows."""
 
-    counts: _Numbers
-    flat: tuple[pa.Array, pa.Array, pa.Array, pa.Array]
-    holds: pa.Array
+    counts: _Numbers  # by row
+    flat: tuple[pa.Array, pa.Array, pa.Array, pa.Array]  # row by row, in firing order
+    holds: pa.Array  # the earliest held time by row, in microseconds; null without one
 
     def lists(self, kind: pa.ListType) -> pa.Array:
         """Return the timers by row as lists of type ``kind``; null for rows without timers."""
@@ -67,7 +67,7 @@ def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
     domains, names = _domains(fields["domain"])
     output_at = _times(fields["output_at"], "output_at")
     tags = pc.fill_null(_text(fields["tag"], "tag"), "")
-    # As `Context.set_timer` has it: a wall timer holds only with a time to hold.
+    # Like `Context.set_timer`: a wall timer without an ``output_at`` holds nothing.
     is_bare_wall = pc.and_(pc.equal(names, TimeDomain.WALL.value), output_at.is_null())
     names = pc.if_else(is_bare_wall, TimeDomain.WALL.value + _FREE, names)
     output_at = pc.coalesce(output_at, at)
@@ -122,7 +122,7 @@ def _parsed(text: str, keys: pa.StringArray, row: int) -> list[Any] | None:
     except orjson.JSONDecodeError as cause:
         raise _malformed(str(cause), key=keys[row].as_py()) from cause
     if not isinstance(timers, list | None):
-        raise _malformed("they are no list", key=keys[row].as_py())
+        raise _malformed("they are not a list", key=keys[row].as_py())
     return timers
 
 
@@ -149,12 +149,12 @@ def _times(column: pa.Array, name: str) -> pa.Int64Array:
         elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
             times = column.cast(pa.string()).cast(_UTC).cast(pa.int64())
         else:
-            raise _malformed("a time is microseconds, or has a zone", field=name, type=kind)
+            raise _malformed("a time must be microseconds or have a zone", field=name, type=kind)
     except pa.ArrowException as cause:
         raise _malformed(str(cause).partition("\n")[0], field=name) from cause
     bounds = pc.min_max(times).as_py()
     if bounds["min"] is not None and (bounds["min"] < _EARLIEST or bounds["max"] > _LATEST):
-        raise _malformed("a time is not of the years 1 to 9999", field=name)
+        raise _malformed("a time must be in the years 1 to 9999", field=name)
     return times
 
 

@@ -27,7 +27,7 @@ from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Superstep
 
 AHEAD: Final = "the sink is ahead of the store.*new sink.*take the sink back"
-ELSEWHERE: Final = "lies elsewhere than it did.*moved.*copy.*restored"
+ELSEWHERE: Final = "location has changed.*moved.*copy.*restored"
 OTHER_COPY: Final = "another copy of this store writes into the sink's table"
 
 

@@ -21,9 +21,7 @@ import click
 
 from millpond.cli.terminal.output import print_json, print_table, time_text
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.statestore.catalog.entries import PipelineDefinition
-from millpond.statestore.catalog.rebuild import LoggedTopology
-from millpond.statestore.catalog.topology import TopologyChange
+from millpond.statestore.catalog.topology import LoggedTopology, PipelineDefinition, TopologyChange
 from millpond.statestore.errors import InvalidError, did_you_mean
 
 _NAMES_SHOWN: Final = 8

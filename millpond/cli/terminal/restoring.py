@@ -15,7 +15,6 @@ from millpond.executor.replay.repair_plan import RepairPlan
 from millpond.executor.replay.spark_checkpoint import Reached, by_query, rewind_checkpoints
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
-from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import DataError, InvalidError, MillpondError
 from millpond.statestore.history.lineage import ROWS_FOLDER, Lineage, place_of
 from millpond.statestore.history.replayed_log import read_histories
@@ -24,9 +23,9 @@ from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.log.high_water import Mark, later_mark, list_marks, newest_mark
 from millpond.statestore.log.log import Log
-from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import STORE_ID_KEY
 from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.opening import rebuild_catalog
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Objects
 
@@ -40,7 +39,7 @@ def table_to_restore(store: str, options: Mapping[str, str]) -> tuple[str, Objec
     root = place_of(store)
     if "://" not in root and not Path(root, ROWS_FOLDER).is_dir():
         raise InvalidError(
-            "there is no store at this path: a store is the folder that a runner was given", path=store
+            "there is no store at this path: name the folder that a runner was given", path=store
         )
     return root, open_objects(f"{root}/{ROWS_FOLDER}", options)
 
@@ -166,7 +165,6 @@ def take_dependents_back(plan: RepairPlan, root: str, objects: Objects, ahead: M
     url = default_catalog_url(root)
     try:
         with Catalog.open(url, SystemClock()) as catalog:
-            snapshot = load(Log(objects))
-            catalog.rebuild(snapshot, logged_commits(Log(objects), snapshot.version, 1_000))
+            rebuild_catalog(catalog, Log(objects))
     except MillpondError as error:
         note(f"the catalog was not rebuilt: {error.message}")
