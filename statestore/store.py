@@ -175,13 +175,13 @@ class Store(Closeable):
                 (`ZooKeeperSecurity.from_environment`).
             storage_options: credentials and endpoints of an object store under the names that ``deltalake``
                 uses; missing values come from the environment (``AWS_…`` and so on).
-            session_timeout_ms: how long ZooKeeper keeps the session of a silent process.
-            create: whether to create a missing store.
+            session_timeout_ms: after which ZooKeeper ends the session of a silent process.
+            create: create a missing store.
             read_only: only read; needs no ZooKeeper and no lease. The log is compared with the high-water mark
                 in the store's folder, and with ZooKeeper's if an ensemble is given or the store's own server is running.
             check_mark: with ``read_only``, whether to make that comparison; without it a store that
                 was rolled back opens.
-            durability: which failures a commit to a local folder survives. ``"os_cache"``, the **default**:
+            durability: the failures that a commit to a local folder survives. ``"os_cache"``, the **default**:
                 the end of any process, **but not a power cut**, which reverts the commits acknowledged in the
                 last half minute or so; the store is then refused until it is repaired. ``"disk"``: also a power
                 cut, because files, commit and folders are synced before a commit is acknowledged, which takes
@@ -360,7 +360,7 @@ class Store(Closeable):
         """Pin a version, so that garbage collection keeps it readable until the block ends.
 
         Without a pin, a version stays readable for the retention period after it was replaced. The pin
-        is stored in the catalog; a store without a catalog, or with one that cannot be written, sets none.
+        is stored in the catalog; a store without a writable catalog sets none.
 
         Args:
             version: the table version; ``None`` for the newest.

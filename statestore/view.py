@@ -159,7 +159,7 @@ class RowsView:
         The first query that names ``record_ids`` or ``productions`` reads them.
 
         Args:
-            connection: the database to register with; by default a new in-memory one that shows times in UTC.
+            connection: the database to register with; by default a new in-memory database with times in UTC.
             name: the relation's name in SQL; ``computation@version`` by default.
         """
         database = fresh_duckdb() if connection is None else connection

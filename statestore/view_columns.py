@@ -166,9 +166,6 @@ def _parsed(text: str) -> Any:
         return None
 
 
-# -- what a store records ------------------------------------------------------------------
-
-
 def state_word(columns: Iterable[StateColumn]) -> str:
     """Serialize columns as the text that a store records.
 
@@ -205,9 +202,6 @@ def state_columns_in(positions: Mapping[str, int], computation: str) -> tuple[St
     """Return the recorded parts of a computation's states; empty if its code declared none."""
     word = recorded_word(positions, STATE_COLUMNS_PREFIX, computation)
     return () if word is None else parse_state_word(word)
-
-
-# -- what may follow -----------------------------------------------------------------------
 
 
 def fits(stored: StateColumn, declared: StateColumn) -> bool:

@@ -112,7 +112,7 @@ def compare_stores(
     other_version: int | None = None,
     computations: Collection[str] | None = None,
 ) -> StoreDifference:
-    """Compare the rows of two stores, and the sinks of a replay with those of its original.
+    """Compare the rows of two stores, and the sinks of a replay with its original's sinks.
 
     Dead letters are compared by content, not by their keys, which number them. The rows of one computation, of both
     stores, are in memory at once.

@@ -72,7 +72,7 @@ def fork_store(
 
         def fork_rows(folder: str) -> Forked:
             target = open_objects(f"{folder}/{ROWS_FOLDER}", store.storage_options)
-            return fork_table(store.objects, target, place, snapshot.version, clock, rng, told=told)
+            return fork_table(store.objects, target, place, snapshot.version, clock, rng, on_progress=told)
 
         if local is None:
             _put(notes, place, store)

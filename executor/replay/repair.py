@@ -1,7 +1,7 @@
-"""Repair and rewind: one fenced commit that restores a version of a store and records what it did.
+"""Repair and rewind: one fenced commit that restores a version of a store.
 
-Everything is restored together: rows and input positions, so a runner reads again what was consumed since, if its source
-still has it. Two numbers do not fall. Fences rise, through leases taken for the repair, so a former owner can no
+Everything is restored together: rows and input positions, so a runner reads later input again, if its source still has
+it. Two numbers do not fall. Fences rise, through leases taken for the repair, so a former owner can no
 longer write. Supersteps rise above every earlier one, so a sink that has the outputs of undone supersteps does not
 mistake their successors for repetitions. Rows with productions undelivered at the restored version are therefore rewritten under the new
 superstep.
@@ -128,7 +128,7 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
         The lock on offline maintenance, and the fences of the leases of every interval.
 
     Raises:
-        ConflictError: one of them is running.
+        ConflictError: another of these is running.
     """
     # Above both the newest known fence and the restored one, so that no former owner can write.
     newest = {

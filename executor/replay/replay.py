@@ -93,7 +93,7 @@ class ReplayPlan:
         Args:
             topology: the pipeline.
             given: the inputs.
-            since_version: whether they begin with the first row that the first version had not consumed.
+            since_version: whether they begin with the first row after the first version.
 
         Raises:
             InvalidError: an input is missing, or has fewer rows than were consumed.
@@ -267,7 +267,7 @@ def repeat_supersteps(
     parts: Mapping[str, RowSource],
     reached: Snapshot,
     wall: ReplayClock,
-    told: Callable[[int, int], None] = lambda *_: None,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
     """Repeat the recorded supersteps that the fork ``reached`` does not have yet.
 
@@ -277,7 +277,7 @@ def repeat_supersteps(
         parts: the rows by injected stream; rows of other streams are left out.
         reached: the fork at present.
         wall: the clock of the run.
-        told: called after each superstep, with the number of supersteps done and the total.
+        on_progress: called after each superstep, with the number of supersteps done and the total.
     """
     pipeline = run.topology.name
     done = superstep_of(reached.txns, pipeline)
@@ -289,7 +289,7 @@ def repeat_supersteps(
         if superstep.superstep > done:
             wall.set(superstep.conditions.wall_time)
             _repeat_one(run, superstep, cursors, consumed)
-        told(number, len(supersteps))
+        on_progress(number, len(supersteps))
 
 
 def _repeat_one(
@@ -373,8 +373,8 @@ def replay(
         recorded: whether to repeat the original's supersteps: with the same rows, at the same wall time, under
             the same watermarks of its inputs, whatever watermarks the new code declares. Otherwise one `LocalRunner.run`
             gets all rows, and ends the input where the original had ended it.
-        since_version: whether the inputs begin with the first row that the version had not consumed; by default
-            they begin with the very first row.
+        since_version: true if the inputs begin with the first row after the version; by default they begin with
+            the very first row.
         zookeeper: ``host:port,…`` of an ensemble for the replay's store; ``None`` runs a server next to it.
         cache_mib: soft-state budget, in MiB.
         progress: show a progress line and log supersteps.
@@ -457,7 +457,7 @@ def replay_on_spark(
 ) -> Replayed:
     """Run a pipeline on Spark over the sources of a past run, on a fork that begins with an older version.
 
-    Like `replay`, but with everything that the sources have now, in batches that Spark cuts itself. Checkpoints of streaming
+    Like `replay`, but with the present contents of the sources, in batches that Spark cuts. Checkpoints of streaming
     queries in the original's folder are copied, and resume after the batches that the version had consumed. A source
     of files that are not on this machine delivers the files that the original read after the version in one batch. The
     original is only read; the sinks of the replay are tables in the replay's folder.

@@ -18,7 +18,7 @@ import orjson
 
 from millpond.statestore.app_ids import INPUT_PREFIX, app_id_parts
 
-_Told = TypeVar("_Told")
+_Entry = TypeVar("_Entry")
 
 _PARTS: Final = ("commits", "offsets")
 _DONE: Final = 'v1\n{"nextBatchWatermarkMs":0}'
@@ -93,7 +93,7 @@ def rewind_checkpoints(
     return tuple(rewound)
 
 
-def by_query(told: Mapping[str, _Told]) -> dict[str, _Told]:
+def by_query(entries: Mapping[str, _Entry]) -> dict[str, _Entry]:
     """Select the entries of inputs, and key them by the ids of the queries that deliver the inputs.
 
     Example:
@@ -101,14 +101,14 @@ def by_query(told: Mapping[str, _Told]) -> dict[str, _Told]:
         {'51d0': 7}
     """
     return {
-        app_id_parts(app_id, INPUT_PREFIX)[-1]: one
-        for app_id, one in told.items()
+        app_id_parts(app_id, INPUT_PREFIX)[-1]: entry
+        for app_id, entry in entries.items()
         if app_id.startswith(INPUT_PREFIX)
     }
 
 
 def _write_missing(checkpoint: Path, batch: int, entry: str) -> None:
-    # Before anything is removed: a kill in between leaves a checkpoint that is ahead, and is taken back again.
+    # Before anything is removed: a kill in between leaves a checkpoint that is ahead, which the next call rewinds.
     for part, text in (("offsets", entry), ("commits", _DONE)):
         target = checkpoint / part / str(batch)
         if not target.exists():

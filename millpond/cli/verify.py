@@ -55,7 +55,7 @@ def verify(
     with open_to_read(store, storage_options, check_mark=False) as opened:
         mark = _read_mark(opened, zookeeper, zookeeper_security)
         with progress_bar("reading files") as told:
-            verified = verify_store(opened.objects, mark, told=told)
+            verified = verify_store(opened.objects, mark, on_progress=told)
     if as_json:
         print_json(asdict(finding) for finding in verified.findings)
     else:

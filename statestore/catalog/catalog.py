@@ -155,7 +155,7 @@ class Catalog(Closeable):
 
     @property
     def created_us(self) -> WallTimeMicros:
-        """When this catalog was created.
+        """The time at which this catalog was created.
 
         A catalog younger than the longest lifetime of a reader's horizon may lack readers, so collectors do not
         trust it before.
@@ -166,7 +166,7 @@ class Catalog(Closeable):
     # -- code versions ---------------------------------------------------------------------
 
     def record_pipeline(self, definition: PipelineDefinition) -> None:
-        """Record the computations of a pipeline, and retire those that it no longer declares.
+        """Record the computations of a pipeline, and retire its other ones.
 
         Raises:
             InvalidError: a computation belongs to another pipeline, or its options are not JSON.
@@ -221,7 +221,7 @@ class Catalog(Closeable):
             holder: name of the reader or collector.
             version: the oldest version that a reader reads, or that a collector leaves readable.
             kind: reader or collector.
-            lifetime_ms: how long a reader's horizon lives without renewal; indefinitely by default.
+            lifetime_ms: lifetime of a reader's horizon without renewal; unlimited by default.
 
         Raises:
             ConflictError: a reader's version is being collected, or a collector's horizon falls or is

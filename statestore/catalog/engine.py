@@ -135,7 +135,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 
 def replace_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
-    """Insert rows, replacing those with the same primary key; works on every database."""
+    """Insert rows, and replace rows with the same primary key; works on every database."""
     if not rows:
         return
     keys = [column.name for column in table.primary_key.columns]
@@ -183,7 +183,7 @@ def _sqlite_engine(url: URL, *, create: bool) -> Engine:
 
 
 def _prepare_sqlite(dbapi_connection: Any, _record: object) -> None:
-    # The driver must not begin transactions of its own; _begin_sqlite does.
+    # Keep the driver from beginning transactions, because _begin_sqlite does.
     dbapi_connection.isolation_level = None
     dbapi_connection.execute("PRAGMA synchronous = NORMAL")
 

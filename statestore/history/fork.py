@@ -65,7 +65,7 @@ def fork_table(
     clock: Clock,
     rng: Rng,
     *,
-    told: Callable[[int, int], None] = lambda *_: None,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Forked:
     """Create a table that begins with a version of another table; the caller pins that version.
 
@@ -76,7 +76,7 @@ def fork_table(
         version: the version.
         clock: for timestamps.
         rng: the source of names.
-        told: called after each file, with the number of files done and the total.
+        on_progress: called after each file, with the number of files done and the total.
 
     Raises:
         ConflictError: files of that version have been collected.
@@ -94,7 +94,7 @@ def fork_table(
             raise ConflictError(
                 "files of that version have been collected", version=version, path=path
             ) from error
-        told(number, len(replayed.adds))
+        on_progress(number, len(replayed.adds))
     incarnation, now_ms = rng.token(), clock.now_us() // 1_000
     began = TableVersion(version + 1)
     actions = tuple(_actions(replayed, place, incarnation, began, now_ms, rng.token()))

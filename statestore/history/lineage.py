@@ -1,6 +1,6 @@
 """Lineage of a store: its incarnations, their origins, and the store's location.
 
-All copies of a store have the same id; an **incarnation** identifies one of them. The first incarnation has the store's
+All copies of a store have the same id; an **incarnation** identifies a single copy. The first incarnation has the store's
 id; a copy, a fork and a restored backup begin another. Leases, the high-water mark and sinks belong to one incarnation.
 The lineage is in transactions of the log, and so in every copy of the store.
 

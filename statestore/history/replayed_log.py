@@ -3,8 +3,8 @@
 - `read_commit` and `newest_commits` read commits one by one, as facts about supersteps and pipelines.
 - `replay_log` gives the table at a version, with every action that a checkpoint of that version repeats. Each commit is
   also applied to a snapshot, which verifies seals and the digest chain (Delta's protocol: action reconciliation).
-- `read_histories` gives what is left of a damaged log: each readable start up to the first gap, with changes that can
-  be undone one by one.
+- `read_histories` gives the readable parts of a damaged log: each start up to the first gap, with changes that can be
+  undone one by one.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class TableHistory(LoggedTable):
 
 
 def read_histories(log: Log, mark: Mark | None) -> tuple[TableHistory, ...]:
-    """Return all histories that the log still contains, the one that reaches furthest first.
+    """Return all histories in the log, sorted by their newest version, newest first.
 
     A commit at the version of the high-water mark with another digest is rejected.
     """

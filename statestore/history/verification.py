@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """The result of a verification: counts of what was read (``rows`` are row updates), and the faults."""
+    """The result of a verification: counts of the files read and of their row updates (``rows``), and the faults."""
 
     commits: int
     checkpoints: int
@@ -59,14 +59,14 @@ class Verified:
 
 
 def verify_store(
-    objects: Objects, mark: Mark | None = None, *, told: Callable[[int, int], None] = lambda *_: None
+    objects: Objects, mark: Mark | None = None, *, on_progress: Callable[[int, int], None] = lambda *_: None
 ) -> Verified:
     """Read a whole store and report every fault.
 
     Args:
         objects: the table's root.
         mark: the high-water mark, read before this call; ``None`` when it is not known.
-        told: called after each live file, with the number of files read and the total.
+        on_progress: called after each live file, with the number of files read and the total.
     """
     log = Log(objects)
     inventory = log.inventory()
@@ -88,7 +88,7 @@ def verify_store(
             files += 1
             rows += file.num_records or 0
             findings += _check_file(objects, snapshot, file)
-            told(files, snapshot.file_count)
+            on_progress(files, snapshot.file_count)
     return Verified(
         commits=len(versions),
         checkpoints=len(inventory.checkpoints),
@@ -96,9 +96,6 @@ def verify_store(
         rows=rows,
         findings=tuple(findings),
     )
-
-
-# ------------------------------------------------------------------------------ the log
 
 
 def _check_commits(
@@ -150,7 +147,7 @@ def _faults_of(actions: tuple[Action, ...], before: str, txns: dict[str, int]) -
             if not unpack_fence(action.version).follows(unpack_fence(stored)):
                 yield f"a fence is out of order: {action.app_id} from {stored} to {action.version}"
         elif ours.get("kind") in ("repair", "rewind"):
-            # It moves positions back together with the rows, and its kind says so.
+            # A repair restores old positions together with their rows.
             continue
         elif action.app_id.startswith(_RISING_PREFIXES) and action.version < stored:
             yield f"a position fell: {action.app_id} from {stored} to {action.version}"
@@ -164,9 +161,6 @@ def _check_checkpoints(log: Log, checkpoints: tuple[Checkpoint, ...]) -> Iterato
         except MillpondError as error:
             held = f"the sum of the log up to version {checkpoint.version}"
             yield Finding(path=checkpoint.paths[0], held=held, fault=error.message)
-
-
-# ------------------------------------------------------------------------------ the rows
 
 
 def _check_file(objects: Objects, snapshot: Snapshot, file: LiveFile) -> Iterator[Finding]:

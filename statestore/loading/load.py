@@ -119,7 +119,7 @@ def load_rows(
     source: LoadSource,
     form: LoadedForm,
     intervals: int | None,
-    told: LoadProgress,
+    on_progress: LoadProgress,
     beginning: LoadBeginning | None = None,
 ) -> Loaded:
     """Add the rows of a table; `Store.load` explains the arguments and errors."""
@@ -141,7 +141,7 @@ def load_rows(
         staging = opened.enter_context(closing(Staging(folder)))
         for piece in pieces_of(source):
             staging.add(staged_rows(piece, form.codec, before=staging.rows))
-            told("read", staging.rows, None)
+            on_progress("read", staging.rows, None)
         if not staging.rows and beginning is None:
             raise InvalidError("the table has no rows", computation=computation)
         staging.sort()
@@ -151,7 +151,7 @@ def load_rows(
         )
         opened.enter_context(exclusive(leases))
         owned = _fence(target, leases, computation, intervals, staging)
-        return _commit(target, computation, form, staging, owned, told, beginning or LoadBeginning())
+        return _commit(target, computation, form, staging, owned, on_progress, beginning or LoadBeginning())
 
 
 def _fence(
@@ -183,13 +183,13 @@ def _commit(
     form: LoadedForm,
     staging: Staging,
     owned: Sequence[Lease],
-    told: LoadProgress,
+    on_progress: LoadProgress,
     beginning: LoadBeginning,
 ) -> Loaded:
     is_parquet = isinstance(target.row_format, ParquetRowFormat)
     row_format = _PARQUET if is_parquet else target.row_format
     writing = _Writing(target.objects, target.rng, row_format, form.state_version)
-    writes = tuple(writing.interval(staging, lease, told) for lease in owned)
+    writes = tuple(writing.interval(staging, lease, on_progress) for lease in owned)
     # The files took a while: a lease that expired meanwhile ends the load here instead of at the fence.
     for lease in owned:
         lease.check()
@@ -253,7 +253,7 @@ class _Writing:
         self._row_format = row_format
         self._rows = 0
 
-    def interval(self, staging: Staging, lease: Lease, told: LoadProgress) -> IntervalWrite:
+    def interval(self, staging: Staging, lease: Lease, on_progress: LoadProgress) -> IntervalWrite:
         """Write the files of one interval; they stay invisible until they are committed."""
         fence = Fence(lease.sequencer, CommitNumber(1))
         files: list[RowFile] = []
@@ -271,7 +271,7 @@ class _Writing:
                 )
             )
             self._rows += table.num_rows
-            told("write", self._rows, staging.rows)
+            on_progress("write", self._rows, staging.rows)
         return IntervalWrite(interval=lease.interval, fence=fence, added=tuple(files))
 
 

@@ -118,7 +118,7 @@ def _keys(column: Column, before: int) -> pa.StringArray:
 def _states(
     state: Column | None, state_bytes: Column | None, codec: Codec, keys: pa.StringArray
 ) -> tuple[pa.StringArray | None, pa.BinaryArray | None]:
-    """Return the encoded states as (text, bytes); one of them is ``None``."""
+    """Return the encoded states as (text, bytes); one is ``None``."""
     state, state_bytes = (None if _is_absent(column) else column for column in (state, state_bytes))
     if isinstance(state, pa.Array) and _is_blob(state.type):
         state, state_bytes = (None, state) if state_bytes is None else (state, state_bytes)

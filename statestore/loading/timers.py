@@ -2,7 +2,7 @@
 
 A timer has ``tag``, ``domain``, ``at`` and ``output_at``; only ``at`` is required. The domain names a clock: ``event``,
 ``wall``, ``event@`` and a percentile, or ``hold``, followed by ``/free`` if the timer does not hold the output watermark.
-Defaults are those of `Context.set_timer`: event time, and the firing time as output time; a wall timer without an
+The defaults match `Context.set_timer`: event time, and the firing time as output time; a wall timer without an
 ``output_at`` holds nothing.
 """
 

@@ -245,11 +245,11 @@ def test_a_store_is_not_adopted_while_its_pipeline_runs(place: Place) -> None:
             pytest.raises(ConflictError, match="stop it before"),
         ):
             place.open(adopt="restored")
-    with pytest.raises(InvalidError, match="so it is no copy"):
+    with pytest.raises(InvalidError, match="as a copy where it always was"):
         place.open(adopt="copy")
     with pytest.raises(InvalidError, match="moved, copy or restored"):
         place.open(adopt="borrowed")
-    with pytest.raises(InvalidError, match="not adopted"):
+    with pytest.raises(InvalidError, match="cannot adopt a store that is opened read-only"):
         place.open(adopt="restored", read_only=True)
 
 

@@ -152,7 +152,7 @@ def test_an_old_store_learns_where_it_lies(tmp_path: Path) -> None:
         old.go_on()
         assert old.open().lineage.location == str(old.path)
         copy = shutil.copytree(old.path, folder / "copy")
-        with pytest.raises(InvalidError, match="lies elsewhere"):
+        with pytest.raises(InvalidError, match="location has changed"):
             Store.open(copy, leases=old.harbour.leases, clock=old.harbour.clock, rng=old.harbour.rng)
 
 

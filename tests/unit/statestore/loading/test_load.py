@@ -264,7 +264,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "not finite": ([{"key": "a", "state": float("nan")}], "cannot encode"),
     "bytes": (pa.table({"key": ["a"], "state_bytes": [b"1"]}), "the codec stores text"),
     "no row": ([1], "each row must be a mapping"),
-    "no table": (7, "a load is of a table"),
+    "no table": (7, "rows must be a table"),
     "no file": ("nowhere.parquet", "no such file"),
     "no kind of file": ("rows.xlsx", "the format of a file from its name"),
     "no time": ([{"key": "a", "timers": [{"tag": "x"}]}], "one has no time.* key=`a`"),
