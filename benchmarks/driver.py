@@ -1,8 +1,8 @@
 """The driver alone: what it does in a superstep, by the number of intervals.
 
 A real store on disk, whose intervals all have work in every superstep. The driver plans, pickles the plan as Spark
-takes it, reads the reports of the tasks, commits, and journals in the catalog. What tasks and Spark do between these
-is made up beforehand and not counted: each interval gets a row file with one row, and a report that names it.
+takes it, reads the reports of the tasks, and commits. What tasks and Spark do between these is made up beforehand and
+not counted: each interval gets a row file with one row, and a report that names it.
 
 Intervals get a file in each superstep, so their number of files rises while it is measured: from ``--files`` on, by
 one a superstep. With ``--upkeep`` files are compacted meanwhile, as by default, by a helper process on the same machine.
@@ -64,8 +64,8 @@ from millpond.statestore.types import EventTimeMicros
 from millpond.testing.fixtures.row_updates import row_updates
 from millpond.testing.fixtures.supersteps import commit
 
-PHASES: Final = ("plan", "pack", "reports", "commit", "journal", "upkeep")
-"""The parts of the driver's work in a superstep, in their order; the journal is a thread of the same process."""
+PHASES: Final = ("plan", "pack", "reports", "commit", "upkeep")
+"""The parts of the driver's work in a superstep, in their order."""
 
 SLOTS: Final = 400
 """As a cluster of 100 executors with a core each has them, unless there are fewer intervals."""
@@ -108,10 +108,6 @@ class Driver:
     def open(self) -> None:
         """Take the leases, and cut the keys: each interval gets one of the sampled keys."""
         self.coordinator.open()
-        # The catalog is opened by a thread, for which a run would not wait.
-        opening = self.coordinator.journal._opening
-        if opening is not None:
-            opening.join()
         sample = pa.array([f"key-{number:08d}" for number in range(self._intervals)])
         self.coordinator.create_intervals("visits", sample)
 
@@ -137,8 +133,6 @@ class Driver:
             inputs = [observation for report in reports for observation in report.inputs]
         with self._timed(figures, "commit"):
             report = commit(self.coordinator, plan, manifests, position=position, inputs=inputs)
-        with self._timed(figures, "journal"):
-            self._write_journal()
         with self._timed(figures, "upkeep"):
             self.coordinator.maintain()
         entry = self._store.objects.get(commit_path(report.version))
@@ -216,12 +210,6 @@ class Driver:
         result = BundleResult(updates=None, statistics=statistics, next_event_timer=at, hold=at)
         return Manifest(interval=part.interval, fence=part.fence, file=file, result=result)
 
-    def _write_journal(self) -> None:
-        # A thread writes to the catalog a while after the commit; here it is to begin at once, to be timed.
-        writer = self.coordinator.journal._writer
-        assert writer is not None, "the catalog is open"
-        writer.flush()
-
     @contextmanager
     def _timed(self, figures: dict[str, float], phase: str) -> Iterator[None]:
         started_us, used_s = self._clock.monotonic_us(), _cpu_s()
@@ -254,7 +242,7 @@ def _cpu_s() -> float:
 def run_once(
     intervals: int, supersteps: int, files: int, upkeep: UpkeepPolicy | None = None
 ) -> dict[str, Any]:
-    """Run supersteps, and return their medians; ``superstep_ms`` is all but the journal, for which nothing waits.
+    """Run supersteps, and return their medians.
 
     Args:
         intervals: how many the computation has.
@@ -270,14 +258,12 @@ def run_once(
         replay_ms = driver.replay_ms()
     figures = {name: round(median(step[name] for step in steps), 2) for name in steps[0]}
     totals = [sum(step[f"{phase}_ms"] for phase in PHASES) for step in steps]
-    waits = [total - step["journal_ms"] for total, step in zip(totals, steps, strict=True)]
     return {
         "intervals": intervals,
         "upkeep": upkeep is not None,
         **figures,
-        "superstep_ms": round(median(waits), 2),
-        "total_ms": round(median(totals), 2),
-        "total_max_ms": round(max(totals), 2),
+        "superstep_ms": round(median(totals), 2),
+        "superstep_max_ms": round(max(totals), 2),
         "replay_ms": round(replay_ms, 2),
     }
 

@@ -65,7 +65,7 @@ def local_table(result: Mapping[str, Any]) -> Table:
 def driver_table(runs: Sequence[Mapping[str, Any]]) -> Table:
     """The driver's part of a superstep, phase by phase."""
     table = _table("The driver's part of a superstep, in milliseconds")
-    names = ("plan", "pack", "reports", "commit", "journal", "upkeep", "superstep", "total", "cpu")
+    names = ("plan", "pack", "reports", "commit", "upkeep", "superstep", "cpu")
     for heading in ("intervals", "files", *names, "plan KiB", "reports KiB", "commit KiB"):
         table.add_column(heading, justify="right")
     for run in runs:

@@ -17,9 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog
-from millpond.statestore.catalog.entries import HorizonKind
-from millpond.statestore.catalog.pins import collected_below
+from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog, HorizonKind, collected_below
 from millpond.statestore.errors import ConflictError, ObjectMissingError
 from millpond.statestore.history.replayed_log import ReplayedLog, replay_log
 from millpond.statestore.history.savepoint import Savepoint, open_savepoints, publish_collected_horizon

@@ -1,14 +1,9 @@
 """Migrations of the catalog's schema, with Alembic.
 
-`upgrade` migrates a database to the newest revision in one transaction: a process that
-is killed midway leaves the old revision, and the next process that opens the catalog starts
-from there. Processes that open a catalog concurrently wait for each other. No ``alembic.ini``
-is needed.
-
-A new catalog gets the tables as the code describes them, without Alembic: to import it alone
-takes ten times as long as to make them. A test holds the outcome of the steps to that of this shortcut.
-
-Released revisions are never edited; add a new one to ``versions/`` and update `HEAD`.
+`upgrade` migrates a database in one transaction, so the next process restarts a killed migration. Processes that open a
+catalog concurrently wait for each other. A new catalog gets the tables directly, because importing Alembic takes ten
+times as long as creating them; a test compares both ways. Released revisions are never edited: add a new one to
+``versions/`` and update `HEAD`.
 """
 
 from __future__ import annotations
@@ -27,10 +22,9 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
 HEAD: Final = "0001"
-"""The newest revision of this release."""
 
 VERSION_TABLE: Final = "millpond_catalog_version"
-"""Table that holds a database's revision; the catalog may share a database with other applications."""
+"""The table with a database's revision; the catalog may share a database with other applications."""
 
 _REVISIONS: Final = Table(
     VERSION_TABLE,
@@ -38,14 +32,13 @@ _REVISIONS: Final = Table(
     Column("version_num", String(32), nullable=False),
     PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
 )
-"""That table as Alembic makes it."""
 
 _ADVISORY_LOCK: Final = 0x6D696C6C706F6E64  # "millpond"
 _ALEMBIC_IS_GLOBAL: Final = threading.Lock()
 
 
 def current_revision(connection: Connection) -> str | None:
-    """The revision of a database; ``None`` for a database without a catalog."""
+    """Return the revision of a database; ``None`` for a database without a catalog."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
     revision: str | None = connection.execute(
@@ -57,8 +50,8 @@ def current_revision(connection: Connection) -> str | None:
 def upgrade(connection: Connection) -> None:
     """Bring the database to `HEAD` within the caller's transaction.
 
-    The transaction must already hold the write lock (SQLite: ``BEGIN IMMEDIATE``),
-    so that the second of two processes finds the migration done.
+    The transaction must already hold the write lock (SQLite: ``BEGIN IMMEDIATE``), so that the second of two
+    processes finds the migration done.
 
     Raises:
         InvalidError: the schema is newer than this release.
@@ -75,14 +68,9 @@ def upgrade(connection: Connection) -> None:
 
 
 def migrate(connection: Connection, current: str | None) -> None:
-    """Take a database through the steps from its revision to `HEAD`.
+    """Apply Alembic's steps from the revision ``current`` (``None``: an empty database) to `HEAD`.
 
-    Args:
-        connection: in a transaction that holds the write lock.
-        current: its revision; ``None`` for an empty database.
-
-    Raises:
-        InvalidError: the revision is of a newer release.
+    The caller's transaction holds the write lock.
     """
     from alembic import command
     from alembic.script import ScriptDirectory
@@ -100,7 +88,7 @@ def migrate(connection: Connection, current: str | None) -> None:
 
 
 def alembic_config(connection: Connection) -> Config:
-    """Alembic's configuration for a connection that is already open."""
+    """Configure Alembic for an open connection."""
     from alembic.config import Config
 
     config = Config()

@@ -1,4 +1,4 @@
-"""Alembic's entry point: runs migrations on the connection that `millpond.migrations` passes."""
+"""Alembic's entry point, on the connection that `millpond.migrations` passes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Spark from the other side: code written for its stateful operators, and runs inside queries of your own."""
 
-from millpond.executor.replay.spark_replay import replay_on_spark as replay_on_spark
+from millpond.executor.replay.replay import replay_on_spark as replay_on_spark
 from millpond.executor.spark.foreach_batch import ForeachBatch as ForeachBatch
 from millpond.executor.spark.foreach_batch import ForeachBatchOptions as ForeachBatchOptions
 from millpond.executor.spark.foreach_batch import PipelineBatchOptions as PipelineBatchOptions

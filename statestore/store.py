@@ -1,17 +1,15 @@
-"""The store: one folder for all of a pipeline's durable state (architecture §2).
+"""The store: one folder for all durable state of a pipeline (architecture §2).
 
 ::
 
     pond/rows/              the Delta table; its log is the only source of truth
-    pond/catalog.sqlite     an index for people and tools; can be rebuilt from the log
+    pond/catalog.sqlite     readers' horizons and code versions, for people and tools
     pond/zookeeper/         the embedded server's data, unless an ensemble is given
     pond/checkpoints/       Spark's streaming checkpoints
     pond/high_water/        the newest version that the table has reached, for readers without a ZooKeeper
 
-Opening for writing connects to ZooKeeper and compares the log with the high-water mark
-there, so a log that was cut or rolled back is refused instead of read as older data.
-Opening ``read_only`` starts no server and takes no lease; it makes the same comparison with the mark in the
-store's folder, and with ZooKeeper's if one is given or the store's own server is running.
+Opening a store compares its log with the high-water marks, so that a log which was cut or rolled back is
+refused instead of read as older data. ``read_only`` starts no server and takes no lease.
 """
 
 from __future__ import annotations
@@ -85,30 +83,11 @@ if TYPE_CHECKING:
 _READ_ONLY: Final = "the store was opened read-only: open it without read_only=True to write"
 
 LeaseFactory: TypeAlias = Callable[[str, str], Leases]
-"""Makes the leases of one writer, given the store's id and the writer's id."""
+"""Creates the leases of one writer, given the store's id and the writer's id."""
 
 
 class Store(Closeable):
-    """An open store; made by `open` and `in_memory`, never directly.
-
-    Args:
-        path: the store's location.
-        objects: the root of its table.
-        storage_options: how other processes open that root.
-        clock: the source of time.
-        rng: the source of names.
-        leases: makes the leases of this writer, given the store's id and the writer's id;
-            ``None`` for a store that is opened read-only.
-        catalog_url: SQLAlchemy URL of the catalog; ``None`` for a store without one.
-        resources: closed with the store.
-        row_format: how row files are encoded; Parquet except in simulations.
-        marks: the store's folder, in which its high-water mark lies; ``None`` to neither check nor keep it there.
-        mark_thread: whether a thread writes that mark; if not, only `keep_mark` does.
-
-    Raises:
-        DataError: the log is damaged, or ends before a high-water mark.
-        InvalidError: the store lies elsewhere than it did, and is opened to be written to.
-    """
+    """An open store; `Store.open` and `Store.in_memory` make one, its constructor is internal."""
 
     def __init__(
         self,
@@ -121,9 +100,10 @@ class Store(Closeable):
         leases: LeaseFactory | None,
         catalog_url: str | None,
         resources: ExitStack,
-        row_format: RowFormat = PARQUET,
-        marks: Objects | None = None,
-        mark_thread: bool = True,
+        row_format: RowFormat = PARQUET,  # another one only in simulations
+        marks: Objects
+        | None = None,  # the store's folder; ``None`` neither checks nor keeps its high-water mark
+        mark_thread: bool = True,  # otherwise only `keep_mark` writes the mark
     ) -> None:
         self.path = path
         self.objects = objects
@@ -183,43 +163,42 @@ class Store(Closeable):
         clock: Clock | None = None,
         rng: Rng | None = None,
     ) -> Self:
-        """Open a store, creating it if there is none.
+        """Open a store, and create a missing one.
 
         Args:
             path: a local folder, or the URL of a folder in an object store.
             zookeeper: ``host:port,…`` of an ensemble; ``None`` shares one small server among
                 the processes of this machine, with its data inside the store's folder.
             catalog: SQLAlchemy URL of the catalog; ``None`` keeps SQLite in the store's folder.
-            zookeeper_security: TLS and credentials for the ensemble; by default what the environment says
+            zookeeper_security: TLS and credentials for the ensemble; by default from the environment
                 (`ZooKeeperSecurity.from_environment`).
             storage_options: credentials and endpoints of an object store under the names that ``deltalake``
                 uses; missing values come from the environment (``AWS_…`` and so on).
-            session_timeout_ms: how long ZooKeeper keeps the session of a silent process.
-            create: whether to create a store where there is none.
+            session_timeout_ms: after which ZooKeeper ends the session of a silent process.
+            create: create a missing store.
             read_only: only read; needs no ZooKeeper and no lease. The log is compared with the high-water mark
-                in the store's folder, and, if a ZooKeeper is given or the store's own server is running, with
-                the one there.
+                in the store's folder, and with ZooKeeper's if an ensemble is given or the store's own server is running.
             check_mark: with ``read_only``, whether to make that comparison; without it a store that
                 was rolled back opens.
-            durability: what this process's commits to a local folder survive. ``"os_cache"``, the **default**:
-                the end of any process, **but not a power cut**, which takes back what was acknowledged in the
-                last half minute or so; the store is refused then until it is repaired. ``"disk"``: a power cut
-                too, because files, commit and folders are synced before a commit is acknowledged, which takes
-                two syncs of the disk a commit. An object store needs no choice: what it acknowledges is durable.
-            adopt: what this store is, where it is not what it was: ``moved``, it lies elsewhere and there is no
-                other; ``copy``, its original goes on, and this one goes its own way; ``restored``, it is
-                an older copy that takes the place of what was lost. See `millpond.statestore.history.lineage`.
-            leases: makes this writer's leases instead of ZooKeeper; for tests and simulation.
+            durability: the failures that a commit to a local folder survives. ``"os_cache"``, the **default**:
+                the end of any process, **but not a power cut**, which reverts the commits acknowledged in the
+                last half minute or so; the store is then refused until it is repaired. ``"disk"``: also a power
+                cut, because files, commit and folders are synced before a commit is acknowledged, which takes
+                two syncs of the disk a commit. An object store needs no choice: its acknowledgements are durable.
+            adopt: what happened to a store whose location changed: ``moved``, there is no other copy;
+                ``copy``, its original stays in use; ``restored``, an older copy that replaces a lost store.
+                See `millpond.statestore.history.lineage`.
+            leases: creates this writer's leases instead of ZooKeeper; for tests and simulation.
             clock: the source of time.
             rng: the source of names.
 
         Raises:
-            InvalidError: the path is a file, a folder that is not a store, or a store of a newer version; or the
-                store lies elsewhere than it did, and ``adopt`` does not say what it is; or there is no such durability;
+            InvalidError: the path is a file, a folder without a store, or a store of a newer version; the
+                store's location changed and ``adopt`` is not given; the durability is unknown;
                 or ZooKeeper refuses the credentials.
             DataError: the log is damaged, another engine changed its data, or it ends before the last
                 acknowledged commit.
-            ConflictError: the store is being adopted while a pipeline of it runs.
+            ConflictError: the store is being adopted while one of its pipelines runs.
             UnavailableError: ZooKeeper or the object store does not answer, or there is no Java.
 
         Example::
@@ -274,7 +253,7 @@ class Store(Closeable):
         rng: Rng | None = None,
         row_format: RowFormat = PARQUET,
     ) -> Self:
-        """A store in this process's memory, with the same commit code: for tests and simulation.
+        """Open a store in this process's memory, with the same commit code: for tests and simulation.
 
         Args:
             objects: the shared "disk"; pass the same object to open the same store again.
@@ -302,17 +281,13 @@ class Store(Closeable):
 
     @property
     def lineage(self) -> Lineage:
-        """Which incarnation this store is, what it came from, and where it lies."""
+        """The store's incarnation, its ancestors, and its location."""
         if self._committer is None:
             return self._lineage
         return Lineage.of(self.store_id, self._committer.snapshot.txns)
 
     def keep_mark(self) -> None:
-        """Write the high-water mark that travels with the store, where no thread does.
-
-        Raises:
-            UnavailableError: the store is unavailable.
-        """
+        """Write the high-water mark in the store's folder, for stores without a thread that does."""
         if self._mark is not None:
             self._mark.flush()
 
@@ -346,7 +321,7 @@ class Store(Closeable):
         return "disk" if isinstance(self.objects, ObstoreObjects) else "os_cache"
 
     def revive_zookeeper(self) -> None:
-        """Restart the store's own ZooKeeper if it has died; call it while waiting for the service.
+        """Restart the store's own ZooKeeper if it has died; call this while waiting for the service.
 
         It does nothing for an ensemble. It tries once a second at most and never raises:
         a full disk, for example, keeps a server from starting until there is room again.
@@ -372,7 +347,7 @@ class Store(Closeable):
         return self._known_catalog.open()
 
     def snapshot(self, version: int | None = None) -> Snapshot:
-        """The table now, or at ``version``; loaded from the log on every call.
+        """Load the table at its newest version, or at ``version``, from the log.
 
         Raises:
             DataError: the log is damaged or does not reach back that far.
@@ -381,10 +356,13 @@ class Store(Closeable):
 
     @contextmanager
     def reading(self, version: int | None = None) -> Iterator[Snapshot]:
-        """The table now or at ``version``, pinned: garbage collection keeps it readable until the block ends.
+        """Pin a version, so that garbage collection keeps it readable until the block ends.
 
         Without a pin, a version stays readable for the retention period after it was replaced. The pin
-        is stored in the catalog; a store without a catalog, or with one that cannot be written, sets none.
+        is stored in the catalog; a store without a writable catalog sets none.
+
+        Args:
+            version: the table version; ``None`` for the newest.
 
         Raises:
             ConflictError: the version is being collected.
@@ -402,7 +380,7 @@ class Store(Closeable):
             yield pinned_snapshot(self.snapshot, catalog, holder, version, resources)
 
     def savepoint(self, name: str, version: int | None = None) -> Savepoint:
-        """Keep a table version readable under a name, until `drop_savepoint`; to make it again changes nothing.
+        """Keep a table version readable under a name, until `drop_savepoint`; repeating the call changes nothing.
 
         Args:
             name: a name that no open savepoint has.
@@ -420,7 +398,7 @@ class Store(Closeable):
         return make_savepoint(self.committer, self.log, name, kept)
 
     def drop_savepoint(self, name: str) -> None:
-        """Drop a savepoint: its version may be collected from now on.
+        """Drop a savepoint: garbage collection may remove its version from now on.
 
         Raises:
             InvalidError: there is no savepoint of that name, or the store was opened read-only.
@@ -428,7 +406,7 @@ class Store(Closeable):
         drop_savepoint(self.committer, name)
 
     def savepoints(self) -> tuple[Savepoint, ...]:
-        """The open savepoints, oldest version first."""
+        """Return the open savepoints, oldest version first."""
         return open_savepoints(self.snapshot().txns)
 
     def load(
@@ -442,24 +420,24 @@ class Store(Closeable):
         told: LoadProgress = lambda *_: None,
         beginning: LoadBeginning | None = None,
     ) -> Loaded:
-        """Make rows of a table: the states and timers that a computation begins with, in one commit.
+        """Load the initial rows of a computation, states and timers, from a table in one commit.
 
         Args:
             computation: its name, which need not be known to the store yet.
             rows: a table (Arrow, pandas, Polars, Spark), a reader of record batches, the path of a file (Parquet, CSV,
-                JSON), or mappings. Columns: ``key``; ``state``, a value or in a column of text what the codec has
-                written, or ``state_bytes``; and ``timers``, a list of structs as rows have them.
+                JSON), or mappings. Columns: ``key``; ``state``, as values or as text that the codec has
+                written, or ``state_bytes``; and ``timers``, a list of structs.
             codec: the computation's; JSON by default.
-            state_version: that of the code whose states these are, where no column ``state_version`` says it.
-            intervals: into how many intervals its keys are cut; the option ``intervals`` of the computation.
-            told: called with ``"read"`` or ``"write"``, the number of rows so far, and that of all if it is known.
-            beginning: what else the commit says, such as from where inputs go on.
+            state_version: the version of the code that wrote the states, where no column ``state_version`` gives it.
+            intervals: the number of key intervals; the option ``intervals`` of the computation.
+            told: called with ``"read"`` or ``"write"``, the number of rows so far, and the total if it is known.
+            beginning: further positions of the same commit, such as the start of each input.
 
         Raises:
-            InvalidError: the computation has rows, or the table is none of its rows; nothing was written.
+            InvalidError: the computation has rows, or the table's columns or values do not fit; nothing was written.
             ConflictError: a pipeline that has the computation runs, or the store is being repaired.
-            FencedError: a pipeline took the computation meanwhile; nothing was added.
-            OutcomeUnknownError: the rows may have been added or not; the store tells.
+            FencedError: a pipeline took the computation over meanwhile; nothing was added.
+            OutcomeUnknownError: the rows may or may not have been added; look at the store.
 
         Example::
 
@@ -471,11 +449,11 @@ class Store(Closeable):
         return load_rows(target, computation, rows, form, intervals, told, beginning)
 
     def rows_view(self, computation: str, version: int | None = None) -> RowsView:
-        """Exactly one row per key of a computation, now or at an older table version."""
+        """Return a view of exactly one row per key of a computation, at the newest or an older table version."""
         return RowsView.of(self.snapshot(version), self.objects, computation)
 
     def sql(self, version: int | None = None) -> duckdb.DuckDBPyConnection:
-        """A DuckDB connection with one view per computation, named after it, at one table version.
+        """Open a DuckDB connection with one view per computation, named after it, at one table version.
 
         Example::
 

@@ -1,15 +1,10 @@
 """Views of rows: exactly one row per key, at the newest or any older version.
 
-A whole row also has its record ids and its undelivered productions, and a key may have nothing but those. They
-are read only by those who ask for them; a query for state reads of them only whether keys have any that have
-nothing else.
+Arrow and DuckDB read through `merge_updates`, with every checksum verified, from any object store. Spark reads the
+files itself and applies the same rule as SQL (`rows_query`); `millpond.statestore.rows.row` states the rule. Record
+ids and undelivered productions are read only on request.
 
-The reader's rule is stated in `millpond.statestore.rows.row`. Arrow and DuckDB read
-through `merge_updates`, with every checksum verified, from any object store;
-Spark reads the files itself and applies the same rule as SQL (`rows_query`).
-
-A view belongs to one table version for ever. It reads on demand, so the files of
-that version must still exist: a vacuum that deletes them makes the view unreadable.
+A view belongs to one table version. It reads on demand, so a vacuum of that version's files makes it unreadable.
 """
 
 from __future__ import annotations
@@ -28,8 +23,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.committer import PendingFiles, pending_files
 from millpond.statestore.log.files import LiveFile
-from millpond.statestore.log.log import Log
-from millpond.statestore.log.snapshot import Snapshot, load
+from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.files import LARGE_BYTES, read_row_files
 from millpond.statestore.rows.key_columns import key_columns_in, key_lookup
 from millpond.statestore.rows.key_text import KeyValue, encode_key
@@ -58,42 +52,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS_VIEW_SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in ROWS_VIEW_COLUMNS])
-"""Schema of a view: the row schema without the columns that only the engine needs."""
+"""The row schema without the engine's own columns."""
 
 _EXTRAS: Final = ("record_ids", "productions")
 WHOLE_ROW_SCHEMA: Final = pa.schema([*ROWS_VIEW_SCHEMA, *(ROW_SCHEMA.field(name) for name in _EXTRAS)])
-"""Schema of a view of whole rows."""
 
 _NUMBERS: Final = count()
 
 
-def rows_view(log: Log, computation: str, version: TableVersion | None = None) -> RowsView:
-    """The rows of a computation, read from the log; use `RowsView.of` to reuse a loaded snapshot.
-
-    Args:
-        log: the table's log.
-        computation: whose rows to read; a computation without rows has an empty view.
-        version: an older table version; the newest by default.
-
-    Raises:
-        ObjectMissingError: there is no such version, or it was cleaned up.
-    """
-    return RowsView.of(load(log, version), log.objects, computation)
-
-
 def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
-    """An in-memory DuckDB in which each computation is a view of that name, for SQL over all of them.
+    """Open an in-memory DuckDB in which each computation is a view of that name.
 
-    The schemas ``record_ids`` and ``productions`` have a view of each computation as well: a row for each record
-    id, and for each undelivered production.
-
-    A computation that is owned but has no rows yet, such as ``dead_letters``, is an empty view.
-    Rows are read by the first query that needs them. Times are shown in UTC.
+    The schemas ``record_ids`` and ``productions`` also have a view of each computation, with a row for each record
+    id or undelivered production. A computation that is owned but has no rows yet, such as ``dead_letters``, is an
+    empty view. The first query reads the rows. Times are shown in UTC.
 
     Example:
         ``connect(snapshot, objects).execute("select key, state ->> 'count' from window_counter")``
     """
-    connection = _fresh_duckdb()
+    connection = fresh_duckdb()
     owned = (Interval.from_app_id(app_id) for app_id in snapshot.txns)
     names = {interval.computation for interval in owned if interval is not None}
     computations = sorted(names.union(snapshot.computations))
@@ -110,29 +87,19 @@ def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsView:
-    """The rows of one computation at one table version.
-
-    Args:
-        objects: the table's root.
-        computation: whose rows.
-        version: the table version.
-        files: the computation's live files at that version.
-        pending: those of them that may hold undelivered productions.
-        key_columns: the columns that its typed keys are made of, as far as the store has recorded them.
-        state_columns: the parts of its states, as far as its code has declared them.
-    """
+    """The rows of one computation at one table version; files without pins may be collected meanwhile."""
 
     objects: Objects
     computation: str
     version: TableVersion
     files: tuple[LiveFile, ...]
-    pending: tuple[PendingFiles, ...] = ()
-    key_columns: tuple[pa.Field, ...] = ()
-    state_columns: tuple[StateColumn, ...] = ()
+    pending: tuple[PendingFiles, ...] = ()  # files that may hold undelivered productions
+    key_columns: tuple[pa.Field, ...] = ()  # of typed keys, as far as the store has recorded them
+    state_columns: tuple[StateColumn, ...] = ()  # as far as the computation's code has declared them
 
     @staticmethod
     def of(snapshot: Snapshot, objects: Objects, computation: str) -> RowsView:
-        """The rows at the snapshot's current version; later commits do not change the view."""
+        """Return the rows at the snapshot's current version; later commits do not change the view."""
         return RowsView(
             objects=objects,
             computation=computation,
@@ -144,25 +111,25 @@ class RowsView:
         )
 
     def key_of(self, values: Sequence[KeyValue]) -> str:
-        """The text of a typed key.
+        """Return the text of a typed key.
 
         Args:
-            values: as the key's columns have them, or as text that converts to their types.
+            values: typed as the key's columns, or as text that converts to their types.
 
         Raises:
-            InvalidError: no key of the computation can have them.
+            InvalidError: no key of the computation can have the values.
         """
         return key_lookup(values, self.key_columns) if self.key_columns else encode_key(values)
 
     def to_arrow(
         self, keys: Iterable[str | tuple[KeyValue, ...]] | None = None, *, whole: bool = False
     ) -> pa.Table:
-        """The rows, sorted by key, in `ROWS_VIEW_SCHEMA`; behind the key the typed columns of keys and of states.
+        """Return the rows, sorted by key, in `ROWS_VIEW_SCHEMA`, with typed columns of keys and states behind the key.
 
         Args:
-            keys: only these keys' rows, each as text or as a tuple of its values; files without them are not read, parts of files without them not decoded.
-            whole: the rows in `WHOLE_ROW_SCHEMA`, with record ids and undelivered productions, and also those
-                of keys that have nothing else; without it, of keys with state or timers.
+            keys: only these keys, each as text or as a tuple of its values; files and pages without them are skipped.
+            whole: return `WHOLE_ROW_SCHEMA`, with record ids and undelivered productions, and include keys without
+                state or timers.
 
         Raises:
             DataError: a file is missing or damaged; the error names it.
@@ -180,7 +147,7 @@ class RowsView:
 
     @property
     def shown(self) -> tuple[ShownColumn, ...]:
-        """The typed columns, which are behind the key."""
+        """The typed columns behind the key."""
         return shown_columns(self.key_columns, self.state_columns)
 
     def _with_typed_columns(self, rows: pa.Table) -> pa.Table:
@@ -192,26 +159,25 @@ class RowsView:
     def to_duckdb(
         self, connection: duckdb.DuckDBPyConnection | None = None, name: str | None = None
     ) -> duckdb.DuckDBPyRelation:
-        """The whole rows as a DuckDB relation, read at the first query and kept with the connection.
+        """Return the whole rows as a DuckDB relation, read at the first query and kept with the connection.
 
-        ``record_ids`` and ``productions`` are read by the first query that names them.
+        The first query that names ``record_ids`` or ``productions`` reads them.
 
         Args:
-            connection: the database to register with; by default a new in-memory one that shows times in UTC.
+            connection: the database to register with; by default a new in-memory database with times in UTC.
             name: the relation's name in SQL; ``computation@version`` by default.
         """
-        database = _fresh_duckdb() if connection is None else connection
+        database = fresh_duckdb() if connection is None else connection
         relation = f"{self.computation}@{self.version}" if name is None else name
         _register_rows(database, self, relation)
         return database.sql(f"from {_quote(relation)}")
 
     def to_spark(self, spark: SparkSession) -> DataFrame:
-        """The rows as a DataFrame, read by Delta's own reader at the view's version.
+        """Return the rows as a DataFrame, read by Delta's own reader at the view's version.
 
-        The typed columns of keys and of states are made by Spark's Python workers, which import this package, and only
-        where a query asks for them. Delta's reader verifies no page checksums; use `to_arrow` where damage must raise an
-        error.
-        For a store on an object store, configure the session's access to it (Hadoop's options).
+        Spark's Python workers, which import this package, make the typed columns that a query names. Delta's reader
+        verifies no page checksums; use `to_arrow` where damage must raise an error. For a store on an object store,
+        configure the session's access to it (Hadoop's options).
 
         Raises:
             InvalidError: the store is in memory, where Spark cannot read it, or the session has no Delta.
@@ -242,7 +208,7 @@ class RowsView:
 
 
 class _Contents:
-    """What a view has read so far; each part is read once, when it is first asked for."""
+    """The parts of a view, each read once, on first use."""
 
     def __init__(self, view: RowsView, keys: Sequence[str] | None = None) -> None:
         self._view = view
@@ -264,11 +230,11 @@ class _Contents:
         return others.filter(pc.or_(*found))
 
     def lists(self, name: str) -> pa.Table:
-        """``record_ids`` or ``productions``, of the keys that have any."""
+        """Return ``record_ids`` or ``productions`` by key, for keys that have any."""
         return self._record_ids if name == "record_ids" else self._productions
 
     def values(self, name: str) -> pa.Table:
-        """The same, a row for each id or production, with the key that it belongs to."""
+        """Return one row per id or production, with its key."""
         by_key = self.lists(name)
         lists = by_key.column(name).combine_chunks()
         keys = by_key.column("key").combine_chunks().take(pc.list_parent_indices(lists))
@@ -315,7 +281,7 @@ class _Contents:
 
 
 class _Lazy:
-    """Arrow data that is read on first use (the Arrow PyCapsule protocol)."""
+    """Arrow data read on first use (the Arrow PyCapsule protocol)."""
 
     def __init__(self, schema: pa.Schema, read: Callable[[], pa.Table]) -> None:
         self._schema = schema
@@ -329,13 +295,12 @@ class _Lazy:
 
 
 def _fields_of(name: str) -> list[pa.Field]:
-    """The columns of a table of ids or productions except their key; a production's own key has another name."""
     fields = list(ROW_SCHEMA.field(name).type.value_type)
     return [field.with_name("production_key") if field.name == "key" else field for field in fields]
 
 
 def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation: str) -> None:
-    """A view of whole rows that reads no more than a query needs.
+    """Create a view of whole rows that reads no more than a query needs.
 
     DuckDB passes no choice of columns on to Python, but calls a function only where its result is used.
     """
@@ -344,7 +309,7 @@ def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation
     others = database.from_arrow(_Lazy(ROWS_VIEW_SCHEMA, lambda: contents.other_rows))
     extras = ", ".join(f"{_column_function(database, contents, name)}(key) as {name}" for name in _EXTRAS)
     types = dict(zip(rows.columns, rows.types, strict=True))
-    # Said to be null, so that a query for states of a certain kind does not even look for these rows.
+    # Constant nulls let DuckDB skip these rows in a query for states of a certain kind.
     nulls = ("state", "state_bytes", STATE_VERSION)
     nothing = ", ".join(f"null::{types[name]} as {name}" for name in nulls)
     nothing += f", []::{types['timers']} as timers"
@@ -352,7 +317,7 @@ def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation
         f"{column.in_duckdb(database)}({column.source}) as {_quote(column.field.name)}, "
         for column in view.shown
     )
-    # Of keys without a state, what is inside states is null.
+    # Keys without a state have null in every state column.
     no_parts = "".join(
         f"{column.in_duckdb(database)}({'key' if column.source == 'key' else 'null'}) as {_quote(column.field.name)}, "
         for column in view.shown
@@ -366,7 +331,7 @@ def _register_rows(database: duckdb.DuckDBPyConnection, view: RowsView, relation
 
 
 def _column_function(database: duckdb.DuckDBPyConnection, contents: _Contents, name: str) -> str:
-    """The name of an SQL function from a key to its ids or productions."""
+    """Create an SQL function from a key to its ids or productions, and return its name."""
     schema = pa.schema([ROW_SCHEMA.field(name)])
     (kind,) = database.from_arrow(schema.empty_table()).types
     function = f"{name} {next(_NUMBERS)}"
@@ -378,19 +343,20 @@ def _column_function(database: duckdb.DuckDBPyConnection, contents: _Contents, n
     def look_up(keys: pa.ChunkedArray) -> pa.Array:
         return lists().at(keys)
 
-    # The library's types want constants of a module that it does not have.
+    # DuckDB's type hints want constants of a module that it does not have.
     database.create_function(function, look_up, ["VARCHAR"], kind, type="arrow")  # type: ignore[call-overload]
     return _quote(function)
 
 
 def _register_values(database: duckdb.DuckDBPyConnection, view: RowsView, name: str) -> None:
-    """A view with a row for each record id or production, in the current schema."""
+    """Create a view with one row per record id or production in the current schema."""
     contents = _Contents(view)
     schema = pa.schema([pa.field("key", pa.string()), *_fields_of(name)])
     database.from_arrow(_Lazy(schema, lambda: contents.values(name))).create_view(view.computation)
 
 
-def _fresh_duckdb() -> duckdb.DuckDBPyConnection:
+def fresh_duckdb() -> duckdb.DuckDBPyConnection:
+    """Open an in-memory database that shows times in UTC."""
     import duckdb
 
     connection = duckdb.connect()

@@ -1,12 +1,9 @@
-"""The typed columns of a view: their names, and how Arrow, DuckDB and Spark get them.
+"""The typed columns of a view: declared parts of states and keys, shown by Arrow, DuckDB and Spark.
 
-DuckDB and Spark get functions, of the key or of the state, so that only the columns that a query names are made.
-
-What is inside states, as typed columns: recorded by the code that writes the states, and read out of their JSON.
-
-A computation whose states are objects of known parts declares a `StateColumn` for each of them. The table records them
-with the computation's first commit and whenever they change, so that a view needs no code to show them. Cells are read
-leniently: one is null where the key has no such part, or one of another type than the column; ``state`` has it anyway.
+A computation whose states have known parts declares a `StateColumn` for each. The table records the columns with the
+computation's first commit and whenever they change, so that a view needs no code to show them. Reading is lenient: a
+missing part, or a part of another type, is null. DuckDB and Spark get functions, so that only the columns that a query
+names are computed.
 """
 
 from __future__ import annotations
@@ -35,13 +32,12 @@ if TYPE_CHECKING:
 
 
 StateForm: TypeAlias = Literal["field", "value", "list", "map"]
-"""
-How a part is kept: as itself, as the object of its fields, as a list of such objects, or as a list of objects with ``key``
-and ``value``.
+"""How a part is stored: as itself, as the object of its fields, as a list of such objects, or as a list of objects with
+``key`` and ``value``.
 """
 
 EXPIRES: Final = "expires_at_ms"
-"""Name of the millisecond at which a value, element or entry has outlived its time to live; its value is in ``value``."""
+"""Field with the millisecond at which a value, element or entry expires; the value itself is then in ``value``."""
 
 _Read: TypeAlias = Callable[[Any], Any]
 _TIME: Final = pa.timestamp("us", "UTC")
@@ -51,39 +47,31 @@ _FORMS: Final[tuple[StateForm, ...]] = ("field", "value", "list", "map")
 
 @dataclass(frozen=True, slots=True)
 class StateColumn:
-    """A part of a computation's states.
-
-    Attributes:
-        name: its name in the state.
-        form: how it is kept.
-        kind: the type of a value; a struct, unless the form is ``"field"``.
-        key_kind: the type of the keys of a map, a struct.
-        has_expiry: whether values, elements or entries may have a time to live.
-    """
+    """A declared part of a computation's states."""
 
     name: str
     form: StateForm
-    kind: pa.DataType
-    key_kind: pa.DataType | None = None
-    has_expiry: bool = False
+    kind: pa.DataType  # of a value; a struct, unless the form is ``"field"``
+    key_kind: pa.DataType | None = None  # of a map's keys, a struct
+    has_expiry: bool = False  # values, elements or entries may expire
 
     @property
     def shown(self) -> pa.DataType:
-        """The type of the column: a struct of one field is shown as that field."""
+        """The type of the column; a struct of one field is shown as that field."""
         kind = self.kind if self.form == "field" else _alone(self.kind)
         return self._within(kind)
 
     @property
     def shown_expiry(self) -> pa.DataType:
-        """The type of the column of expiries: a time, a list of them, or a map from the same keys."""
+        """The type of the expiry column: a time, a list of times, or a map from the same keys."""
         return self._within(_TIME)
 
     def cells(self, states: Sequence[Any]) -> pa.Array:
-        """The column of some states, each as its JSON says, in the type `shown`."""
+        """Return the column for parsed states, in the type `shown`."""
         return fitting_cells(self.shown, self._read_all(states, self._value_reader()))
 
     def expiries(self, states: Sequence[Any]) -> pa.Array:
-        """When what is in the column expires, in the type `shown_expiry`; null where it does not."""
+        """Return the times of expiry, in the type `shown_expiry`; null where nothing expires."""
         return fitting_cells(self.shown_expiry, self._read_all(states, _expiry))
 
     def _within(self, kind: pa.DataType) -> pa.DataType:
@@ -137,7 +125,7 @@ def _expiry(stored: Any) -> datetime | None:
 
 
 def _reader(kind: pa.DataType) -> _Read:
-    """What makes a value of its JSON: text for times, dates, decimals and bytes, objects for structs, pairs for maps."""
+    """Return a converter from JSON: text for times, dates, decimals and bytes, objects for structs, pairs for maps."""
     if pa.types.is_struct(kind):
         parts = [(field.name, _nullable(_reader(field.type))) for field in kind]
         return lambda stored: {name: read(stored.get(name)) for name, read in parts}
@@ -167,7 +155,7 @@ def _same(value: Any) -> Any:
 
 
 def parsed_states(texts: Iterable[str | None]) -> list[Any]:
-    """States as their JSON says; ``None`` for keys without one, and for what is no JSON."""
+    """Parse the JSON of states; ``None`` for missing or malformed ones."""
     return [None if text is None else _parsed(text) for text in texts]
 
 
@@ -178,11 +166,8 @@ def _parsed(text: str) -> Any:
         return None
 
 
-# -- what a store records ------------------------------------------------------------------
-
-
 def state_word(columns: Iterable[StateColumn]) -> str:
-    """Columns as the text that a store records.
+    """Serialize columns as the text that a store records.
 
     Example:
         >>> state_word([StateColumn("total", "value", pa.struct([("cents", pa.int64())]))])
@@ -197,11 +182,7 @@ def _entry(column: StateColumn) -> list[Any]:
 
 
 def parse_state_word(word: str) -> tuple[StateColumn, ...]:
-    """The columns that a store has recorded.
-
-    Raises:
-        DataError: a later version has recorded a form or a type that this one does not know.
-    """
+    """Parse recorded columns; raise `DataError` for a form or type of a later version."""
     try:
         return tuple(_column(*entry) for entry in orjson.loads(word))
     except (KeyError, ValueError, TypeError) as cause:
@@ -218,22 +199,15 @@ def _column(name: str, form: StateForm, kind: Any, key_kind: Any, has_expiry: An
 
 
 def state_columns_in(positions: Mapping[str, int], computation: str) -> tuple[StateColumn, ...]:
-    """The parts of a computation's states, as the positions of a table record them; none if its code declared none.
-
-    Raises:
-        DataError: a later version has recorded a form or a type that this one does not know.
-    """
+    """Return the recorded parts of a computation's states; empty if its code declared none."""
     word = recorded_word(positions, AppId.STATE_COLUMNS, computation)
     return () if word is None else parse_state_word(word)
 
 
-# -- what may follow -----------------------------------------------------------------------
-
-
 def fits(stored: StateColumn, declared: StateColumn) -> bool:
-    """Whether code that declares a part reads what code that declared it otherwise has stored.
+    """Return whether code with the part ``declared`` can read states stored with the part ``stored``.
 
-    Fields may come and go, and numbers become wider; everything else has to stay.
+    Fields may come and go, and numbers may become wider; everything else must stay.
 
     Example:
         >>> narrow = StateColumn("total", "value", pa.struct([("cents", pa.int32())]))
@@ -272,30 +246,24 @@ _NUMBERS: Final = count()
 
 @dataclass(frozen=True, slots=True)
 class ShownColumn:
-    """A typed column of a view.
-
-    Attributes:
-        field: its name and type.
-        source: the stored column that it is made of.
-        cells: makes it of that column's texts.
-    """
+    """A typed column of a view, computed from the texts of its source column."""
 
     field: pa.Field
     source: Literal["key", "state"]
     cells: Callable[[pa.ChunkedArray], pa.Array]
 
     def in_duckdb(self, database: duckdb.DuckDBPyConnection) -> str:
-        """The name of an SQL function, quoted, that makes the column of its source."""
+        """Create an SQL function from the source to the column, and return its quoted name."""
         (kind,) = database.from_arrow(pa.schema([self.field]).empty_table()).types
         function = f"typed column {next(_NUMBERS)}"
-        # The library's types want constants of a module that it does not have.
+        # DuckDB's type hints want constants of a module that it does not have.
         database.create_function(  # type: ignore[call-overload]
             function, self.cells, ["VARCHAR"], kind, type="arrow", null_handling="special"
         )
         return f'"{function}"'
 
     def in_spark(self) -> Column:
-        """The column of a DataFrame with the source, made by Spark's Python workers where a query asks for it."""
+        """Return a Spark column, computed by Python workers only where a query names it."""
         from pyspark.sql.pandas.functions import arrow_udf
         from pyspark.sql.pandas.types import from_arrow_type
 
@@ -305,20 +273,13 @@ class ShownColumn:
             return cells(pa.chunked_array([texts]))
 
         make.__annotations__ = {"texts": pa.Array, "return": pa.Array}
-        # The library's types know atoms and arrays as results, and no structs or maps.
+        # Spark's type hints know atoms and arrays as results, but no structs or maps.
         made: Column = arrow_udf(make, from_arrow_type(self.field.type))(self.source)  # type: ignore[call-overload]
         return made.alias(self.field.name)
 
 
 def shown_columns(keys: Sequence[pa.Field], states: Sequence[StateColumn]) -> tuple[ShownColumn, ...]:
-    """The typed columns of a view: first those of keys, then those of states.
-
-    A name that another column has, in any case, gets ``key_`` or ``state_`` in front.
-
-    Args:
-        keys: what typed keys are made of.
-        states: the parts of states.
-    """
+    """Return the typed columns of keys, then of states; a taken name gets ``key_`` or ``state_`` in front."""
     taken = {*ROWS_VIEW_COLUMNS, *_EXTRAS}
     shown = []
     fields = [pa.field(key.name, pa.string() if pa.types.is_null(key.type) else key.type) for key in keys]
@@ -348,12 +309,8 @@ def _free(name: str, prefix: str, taken: set[str]) -> str:
 
 def _part(fields: Sequence[pa.Field], place: int, keys: pa.ChunkedArray) -> pa.Array:
     (column,) = typed_columns(keys, fields, [place])
-    return _whole(column)
+    return column.combine_chunks()
 
 
 def _inside(read: Callable[[Sequence[object]], pa.Array], states: pa.ChunkedArray) -> pa.Array:
     return read(parsed_states(states.to_pylist()))
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks()

@@ -144,7 +144,7 @@ _BOXES: Final = (
     (50, 426, 190, 64, "store", "commit/, log/", "fenced commits on|Delta's log, snapshots"),
     (260, 426, 190, 64, "store", "rows/, objects/", "row files with seals,|put if absent"),
     (470, 426, 190, 64, "store", "leases/, zookeeper/", "sequencers and the|high-water mark"),
-    (680, 426, 190, 64, "store", "catalog/, view", "history for tools,|one row per key in SQL"),
+    (680, 426, 190, 64, "store", "catalog/, view", "code versions,|one row per key in SQL"),
     (
         50,
         570,

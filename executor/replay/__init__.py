@@ -1,1 +1,1 @@
-"""Replay: what would have come of the same input, from an older version on, and how that differs."""
+"""Repair, rewind, fork, replay and comparison of stores."""

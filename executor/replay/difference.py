@@ -1,7 +1,4 @@
-"""The difference between two stores: keys, states, timers and sink rows.
-
-It tells what a change of code would have made of the same input: the one store is a replay, the other its original.
-"""
+"""Differences between two stores: keys, states, timers and sink rows, for example of a replay and its original."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Superstep
-from millpond.statestore.view import RowsView
+from millpond.statestore.view import RowsView, fresh_duckdb
 
 if TYPE_CHECKING:
     import duckdb
@@ -47,12 +44,12 @@ _SINK_ROWS: Final = pa.schema([("sink", pa.string()), ("kind", pa.string()), ("r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartDifference:
-    """How many rows of a computation, or of a sink, differ.
+    """Counts of equal and different rows of one computation or sink.
 
     Attributes:
-        name: of the computation or the sink.
-        equal: rows that both have alike.
-        changed: keys that both have, with another state or other timers; 0 of sinks, whose rows have no key.
+        name: the computation or sink.
+        equal: rows that are the same in both stores.
+        changed: keys in both stores with another state or other timers; 0 for sinks, whose rows have no key.
         added: rows that only the first store has.
         missing: rows that only the second store has.
     """
@@ -65,22 +62,22 @@ class PartDifference:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no difference."""
+        """True if there is no difference."""
         return not (self.changed or self.added or self.missing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreDifference:
-    """What differs between two stores.
+    """The difference between two stores.
 
     Attributes:
         version: the first store's version.
         other_version: the second store's version.
         computations: counts by computation.
-        sinks: counts by sink; empty where it is not known which tables belong together.
-        rows: the rows that differ: ``computation``, ``key``, ``kind`` (``changed``, ``added``, ``missing``), ``parts``
+        sinks: counts by sink; empty if the sinks' tables cannot be matched.
+        rows: the different rows: ``computation``, ``key``, ``kind`` (``changed``, ``added``, ``missing``), ``parts``
             that differ, ``state`` and ``other_state``, ``timers`` and ``other_timers`` as text.
-        sink_rows: the rows of sinks that differ: ``sink``, ``kind`` (``added``, ``missing``), ``row`` as JSON.
+        sink_rows: the different rows of sinks: ``sink``, ``kind`` (``added``, ``missing``), ``row`` as JSON.
     """
 
     version: int
@@ -92,16 +89,16 @@ class StoreDifference:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return all(part.is_empty for part in (*self.computations, *self.sinks))
 
     def to_duckdb(self) -> duckdb.DuckDBPyConnection:
-        """An in-memory database with the tables ``rows`` and ``sink_rows``.
+        """Open an in-memory database with the tables ``rows`` and ``sink_rows``.
 
         Example:
             ``difference.to_duckdb().sql("select computation, count(*) from rows group by all")``
         """
-        connection = _database()
+        connection = fresh_duckdb()
         connection.register("rows", self.rows)
         connection.register("sink_rows", self.sink_rows)
         return connection
@@ -115,20 +112,20 @@ def compare_stores(
     other_version: int | None = None,
     computations: Collection[str] | None = None,
 ) -> StoreDifference:
-    """Compare the rows of two stores, and, of a replay and its original, those of their sinks.
+    """Compare the rows of two stores, and the sinks of a replay with its original's sinks.
 
-    Dead letters are compared by what they say, not by their keys, which number them. A computation's rows of both
-    stores are in memory at once.
+    Dead letters are compared by content, not by their keys, which number them. The rows of one computation, of both
+    stores, are in memory at once.
 
     Args:
         store: the first store, such as a replay.
         other: the second store, such as its original.
         version: of the first store; its newest by default.
-        other_version: of the second store; by default the version that the replay went up to, or its newest.
-        computations: only these; all that either has by default.
+        other_version: of the second store; by default the version that the replay ended with, or the newest.
+        computations: only these; by default all computations of either store.
 
     Raises:
-        InvalidError: there is no such version or computation, or the replay has not come to its end.
+        InvalidError: there is no such version or computation, or the replay is incomplete.
         ConflictError: a version has been collected.
         DataError: bytes of a store are missing or wrong.
 
@@ -164,7 +161,7 @@ def compare_stores(
 
 
 def _note_of(store: Store, other: Store) -> ReplayNote | None:
-    """What the first store notes as a replay of the second one."""
+    """Return the first store's note if it is a replay of the second store."""
     if store.path.startswith("memory:"):
         return None
     note = read_note(open_objects(store.path, store.storage_options))
@@ -175,18 +172,10 @@ def _check_complete(note: ReplayNote, snapshot: Snapshot) -> None:
     reached = snapshot.txns.get(AppId.SUPERSTEP.of(note.pipeline), 0)
     if note.recorded and reached < note.superstep:
         raise InvalidError(
-            "the replay has not come to its end: call it again with the same arguments",
+            "the replay is incomplete: call it again with the same arguments",
             superstep=reached,
             last=note.superstep,
         )
-
-
-def _database() -> duckdb.DuckDBPyConnection:
-    import duckdb
-
-    connection = duckdb.connect()
-    connection.execute("set timezone = 'UTC'")
-    return connection
 
 
 def _joined(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
@@ -230,7 +219,7 @@ _COMPARED: Final = """
 
 
 def _compare(view: RowsView, other: RowsView) -> tuple[PartDifference, pa.Table]:
-    connection = _database()
+    connection = fresh_duckdb()
     connection.register("here_rows", view.to_arrow())
     connection.register("there_rows", other.to_arrow())
     is_letters = view.computation == DEAD_LETTERS
@@ -305,7 +294,7 @@ def _sinks(
 
 
 def _compare_sink(name: str, here: pa.Table, there: pa.Table) -> tuple[PartDifference, pa.Table]:
-    connection = _database()
+    connection = fresh_duckdb()
     columns = sorted({*here.column_names, *there.column_names})
     if not columns:
         return _part(name, {}), _SINK_ROWS.empty_table()
@@ -322,7 +311,7 @@ def _compare_sink(name: str, here: pa.Table, there: pa.Table) -> tuple[PartDiffe
 
 
 def _with_columns(table: pa.Table, other: pa.Table, columns: Iterable[str]) -> pa.Table:
-    """A table with all columns of both, so that their rows read alike."""
+    """Add the other table's columns, so that rows of both have the same JSON."""
     arrays = {
         name: table.column(name)
         if name in table.column_names

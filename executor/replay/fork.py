@@ -1,4 +1,4 @@
-"""Forks of whole stores: the table, and the checkpoints of Spark's queries that lie in the store's folder."""
+"""Forks of whole stores: the table, and the checkpoints of Spark's queries in the store's folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from millpond.executor.replay.repair_plan import forget_later_files
-from millpond.executor.replay.spark_checkpoint import by_query, checkpoints_in, rewind_checkpoints
+from millpond.executor.replay.spark_checkpoint import (
+    by_query,
+    checkpoints_in,
+    forget_later_files,
+    rewind_checkpoints,
+)
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.history.fork import Forked, fork_table
 from millpond.statestore.history.lineage import ROWS_FOLDER, check_location, local_folder, place_of
@@ -16,7 +20,7 @@ from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.statestore.types import Clock, Rng, TableVersion
+from millpond.statestore.types import Clock, Rng
 
 _CHECKPOINTS = "checkpoints"
 _NONE: Final[Mapping[str, bytes]] = {}
@@ -32,22 +36,22 @@ def fork_store(
     rng: Rng | None = None,
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> Forked:
-    """Make a store of its own that begins with a version of another one, which may run meanwhile.
+    """Create an independent store that begins with a version of another one, which may run meanwhile.
 
-    Where both lie on one disk no row is copied: the files have two names then, and neither store depends on the other.
+    On one disk, row files get a second name instead of a copy, and neither store depends on the other.
     On an object store, or on another disk, the files are copied.
 
     Args:
         store: the open store; read-only is enough.
-        path: where the new one is to lie: a folder that is empty or not there, or a URL.
+        path: location of the fork: a missing or empty folder, or a URL.
         version: the version that it begins with; ``None`` for the newest.
-        notes: by path in the new store's folder, what else is there as soon as the store is.
+        notes: further files of the fork's folder, by path, which exist as soon as the store does.
         clock: the source of time.
         rng: the source of names.
-        told: called after each file, with how many are done and how many there are.
+        told: called after each file, with the number of files done and the total.
 
     Raises:
-        InvalidError: there is something at the path, or no such version.
+        InvalidError: the path is not empty, or there is no such version.
         ConflictError: the version has been collected.
         DataError: the log is damaged, or does not reach back that far.
         UnavailableError: a store, or this machine's disk, failed.
@@ -63,15 +67,21 @@ def fork_store(
         raise InvalidError(
             "there is a store at this path already: name a folder that is not there yet", path=place
         )
+    clock, rng = clock or SystemClock(), rng or SystemRng()
     with store.reading(version) as snapshot:
+
+        def fork_rows(folder: str) -> Forked:
+            target = open_objects(f"{folder}/{ROWS_FOLDER}", store.storage_options)
+            return fork_table(store.objects, target, place, snapshot.version, clock, rng, on_progress=told)
+
         if local is None:
             _put(notes, place, store)
-            return _fork(store, f"{place}/{ROWS_FOLDER}", place, snapshot, clock, rng, told)
+            return fork_rows(place)
         # Under another name first: a process that is killed leaves no half of a store.
         staged = local.with_name(f".{local.name}.forking")
         try:
             shutil.rmtree(staged, ignore_errors=True)
-            forked = _fork(store, f"{staged}/{ROWS_FOLDER}", place, snapshot, clock, rng, told)
+            forked = fork_rows(str(staged))
             _take_checkpoints(store, staged, snapshot)
             _put(notes, str(staged), store)
             if local.is_dir():
@@ -88,29 +98,8 @@ def _put(notes: Mapping[str, bytes], folder: str, store: Store) -> None:
         objects.put(path, text)
 
 
-def _fork(
-    store: Store,
-    root: str,
-    place: str,
-    snapshot: Snapshot,
-    clock: Clock | None,
-    rng: Rng | None,
-    told: Callable[[int, int], None],
-) -> Forked:
-    target = open_objects(root, store.storage_options)
-    return fork_table(
-        store.objects,
-        target,
-        place,
-        TableVersion(snapshot.version),
-        clock or SystemClock(),
-        rng or SystemRng(),
-        told=told,
-    )
-
-
 def _take_checkpoints(store: Store, folder: Path, snapshot: Snapshot) -> None:
-    """Copy the checkpoints of Spark's queries, and take the copies back to the version."""
+    """Copy the checkpoints of Spark's queries, and rewind the copies to the version."""
     theirs = local_folder(store.path)
     if theirs is None or not (theirs / _CHECKPOINTS).is_dir():
         return

@@ -1,17 +1,14 @@
-"""Repair: restores a damaged store in one fenced commit that records what it did.
+"""Repair and rewind: one fenced commit that restores a version of a store.
 
-Everything goes back together. A store that goes back to version *g* has the rows of *g* and the input
-positions of *g*, so a runner reads again what was consumed since, if its source still has it. Two
-numbers do not go back. Fences rise, through leases taken for the repair, so a former owner of the
-pipeline can no longer write. Supersteps rise above every earlier one, so a sink that has the outputs of
-undone supersteps does not mistake their successors for repetitions. Rows whose productions are
-undelivered at *g* are therefore rewritten under the new number.
+Everything is restored together: rows and input positions, so a runner reads later input again, if its source still has
+it. Two numbers do not fall. Fences rise, through leases taken for the repair, so a former owner can no
+longer write. Supersteps rise above every earlier one, so a sink that has the outputs of undone supersteps does not
+mistake their successors for repetitions. Rows with productions undelivered at the restored version are therefore rewritten under the new
+superstep.
 
-If the log can be read to its end, it stays, and older versions stay readable. If not, the repair's
-commit holds the whole state, a checkpoint repeats it, and the files of the old log are set aside.
-A repair that is killed at any moment leaves a store that can be repaired again. Work that follows
-the commit (the checkpoints of the input's queries) is done while the leases are held, so that no
-pipeline starts in between.
+A log that can be read to its end stays, and older versions stay readable. Otherwise the repair's commit holds the whole
+state, a checkpoint repeats it, and the files of the old log are set aside. A repair killed at any moment leaves a
+store that can be repaired again.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ from millpond.statestore.types import (
 )
 
 SET_ASIDE_FOLDER: Final = "_millpond/set_aside"
-"""Holds copies of the files that were removed from the log, in one folder per repair."""
+"""Copies of the files removed from the log, in one folder per repair."""
 
 _LOST_NAMED_MAX: Final = 100
 _RESTARTED: Final = {
@@ -65,7 +62,7 @@ _RESTARTED: Final = {
     AppId.INJECTED: 0,
     AppId.WATERMARK: int(TIME_MIN_US),
     AppId.BACKFILL: -1,
-    # Of these the newest counts, and what was recorded later is not true of the version.
+    # The newest of these counts, so entries recorded after the restored version must lose.
     AppId.CODEC: -1,
     AppId.KEY_COLUMNS: -1,
     AppId.PIPELINE_NAME: -1,
@@ -83,28 +80,20 @@ def repair_store(
     *,
     then: Callable[[], None] | None = None,
 ) -> Committed:
-    """Carry out a plan.
+    """Carry out a plan, and return its commit.
 
-    Args:
-        objects: the table's root.
-        plan: the plan; the table has no commit since it was made.
-        leases: the store's leases; those of every interval are taken and released.
-        clock: the source of time.
-        rng: the source of file names.
-        then: called after the commit, before the leases are released.
-
-    Returns:
-        The repair's commit: the newest version of the table.
+    ``then`` runs after the commit while the leases are still held, so that no pipeline starts before, for example, the
+    checkpoints of the input's queries are rewound.
 
     Raises:
-        ConflictError: a pipeline of the store is running (stop it first), another repair or an offline
-            collection is running, or a collection removed files that the plan needs. Nothing was changed.
+        ConflictError: a pipeline of the store, another repair or an offline collection is running, or a
+            collection removed files that the plan needs. Nothing was changed.
         FencedError: this process was suspended for longer than its session; repair again.
         ObjectExistsError: another process has committed since the plan was made. Nothing was changed.
-        UnavailableError: a service does not respond; repair again.
     """
     with hold_store(plan, leases) as (hold, owners):
         committed = _commit(objects, plan, owners, clock, rng, hold)
+        # Before any pipeline can start: a writer compares the log with this mark.
         leases.high_water.advance(committed.version, committed.digest)
         leases.high_water.flush()
         if then is not None:
@@ -120,10 +109,14 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
         The lock on offline maintenance, and the fences of the leases of every interval.
 
     Raises:
-        ConflictError: one of them is running.
-        UnavailableError: the lease service is unavailable.
+        ConflictError: another of these is running.
     """
-    fences = {interval: _fence_of(plan, interval.app_id) for interval in live_intervals(plan.txns)}
+    # Above both the newest known fence and the restored one, so that no former owner can write.
+    newest = {
+        interval: max(plan.txns[interval.app_id], plan.state.txns.get(interval.app_id, 0))
+        for interval in live_intervals(plan.txns)
+    }
+    fences = {interval: unpack_fence(fence).sequencer for interval, fence in newest.items()}
     with exclusive(leases) as hold:
         taken = leases.take_all(fences, on_held="refuse") if fences else ()
         try:
@@ -131,10 +124,6 @@ def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[I
         finally:
             for lease in taken:
                 leases.release(lease)
-
-
-def _fence_of(plan: RepairPlan, app_id: str) -> Sequencer:
-    return unpack_fence(max(plan.txns[app_id], plan.state.txns.get(app_id, 0))).sequencer
 
 
 def _commit(
@@ -147,6 +136,7 @@ def _commit(
 ) -> Committed:
     version, now_ms = TableVersion(plan.newest + 1), clock.now_us() // 1_000
     _check_files(objects, plan)
+    # Healed files get their original bytes, so this is safe before the commit.
     for path, data in sorted(plan.healed.items()):
         objects.put(path, data)
     supersteps = _next_supersteps(objects, plan)
@@ -158,9 +148,9 @@ def _commit(
     txns = _transactions(plan, supersteps, owners)
     changes = list(_changes(plan, live, now_ms))
     changes += [Txn(app_id=app_id, version=at, updated_ms=now_ms) for app_id, at in sorted(txns.items())]
-    told: dict[str, JsonValue] = {}
+    restored: dict[str, JsonValue] = {}
     if plan.is_rollback:
-        told = {"source_offsets": dict(plan.source_offsets), "watermarks": dict(plan.watermarks)}
+        restored = {"source_offsets": dict(plan.source_offsets), "watermarks": dict(plan.watermarks)}
     info = CommitInfo(
         operation=f"MILLPOND {plan.kind.upper()}",
         timestamp_ms=now_ms,
@@ -172,23 +162,26 @@ def _commit(
             "previous": plan.history.digest if plan.is_readable else "",
             RESTORED_VERSION: int(plan.state.version),
             "lost": list(plan.lost[:_LOST_NAMED_MAX]),
-            **told,
+            **restored,
         },
     )
     data = encode([info, *changes])
+    # This process may have been suspended until its session ended; then another repair may hold the store.
     hold.check()
     put_new(objects, commit_path(version), data)
     if not plan.is_readable:
+        # Readers cannot replay the damaged log, so they must begin with this version.
         actions = tuple(changes)
         path = checkpoint_path(version)
         objects.put(path, write_part(actions, path))
         Log(objects).name_checkpoint(version, len(actions))
+    # Last: until the commit the damaged log is all there is to repair from.
     _set_aside(objects, plan, version)
     return Committed(version=version, digest=digest_of(data))
 
 
 def _check_files(objects: Objects, plan: RepairPlan) -> None:
-    """Refuse a plan whose files are gone: a collection may have removed them, which makes no new version."""
+    """Refuse a plan whose files are gone: a collection removes files without a new version."""
     gone = plan.state.live.keys() - set(objects.list(""))
     if gone:
         raise ConflictError(
@@ -199,7 +192,7 @@ def _check_files(objects: Objects, plan: RepairPlan) -> None:
 
 
 def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator[Action]:
-    """The actions that make ``live`` the table's files: all actions if the log cannot be read to its end."""
+    """Yield the actions that make ``live`` the table's files; all actions if the log is not readable to its end."""
     if not plan.is_readable:
         yield plan.history.protocol
         if plan.history.metadata is not None:
@@ -219,7 +212,7 @@ def _changes(plan: RepairPlan, live: Mapping[str, Add], now_ms: int) -> Iterator
 
 
 def _next_supersteps(objects: Objects, plan: RepairPlan) -> dict[str, Superstep]:
-    """By pipeline: a superstep above every one in the log or in a file's name."""
+    """Return, by pipeline, a superstep above every one in the log or in a file's name."""
     supersteps: dict[str, Superstep] = {}
     names = [path.partition("/") for path in objects.list("") if path.startswith("computation=")]
     then = supersteps_of(plan.state.txns)
@@ -241,7 +234,7 @@ def _transactions(
         interval.app_id: pack_fence(fence.sequencer, fence.commit_number)
         for interval, fence in owners.items()
     }
-    # What processes remember of the table's files is not true of it any more.
+    # Running processes forget their cached files when they see this.
     fences[RESTORED_APP_ID] = int(plan.newest) + 1
     if not plan.is_rollback:
         return fences
@@ -256,7 +249,7 @@ def _transactions(
             is_kept = plan.is_readable and was <= plan.newest
             positions[app_id] = was if is_kept else SAVEPOINT_RELEASED
         elif Interval.from_app_id(app_id) is not None:
-            # Those that are live are taken; no fence of what was cut since goes back.
+            # Live intervals are fenced by the repair's leases; fences of intervals cut since must not fall.
             continue
         else:
             restart = next((at for prefix, at in _RESTARTED.items() if app_id.startswith(prefix)), was)
@@ -273,7 +266,7 @@ def _rewritten_rows(
     now_ms: int,
     rng: Rng,
 ) -> Iterator[tuple[str, Add]]:
-    """Rewrite the rows of each pipeline's last superstep, whose productions are undelivered, under its new number."""
+    """Rewrite rows of each pipeline's last superstep, whose productions are undelivered, under its new number."""
     for pipeline, superstep in sorted(supersteps.items()):
         last = plan.state.txns.get(AppId.SUPERSTEP.of(pipeline))
         if last is None:
@@ -321,7 +314,7 @@ def _set_aside(objects: Objects, plan: RepairPlan, version: TableVersion) -> Non
         objects.put(f"{SET_ASIDE_FOLDER}/{version:020d}/{path.rpartition('/')[2]}", data)
         gone.append(path)
     if plan.is_readable and gone:
-        # It may name a checkpoint that is gone; without it Delta readers list the log.
+        # The pointer may name a checkpoint that is gone; without the pointer Delta readers list the log.
         gone.append(f"{LOG_FOLDER}/_last_checkpoint")
     objects.delete(sorted(gone))
     objects.sync()

@@ -1,18 +1,8 @@
-"""Replay: the input of a past run again, through the same or other code, from an older version of its store on.
+"""Replay: the input of a past run again, from an older version of its store, through the same or other code.
 
 A replay works on a fork (docs/design/013-replay-and-diff.md): the original is only read, and its sinks are left alone.
-By default it repeats the supersteps of the original one by one, as its commits recorded them. So the same code comes
-to the same rows, timers and sinks, and what differs is what other code made different.
-
-The beginning of a replay: its plan, its fork, and the sinks that are its own.
-
-The clock of a replay: the wall time is that of the superstep which is repeated.
-
-What a replay notes in its store's folder: which run it repeats, and where its sinks are.
-
-The plan of a replay: between which versions of the original it lies, and what was consumed in between.
-
-Repetition: the supersteps of a past run once more, one by one.
+By default it repeats the recorded supersteps one by one, at their wall times. So the same code produces the same rows,
+timers and sinks, and every difference is the effect of other code.
 """
 
 from __future__ import annotations
@@ -20,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -55,45 +45,28 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros, Objects, Rng, WallTimeMicros
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 NOTE: Final = "replay.json"
 """The note's path in the store's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayNote:
-    """What is replayed.
+    """The note in a replay's folder: which run it repeats, and where the original's sinks are."""
 
-    Attributes:
-        store: where the original lies.
-        pipeline: the pipeline's name.
-        version: the version that the replay begins with.
-        until: the version that it goes up to.
-        recorded: whether it repeats the supersteps of the original.
-        superstep: the last superstep of the original.
-        sinks: by its name, the table that each `DeltaSink` of the code names.
-    """
-
-    store: str
+    store: str  # the original's location
     pipeline: str
     version: int
     until: int
     recorded: bool
-    superstep: int
-    sinks: Mapping[str, str] = field(default_factory=dict)
-
-
-def note_text(note: ReplayNote) -> bytes:
-    """What stands in the folder."""
-    return orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
+    superstep: int  # the original's last one
+    sinks: Mapping[str, str] = field(default_factory=dict)  # the original's tables, by name of a `DeltaSink`
 
 
 def read_note(folder: Objects) -> ReplayNote | None:
-    """The note in a store's folder; ``None`` in that of a store which is no replay.
-
-    Raises:
-        DataError: the note cannot be read.
-        UnavailableError: the store is unavailable.
-    """
+    """Read the note in a store's folder; ``None`` if the store is not a replay."""
     try:
         return ReplayNote(**orjson.loads(folder.get(NOTE)))
     except ObjectMissingError:
@@ -104,31 +77,23 @@ def read_note(folder: Objects) -> ReplayNote | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """What is to be replayed.
-
-    Attributes:
-        first: the original at the version to begin with.
-        last: the original at the version to end with.
-        supersteps: those in between, oldest first; empty if they are not to be repeated.
-        recorded: whether they are to be repeated.
-        has_ended: whether all inputs had ended by then.
-    """
+    """A section of the original's history to replay."""
 
     first: Snapshot
     last: Snapshot
-    supersteps: tuple[RecordedSuperstep, ...]
+    supersteps: tuple[RecordedSuperstep, ...]  # oldest first; empty unless they are repeated
     recorded: bool
-    has_ended: bool
+    has_ended: bool  # all inputs had ended by the last version
 
     def parts(
         self, topology: Topology, given: Mapping[str, RowSource], *, since_version: bool
     ) -> dict[str, RowSource]:
-        """The parts of the inputs that the original consumed up to the last version.
+        """Return the parts of the given inputs that the original consumed up to the last version.
 
         Args:
             topology: the pipeline.
             given: the inputs.
-            since_version: whether they begin with the first row that the first version had not consumed.
+            since_version: whether they begin with the first row after the first version.
 
         Raises:
             InvalidError: an input is missing, or has fewer rows than were consumed.
@@ -147,13 +112,13 @@ class ReplayPlan:
                 continue
             source = given[stream]
             missing = begins if since_version else 0
-            # A run counts the rows of bounded inputs alone.
+            # `LocalRunner.run` counts only rows of bounded inputs.
             by_calls = (
                 0 if self.recorded else self.first.txns.get(AppId.INJECTED.of(topology.name, stream), 0)
             )
             if source.count < ends - missing:
                 raise InvalidError(
-                    "the input has fewer rows than the original had consumed by then: give all that it was given",
+                    "the input has fewer rows than the original had consumed by then: give all of its rows",
                     input=stream,
                     rows=source.count,
                     consumed=ends - missing,
@@ -166,19 +131,11 @@ class ReplayPlan:
 def plan_replay(
     log: Log, first: Snapshot, last: Snapshot, topology: Topology, *, recorded: bool
 ) -> ReplayPlan:
-    """Plan a replay.
-
-    Args:
-        log: the original's log.
-        first: the original at the version to begin with.
-        last: the original at the version to end with.
-        topology: the pipeline.
-        recorded: whether the supersteps of the original are to be repeated.
+    """Plan a replay from the version ``first`` to ``last``.
 
     Raises:
         InvalidError: the versions are in the wrong order, the original has no pipeline of that name, or its log does
-            not say how it consumed its inputs.
-        DataError: a commit file is damaged.
+            not record how it consumed its inputs.
     """
     if last.version < first.version:
         raise InvalidError(
@@ -188,7 +145,7 @@ def plan_replay(
     known = supersteps_of(last.txns)
     if pipeline not in known:
         raise InvalidError(
-            "the store has no pipeline of that name: a replay has the name of the original",
+            "the store has no pipeline of that name: give the replay the name of the original",
             pipeline=pipeline,
             known=", ".join(sorted(known)) or "none",
         )
@@ -218,23 +175,13 @@ def begin_replay(
     clock: Clock,
     rng: Rng,
 ) -> ReplayPlan:
-    """Plan a replay and make its fork, unless an earlier call with the same arguments has made it.
+    """Plan a replay and create its fork, unless an earlier call with the same arguments has created it.
 
-    Args:
-        store: the original.
-        path: where the replay's store is to lie.
-        pipeline: the code.
-        version: the version of the original to begin with.
-        until: the version to end with; by default that of the earlier call, or the newest.
-        recorded: whether the supersteps of the original are to be repeated.
-        clock: for timestamps.
-        rng: the source of names.
+    Without ``until`` the replay ends where the earlier call did, or with the newest version.
 
     Raises:
-        InvalidError: there is something else at the path, or see `plan_replay`.
+        InvalidError: the path has another store or replay, or see `plan_replay`.
         ConflictError: the version has been collected.
-        DataError: bytes of the store are missing or wrong.
-        UnavailableError: a store, or this machine's disk, failed.
     """
     known = _known_note(store, path)
     if until is None and known is not None:
@@ -252,7 +199,9 @@ def begin_replay(
                 until=known.until,
             )
         if known is None or not _is_forked(store, path):
-            fork_store(store, path, version, notes={NOTE: note_text(note)}, clock=clock, rng=rng)
+            # The note appears with the store, so that a killed call is recognised and resumed.
+            text = orjson.dumps(asdict(note), option=orjson.OPT_INDENT_2)
+            fork_store(store, path, version, notes={NOTE: text}, clock=clock, rng=rng)
     return plan
 
 
@@ -270,7 +219,7 @@ def _note_of(store: Store, topology: Topology, plan: ReplayPlan, *, recorded: bo
 
 
 def _known_note(store: Store, path: str | Path) -> ReplayNote | None:
-    """The note of an earlier call, which may have been killed."""
+    """Return the note of an earlier call, which may have been killed."""
     local = local_folder(path)
     if local is not None and not local.is_dir():
         return None
@@ -278,18 +227,13 @@ def _known_note(store: Store, path: str | Path) -> ReplayNote | None:
 
 
 def _is_forked(store: Store, path: str | Path) -> bool:
-    """Whether there is a store where a note is: on an object store the note comes first."""
+    """Return whether the noted store exists: on an object store the note is written first."""
     rows = open_objects(f"{place_of(path)}/{ROWS_FOLDER}", store.storage_options)
     return Log(rows).latest_version() is not None
 
 
 def with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng) -> EnginePipeline:
-    """The pipeline with sinks in the folder of a fork.
-
-    Raises:
-        DataError: the log of a parent's table is damaged, or does not reach back to where the fork began.
-        UnavailableError: a table is unavailable.
-    """
+    """Return the pipeline with sinks in the folder of a fork."""
     folder = SinkFolder(store=fork.path, storage_options=fork.storage_options, clock=clock, rng=rng)
     name_in_store = as_stored(pipeline.check(), fork.snapshot()).name
 
@@ -300,31 +244,22 @@ def with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng
 
 
 class ReplayClock:
-    """A `Clock` whose wall time is set, and whose other time is the machine's.
-
-    Args:
-        machine: the machine's clock, which measures durations and waits.
-        now_us: the wall time at first.
-    """
+    """A `Clock` with a set wall time; the machine's clock measures durations and waits."""
 
     def __init__(self, machine: Clock, now_us: WallTimeMicros) -> None:
         self._machine = machine
         self._now_us = now_us
 
     def set(self, now_us: WallTimeMicros) -> None:
-        """Go to a wall time."""
         self._now_us = now_us
 
     def now_us(self) -> WallTimeMicros:
-        """The wall time that was set."""
         return self._now_us
 
     def monotonic_us(self) -> int:
-        """Microseconds on the machine's monotonic clock."""
         return self._machine.monotonic_us()
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Wait, as the machine does."""
         self._machine.sleep_ms(duration_ms)
 
 
@@ -334,20 +269,17 @@ def repeat_supersteps(
     parts: Mapping[str, RowSource],
     reached: Snapshot,
     wall: ReplayClock,
-    told: Callable[[int, int], None] = lambda *_: None,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
-    """Repeat the supersteps of a past run that a fork does not have yet.
+    """Repeat the recorded supersteps that the fork ``reached`` does not have yet.
 
     Args:
         run: a run on the fork, in stepping mode.
-        supersteps: those of the past run.
-        parts: by injected stream, its rows; what is taken of others is left out.
-        reached: the fork now.
+        supersteps: the recorded supersteps.
+        parts: the rows by injected stream; rows of other streams are left out.
+        reached: the fork at present.
         wall: the clock of the run.
-        told: called after each superstep, with how many are done and how many there are.
-
-    Raises:
-        MillpondError: the error that ended the run.
+        on_progress: called after each superstep, with the number of supersteps done and the total.
     """
     pipeline = run.topology.name
     done = superstep_of(reached.txns, pipeline)
@@ -359,7 +291,7 @@ def repeat_supersteps(
         if superstep.superstep > done:
             wall.set(superstep.conditions.wall_time)
             _repeat_one(run, superstep, cursors, consumed)
-        told(number, len(supersteps))
+        on_progress(number, len(supersteps))
 
 
 def _repeat_one(
@@ -392,13 +324,13 @@ _CHECKED_ROWS: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What was replayed.
+    """The result of a replay.
 
     Attributes:
         version: the version of the original that the replay began with.
-        until: the version of the original that it went up to.
-        supersteps: how many supersteps of the original lie between them; 0 if they were not repeated one by one.
-        records: how many records the computations have processed in this call.
+        until: the version of the original that the replay ended with.
+        supersteps: number of recorded supersteps in between; 0 if they were not repeated one by one.
+        records: number of records that the computations processed in this call.
         newest: the newest version of the replay's store.
     """
 
@@ -428,33 +360,33 @@ def replay(
 ) -> Replayed:
     """Run a pipeline over the input of a past run, on a fork that begins with an older version.
 
-    The original is only read, and may run meanwhile. Each sink of the replay is a table ``sinks/NAME`` in its own
-    folder, which begins with what the original had delivered by that version. A replay that was killed goes on when it
-    is called again with the same arguments. `compare_stores` says what differs.
+    The original is only read, and may run meanwhile. Each sink of the replay is a table ``sinks/NAME`` in the replay's
+    folder, which begins with the rows that the original had delivered by that version. A replay that was killed resumes
+    when it is called again with the same arguments. `compare_stores` shows the differences.
 
     Args:
         store: the original; read-only is enough.
-        path: where the replay's store is to lie: a folder that is empty or not there, or a URL.
+        path: location of the replay's store: a missing or empty folder, or a URL.
         pipeline: the same code or other code, under the same pipeline name.
-        inputs: by injected stream, what the original was given, in the order in which it was given: rows as
-            `LocalRunner.run` takes them.
+        inputs: by injected stream, the rows that the original was given, in the same order, in any form that
+            `LocalRunner.run` takes.
         version: the version of the original to begin with.
         until: the version up to which the original's input is replayed; its newest by default.
-        recorded: whether the supersteps are those of the original: with the same rows, at the same wall time, under
-            the same watermarks of its inputs, whatever the new code says of these. If not, the rows are given to the
-            code in one `LocalRunner.run`, which ends the input where the original had ended it.
-        since_version: whether the inputs begin with the first row that the version had not consumed. If not, they
-            begin with the first row of all.
+        recorded: whether to repeat the original's supersteps: with the same rows, at the same wall time, under
+            the same watermarks of its inputs, whatever watermarks the new code declares. Otherwise one `LocalRunner.run`
+            gets all rows, and ends the input where the original had ended it.
+        since_version: true if the inputs begin with the first row after the version; by default they begin with
+            the very first row.
         zookeeper: ``host:port,…`` of an ensemble for the replay's store; ``None`` runs a server next to it.
         cache_mib: soft-state budget, in MiB.
         progress: show a progress line and log supersteps.
         clock: the machine's clock.
         rng: the source of names.
-        told: called after each superstep, with how many are done and how many there are.
+        told: called after each superstep, with the number of supersteps done and the total.
 
     Raises:
         InvalidError: there is no such version, the pipeline has another name, the inputs have fewer rows than the
-            original consumed, its log does not say how it consumed them, or there is something else at the path.
+            original consumed, its log does not record how it consumed them, or the path is not empty.
         ConflictError: the version has been collected.
         DataError: bytes of the store are missing or wrong.
         UnavailableError: a store or ZooKeeper cannot be reached.
@@ -501,7 +433,7 @@ def replay(
 
 
 def _run_on(run: LocalRun, plan: ReplayPlan, parts: Mapping[str, RowSource]) -> None:
-    """Give the rows to the code as `LocalRunner.run` does."""
+    """Process all rows in one run, like `LocalRunner.run`."""
     consume_inputs(run, parts, finish=plan.has_ended)
     for stream, part in parts.items():
         if plan.has_ended:
@@ -509,3 +441,79 @@ def _run_on(run: LocalRun, plan: ReplayPlan, parts: Mapping[str, RowSource]) -> 
         else:
             observe_rows(run, stream, part)
     run.run_until_quiet()
+
+
+def replay_on_spark(
+    store: Store,
+    path: str | Path,
+    pipeline: EnginePipeline,
+    inputs: Mapping[str, DataFrame],
+    *,
+    version: int,
+    spark: SparkSession | None = None,
+    zookeeper: str | None = None,
+    cache_mib: int = 512,
+    progress: bool = False,
+    clock: Clock | None = None,
+    rng: Rng | None = None,
+) -> Replayed:
+    """Run a pipeline on Spark over the sources of a past run, on a fork that begins with an older version.
+
+    Like `replay`, but with the present contents of the sources, in batches that Spark cuts. Checkpoints of streaming
+    queries in the original's folder are copied, and resume after the batches that the version had consumed. A source
+    of files that are not on this machine delivers the files that the original read after the version in one batch. The
+    original is only read; the sinks of the replay are tables in the replay's folder.
+
+    Args:
+        store: the original; read-only is enough.
+        path: location of the replay's store.
+        pipeline: the same code or other code, under the same pipeline name.
+        inputs: by injected stream, a DataFrame of the same source.
+        version: the version of the original to begin with.
+        spark: the session; one is created if there is none.
+        zookeeper: ``host:port,…`` of an ensemble for the replay's store; ``None`` runs a server next to it.
+        cache_mib: soft-state budget of a process, in MiB.
+        progress: show a progress line and log supersteps.
+        clock: the source of time.
+        rng: the source of names.
+
+    Raises:
+        InvalidError: see `replay`; or a bounded input has grown since.
+        ConflictError: the version has been collected.
+        DataError: bytes of the store are missing or wrong.
+        UnavailableError: a store, ZooKeeper or Spark cannot be reached.
+
+    Example::
+
+        with mp.Store.open("pond", read_only=True) as store:
+            mp.spark.replay_on_spark(store, "what_if", pipeline, {"payments": stream}, version=120)
+    """
+    from millpond.executor.spark.runner import SparkRunner
+    from millpond.executor.spark.session import refuse_connect
+
+    refuse_connect(spark)
+    for stream, frame in inputs.items():
+        refuse_connect(frame, input=stream)
+    clock, rng = clock or SystemClock(), rng or SystemRng()
+    plan = begin_replay(store, path, pipeline, version, None, recorded=False, clock=clock, rng=rng)
+    with Store.open(
+        path, zookeeper, storage_options=store.storage_options, clock=clock, rng=rng, create=False
+    ) as fork:
+        runner = SparkRunner(
+            fork,
+            spark=spark,
+            cache_mib=cache_mib,
+            progress=progress,
+            dead_letter_limit=None,
+            clock=clock,
+            rng=rng,
+        )
+        own = with_own_sinks(pipeline, fork, clock, rng)
+        summary = runner.run(own, inputs, finish=plan.has_ended)
+        return Replayed(
+            version=plan.first.version,
+            until=plan.last.version,
+            supersteps=0,
+            records=summary.run.records,
+            newest=fork.snapshot().version,
+        )

@@ -24,8 +24,12 @@ import orjson
 import pyarrow as pa
 
 from millpond.executor.inputs.positions import input_positions, percentile_watermark_app_id
-from millpond.executor.replay.repair_plan import forget_later_files
-from millpond.executor.replay.spark_checkpoint import by_query, checkpoints_in, rewind_checkpoints
+from millpond.executor.replay.spark_checkpoint import (
+    by_query,
+    checkpoints_in,
+    forget_later_files,
+    rewind_checkpoints,
+)
 from millpond.executor.spark.frames import checkpoint_path
 from millpond.executor.spark.key_sql import arrow_key_columns
 from millpond.executor.spark.session import refuse_connect, spark_session

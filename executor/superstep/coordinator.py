@@ -96,7 +96,7 @@ class Coordinator:
         self.clock = options.clock
         self._options = options
         self._threads = threads
-        self.journal = CatalogRecorder(store, topology, options.clock)
+        self.journal = CatalogRecorder(store, topology)
         self.ownership = Ownership(
             store,
             topology,
@@ -115,7 +115,6 @@ class Coordinator:
         self.upkeep = Upkeep(
             store,
             self.ownership,
-            self.journal,
             topology,
             clock=options.clock,
             rng=self.names,

@@ -215,7 +215,6 @@ class Superstep(Generic[_Batch, _Inputs, _Results]):
 
         # Apply: only now do timers, holds, watermarks and pending productions change, because only now are they
         # durable. Senders are acknowledged after this method returns.
-        coordinator.journal.record(request, committed, commit_ms)
         coordinator.upkeep.note(request)
         coordinator.balancer.record(manifests)
         coordinator.letters.committed(letters)

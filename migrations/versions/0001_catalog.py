@@ -22,12 +22,11 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refused: an older release would not understand what newer ones wrote."""
+    """Refuse: an older release would not understand newer data."""
     raise InvalidError("the catalog is rebuilt from the log, not downgraded")
 
 
 def _create_topology() -> None:
-    """Tables of the owning store and of the pipelines' declarations."""
     op.create_table(
         "store",
         sa.Column("id", sa.Integer(), nullable=False, autoincrement=False),
@@ -73,7 +72,6 @@ def _create_topology() -> None:
 
 
 def _create_positions() -> None:
-    """Tables of intervals, their owners, and input positions."""
     op.create_table(
         "intervals",
         sa.Column("app_id", sa.Text(), nullable=False),
@@ -111,7 +109,6 @@ def _create_positions() -> None:
 
 
 def _create_journals() -> None:
-    """Journals of supersteps and watermarks."""
     op.create_table(
         "watermarks",
         sa.Column("pipeline", sa.Text(), nullable=False),
@@ -140,7 +137,6 @@ def _create_journals() -> None:
 
 
 def _create_pins() -> None:
-    """Tables of savepoints and horizons, which bound garbage collection."""
     op.create_table(
         "savepoints",
         sa.Column("name", sa.Text(), nullable=False),

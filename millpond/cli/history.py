@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
+from typing import Final
 
 import click
 
 from millpond.cli.terminal.cli_help import TeachingCommand
-from millpond.cli.terminal.inputs import consumed_inputs
+from millpond.cli.terminal.inputs import ConsumedInput, consumed_inputs
 from millpond.cli.terminal.opening import StoreAt, store_argument
 from millpond.cli.terminal.output import json_option, print_json, print_table, time_text
-from millpond.statestore.catalog.entries import PipelineDefinition, fences_of, superstep_of
-from millpond.statestore.catalog.rebuild import LoggedTopology, facts_of, logged_topologies
-from millpond.statestore.catalog.topology import TopologyChange
-from millpond.statestore.log.action import Action, Add, CommitInfo, Remove
-from millpond.statestore.log.commit_file import decode
-from millpond.statestore.log.log import Log, commit_path
-from millpond.statestore.types import TableVersion
+from millpond.statestore.app_ids import supersteps_of
+from millpond.statestore.catalog.topology import (
+    LoggedTopology,
+    PipelineDefinition,
+    TopologyChange,
+    logged_topologies,
+)
+from millpond.statestore.history.replayed_log import LoggedCommit, newest_commits
+from millpond.statestore.interval import Interval
+from millpond.statestore.log.action import Add, Remove
 
 _COMMITS: Final = 20
 _WRITER_DIGITS: Final = 8
 _CODE_DIGITS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """One commit, as the command prints it."""
+
+    version: int
+    at: str | None
+    what: str
+    pipeline: str | None
+    superstep: int | None
+    records: int | None
+    intervals: int
+    files_added: int
+    files_removed: int
+    inputs: tuple[ConsumedInput, ...]
+    writer: str | None
 
 
 @click.command(
@@ -65,51 +86,50 @@ def history(store: StoreAt, limit: int, *, of_topology: bool, as_json: bool) -> 
         if of_topology:
             _print_topologies(logged_topologies(opened.log, newest)[-limit:], as_json=as_json)
             return
-        entries = list(_entries(opened.log, newest, limit))
+        entries = [_entry(commit) for commit in newest_commits(opened.log, newest, limit)]
     if as_json:
-        print_json({**entry, "inputs": [*map(asdict, entry["inputs"])]} for entry in entries)
+        print_json(map(asdict, entries))
         return
     columns = ("version", "at", "what", "pipeline", "superstep", "records", "intervals", "+files", "-files")
     print_table("", (*columns, "consumed", "writer"), map(_row, entries))
 
 
-def _row(entry: Mapping[str, Any]) -> tuple[object, ...]:
-    *fields, inputs, writer = entry.values()
+def _row(entry: _Entry) -> tuple[object, ...]:
+    *fields, inputs, writer = (getattr(entry, field.name) for field in dataclass_fields(entry))
     consumed = ", ".join(f"{one.input}: {one.position}" for one in inputs)
     return (*fields, consumed, (writer or "")[:_WRITER_DIGITS])
 
 
 def _offsets(metadata: Mapping[str, object]) -> dict[str, str]:
-    offsets = metadata.get("source_offsets")
-    return {app_id: str(at) for app_id, at in offsets.items()} if isinstance(offsets, Mapping) else {}
+    told = metadata.get("source_offsets")
+    return {app_id: str(at) for app_id, at in told.items()} if isinstance(told, Mapping) else {}
 
 
-def _entries(log: Log, newest: TableVersion, limit: int) -> Iterator[dict[str, Any]]:
-    for version in range(newest, max(newest - limit, -1), -1):
-        data = log.read(TableVersion(version))
-        if data is None:
-            return
-        yield _entry(TableVersion(version), decode(data, commit_path(version)))
+def _entry(commit: LoggedCommit) -> _Entry:
+    pipeline, superstep = next(iter(supersteps_of(commit.txns).items()), (None, None))
+    metadata = commit.metadata
+    operation = "unknown" if commit.info is None else commit.info.operation
+    return _Entry(
+        version=commit.version,
+        at=time_text(commit.wall_us),
+        what=str(metadata.get("kind", operation)),
+        pipeline=pipeline,
+        superstep=superstep,
+        records=None if superstep is None else _records(metadata),
+        intervals=sum(Interval.from_app_id(app_id) is not None for app_id in commit.txns),
+        files_added=sum(isinstance(action, Add) for action in commit.actions),
+        files_removed=sum(isinstance(action, Remove) for action in commit.actions),
+        inputs=tuple(consumed_inputs(commit.txns, _offsets(metadata))),
+        writer=str(metadata["writer"]) if "writer" in metadata else None,
+    )
 
 
-def _entry(version: TableVersion, actions: tuple[Action, ...]) -> dict[str, Any]:
-    """Return one commit with the fields that the command prints, in their order."""
-    facts = facts_of(version, actions)
-    superstep = superstep_of(facts)
-    operation = next((action.operation for action in actions if isinstance(action, CommitInfo)), "unknown")
-    return {
-        "version": version,
-        "at": time_text(facts.wall_us),
-        "what": str(facts.metadata.get("kind", operation)),
-        "pipeline": None if superstep is None else superstep.pipeline,
-        "superstep": None if superstep is None else superstep.superstep,
-        "records": None if superstep is None else superstep.records,
-        "intervals": sum(1 for _ in fences_of(facts.txns)),
-        "files_added": sum(isinstance(action, Add) for action in actions),
-        "files_removed": sum(isinstance(action, Remove) for action in actions),
-        "inputs": consumed_inputs(facts.txns, _offsets(facts.metadata)),
-        "writer": str(facts.metadata["writer"]) if "writer" in facts.metadata else None,
-    }
+def _records(metadata: Mapping[str, object]) -> int:
+    records = metadata.get("records")
+    if records is None:
+        counts = metadata.get("counts")
+        records = counts.get("records") if isinstance(counts, Mapping) else None
+    return records if isinstance(records, int) else 0
 
 
 def _print_topologies(topologies: Iterable[LoggedTopology], *, as_json: bool) -> None:

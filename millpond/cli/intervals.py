@@ -13,8 +13,8 @@ from millpond.cli.terminal.opening import StoreAt, store_argument, zookeeper_opt
 from millpond.cli.terminal.output import json_option, note, print_json, print_table, size_text
 from millpond.executor.ownership.cuts import CutKind, CutRequest, waiting_requests
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
-from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import InvalidError
+from millpond.statestore.history.replayed_log import newest_commits
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import Snapshot
@@ -123,7 +123,7 @@ def _reported(store: Store, snapshot: Snapshot) -> tuple[Mapping[str, Mapping[st
     """Return the newest loads by interval, and the writer of the newest superstep."""
     loads: dict[str, Mapping[str, object]] = {}
     owner: str | None = None
-    for facts in logged_commits(store.log, snapshot.version, _COMMITS_MAX):
+    for facts in newest_commits(store.log, snapshot.version, _COMMITS_MAX):
         if owner is None and facts.metadata.get("kind") in {"superstep", "fence"}:
             owner = str(facts.metadata.get("writer", "")) or None
         reported = facts.metadata.get("loads")

@@ -210,7 +210,7 @@ def verify(context: click.Context, store: StoreAt, *, as_json: bool) -> None:
     with store.to_read(check_mark=False) as opened:
         mark = _read_mark(opened, store)
         with progress_bar("reading files") as on_progress:
-            verified = verify_store(opened.objects, mark, told=on_progress)
+            verified = verify_store(opened.objects, mark, on_progress=on_progress)
     if as_json:
         print_json(asdict(finding) for finding in verified.findings)
     else:

@@ -21,14 +21,12 @@ from millpond.cli.terminal.cli_help import Example, TeachingCommand
 from millpond.cli.terminal.opening import StoreAt, read_options, store_argument, version_in, zookeeper_options
 from millpond.cli.terminal.output import json_option, note, print_table, progress_bar, result_as_json
 from millpond.executor.replay.repair import SET_ASIDE_FOLDER, hold_store, repair_store
-from millpond.executor.replay.repair_plan import RepairPlan, plan_repair
-from millpond.executor.replay.rewind import plan_rewind, sinks_of_rewind
+from millpond.executor.replay.repair_plan import RepairPlan, plan_repair, plan_rewind, sinks_of_rewind
 from millpond.executor.replay.spark_checkpoint import Reached, by_query, reached_batches, rewind_checkpoints
 from millpond.executor.sinks.delta_table import take_back_sink
 from millpond.statestore.app_ids import AppId, supersteps_of
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
-from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import ConflictError, DataError, InvalidError, MillpondError
 from millpond.statestore.history.lineage import ROWS_FOLDER, Lineage, place_of
 from millpond.statestore.history.replayed_log import read_histories
@@ -41,6 +39,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import STORE_ID_KEY, store_id_of
 from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.opening import rebuild_catalog
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Objects, Superstep, TableVersion
 
@@ -402,8 +401,7 @@ def _take_dependents_back(plan: RepairPlan, held: _Held, ahead: Mapping[str, int
     url = default_catalog_url(held.root)
     try:
         with Catalog.open(url, SystemClock()) as catalog:
-            snapshot = load(Log(held.objects))
-            catalog.rebuild(snapshot, logged_commits(Log(held.objects), snapshot.version, 1_000))
+            rebuild_catalog(catalog, Log(held.objects))
     except MillpondError as error:
         # The catalog can be rebuilt later: everything but the code versions comes from the log.
         note(f"the catalog was not rebuilt: {error.message}")

@@ -19,8 +19,8 @@ from millpond.cli.terminal.output import json_option, note, print_json, print_ta
 from millpond.executor.inputs.positions import current_name
 from millpond.executor.pipeline.nodes import DEAD_LETTERS
 from millpond.statestore.app_ids import AppId, supersteps_of
-from millpond.statestore.catalog.rebuild import logged_commits
 from millpond.statestore.errors import MillpondError
+from millpond.statestore.history.replayed_log import read_commit
 from millpond.statestore.history.savepoint import open_savepoints
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.snapshot import Snapshot
@@ -66,7 +66,7 @@ def status(store: StoreAt, catalog: str | None, *, check: bool, as_json: bool) -
 
 def _describe(store: Store) -> dict[str, Any]:
     snapshot = store.snapshot()
-    newest = next(logged_commits(store.log, snapshot.version, 1), None)
+    newest = read_commit(store.log, snapshot.version)
     return {
         "store": store.path,
         "store_id": store.store_id,

@@ -239,7 +239,7 @@ def _replay_on_spark(
     version: int,
     cache_mib: int,
 ) -> Replayed:
-    from millpond.executor.replay.spark_replay import replay_on_spark
+    from millpond.executor.replay.replay import replay_on_spark
     from millpond.executor.spark.session import spark_session
 
     session = spark_session(pipeline.name)

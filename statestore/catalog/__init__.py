@@ -1,1 +1,1 @@
-"""The catalog: topology, history and horizons for tools and garbage collection, in any SQL database."""
+"""The catalog: readers' horizons and code versions, in a small SQL database."""

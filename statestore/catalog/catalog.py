@@ -1,149 +1,100 @@
-"""The catalog: a store's topology and history, in a small SQL database.
+"""The catalog: readers' horizons and code versions, which the log does not have, in a small SQL database.
 
-It holds computations and their code versions, streams and subscriptions, intervals and their owners,
-the watermark and superstep journals, injector positions, savepoints and horizons. It serves
-people, tools and garbage collection; no commit depends on it. Its data about commits is
-derived from the commits themselves (`millpond.statestore.catalog.entries`), so `Catalog.rebuild`
-restores it from the log: losing the catalog loses nothing. Pipelines' declarations come back with
-their next start (or from a commit that carries ``definition``), readers' horizons with their next
-renewal.
+No commit depends on it. A reader publishes the oldest version that it reads *before* it reads; a collector publishes the
+oldest version that it leaves readable *before* it deletes. One transaction refuses whatever contradicts the other side,
+so in either order a collector never deletes a file that a reader needs (architecture, section 9).
 
-Commits must not wait for the catalog: they pass their facts to a `CatalogJournal`.
-
-Queries of recorded commits: intervals, owners, positions, journals.
-
-Readers: keep a table version readable for as long as it is read, whatever the retention.
-
-A reader publishes its version in the catalog. A collector looks up there how far it may go, publishes its
-own horizon before it deletes, and is refused if that contradicts a reader's. A reader that comes after the
-collector is refused instead (`millpond.statestore.catalog.pins`). The horizon of a dead reader expires
-after `READER_LIFETIME_MS`; a live reader renews its horizon several times within that time.
+Losing the catalog loses no data: `Catalog.rebuild` and the next start of a pipeline restore the code versions that the
+log still records, and readers restore their horizons when they renew them.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Final, Self
 
-from sqlalchemy import Connection, Engine, RowMapping, select
+from sqlalchemy import Connection, Engine, select
 
 from millpond import migrations
 from millpond.statestore.app_ids import savepoints_of
-from millpond.statestore.catalog import pins as catalog_pins
-from millpond.statestore.catalog import topology as catalog_topology
-from millpond.statestore.catalog.commits import prune_journals, write_commits
 from millpond.statestore.catalog.engine import (
-    INPUT_POSITIONS,
-    INTERVALS,
-    LEASES,
+    CODE_VERSIONS,
+    COMPUTATIONS,
+    HORIZONS,
     STORE,
-    SUPERSTEPS,
-    WATERMARKS,
     connect,
     reading,
+    replace_rows,
     writing,
 )
-from millpond.statestore.catalog.entries import (
-    CatalogLimits,
-    CodeVersion,
-    CommitFacts,
-    ComputationEntry,
-    HorizonEntry,
-    HorizonKind,
-    InputPositionEntry,
-    IntervalEntry,
-    LeaseEntry,
+from millpond.statestore.catalog.topology import (
+    ComputationDefinition,
     PipelineDefinition,
-    SavepointEntry,
-    StreamDefinition,
-    SubscriptionDefinition,
-    SuperstepEntry,
-    WatermarkEntry,
+    definition_from_metadata,
 )
-from millpond.statestore.catalog.rebuild import LogState, rewrite_commits
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
-from millpond.statestore.interval import Interval
+from millpond.statestore.history.replayed_log import LoggedCommit
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.rows.row import Fence
 from millpond.statestore.system import SystemClock
-from millpond.statestore.types import Clock, Closeable, Superstep, TableVersion, WallTimeMicros
+from millpond.statestore.types import Clock, Closeable, TableVersion, WallTimeMicros
+
+CODE_VERSIONS_MAX: Final = 100
+"""Code versions that are kept of each computation."""
+
+READER_LIFETIME_MS: Final = 15 * 60 * 1_000
+"""Lifetime of a reader's horizon without renewal; afterwards the reader counts as dead."""
+
+_RENEWALS: Final = 5
+_PIN_TRIES: Final = 5
+_LOG = logging.getLogger("millpond")
 
 
-def read_intervals(
-    connection: Connection, computation: str | None, *, closed: bool
-) -> tuple[IntervalEntry, ...]:
-    """Intervals in key order; with ``closed`` also intervals that splits and merges replaced."""
-    query = select(INTERVALS)
-    if computation is not None:
-        query = query.where(INTERVALS.c.computation == computation)
-    if not closed:
-        query = query.where(INTERVALS.c.closed_version.is_(None))
-    entries = (_interval_entry(row) for row in connection.execute(query).mappings())
-    # Sorted here because not every database compares strings by their bytes.
-    return tuple(sorted(entries, key=_key_order))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputationEntry:
+    """A declared computation; ``code_version`` rises by one whenever the code's hash changes."""
+
+    name: str
+    pipeline: str
+    code_version: int
+    code_hash: str
+    codec: str
+    options: Mapping[str, object]
+    recorded_us: WallTimeMicros
+    retired_us: WallTimeMicros | None  # since when its pipeline no longer declares it
 
 
-def _key_order(entry: IntervalEntry) -> tuple[str, str, bool, str]:
-    interval = entry.interval
-    return interval.computation, interval.low, interval.high is None, interval.high or ""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeVersion:
+    """The code of a computation from ``recorded_us`` until the next version."""
+
+    computation: str
+    code_version: int
+    code_hash: str
+    recorded_us: WallTimeMicros
 
 
-def _interval_entry(row: RowMapping) -> IntervalEntry:
-    return IntervalEntry(
-        interval=Interval(row["computation"], row["low"], row["high"]),
-        fence=Fence(row["sequencer"], row["commit_number"]),
-        opened_version=row["opened_version"],
-        closed_version=row["closed_version"],
-        version=row["version"],
-        input_watermark_us=row["input_watermark_us"],
-        output_watermark_us=row["output_watermark_us"],
-    )
+class HorizonKind(StrEnum):
+    """The publisher of a horizon."""
+
+    READER = "reader"
+    COLLECTOR = "collector"
 
 
-def read_leases(connection: Connection, interval: Interval) -> tuple[LeaseEntry, ...]:
-    """The last owners of an interval, oldest first."""
-    query = select(LEASES).where(LEASES.c.app_id == interval.app_id).order_by(LEASES.c.sequencer)
-    return tuple(
-        LeaseEntry(
-            interval=interval,
-            sequencer=row.sequencer,
-            opened_version=row.opened_version,
-            closed_version=row.closed_version,
-        )
-        for row in connection.execute(query)
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HorizonEntry:
+    """The oldest version that a reader still reads, or that a collector leaves readable."""
 
-
-def read_input_positions(connection: Connection) -> tuple[InputPositionEntry, ...]:
-    """The consumed position of every external source."""
-    columns = [column for column in INPUT_POSITIONS.columns if column.name != "app_id"]
-    query = select(*columns).order_by(INPUT_POSITIONS.c.app_id)
-    return tuple(InputPositionEntry(**row) for row in connection.execute(query).mappings())
-
-
-def read_supersteps(connection: Connection, pipeline: str | None, limit: int) -> tuple[SuperstepEntry, ...]:
-    """The last ``limit`` journaled supersteps, newest first."""
-    query = select(SUPERSTEPS).order_by(SUPERSTEPS.c.version.desc()).limit(limit)
-    if pipeline is not None:
-        query = query.where(SUPERSTEPS.c.pipeline == pipeline)
-    return tuple(SuperstepEntry(**row) for row in connection.execute(query).mappings())
-
-
-def read_watermarks(
-    connection: Connection, pipeline: str, superstep: Superstep | None
-) -> tuple[WatermarkEntry, ...]:
-    """The journaled watermarks of one superstep, or of all supersteps in the journal, oldest first."""
-    query = select(WATERMARKS).where(WATERMARKS.c.pipeline == pipeline)
-    if superstep is not None:
-        query = query.where(WATERMARKS.c.superstep == superstep)
-    query = query.order_by(WATERMARKS.c.superstep, WATERMARKS.c.subject)
-    return tuple(WatermarkEntry(**row) for row in connection.execute(query).mappings())
-
-
-_PRUNE_SHARE: Final = 8
+    holder: str
+    kind: HorizonKind
+    version: TableVersion
+    published_us: WallTimeMicros
+    expires_us: WallTimeMicros | None  # ``None`` never expires
 
 
 class Catalog(Closeable):
@@ -153,27 +104,17 @@ class Catalog(Closeable):
 
     Example:
         >>> with Catalog.open("sqlite://") as catalog:
-        ...     catalog.record_commits([CommitFacts(version=1, wall_us=0, txns={})])
-        ...     catalog.intervals()
+        ...     catalog.horizons()
         ()
     """
 
-    def __init__(self, engine: Engine, clock: Clock, limits: CatalogLimits) -> None:
+    def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
-        self._limits = limits
-        self._rows_since_prune = 0
-        self._supersteps_since_prune = 0
 
     @classmethod
     def open(
-        cls,
-        url: str,
-        clock: Clock | None = None,
-        *,
-        store_id: str | None = None,
-        limits: CatalogLimits | None = None,
-        read_only: bool = False,
+        cls, url: str, clock: Clock | None = None, *, store_id: str | None = None, read_only: bool = False
     ) -> Self:
         """Open a catalog; create it or migrate its schema if needed.
 
@@ -181,18 +122,15 @@ class Catalog(Closeable):
             url: any SQLAlchemy URL; a store's default is `default_catalog_url`.
             clock: the source of times for new entries; the machine's by default.
             store_id: the store that the catalog must belong to; any store by default.
-            limits: bounds of the journals.
             read_only: change nothing, not even the schema; a missing SQLite file is not created.
 
         Raises:
             InvalidError: not a usable URL, another store's catalog, or a newer schema
                 (with ``read_only`` also an older one).
-            UnavailableError: the database does not answer.
             DataError: the file is not a catalog.
         """
         own_clock = SystemClock() if clock is None else clock
-        engine = connect(url, own_clock, create=not read_only)
-        catalog = cls(engine, own_clock, CatalogLimits() if limits is None else limits)
+        catalog = cls(connect(url, own_clock, create=not read_only), own_clock)
         try:
             catalog._prepare(store_id, read_only=read_only)
         except BaseException:
@@ -212,103 +150,61 @@ class Catalog(Closeable):
             _claim(connection, store_id, self._clock.now_us())
 
     def close(self) -> None:
-        """Close the database connections; recorded entries stay."""
         self._engine.dispose()
 
     @property
     def created_us(self) -> WallTimeMicros:
-        """When this catalog was created.
+        """The time at which this catalog was created.
 
-        A catalog younger than the longest lifetime of a reader's horizon may not list all
-        readers yet; collectors wait that long before they trust it.
+        A catalog younger than the longest lifetime of a reader's horizon may lack readers, so collectors do not
+        trust it before.
         """
         with reading(self._engine) as connection:
             return WallTimeMicros(connection.execute(select(STORE.c.created_us)).scalar_one())
 
-    # Declarations of pipelines.
+    # -- code versions ---------------------------------------------------------------------
 
     def record_pipeline(self, definition: PipelineDefinition) -> None:
-        """Replace a pipeline's topology.
+        """Record the computations of a pipeline, and retire its other ones.
 
         Raises:
             InvalidError: a computation belongs to another pipeline, or its options are not JSON.
         """
         with writing(self._engine) as connection:
-            catalog_topology.write_definition(connection, definition, self._clock.now_us(), self._limits)
+            _write_definition(connection, definition, self._clock.now_us())
+
+    def rebuild(self, commits: Iterable[LoggedCommit]) -> None:
+        """Restore code versions from the topologies in commits, given newest first."""
+        declared = [
+            (definition, commit.wall_us)
+            for commit in commits
+            if (definition := definition_from_metadata(commit.metadata)) is not None
+        ]
+        if not declared:
+            return
+        with writing(self._engine) as connection:
+            for definition, at_us in reversed(declared):
+                if not _is_newer_known(connection, definition, at_us):
+                    _write_definition(connection, definition, at_us)
 
     def computations(self) -> tuple[ComputationEntry, ...]:
-        """Every computation ever declared, including retired computations, by name."""
+        """Return every computation ever declared, also retired ones, by name."""
         with reading(self._engine) as connection:
-            return catalog_topology.read_computations(connection)
+            return _read_computations(connection)
 
     def code_versions(self, computation: str) -> tuple[CodeVersion, ...]:
-        """The last code versions of a computation, oldest first."""
+        """Return the last code versions of a computation, oldest first."""
+        query = select(CODE_VERSIONS).where(CODE_VERSIONS.c.computation == computation)
         with reading(self._engine) as connection:
-            return catalog_topology.read_code_versions(connection, computation)
+            rows = connection.execute(query.order_by(CODE_VERSIONS.c.code_version)).mappings()
+            return tuple(CodeVersion(**row) for row in rows)
 
-    def streams(self, pipeline: str) -> tuple[StreamDefinition, ...]:
-        """The streams of a pipeline, by name."""
-        with reading(self._engine) as connection:
-            return catalog_topology.read_streams(connection, pipeline)
-
-    def subscriptions(self, pipeline: str) -> tuple[SubscriptionDefinition, ...]:
-        """The subscriptions of a pipeline: consumer, stream and key extractor."""
-        with reading(self._engine) as connection:
-            return catalog_topology.read_subscriptions(connection, pipeline)
-
-    # Facts of commits.
-
-    def record_commits(self, batch: Iterable[CommitFacts]) -> None:
-        """Record the facts of commits (supersteps, fences, compactions) in one transaction; idempotent."""
-        facts = tuple(batch)
-        with writing(self._engine) as connection:
-            self._rows_since_prune += write_commits(connection, facts, self._limits)
-            self._supersteps_since_prune += len(facts)
-            self._prune_when_due(connection)
-
-    def _prune_when_due(self, connection: Connection) -> None:
-        rows_due = self._rows_since_prune * _PRUNE_SHARE >= self._limits.watermark_rows_max
-        supersteps_due = self._supersteps_since_prune * _PRUNE_SHARE >= self._limits.supersteps_max
-        if rows_due or supersteps_due:
-            prune_journals(connection, self._limits)
-            self._rows_since_prune = self._supersteps_since_prune = 0
-
-    def intervals(self, computation: str | None = None, *, closed: bool = False) -> tuple[IntervalEntry, ...]:
-        """Intervals in key order; with ``closed`` also intervals that splits and merges replaced."""
-        with reading(self._engine) as connection:
-            return read_intervals(connection, computation, closed=closed)
-
-    def leases(self, interval: Interval) -> tuple[LeaseEntry, ...]:
-        """The last owners of an interval, oldest first."""
-        with reading(self._engine) as connection:
-            return read_leases(connection, interval)
-
-    def input_positions(self) -> tuple[InputPositionEntry, ...]:
-        """The consumed position of each external source."""
-        with reading(self._engine) as connection:
-            return read_input_positions(connection)
-
-    def supersteps(self, pipeline: str | None = None, *, limit: int = 100) -> tuple[SuperstepEntry, ...]:
-        """The last ``limit`` journaled supersteps, newest first."""
-        with reading(self._engine) as connection:
-            return read_supersteps(connection, pipeline, limit)
-
-    def watermarks(self, pipeline: str, superstep: Superstep | None = None) -> tuple[WatermarkEntry, ...]:
-        """The journaled watermarks of one superstep, or of all supersteps in the journal, oldest first."""
-        with reading(self._engine) as connection:
-            return read_watermarks(connection, pipeline, superstep)
-
-    # Constraints on garbage collection.
-
-    def savepoints(self, *, released: bool = False) -> tuple[SavepointEntry, ...]:
-        """The savepoints of the log that are open, by name; with ``released`` those that were dropped too."""
-        with reading(self._engine) as connection:
-            return catalog_pins.read_savepoints(connection, released=released)
+    # -- horizons --------------------------------------------------------------------------
 
     def horizons(self) -> tuple[HorizonEntry, ...]:
-        """The horizons that have not expired, by holder."""
+        """Return the horizons that have not expired, by holder."""
         with reading(self._engine) as connection:
-            return catalog_pins.read_horizons(connection, self._clock.now_us())
+            return _read_horizons(connection, self._clock.now_us())
 
     def publish_horizon(
         self,
@@ -318,13 +214,13 @@ class Catalog(Closeable):
         *,
         lifetime_ms: int | None = None,
     ) -> HorizonEntry:
-        """Publish a table version that the holder needs; call it before reading, or before deleting below it.
+        """Publish a horizon, or move or renew the holder's last one; call this before reading or deleting.
 
         Args:
-            holder: name of the reader or collector; publishing again moves or renews its horizon.
+            holder: name of the reader or collector.
             version: the oldest version that a reader reads, or that a collector leaves readable.
             kind: reader or collector.
-            lifetime_ms: how long a reader's horizon lives without renewal; for ever by default.
+            lifetime_ms: lifetime of a reader's horizon without renewal; unlimited by default.
 
         Raises:
             ConflictError: a reader's version is being collected, or a collector's horizon falls or is
@@ -336,39 +232,30 @@ class Catalog(Closeable):
         horizon = HorizonEntry(
             holder=holder, kind=kind, version=version, published_us=now_us, expires_us=expires_us
         )
+        # One transaction with the write lock: otherwise a reader and a collector could publish past each other.
         with writing(self._engine) as connection:
-            catalog_pins.write_horizon(connection, horizon)
+            live = _read_horizons(connection, now_us)
+            connection.execute(HORIZONS.delete().where(HORIZONS.c.expires_us <= now_us))
+            if kind is HorizonKind.READER:
+                _refuse_collected(version, live)
+            else:
+                _refuse_needed(horizon, live)
+            replace_rows(connection, HORIZONS, [{**asdict(horizon), "kind": kind.value}])
         return horizon
 
     def withdraw_horizon(self, holder: str) -> None:
-        """Remove a reader's horizon: its version may be collected from now on."""
+        """Remove a reader's horizon; a collector's stays, because its deletions are final."""
+        is_reader = HORIZONS.c.kind == HorizonKind.READER.value
         with writing(self._engine) as connection:
-            catalog_pins.withdraw_horizon(connection, holder)
+            connection.execute(HORIZONS.delete().where(HORIZONS.c.holder == holder, is_reader))
 
     def oldest_needed(self) -> TableVersion | None:
-        """The oldest version that a live reader needs; ``None`` if there is none."""
-        with reading(self._engine) as connection:
-            horizons = catalog_pins.read_horizons(connection, self._clock.now_us())
-        return catalog_pins.oldest_needed(horizons)
-
-    # Recovery of a lost catalog.
-
-    def rebuild(self, snapshot: LogState, commits: Iterable[CommitFacts]) -> None:
-        """Rewrite everything that the log contains, in one transaction.
-
-        Data that is not in the log (declared topology, horizons, notes) stays as it is.
-
-        Args:
-            snapshot: the log's newest state.
-            commits: the facts of the newest commits, without a gap, up to the snapshot's version
-                (`millpond.statestore.catalog.rebuild.logged_commits`).
-        """
-        with writing(self._engine) as connection:
-            rewrite_commits(connection, snapshot, commits, self._limits)
+        """Return the oldest version that a live reader needs, if any."""
+        return _oldest_needed(self.horizons())
 
 
 def _belongs(connection: Connection, store_id: str | None) -> bool:
-    """Whether the catalog belongs to the store; an unclaimed catalog belongs to none."""
+    """Return whether the catalog belongs to the store; an unclaimed catalog belongs to none."""
     row = connection.execute(select(STORE.c.store_id)).one_or_none()
     if row is None:
         return False
@@ -385,25 +272,115 @@ def _claim(connection: Connection, store_id: str | None, now_us: WallTimeMicros)
         connection.execute(STORE.insert(), {"id": 1, "store_id": store_id, "created_us": now_us})
 
 
-READER_LIFETIME_MS: Final = 15 * 60 * 1_000
-"""Lifetime of a reader's horizon without renewal, in milliseconds."""
+def _write_definition(connection: Connection, definition: PipelineDefinition, at_us: WallTimeMicros) -> None:
+    known = {entry.name: entry for entry in _read_computations(connection)}
+    for computation in definition.computations:
+        _write_computation(connection, definition.name, computation, known.get(computation.name), at_us)
+    declared = [computation.name for computation in definition.computations]
+    others = COMPUTATIONS.update().where(
+        COMPUTATIONS.c.pipeline == definition.name,
+        COMPUTATIONS.c.name.not_in(declared),
+        COMPUTATIONS.c.retired_us.is_(None),
+    )
+    # Retired, not deleted: the rows of the computation are still in the table.
+    connection.execute(others.values(retired_us=at_us))
 
-_RENEWALS: Final = 5
-_PIN_TRIES: Final = 5
-_LOG = logging.getLogger("millpond")
+
+def _is_newer_known(connection: Connection, definition: PipelineDefinition, at_us: WallTimeMicros) -> bool:
+    known = (entry for entry in _read_computations(connection) if entry.pipeline == definition.name)
+    return any(entry.recorded_us > at_us for entry in known)
+
+
+def _write_computation(
+    connection: Connection,
+    pipeline: str,
+    computation: ComputationDefinition,
+    known: ComputationEntry | None,
+    at_us: WallTimeMicros,
+) -> None:
+    if known is not None and known.retired_us is None and known.pipeline != pipeline:
+        raise InvalidError(
+            "a computation of that name belongs to another pipeline of the store",
+            computation=computation.name,
+            pipeline=known.pipeline,
+        )
+    changed = known is None or known.code_hash != computation.code_hash
+    code_version = (0 if known is None else known.code_version) + (1 if changed else 0)
+    row = {
+        "name": computation.name,
+        "pipeline": pipeline,
+        "code_version": code_version,
+        "code_hash": computation.code_hash,
+        "codec": computation.codec,
+        "options": _to_json(computation.name, computation.options),
+        "recorded_us": at_us if known is None or changed else known.recorded_us,
+        "retired_us": None,
+    }
+    replace_rows(connection, COMPUTATIONS, [row])
+    if changed:
+        version = CodeVersion(
+            computation=computation.name,
+            code_version=code_version,
+            code_hash=computation.code_hash,
+            recorded_us=at_us,
+        )
+        replace_rows(connection, CODE_VERSIONS, [asdict(version)])
+        of_computation = CODE_VERSIONS.c.computation == computation.name
+        old = CODE_VERSIONS.c.code_version <= code_version - CODE_VERSIONS_MAX
+        connection.execute(CODE_VERSIONS.delete().where(of_computation, old))
+
+
+def _to_json(computation: str, options: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(dict(options), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise InvalidError("a computation's options must be JSON", computation=computation) from error
+
+
+def _read_computations(connection: Connection) -> tuple[ComputationEntry, ...]:
+    rows = connection.execute(select(COMPUTATIONS).order_by(COMPUTATIONS.c.name)).mappings()
+    return tuple(ComputationEntry(**{**row, "options": json.loads(row["options"])}) for row in rows)
+
+
+def _read_horizons(connection: Connection, now_us: WallTimeMicros) -> tuple[HorizonEntry, ...]:
+    rows = connection.execute(select(HORIZONS).order_by(HORIZONS.c.holder)).mappings()
+    horizons = (HorizonEntry(**{**row, "kind": HorizonKind(row["kind"])}) for row in rows)
+    return tuple(horizon for horizon in horizons if horizon.expires_us is None or horizon.expires_us > now_us)
+
+
+def collected_below(horizons: Iterable[HorizonEntry]) -> TableVersion:
+    """Return the oldest version that every collector leaves readable."""
+    promised = (horizon.version for horizon in horizons if horizon.kind is HorizonKind.COLLECTOR)
+    return max(promised, default=TableVersion(0))
+
+
+def _oldest_needed(horizons: Iterable[HorizonEntry]) -> TableVersion | None:
+    needed = [horizon.version for horizon in horizons if horizon.kind is HorizonKind.READER]
+    return min(needed, default=None)
+
+
+def _refuse_collected(version: TableVersion, live: Iterable[HorizonEntry]) -> None:
+    oldest = collected_below(live)
+    if version < oldest:
+        raise ConflictError("that version is being collected", version=version, oldest_kept=oldest)
+
+
+def _refuse_needed(horizon: HorizonEntry, live: tuple[HorizonEntry, ...]) -> None:
+    needed = _oldest_needed(live)
+    if needed is not None and horizon.version > needed:
+        raise ConflictError("an older version is still needed", version=horizon.version, needed=needed)
+    if horizon.expires_us is not None:
+        raise InvalidError("a collector's horizon cannot expire", holder=horizon.holder)
+    last = next((other.version for other in live if other.holder == horizon.holder), horizon.version)
+    if horizon.version < last:
+        raise ConflictError("a collector's horizon cannot fall", version=horizon.version, last=last)
 
 
 class Reading(Closeable):
-    """A version that is being read: published on construction, withdrawn by `close`.
-
-    Args:
-        catalog: the catalog to publish in.
-        holder: a name that no other reader has.
-        version: the table version.
+    """A pinned version: published on construction, renewed by a thread, withdrawn by `close`.
 
     Raises:
         ConflictError: the version is already being collected.
-        UnavailableError: the catalog is unavailable.
     """
 
     def __init__(self, catalog: Catalog, holder: str, version: TableVersion) -> None:
@@ -417,20 +394,11 @@ class Reading(Closeable):
         self._thread.start()
 
     def renew(self) -> None:
-        """Keep the version for another `READER_LIFETIME_MS`; a background thread calls this regularly.
-
-        Raises:
-            ConflictError: the horizon expired, and the version is being collected.
-            UnavailableError: the catalog is unavailable.
-        """
+        """Keep the version for another `READER_LIFETIME_MS`; raise `ConflictError` if it is being collected."""
         self._catalog.publish_horizon(self._holder, self.version, lifetime_ms=READER_LIFETIME_MS)
 
     def check(self) -> None:
-        """Raise the error that ended the pin, if there was one: files of the version may be deleted.
-
-        Raises:
-            ConflictError: the horizon expired, and the version is being collected.
-        """
+        """Raise the error that ended the pin, if any: files of the version may be deleted."""
         if self._lost is not None:
             raise self._lost
 
@@ -464,18 +432,10 @@ def pinned_snapshot(
     version: int | None,
     resources: ExitStack,
 ) -> Snapshot:
-    """A table version, pinned until the resources are closed; that of a savepoint needs no pin.
-
-    Args:
-        load: loads a version, or the newest one.
-        catalog: the catalog to pin it in; ``None`` pins nothing.
-        holder: a name that no other reader has.
-        version: the version; ``None`` for the newest.
-        resources: closes the pin.
+    """Load a table version (``None``: the newest), pinned until ``resources`` are closed; savepoints need no pin.
 
     Raises:
         ConflictError: the version is being collected.
-        DataError: the log is damaged or does not reach back that far.
     """
     for _ in range(_PIN_TRIES):
         snapshot = load(version)

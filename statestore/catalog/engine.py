@@ -1,16 +1,12 @@
-"""The catalog's database: connections, transactions, and translation of its errors.
+"""The catalog's database: connections, transactions, tables, and translation of errors.
 
-SQLite gets write-ahead logging and a busy timeout, so that readers never wait and two
-writers wait for each other; every writing transaction takes the write lock at its start,
-so none fails half way for lack of it. On PostgreSQL that lock is an advisory one. Other
-databases run with their defaults.
+SQLite gets write-ahead logging and a busy timeout, so that readers never wait and two writers wait for each other. Every
+writing transaction takes the write lock at its start, so that none fails half way for lack of it; on PostgreSQL that is
+an advisory lock. Other databases run with their defaults.
 
-The tables of the catalog, as SQLAlchemy needs them for queries.
-
-A new catalog gets these tables, an old one the steps of the migrations; a test holds both ways
-to the same schema. Data about commits is derived from the log
-(`millpond.statestore.catalog.entries`), so every table except ``code_versions``,
-``horizons`` and the operator's notes can be refilled after a loss.
+A new catalog gets the tables below, an old one the steps of the migrations; a test compares both. Earlier versions also
+recorded streams, intervals, positions, journals and savepoints, which the log has. Their tables stay, so that either
+version opens the other's catalog; this one neither reads nor writes them.
 """
 
 from __future__ import annotations
@@ -63,20 +59,18 @@ _DRIVERS: Final = ("sqlite", "sqlite+pysqlite")
 
 
 class AlikeSQLite(SQLiteDialect_pysqlite):
-    """SQLAlchemy's dialect for SQLite, all of whose instances are equal, since they compile a statement alike.
+    """SQLAlchemy's dialect for SQLite, with all instances equal, since they compile a statement alike.
 
-    What is compiled is kept by dialect, and each engine makes its own. A store's catalog is an engine, and to compile
-    the statements of a run's start again for each was a quarter of the processor time of a small run.
+    SQLAlchemy caches compiled statements by dialect, and each engine makes a dialect. Compiling the statements of a start
+    again for each store took a quarter of the processor time of a small run.
     """
 
     supports_statement_cache = True
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is one of these."""
         return type(other) is type(self)
 
     def __hash__(self) -> int:
-        """That of all of these."""
         return hash(type(self))
 
 
@@ -84,7 +78,7 @@ registry.register(_ALIKE, __name__, AlikeSQLite.__name__)
 
 
 def default_catalog_url(folder: str) -> str:
-    """The default URL of the catalog of a store in ``folder``.
+    """Return the default URL of the catalog of a store in ``folder``.
 
     Example:
         >>> default_catalog_url("/data/pond")
@@ -95,12 +89,12 @@ def default_catalog_url(folder: str) -> str:
 
 
 def connect(url: str, clock: Clock, *, create: bool) -> Engine:
-    """An engine on a database that answers.
+    """Connect to a database and check that it answers.
 
     Args:
         url: any SQLAlchemy URL.
         clock: waits between attempts.
-        create: whether to create a missing SQLite file, and to open it for writing.
+        create: create a missing SQLite file, and open it for writing.
 
     Raises:
         InvalidError: not a URL, or its driver is not installed.
@@ -121,14 +115,14 @@ def connect(url: str, clock: Clock, *, create: bool) -> Engine:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """A transaction that sees one state of the catalog."""
+    """Begin a transaction that sees one state of the catalog."""
     with _translated(engine), engine.connect() as connection, connection.begin():
         yield connection
 
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """A transaction that holds the write lock from its first statement."""
+    """Begin a transaction that holds the write lock from its first statement."""
     with (
         _translated(engine),
         engine.connect().execution_options(**{_WRITES: True}) as connection,
@@ -141,7 +135,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 
 def replace_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
-    """Insert rows, replacing those with the same primary key; works on every database."""
+    """Insert rows, and replace rows with the same primary key; works on every database."""
     if not rows:
         return
     keys = [column.name for column in table.primary_key.columns]
@@ -189,7 +183,7 @@ def _sqlite_engine(url: URL, *, create: bool) -> Engine:
 
 
 def _prepare_sqlite(dbapi_connection: Any, _record: object) -> None:
-    # The driver must not begin transactions of its own; _begin_sqlite does.
+    # Keep the driver from beginning transactions, because _begin_sqlite does.
     dbapi_connection.isolation_level = None
     dbapi_connection.execute("PRAGMA synchronous = NORMAL")
 
@@ -241,12 +235,21 @@ METADATA: Final = MetaData(
 )
 """All tables of the catalog; constraints have the same names on every database."""
 
+
+def _texts(*names: str, nullable: bool = False) -> Iterator[Column[str]]:
+    return (Column(name, Text, nullable=nullable) for name in names)
+
+
+def _numbers(*names: str, nullable: bool = False) -> Iterator[Column[int]]:
+    return (Column(name, BigInteger, nullable=nullable) for name in names)
+
+
 STORE: Final = Table(
     "store",
     METADATA,
     Column("id", Integer, nullable=False, autoincrement=False),
-    Column("store_id", Text),
-    Column("created_us", BigInteger, nullable=False),
+    *_texts("store_id", nullable=True),
+    *_numbers("created_us"),
     PrimaryKeyConstraint("id"),
 )
 """One row: the store that the catalog belongs to, and the time of its creation."""
@@ -254,14 +257,11 @@ STORE: Final = Table(
 COMPUTATIONS: Final = Table(
     "computations",
     METADATA,
-    Column("name", Text, nullable=False),
-    Column("pipeline", Text, nullable=False),
+    *_texts("name", "pipeline"),
     Column("code_version", Integer, nullable=False),
-    Column("code_hash", Text, nullable=False),
-    Column("codec", Text, nullable=False),
-    Column("options", Text, nullable=False),
-    Column("recorded_us", BigInteger, nullable=False),
-    Column("retired_us", BigInteger),
+    *_texts("code_hash", "codec", "options"),
+    *_numbers("recorded_us"),
+    *_numbers("retired_us", nullable=True),
     PrimaryKeyConstraint("name"),
 )
 """Every computation that a pipeline has declared; ``options`` is a JSON object."""
@@ -269,129 +269,93 @@ COMPUTATIONS: Final = Table(
 CODE_VERSIONS: Final = Table(
     "code_versions",
     METADATA,
-    Column("computation", Text, nullable=False),
+    *_texts("computation"),
     Column("code_version", Integer, nullable=False),
-    Column("code_hash", Text, nullable=False),
-    Column("recorded_us", BigInteger, nullable=False),
+    *_texts("code_hash"),
+    *_numbers("recorded_us"),
     PrimaryKeyConstraint("computation", "code_version"),
 )
 """The last code versions of each computation."""
 
-STREAMS: Final = Table(
-    "streams",
-    METADATA,
-    Column("pipeline", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("producers", Text, nullable=False),
-    PrimaryKeyConstraint("pipeline", "name"),
-)
-"""The named edges of each pipeline; ``producers`` is a JSON list of names."""
-
-SUBSCRIPTIONS: Final = Table(
-    "subscriptions",
-    METADATA,
-    Column("pipeline", Text, nullable=False),
-    Column("consumer", Text, nullable=False),
-    Column("stream", Text, nullable=False),
-    Column("key_extractor", Text, nullable=False),
-    PrimaryKeyConstraint("pipeline", "consumer", "stream"),
-)
-"""Who reads which stream, and how it gets its key (MillWheel §4.2)."""
-
-INTERVALS: Final = Table(
-    "intervals",
-    METADATA,
-    Column("app_id", Text, nullable=False),
-    Column("computation", Text, nullable=False),
-    Column("low", Text, nullable=False),
-    Column("high", Text),
-    Column("sequencer", BigInteger, nullable=False),
-    Column("commit_number", BigInteger, nullable=False),
-    Column("opened_version", BigInteger),
-    Column("closed_version", BigInteger),
-    Column("version", BigInteger, nullable=False),
-    Column("input_watermark_us", BigInteger),
-    Column("output_watermark_us", BigInteger),
-    PrimaryKeyConstraint("app_id"),
-    Index("ix_intervals_computation", "computation"),
-)
-"""Every interval that was ever owned, with its owner's last commit and last watermarks."""
-
-LEASES: Final = Table(
-    "leases",
-    METADATA,
-    Column("app_id", Text, nullable=False),
-    Column("sequencer", BigInteger, nullable=False),
-    Column("opened_version", BigInteger),
-    Column("closed_version", BigInteger),
-    PrimaryKeyConstraint("app_id", "sequencer"),
-)
-"""The last owners of each interval, with the range of table versions that each one wrote."""
-
-WATERMARKS: Final = Table(
-    "watermarks",
-    METADATA,
-    Column("pipeline", Text, nullable=False),
-    Column("superstep", BigInteger, nullable=False),
-    Column("subject", Text, nullable=False),
-    Column("version", BigInteger, nullable=False),
-    Column("input_us", BigInteger),
-    Column("output_us", BigInteger),
-    PrimaryKeyConstraint("pipeline", "superstep", "subject"),
-    Index("ix_watermarks_version", "version"),
-)
-"""Journal of low watermarks; a subject is the app id of an interval, computation or injector."""
-
-INPUT_POSITIONS: Final = Table(
-    "input_positions",
-    METADATA,
-    Column("app_id", Text, nullable=False),
-    Column("pipeline", Text, nullable=False),
-    Column("input", Text, nullable=False),
-    Column("source_id", Text, nullable=False),
-    Column("position", BigInteger, nullable=False),
-    Column("version", BigInteger, nullable=False),
-    PrimaryKeyConstraint("app_id"),
-)
-"""The consumed position of each external source."""
-
-SAVEPOINTS: Final = Table(
-    "savepoints",
-    METADATA,
-    Column("name", Text, nullable=False),
-    Column("version", BigInteger, nullable=False),
-    Column("note", Text, nullable=False),
-    Column("created_us", BigInteger, nullable=False),
-    Column("released_us", BigInteger),
-    PrimaryKeyConstraint("name"),
-)
-"""Named table versions that garbage collection keeps."""
-
 HORIZONS: Final = Table(
     "horizons",
     METADATA,
-    Column("holder", Text, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("version", BigInteger, nullable=False),
-    Column("published_us", BigInteger, nullable=False),
-    Column("expires_us", BigInteger),
+    *_texts("holder", "kind"),
+    *_numbers("version", "published_us"),
+    *_numbers("expires_us", nullable=True),
     PrimaryKeyConstraint("holder"),
 )
-"""Versions that readers still need, and versions that collectors leave readable (architecture, section 9)."""
+"""Versions that readers need, and versions that collectors leave readable (architecture, section 9)."""
 
-SUPERSTEPS: Final = Table(
+# Tables that earlier versions filled.
+
+Table(
+    "streams",
+    METADATA,
+    *_texts("pipeline", "name", "producers"),
+    PrimaryKeyConstraint("pipeline", "name"),
+)
+Table(
+    "subscriptions",
+    METADATA,
+    *_texts("pipeline", "consumer", "stream", "key_extractor"),
+    PrimaryKeyConstraint("pipeline", "consumer", "stream"),
+)
+Table(
+    "intervals",
+    METADATA,
+    *_texts("app_id", "computation", "low"),
+    *_texts("high", nullable=True),
+    *_numbers("sequencer", "commit_number"),
+    *_numbers("opened_version", "closed_version", nullable=True),
+    *_numbers("version"),
+    *_numbers("input_watermark_us", "output_watermark_us", nullable=True),
+    PrimaryKeyConstraint("app_id"),
+    Index("ix_intervals_computation", "computation"),
+)
+Table(
+    "leases",
+    METADATA,
+    *_texts("app_id"),
+    *_numbers("sequencer"),
+    *_numbers("opened_version", "closed_version", nullable=True),
+    PrimaryKeyConstraint("app_id", "sequencer"),
+)
+Table(
+    "watermarks",
+    METADATA,
+    *_texts("pipeline"),
+    *_numbers("superstep"),
+    *_texts("subject"),
+    *_numbers("version"),
+    *_numbers("input_us", "output_us", nullable=True),
+    PrimaryKeyConstraint("pipeline", "superstep", "subject"),
+    Index("ix_watermarks_version", "version"),
+)
+Table(
+    "input_positions",
+    METADATA,
+    *_texts("app_id", "pipeline", "input", "source_id"),
+    *_numbers("position", "version"),
+    PrimaryKeyConstraint("app_id"),
+)
+Table(
+    "savepoints",
+    METADATA,
+    *_texts("name"),
+    *_numbers("version"),
+    *_texts("note"),
+    *_numbers("created_us"),
+    *_numbers("released_us", nullable=True),
+    PrimaryKeyConstraint("name"),
+)
+Table(
     "supersteps",
     METADATA,
-    Column("pipeline", Text, nullable=False),
-    Column("superstep", BigInteger, nullable=False),
-    Column("version", BigInteger, nullable=False),
-    Column("records", BigInteger, nullable=False),
-    Column("late", BigInteger, nullable=False),
-    Column("duplicates", BigInteger, nullable=False),
-    Column("dead_letters", BigInteger, nullable=False),
+    *_texts("pipeline"),
+    *_numbers("superstep", "version", "records", "late", "duplicates", "dead_letters"),
     Column("commit_ms", Float),
-    Column("wall_us", BigInteger, nullable=False),
+    *_numbers("wall_us"),
     PrimaryKeyConstraint("pipeline", "superstep"),
     Index("ix_supersteps_version", "version"),
 )
-"""Journal of supersteps."""

@@ -1,192 +1,107 @@
-"""Declared topologies: computations and their code versions, streams, subscriptions.
+"""Topologies of pipelines: as declared, as commits record them, and how one differs from the next.
 
-The topology is dynamic (MillWheel §4.3): a pipeline declares all of it at each
-start, which replaces its previous declaration. A computation that is no longer
-declared is retired but stays listed, because its rows are still in the table.
-
-What has changed between two topologies of a pipeline.
+Each start of a pipeline, and each update of a running one, records the topology in its commit. A pipeline declares all of
+its topology each time, which replaces the previous one (MillWheel §4.3).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Final
 
-from sqlalchemy import Connection, select
-
-from millpond.statestore.catalog.engine import (
-    CODE_VERSIONS,
-    COMPUTATIONS,
-    STREAMS,
-    SUBSCRIPTIONS,
-    replace_rows,
-)
-from millpond.statestore.catalog.entries import (
-    CatalogLimits,
-    CodeVersion,
-    ComputationDefinition,
-    ComputationEntry,
-    PipelineDefinition,
-    StreamDefinition,
-    SubscriptionDefinition,
-)
-from millpond.statestore.errors import InvalidError
-from millpond.statestore.types import WallTimeMicros
+from millpond.statestore.errors import DataError
+from millpond.statestore.history.replayed_log import newest_commits
+from millpond.statestore.log.log import Log
+from millpond.statestore.types import TableVersion, WallTimeMicros
 
 
-def write_definition(
-    connection: Connection, definition: PipelineDefinition, at_us: WallTimeMicros, limits: CatalogLimits
-) -> None:
-    """Replace a pipeline's topology.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputationDefinition:
+    """A declared computation; ``options`` must be representable as JSON."""
 
-    Raises:
-        InvalidError: a computation belongs to another pipeline, or its options are not JSON.
-    """
-    known = {entry.name: entry for entry in read_computations(connection)}
-    for computation in definition.computations:
-        _write_computation(connection, definition.name, computation, known.get(computation.name), at_us)
-        _prune_code_versions(connection, computation.name, limits.code_versions_max)
-    _retire_others(connection, definition, at_us)
-    _replace_edges(connection, definition)
+    name: str
+    code_hash: str
+    codec: str = "json"
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
-def replay_definition(
-    connection: Connection, definition: PipelineDefinition, at_us: WallTimeMicros, limits: CatalogLimits
-) -> None:
-    """Record the topology in a commit of ``at_us``, unless a newer topology is known."""
-    known = (entry for entry in read_computations(connection) if entry.pipeline == definition.name)
-    if all(entry.recorded_us <= at_us for entry in known):
-        write_definition(connection, definition, at_us, limits)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDefinition:
+    """A named edge, with the computations or injectors that produce to it."""
+
+    name: str
+    producers: tuple[str, ...] = ()
 
 
-def _write_computation(
-    connection: Connection,
-    pipeline: str,
-    computation: ComputationDefinition,
-    known: ComputationEntry | None,
-    at_us: WallTimeMicros,
-) -> None:
-    if known is not None and known.retired_us is None and known.pipeline != pipeline:
-        raise InvalidError(
-            "a computation of that name belongs to another pipeline of the store",
-            computation=computation.name,
-            pipeline=known.pipeline,
-        )
-    changed = known is None or known.code_hash != computation.code_hash
-    code_version = (0 if known is None else known.code_version) + (1 if changed else 0)
-    row = {
-        "name": computation.name,
-        "pipeline": pipeline,
-        "code_version": code_version,
-        "code_hash": computation.code_hash,
-        "codec": computation.codec,
-        "options": _to_json(computation.name, computation.options),
-        "recorded_us": at_us if known is None or changed else known.recorded_us,
-        "retired_us": None,
-    }
-    replace_rows(connection, COMPUTATIONS, [row])
-    if changed:
-        version = {
-            "computation": computation.name,
-            "code_version": code_version,
-            "code_hash": computation.code_hash,
-            "recorded_us": at_us,
-        }
-        replace_rows(connection, CODE_VERSIONS, [version])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionDefinition:
+    """A consumer of a stream; ``key_extractor`` names the key extractor (MillWheel §4.2)."""
+
+    consumer: str
+    stream: str
+    key_extractor: str
 
 
-def _to_json(computation: str, options: Mapping[str, object]) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkDefinition:
+    """A sink: the stream that flows into it, and its destination."""
+
+    name: str
+    stream: str
+    destination: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineDefinition:
+    """The whole topology of a pipeline."""
+
+    name: str
+    computations: tuple[ComputationDefinition, ...] = ()
+    streams: tuple[StreamDefinition, ...] = ()
+    subscriptions: tuple[SubscriptionDefinition, ...] = ()
+    sinks: tuple[SinkDefinition, ...] = ()
+
+
+DEFINES: Final = b'"definition"'
+"""Bytes of every commit that records a topology."""
+
+
+def definition_to_metadata(definition: PipelineDefinition) -> dict[str, object]:
+    """Convert a topology to JSON, for a commit's metadata under ``definition``."""
+    return asdict(definition)
+
+
+def definition_from_metadata(metadata: Mapping[str, object]) -> PipelineDefinition | None:
+    """Return the topology in a commit's metadata, if any; raise `DataError` if it is malformed."""
+    value = metadata.get("definition")
+    if not isinstance(value, Mapping):
+        return None
     try:
-        return json.dumps(dict(options), sort_keys=True)
-    except (TypeError, ValueError) as error:
-        raise InvalidError("a computation's options must be JSON", computation=computation) from error
-
-
-def _prune_code_versions(connection: Connection, computation: str, versions_max: int) -> None:
-    of_computation = CODE_VERSIONS.c.computation == computation
-    newest = select(CODE_VERSIONS.c.code_version).where(of_computation)
-    oldest_kept = connection.execute(
-        newest.order_by(CODE_VERSIONS.c.code_version.desc()).limit(1).offset(versions_max - 1)
-    ).scalar()
-    if oldest_kept is not None:
-        old = CODE_VERSIONS.c.code_version < oldest_kept
-        connection.execute(CODE_VERSIONS.delete().where(of_computation, old))
-
-
-def _retire_others(connection: Connection, definition: PipelineDefinition, at_us: WallTimeMicros) -> None:
-    declared = [computation.name for computation in definition.computations]
-    others = COMPUTATIONS.update().where(
-        COMPUTATIONS.c.pipeline == definition.name,
-        COMPUTATIONS.c.name.not_in(declared),
-        COMPUTATIONS.c.retired_us.is_(None),
-    )
-    connection.execute(others.values(retired_us=at_us))
-
-
-def _replace_edges(connection: Connection, definition: PipelineDefinition) -> None:
-    pipeline = definition.name
-    for table in (STREAMS, SUBSCRIPTIONS):
-        connection.execute(table.delete().where(table.c.pipeline == pipeline))
-    streams = [
-        {"pipeline": pipeline, "name": stream.name, "producers": json.dumps(stream.producers)}
-        for stream in definition.streams
-    ]
-    subscriptions = [
-        {
-            "pipeline": pipeline,
-            "consumer": subscription.consumer,
-            "stream": subscription.stream,
-            "key_extractor": subscription.key_extractor,
-        }
-        for subscription in definition.subscriptions
-    ]
-    replace_rows(connection, STREAMS, streams)
-    replace_rows(connection, SUBSCRIPTIONS, subscriptions)
-
-
-def read_computations(connection: Connection) -> tuple[ComputationEntry, ...]:
-    """Every computation ever declared, by name."""
-    rows = connection.execute(select(COMPUTATIONS).order_by(COMPUTATIONS.c.name)).mappings()
-    return tuple(ComputationEntry(**{**row, "options": json.loads(row["options"])}) for row in rows)
-
-
-def read_code_versions(connection: Connection, computation: str) -> tuple[CodeVersion, ...]:
-    """The last code versions of a computation, oldest first."""
-    query = select(CODE_VERSIONS).where(CODE_VERSIONS.c.computation == computation)
-    rows = connection.execute(query.order_by(CODE_VERSIONS.c.code_version)).mappings()
-    return tuple(CodeVersion(**row) for row in rows)
-
-
-def read_streams(connection: Connection, pipeline: str) -> tuple[StreamDefinition, ...]:
-    """The streams of a pipeline, by name."""
-    rows = select(STREAMS).where(STREAMS.c.pipeline == pipeline).order_by(STREAMS.c.name)
-    return tuple(
-        StreamDefinition(name=row.name, producers=tuple(json.loads(row.producers)))
-        for row in connection.execute(rows)
-    )
-
-
-def read_subscriptions(connection: Connection, pipeline: str) -> tuple[SubscriptionDefinition, ...]:
-    """The subscriptions of a pipeline, by consumer and stream."""
-    rows = (
-        select(SUBSCRIPTIONS.c.consumer, SUBSCRIPTIONS.c.stream, SUBSCRIPTIONS.c.key_extractor)
-        .where(SUBSCRIPTIONS.c.pipeline == pipeline)
-        .order_by(SUBSCRIPTIONS.c.consumer, SUBSCRIPTIONS.c.stream)
-    )
-    return tuple(SubscriptionDefinition(**row) for row in connection.execute(rows).mappings())
+        return PipelineDefinition(
+            name=value["name"],
+            computations=tuple(ComputationDefinition(**fields) for fields in value["computations"]),
+            streams=tuple(
+                StreamDefinition(name=fields["name"], producers=tuple(fields["producers"]))
+                for fields in value["streams"]
+            ),
+            subscriptions=tuple(SubscriptionDefinition(**fields) for fields in value["subscriptions"]),
+            sinks=tuple(SinkDefinition(**fields) for fields in value.get("sinks", ())),
+        )
+    except (KeyError, TypeError) as error:
+        raise DataError("a commit carries a malformed pipeline definition") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyChange:
-    """The computations and sinks by which a pipeline differs from the one before it; all names in order.
+    """The difference between two topologies of a pipeline; all names are sorted.
 
     Attributes:
-        added: computations that the former one did not have.
-        removed: computations that it no longer has.
+        added: new computations.
+        removed: computations that are gone.
         changed: computations with other code, options, inputs or productions.
-        sinks_added: sinks that the former one did not have.
-        sinks_removed: sinks that it no longer has.
+        sinks_added: new sinks.
+        sinks_removed: sinks that are gone.
         sinks_changed: sinks with another stream or destination.
     """
 
@@ -209,14 +124,9 @@ class TopologyChange:
 
 
 def change_between(former: PipelineDefinition | None, present: PipelineDefinition) -> TopologyChange:
-    """What has changed from one topology to the next.
-
-    Args:
-        former: the earlier topology; ``None`` if there was none.
-        present: the later one.
+    """Return the changes from one topology to the next; ``former`` is ``None`` if there was none.
 
     Example:
-        >>> from millpond.statestore.catalog.entries import ComputationDefinition
         >>> change_between(None, PipelineDefinition(name="p", computations=(
         ...     ComputationDefinition(name="count", code_hash="1"),))).added
         ('count',)
@@ -241,7 +151,7 @@ def _changed(former: Mapping[str, object], present: Mapping[str, object]) -> tup
 
 
 def _computations(definition: PipelineDefinition) -> dict[str, object]:
-    """By computation, all that it is: code, codec, options, what it consumes and what it produces."""
+    """Return each computation's code, codec, options, inputs and outputs, for comparison."""
     return {
         one.name: (
             one.code_hash,
@@ -252,3 +162,41 @@ def _computations(definition: PipelineDefinition) -> dict[str, object]:
         )
         for one in definition.computations
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedTopology:
+    """A topology that the log records, and the commit that introduced it."""
+
+    version: TableVersion
+    wall_us: WallTimeMicros
+    is_update: bool  # of a running pipeline; otherwise of a start
+    definition: PipelineDefinition
+    change: TopologyChange | None  # ``None`` if the log does not reach back to the previous topology
+
+
+def logged_topologies(log: Log, newest: TableVersion) -> list[LoggedTopology]:
+    """Return the topologies in the remaining commits, oldest first, without starts that change nothing.
+
+    Raises:
+        DataError: a commit file is damaged.
+    """
+    is_whole = log.inventory().versions[: newest + 1] == tuple(range(newest + 1))
+    known: dict[str, PipelineDefinition] = {}
+    topologies: list[LoggedTopology] = []
+    for commit in reversed(list(newest_commits(log, newest, naming=DEFINES))):
+        definition = definition_from_metadata(commit.metadata)
+        if definition is None or known.get(definition.name) == definition:
+            continue
+        former = known.get(definition.name)
+        known[definition.name] = definition
+        topologies.append(
+            LoggedTopology(
+                version=commit.version,
+                wall_us=commit.wall_us,
+                is_update=commit.kind == "topology",
+                definition=definition,
+                change=change_between(former, definition) if former is not None or is_whole else None,
+            )
+        )
+    return topologies

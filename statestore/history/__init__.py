@@ -1,1 +1,1 @@
-"""Versions of a store: lineage, savepoints, forks, and checks of the whole log."""
+"""History of a store: one log walker, lineage, savepoints, forks, and verification."""

@@ -1,11 +1,10 @@
-"""Forks: a store of its own that begins with a version of another one.
+"""Forks: independent stores that begin with a version of another store.
 
-A fork has the rows, timers, ids and positions of that version, and a log that begins right after it. Row files are not
-copied where both lie on one disk: they get a second name there (`millpond.statestore.objects.disk_tier`), so neither store
-depends on the other from the first moment on, whatever either collects. Its versions go on counting from the parent's.
+A fork has the rows, timers, ids and positions of that version, and a log that begins right after it. On one disk row
+files are hard-linked instead of copied (`millpond.statestore.objects.disk_tier`), so garbage collection of either store
+cannot affect the other. A fork continues the parent's version numbers.
 
-It is another incarnation of the store, as a copy of the folder is after it was adopted: with leases of its own, and
-refused by the sinks of its parent.
+A fork is another incarnation, as an adopted copy is: it has its own leases, and its parent's sinks refuse it.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """What was forked.
+    """The result of a fork.
 
     Attributes:
-        version: the version that it begins with; its own log begins with the next one.
-        incarnation: the fork's.
-        files: how many row files it has.
-        size_bytes: how long they are together.
-        copied: how many of them had to be copied.
+        version: the parent's version that the fork begins with; the fork's own log begins with the next one.
+        incarnation: the fork's incarnation.
+        files: number of row files.
+        size_bytes: total size of the row files.
+        copied: number of files that had to be copied.
     """
 
     version: TableVersion
@@ -58,26 +57,22 @@ def fork_table(
     clock: Clock,
     rng: Rng,
     *,
-    told: Callable[[int, int], None] = lambda *_: None,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Forked:
-    """Make a table that begins with a version of another one.
-
-    The caller sees to it that the version is not collected meanwhile. The table is there once its checkpoint is, which
-    is put last, after its commit; what is left of a call that was killed before cannot be opened.
+    """Create a table that begins with a version of another table; the caller pins that version.
 
     Args:
         source: the root of the table.
-        target: where the new one's root is; there is nothing yet.
-        place: where the fork's store will lie.
+        target: the new root, which is empty.
+        place: the location of the fork's store.
         version: the version.
         clock: for timestamps.
         rng: the source of names.
-        told: called after each file, with how many are done and how many there are.
+        on_progress: called after each file, with the number of files done and the total.
 
     Raises:
         ConflictError: files of that version have been collected.
         DataError: the log is damaged, or does not reach back that far.
-        UnavailableError: a store, or this machine's disk, failed.
     """
     log = Log(source)
     replayed = replay_log(log, version)
@@ -91,7 +86,7 @@ def fork_table(
             raise ConflictError(
                 "files of that version have been collected", version=version, path=path
             ) from error
-        told(number, len(replayed.adds))
+        on_progress(number, len(replayed.adds))
     incarnation, now_ms = rng.token(), clock.now_us() // 1_000
     began = TableVersion(version + 1)
     actions = tuple(_actions(replayed, place, incarnation, began, now_ms, rng.token()))
@@ -107,6 +102,7 @@ def fork_table(
     info = CommitInfo(
         operation="MILLPOND FORK", timestamp_ms=now_ms, parameters={"kind": "fork"}, millpond=fields
     )
+    # The log begins here: without the boundary readers would miss the commits before it.
     publish_log_boundary(target, began)
     target.sync()
     target.put_if_absent(commit_path(began), encode([info, *actions]))
@@ -130,7 +126,7 @@ def _actions(
     if replayed.metadata is not None:
         yield replace(replayed.metadata, table_id=table_id_of(table), created_ms=now_ms)
     txns = dict(replayed.snapshot.txns)
-    # The versions that these name are the parent's.
+    # Savepoints name the parent's versions, which the fork does not have.
     txns |= {app_id: SAVEPOINT_RELEASED for app_id in txns if app_id.startswith(AppId.SAVEPOINT)}
     txns |= {
         AppId.FORK.of(incarnation, pipeline): superstep for pipeline, superstep in supersteps_of(txns).items()

@@ -1,24 +1,16 @@
-"""Lineage: which incarnation of a store this is, where it came from, and its location.
+"""Lineage of a store: its incarnations, their origins, and the store's location.
 
-All copies of a store have the same id. An **incarnation** identifies one of them: the first one has the store's id;
-a copy, and a store that was restored from a backup, begin another one (`millpond.statestore.history.lineage`).
-Leases, the high-water mark and sinks belong to one incarnation. The lineage is stored in transactions of the log, and
-so in every copy of the store.
+All copies of a store have the same id; an **incarnation** identifies a single copy. The first incarnation has the store's
+id; a copy, a fork and a restored backup begin another. Leases, the high-water mark and sinks belong to one incarnation.
+The lineage is in transactions of the log, and so in every copy of the store.
 
-A store detects that it was moved, copied or restored if its location differs from the one in the log, if its sinks
-or its high-water mark are ahead of it, or if the lease service knows a successor.
+A store detects that it was moved, copied or restored if its location differs from the one in the log, if its sinks or
+its high-water mark are ahead of it, or if the lease service knows a successor. Then an operator adopts it:
 
-Adoption: an operator declares that a store was moved, copied or restored.
-
-- ``moved``: it is in another place, and there is no other copy. It stays the same incarnation.
-- ``copy``: its original stays in use. It begins an incarnation with leases and a high-water mark of its own, and does
-  not write into the sinks of its original.
+- ``moved``: there is no other copy. It stays the same incarnation.
+- ``copy``: its original stays in use. It begins an incarnation that leaves the original's sinks alone.
 - ``restored``: an older copy replaces a lost store. It begins an incarnation that continues the sinks, unless they
-  are ahead of it, and the lease service refuses the previous incarnation from now on.
-
-One commit records this. It changes no interval and no input, so it can be repeated after a crash.
-
-The location of a store: a folder of this machine, or a URL.
+  are ahead of it; the lease service refuses the previous incarnation from now on.
 """
 
 from __future__ import annotations
@@ -81,11 +73,11 @@ class Lineage:
     """The incarnations of a store up to this one.
 
     Attributes:
-        store_id: the store's id, which all of them share.
+        store_id: the store's id, common to all incarnations.
         incarnations: oldest first; the last one is this store.
         location: the last location of the store in the log; "" if none is recorded.
         forks: by incarnation and pipeline, the superstep that the incarnation began with.
-        parents: where the forks lay that this one descends from, the nearest first.
+        parents: locations of the forks that this store descends from, nearest first.
     """
 
     store_id: str
@@ -96,7 +88,7 @@ class Lineage:
 
     @staticmethod
     def of(store_id: str, txns: Mapping[str, int]) -> Lineage:
-        """The lineage in a table's transactions; a store from before lineages has only the first incarnation."""
+        """Return the lineage in a table's transactions; a store from before lineages has one incarnation."""
         later = [
             Incarnation(name, Origin(origin), began)
             for app_id, began in txns.items()
@@ -127,7 +119,7 @@ class Lineage:
 
     @property
     def current(self) -> Incarnation:
-        """This store's own incarnation."""
+        """This store's incarnation."""
         return self.incarnations[-1]
 
     @property
@@ -137,18 +129,18 @@ class Lineage:
         return copies[-1] if copies else self.incarnations[0]
 
     def left_at(self, incarnation: str, pipeline: str) -> int | None:
-        """The superstep at which an earlier incarnation was left, 0 if none is recorded; ``None`` for this one."""
+        """Return the superstep at which an earlier incarnation ended; 0 if unknown, ``None`` for the current one."""
         ids = [known.id for known in self.incarnations]
         later = ids[ids.index(incarnation) + 1 :]
         return None if not later else self.forks.get((later[0], pipeline), 0)
 
     def is_of_another_copy(self, incarnation: str) -> bool:
-        """Whether this store does not continue an incarnation: it is the original of a copy, or unrelated."""
+        """Return True if this store does not continue the incarnation."""
         ids = [known.id for known in self.incarnations]
         return incarnation not in ids[ids.index(self.copied.id) :]
 
     def unrecorded_location(self, place: str) -> dict[str, int]:
-        """The transaction that records the store's location; empty if it is recorded, or for a store in memory."""
+        """Return the transaction that records the location; empty if it is recorded, or in memory."""
         return {} if self.location or place.startswith("memory:") else {AppId.LOCATION.of(place): 0}
 
     def check_location(self, place: str) -> None:
@@ -159,9 +151,9 @@ class Lineage:
         """
         if self.location and self.location != place:
             raise InvalidError(
-                "the store lies elsewhere than it did, and a copy must not go on as the original: say which it "
-                "is, with Store.open(…, adopt=…) or `millpond adopt STORE --as …`: moved (there is no other), "
-                "copy (the original goes on) or restored (an older copy takes its place)",
+                "the store's location has changed, and a copy must not continue as the original: declare what "
+                "happened, with Store.open(…, adopt=…) or `millpond adopt STORE --as …`: moved (there is no "
+                "other), copy (the original stays in use) or restored (an older copy replaces it)",
                 path=place,
                 was=self.location,
             )
@@ -181,28 +173,26 @@ def adopt_store(
     *,
     marks: Objects | None = None,
 ) -> Lineage:
-    """Record that a store was moved, copied or restored.
+    """Record in one commit that a store was moved, copied or restored, and return the new lineage.
+
+    The commit changes no interval and no input, so it can be repeated after a crash.
 
     Args:
-        log: the log of its table.
-        place: its present location: an absolute path or a URL.
-        adoption: what happened to it.
+        log: the log of the table.
+        place: the present location: an absolute path or a URL.
+        adoption: what happened to the store.
         leases: creates leases, given an incarnation and a writer's id.
         clock: for timestamps.
         rng: the source of the incarnation's id.
         marks: the store's folder, whose high-water mark a moved store must agree with.
 
-    Returns:
-        The new lineage.
-
     Raises:
-        InvalidError: there is no such adoption, or a store that is adopted as a copy has not moved.
+        InvalidError: the adoption is unknown, or a store adopted as a copy has not moved.
         ConflictError: a pipeline of the store is running.
         DataError: a moved store ends before its high-water mark.
-        UnavailableError: a service does not respond; repeat the call.
     """
     if adoption not in ("moved", "copy", "restored"):
-        raise InvalidError("a store is moved, copy or restored", adopt=adoption)
+        raise InvalidError("adopt must be moved, copy or restored", adopt=adoption)
     listed = () if marks is None else list_marks(marks)
     snapshot = load(log)
     check_format(snapshot)
@@ -210,13 +200,13 @@ def adopt_store(
     if adoption != "restored" and lineage.location == place:
         if adoption == "copy" and lineage.current.origin not in (Origin.COPY, Origin.FORK):
             raise InvalidError(
-                "the store lies where it always did, so it is no copy: copy its folder, and adopt the copy",
+                "cannot adopt a store as a copy where it always was: copy its folder, and adopt the copy",
                 path=place,
             )
         return lineage
     writer_id = rng.token()
     if adoption == "copy":
-        # The original keeps its leases.
+        # No leases are taken: the original keeps its own, and the copy's incarnation has none yet.
         return _record(log, place, adoption, lineage, MemoryHighWater(), clock, rng)
     held = leases(lineage.current.id, writer_id)
     try:
@@ -232,7 +222,7 @@ def adopt_store(
 
 def _restored(log: Log, place: str, lineage: Lineage, held: Leases, clock: Clock, rng: Rng) -> Lineage:
     incarnation = rng.token()
-    # First, so that a crash in between never leaves two active incarnations; a repetition draws another id.
+    # Supersede first: otherwise a crash in between leaves two active incarnations. A repetition draws another id.
     held.high_water.supersede(incarnation)
     return _record(log, place, "restored", lineage, MemoryHighWater(), clock, rng, incarnation)
 
@@ -262,11 +252,7 @@ def _record(
 
 @contextmanager
 def _stopped(leases: Leases, snapshot: Snapshot) -> Iterator[None]:
-    """Hold all leases, so that no pipeline of the store runs meanwhile.
-
-    Raises:
-        ConflictError: one is running, or another process maintains the store.
-    """
+    """Hold all leases, so that no pipeline of the store runs meanwhile."""
     fences = {interval: fence.sequencer for interval, fence in snapshot.live_intervals().items()}
     with exclusive(leases):
         try:
@@ -283,14 +269,14 @@ def _stopped(leases: Leases, snapshot: Snapshot) -> Iterator[None]:
 
 
 _ONE_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)", re.IGNORECASE)
-"""A scheme of at least two letters, as drives have one."""
+"""Schemes of one letter are Windows drives."""
 
 ROWS_FOLDER: Final = "rows"
 """The folder of the table within that of the store."""
 
 
 def place_of(path: str | Path) -> str:
-    """A store's location, the same for every process: an absolute path, or a URL without a trailing slash.
+    """Return a store's location, equal in every process: an absolute path, or a URL without trailing slash.
 
     Example:
         >>> place_of("s3://bucket/pond/")
@@ -301,7 +287,7 @@ def place_of(path: str | Path) -> str:
 
 
 def local_folder(path: str | Path) -> Path | None:
-    """The folder of a store on this machine; ``None`` for one in an object store."""
+    """Return a store's folder on this machine; ``None`` for an object store."""
     text = str(path)
     if text.startswith("file://"):
         return Path(text.removeprefix("file://")).resolve()
@@ -309,16 +295,7 @@ def local_folder(path: str | Path) -> Path | None:
 
 
 def check_location(local: Path | None, path: str | Path, *, create: bool) -> None:
-    """Refuse a location that has no store, unless one can be created there.
-
-    Args:
-        local: the folder; ``None`` for an object store, which is not checked here.
-        path: the path as the user wrote it.
-        create: whether a store may be created there.
-
-    Raises:
-        InvalidError: there is no store and none can be created, or none may be.
-    """
+    """Refuse a path without a store, unless a store can be created there; object stores are not checked."""
     if local is None:
         return
     if _ONE_SLASH.match(str(path)):
@@ -329,12 +306,14 @@ def check_location(local: Path | None, path: str | Path, *, create: bool) -> Non
         )
     if local.exists() and not local.is_dir():
         raise InvalidError(
-            "a store is a folder, and there is a file at its path: name another place", path=path
+            "the path of a store must be a folder, but it is a file: name another place", path=path
         )
     blocking = next((parent for parent in local.parents if parent.is_file()), None)
     if blocking is not None:
         raise InvalidError(
-            "a store is a folder, and there is a file on the way to it", path=path, file=blocking
+            "the path of a store must be a folder, but there is a file on the way to it",
+            path=path,
+            file=blocking,
         )
     log = local / ROWS_FOLDER / "_delta_log"
     if log.is_dir():
@@ -351,5 +330,5 @@ def check_location(local: Path | None, path: str | Path, *, create: bool) -> Non
         )
     if not create and not log.is_dir():
         raise InvalidError(
-            "there is no store at this path: a store is the folder that a runner was given", path=path
+            "there is no store at this path: name the folder that a runner was given", path=path
         )

@@ -1,20 +1,17 @@
-"""The replayed log: all actions that a checkpoint of one version must contain.
+"""The log walker: single commits, and the table that commits add up to, at a version or as an undoable history.
 
-A `Snapshot` keeps only what the engine needs; a checkpoint repeats the actions themselves, with
-their statistics and times, and remembers removed files as long as they are on disk. Each
-commit is also applied to a snapshot, which verifies seals and the digest chain. The format is
-Delta's (its protocol's section on action reconciliation).
-
-A table's history as far as its log is readable: every state from a start to the first gap.
-
-Repair uses it. A `Snapshot` is the table's current state and refuses a damaged log; a history keeps
-the readable part and walks it back version by version.
+- `read_commit` and `newest_commits` read commits one by one, as facts about supersteps and pipelines.
+- `replay_log` gives the table at a version, with every action that a checkpoint of that version repeats. Each commit is
+  also applied to a snapshot, which verifies seals and the digest chain (Delta's protocol: action reconciliation).
+- `read_histories` gives the readable parts of a damaged log: each start up to the first gap, with changes that can be
+  undone one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from millpond.statestore.errors import DataError, check
 from millpond.statestore.history.verification import repair_bit_flip, repair_bit_flip_by_digest
@@ -33,85 +30,169 @@ from millpond.statestore.log.commit_file import decode, digest_of
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import Log, LogInventory, commit_path, foreign_change
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
-from millpond.statestore.types import TableVersion
+from millpond.statestore.types import TableVersion, WallTimeMicros
 
 
-class ReplayedLog:
-    """The state of a table at a version, with the actions that made it.
+@dataclass(frozen=True, kw_only=True)
+class LoggedCommit:
+    """A decoded commit file."""
 
-    Attributes:
-        snapshot: the same state as the engine sees it.
-        metadata: the table's metadata; ``None`` before a commit has set it.
-        protocol: the table's protocol.
-        adds: live files by path.
-        removes: removed files by path, as far back as the log and its checkpoints record them.
+    version: TableVersion
+    actions: tuple[Action, ...]
+
+    @cached_property
+    def info(self) -> CommitInfo | None:
+        return next((action for action in self.actions if isinstance(action, CommitInfo)), None)
+
+    @cached_property
+    def txns(self) -> dict[str, int]:
+        return {action.app_id: action.version for action in self.actions if isinstance(action, Txn)}
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """``commitInfo.millpond``; empty for commits of other engines."""
+        return {} if self.info is None else self.info.millpond or {}
+
+    @property
+    def kind(self) -> str:
+        return str(self.metadata.get("kind", ""))
+
+    @property
+    def wall_us(self) -> WallTimeMicros:
+        """The commit's time by the writer's clock."""
+        return WallTimeMicros(0 if self.info is None else self.info.timestamp_ms * 1_000)
+
+
+def read_commit(log: Log, version: TableVersion) -> LoggedCommit | None:
+    """Read a commit; return ``None`` if there is none, and raise `DataError` if it is damaged."""
+    data = log.read(version)
+    if data is None:
+        return None
+    return LoggedCommit(version=version, actions=decode(data, commit_path(version)))
+
+
+def newest_commits(
+    log: Log, newest: TableVersion, limit: int | None = None, *, naming: bytes = b""
+) -> Iterator[LoggedCommit]:
+    """Yield the remaining commits, newest first; with ``naming`` only those whose bytes contain it.
+
+    Raises:
+        DataError: a commit file is damaged.
+    """
+    oldest = 0 if limit is None else max(newest - limit + 1, 0)
+    for number in range(newest, oldest - 1, -1):
+        version = TableVersion(number)
+        data = log.read(version)
+        if data is None:
+            return
+        # Decoding takes most of the time, and few commits name, for example, a topology.
+        if naming in data:
+            yield LoggedCommit(version=version, actions=decode(data, commit_path(version)))
+
+
+def readable_commits(log: Log, versions: Iterable[TableVersion]) -> Iterator[LoggedCommit]:
+    """Yield the commits that can be read, and skip missing and damaged ones."""
+    for version in versions:
+        try:
+            commit = read_commit(log, version)
+        except DataError:
+            continue
+        if commit is not None:
+            yield commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The effects of one commit, with the data needed to undo it."""
+
+    version: TableVersion
+    kind: str  # "" for commits of other engines
+    added: tuple[Add, ...]
+    removed: tuple[Add, ...]  # also former entries of files that the commit added again
+    txns_before: tuple[tuple[str, int | None], ...]  # ``None``: the commit added the transaction
+
+
+class LoggedTable:
+    """The table that commits add up to: live files and removed ones by path, and transactions by application id.
+
+    Removed files go back as far as the log and its checkpoints record them.
     """
 
     def __init__(self) -> None:
-        self.snapshot: Snapshot = Snapshot()
         self.adds: dict[str, Add] = {}
         self.removes: dict[str, Remove] = {}
-        self._txns: dict[str, Txn] = {}
+        self.txns: dict[str, Txn] = {}
         self.metadata: Metadata | None = None
         self.protocol: Protocol = Protocol()
 
-    @property
-    def version(self) -> TableVersion:
-        """The newest commit that has been replayed."""
-        return self.snapshot.version
-
-    def start(self, log: Log, checkpoint: Checkpoint) -> None:
-        """Start from a checkpoint.
-
-        Raises:
-            DataError: the checkpoint cannot be read.
-        """
-        actions = tuple(log.read_checkpoint(checkpoint))
-        self.snapshot.restart_from(checkpoint, actions, log.read(checkpoint.version))
-        self._take(actions)
-
-    def follow(self, log: Log, until: TableVersion) -> None:
-        """Replay commits up to the version ``until``.
-
-        Raises:
-            DataError: a commit file is missing, damaged or out of the chain.
-        """
-        for version in range(self.version + 1, until + 1):
-            following = TableVersion(version)
-            self._take(self.snapshot.apply(following, log.require(following)))
-
-    def actions(self, *, on_disk: Iterable[str]) -> Iterator[Action]:
-        """The actions of a checkpoint of this version.
-
-        Args:
-            on_disk: the data files that exist; removed files are remembered as long as they do.
-        """
-        check(self.metadata is not None, "a table has metadata", version=self.version)
-        exists = frozenset(on_disk)
-        yield self.protocol
-        if self.metadata is not None:
-            yield self.metadata
-        yield from self._txns.values()
-        yield from self.adds.values()
-        yield from (remove for path, remove in self.removes.items() if path in exists)
-
-    def _take(self, actions: Iterable[Action]) -> None:
+    def apply(self, version: TableVersion, actions: Iterable[Action]) -> Change:
+        """Apply the next commit, or the actions of a checkpoint."""
+        added, removed, before, kind = list[Add](), list[Add](), list[tuple[str, int | None]](), ""
         for action in actions:
             match action:
                 case Add():
+                    replaced = self.adds.get(action.path)
+                    removed += [] if replaced is None else [replaced]
                     self.adds[action.path] = action
                     self.removes.pop(action.path, None)
+                    added.append(action)
                 case Remove():
+                    gone = self.adds.pop(action.path, None)
+                    removed += [] if gone is None else [gone]
                     self.removes[action.path] = action
-                    self.adds.pop(action.path, None)
                 case Txn():
-                    self._txns[action.app_id] = action
+                    last = self.txns.get(action.app_id)
+                    before.append((action.app_id, None if last is None else last.version))
+                    self.txns[action.app_id] = action
+                case CommitInfo():
+                    kind = str((action.millpond or {}).get("kind", ""))
                 case Metadata():
                     self.metadata = action
                 case Protocol():
                     self.protocol = action
                 case _:
                     pass
+        return Change(
+            version=version, kind=kind, added=tuple(added), removed=tuple(removed), txns_before=tuple(before)
+        )
+
+
+class ReplayedLog(LoggedTable):
+    """The table at a version, verified commit by commit; ``snapshot`` is the engine's view of the same version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.snapshot: Snapshot = Snapshot()
+
+    @property
+    def version(self) -> TableVersion:
+        return self.snapshot.version
+
+    def start(self, log: Log, checkpoint: Checkpoint) -> None:
+        actions = tuple(log.read_checkpoint(checkpoint))
+        self.snapshot.restart_from(checkpoint, actions, log.read(checkpoint.version))
+        self.apply(checkpoint.version, actions)
+
+    def follow(self, log: Log, until: TableVersion) -> None:
+        """Replay commits up to ``until``.
+
+        Raises:
+            DataError: a commit file is missing, damaged or out of the chain.
+        """
+        for number in range(self.version + 1, until + 1):
+            version = TableVersion(number)
+            self.apply(version, self.snapshot.apply(version, log.require(version)))
+
+    def actions(self, *, on_disk: Iterable[str]) -> Iterator[Action]:
+        """Yield the actions of a checkpoint of this version; removed files are remembered while they are on disk."""
+        check(self.metadata is not None, "a table has metadata", version=self.version)
+        exists = frozenset(on_disk)
+        yield self.protocol
+        if self.metadata is not None:
+            yield self.metadata
+        yield from self.txns.values()
+        yield from self.adds.values()
+        yield from (remove for path, remove in self.removes.items() if path in exists)
 
 
 def replay_log(log: Log, until: TableVersion) -> ReplayedLog:
@@ -136,133 +217,76 @@ def replay_log(log: Log, until: TableVersion) -> ReplayedLog:
     return replayed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """The effects of one commit, with the data needed to undo it.
-
-    Attributes:
-        version: the version that it made.
-        kind: its purpose, as Millpond's commits record it; "" for commits of other engines.
-        added: files that it added.
-        removed: files that it removed, and what was said of files that it added again.
-        txns_before: previous versions of the transactions that it moved; ``None`` for new transactions.
-    """
-
-    version: TableVersion
-    kind: str
-    added: tuple[Add, ...]
-    removed: tuple[Add, ...]
-    txns_before: tuple[tuple[str, int | None], ...]
-
-
 @dataclass(slots=True, kw_only=True)
 class TableState:
-    """The state of a table at a version.
-
-    Attributes:
-        version: the version.
-        live: live files by path.
-        txns: transactions by application id.
-    """
+    """Live files by path, and transactions by application id, at a version."""
 
     version: TableVersion
     live: dict[str, Add]
     txns: dict[str, int]
 
+    def undo(self, change: Change) -> None:
+        for add in change.added:
+            self.live.pop(add.path, None)
+        for add in change.removed:
+            self.live[add.path] = add
+        for app_id, before in change.txns_before:
+            if before is None:
+                self.txns.pop(app_id, None)
+            else:
+                self.txns[app_id] = before
+        self.version = TableVersion(change.version - 1)
 
-@dataclass(slots=True, kw_only=True)
-class TableHistory:
-    """The states from ``start`` to ``newest``.
 
-    Attributes:
-        start: the first known version: that of a checkpoint, or 0.
-        is_start_chained: whether the start's own commit file is whole.
-        newest: the last version before the log ends or becomes unreadable.
-        state: the state of the table at ``newest``.
-        changes: the changes of the commits after the start, oldest first.
-        metadata: the table's metadata; ``None`` until a commit sets it.
-        protocol: the table's protocol.
-        digest: digest of the newest commit; "" when unknown.
-        healed: original bytes of commits with one flipped bit, by version.
-    """
+class TableHistory(LoggedTable):
+    """The table from ``start``, a checkpoint or version 0, to ``newest``, where the log ends or becomes unreadable."""
 
-    start: TableVersion
-    is_start_chained: bool = True
-    newest: TableVersion
-    state: TableState
-    changes: list[Change] = field(default_factory=list)
-    metadata: Metadata | None = None
-    protocol: Protocol = field(default_factory=Protocol)
-    digest: str = ""
-    healed: dict[TableVersion, bytes] = field(default_factory=dict)
+    def __init__(self, start: TableVersion, newest: TableVersion) -> None:
+        super().__init__()
+        self.start = start
+        self.newest = newest
+        self.is_start_chained = True
+        """Whether the start's own commit file is whole."""
+        self.changes: list[Change] = []
+        """The commits after the start, oldest first."""
+        self.digest = ""
+        """The digest of the newest commit; "" when unknown."""
+        self.healed: dict[TableVersion, bytes] = {}
+        """The original bytes of commits with one flipped bit."""
+
+    @property
+    def state(self) -> TableState:
+        """A copy of the newest state."""
+        txns = {app_id: txn.version for app_id, txn in self.txns.items()}
+        return TableState(version=self.newest, live=dict(self.adds), txns=txns)
 
     def states(self) -> Iterator[tuple[TableState, tuple[str, ...]]]:
-        """The states, newest first, each with the files that it has and the next newer state lacks.
+        """Yield the states, newest first, each with the files that it has and the next newer state lacks.
 
         The yielded state is changed in place: copy what you need before you advance the iterator.
         """
-        state = TableState(version=self.state.version, live=dict(self.state.live), txns=dict(self.state.txns))
+        state = self.state
         yield state, tuple(state.live)
         for change in reversed(self.changes):
-            for add in change.added:
-                state.live.pop(add.path, None)
-            for add in change.removed:
-                state.live[add.path] = add
-            for app_id, before in change.txns_before:
-                if before is None:
-                    state.txns.pop(app_id, None)
-                else:
-                    state.txns[app_id] = before
-            state.version = TableVersion(change.version - 1)
+            state.undo(change)
             yield state, tuple(add.path for add in change.removed)
 
     def maker_of(self, path: str) -> Change | None:
-        """The commit that added a file; ``None`` if the file is older than the start."""
+        """Return the commit that added a file; ``None`` if the file is older than the start."""
         return next(
             (change for change in self.changes if any(add.path == path for add in change.added)), None
         )
 
-    def take(self, version: TableVersion, actions: tuple[Action, ...], digest: str) -> None:
+    def advance(self, version: TableVersion, actions: Iterable[Action], digest: str) -> None:
         """Apply the next commit."""
-        added, removed, before, kind = [], [], list[tuple[str, int | None]](), ""
-        for action in actions:
-            match action:
-                case Add():
-                    replaced = self.state.live.get(action.path)
-                    removed += [] if replaced is None else [replaced]
-                    self.state.live[action.path] = action
-                    added.append(action)
-                case Remove():
-                    gone = self.state.live.pop(action.path, None)
-                    removed += [] if gone is None else [gone]
-                case Txn():
-                    before.append((action.app_id, self.state.txns.get(action.app_id)))
-                    self.state.txns[action.app_id] = action.version
-                case CommitInfo():
-                    kind = str((action.millpond or {}).get("kind", ""))
-                case Metadata():
-                    self.metadata = action
-                case Protocol():
-                    self.protocol = action
-                case _:
-                    pass
-        change = Change(
-            version=version, kind=kind, added=tuple(added), removed=tuple(removed), txns_before=tuple(before)
-        )
-        self.changes.append(change)
-        self.newest = self.state.version = version
-        self.digest = digest
+        self.changes.append(self.apply(version, actions))
+        self.newest, self.digest = version, digest
 
 
 def read_histories(log: Log, mark: Mark | None) -> tuple[TableHistory, ...]:
-    """All histories that the log still contains, the one that reaches furthest first.
+    """Return all histories in the log, sorted by their newest version, newest first.
 
-    Args:
-        log: the table's log.
-        mark: the high-water mark; a commit at its version with other bytes is rejected.
-
-    Raises:
-        UnavailableError: the store is unavailable.
+    A commit at the version of the high-water mark with another digest is rejected.
     """
     inventory = log.inventory()
     histories = []
@@ -271,10 +295,9 @@ def read_histories(log: Log, mark: Mark | None) -> tuple[TableHistory, ...]:
         if from_checkpoint is not None and not _rests_on_foreign_change(log, inventory, from_checkpoint):
             histories.append(from_checkpoint)
     if inventory.versions[:1] == (0,):
-        empty = TableState(version=NO_TABLE, live={}, txns={})
-        histories.append(TableHistory(start=TableVersion(0), newest=NO_TABLE, state=empty))
+        histories.append(TableHistory(TableVersion(0), NO_TABLE))
     for history in histories:
-        _follow(history, log, mark)
+        _advance(history, log, mark)
     readable = [history for history in histories if history.metadata is not None]
     return tuple(sorted(readable, key=lambda history: (-history.newest, history.start)))
 
@@ -284,10 +307,8 @@ def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> TableHistory | None:
         actions = tuple(log.read_checkpoint(checkpoint))
     except DataError:
         return None
-    empty = TableState(version=checkpoint.version, live={}, txns={})
-    history = TableHistory(start=checkpoint.version, newest=checkpoint.version, state=empty)
-    history.take(checkpoint.version, actions, "")
-    history.changes.clear()
+    history = TableHistory(checkpoint.version, checkpoint.version)
+    history.apply(checkpoint.version, actions)
     data = log.read(checkpoint.version)
     try:
         decode(data or b"", commit_path(checkpoint.version))
@@ -299,21 +320,13 @@ def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> TableHistory | None:
 
 
 def _rests_on_foreign_change(log: Log, inventory: LogInventory, history: TableHistory) -> bool:
-    """Whether a checkpoint sums up a commit by which another engine changed the data."""
+    """Return whether the history's checkpoint includes a commit by which another engine changed the data."""
     configuration = {} if history.metadata is None else history.metadata.configuration
-    for version in inventory.versions:
-        if version > history.start:
-            break
-        try:
-            actions = decode(log.read(version) or b"", commit_path(version))
-        except DataError:
-            continue
-        if foreign_change(actions, configuration) is not None:
-            return True
-    return False
+    before = (version for version in inventory.versions if version <= history.start)
+    return any(foreign_change(commit.actions, configuration) for commit in readable_commits(log, before))
 
 
-def _follow(history: TableHistory, log: Log, mark: Mark | None) -> None:
+def _advance(history: TableHistory, log: Log, mark: Mark | None) -> None:
     chain = Snapshot()
     chain.version, chain.digest, chain.metadata = history.newest, history.digest, history.metadata
     version = TableVersion(history.newest + 1)
@@ -330,12 +343,12 @@ def _follow(history: TableHistory, log: Log, mark: Mark | None) -> None:
             return
         if data != stored:
             history.healed[version] = data
-        history.take(version, actions, digest_of(data))
+        history.advance(version, actions, digest_of(data))
         version, stored = TableVersion(version + 1), following
 
 
 def _original(data: bytes, digest: str) -> bytes | None:
-    """The commit as it was written, given its digest if another source has it; ``None`` if it is lost."""
+    """Return the original bytes of a commit, given its digest if another source has it; ``None`` if they are lost."""
     if digest:
         if digest_of(data) == digest:
             return data
@@ -348,7 +361,7 @@ def _original(data: bytes, digest: str) -> bytes | None:
 
 
 def _previous_in(data: bytes | None) -> str:
-    """The digest that a commit records of the commit before it; "" where the commit is not trustworthy."""
+    """Return the digest that a commit records of its predecessor; "" if the commit is not trustworthy."""
     info = None if data is None else _sealed_info(data)
     return "" if info is None else str(info.get("previous") or "")
 

@@ -1,17 +1,12 @@
-"""Savepoints: versions of the table with a name, which stay readable until they are dropped.
+"""Savepoints: named table versions that stay readable until they are dropped.
 
-A savepoint is a transaction in the log, so it is there for every process and survives the loss of the catalog. What it
-keeps is exactly its version: the files of that version, and a checkpoint from which it is read. What came before and
-after it is collected as without it, so an old savepoint costs the files that have been replaced since, once.
+A savepoint is a transaction in the log, so every process sees it and it survives the loss of the catalog. It keeps
+exactly the files of its version, and a checkpoint to read them from; other versions are collected as usual. So an old
+savepoint costs, once, the files that were replaced since.
 
-The checkpoint is written first, then the savepoint is committed. A collector that was quicker is seen after that
-(`millpond.statestore.history.savepoint`): then the savepoint is dropped again.
-
-The collected horizon: versions below it may lose their files, unless a savepoint keeps them.
-
-A collector publishes it before it deletes, and looks for savepoints after that. A process that makes a savepoint of an
-older version commits it first, and looks at the horizon after that. So in either order one of them sees the other, and
-this relies on no clock: either the collector keeps the version, or the savepoint is taken back.
+A collector publishes its horizon before it deletes, and then looks for savepoints. A process that makes a savepoint of
+an older version commits it first, and then looks at the horizon. In either order one sees the other, without clocks:
+the collector keeps the version, or the savepoint is dropped again.
 """
 
 from __future__ import annotations
@@ -48,26 +43,17 @@ _SAYS: Final = b"Versions below this one may have lost files, unless a savepoint
 
 
 def collected_horizon(objects: Objects) -> TableVersion:
-    """The version below which versions may lose their files; 0 before the first collection.
-
-    Raises:
-        UnavailableError: the store is unavailable.
-    """
+    """Return the version below which files may have been deleted; 0 before the first collection."""
     return published_version(objects, HORIZON_FOLDER)
 
 
 def publish_collected_horizon(objects: Objects, version: TableVersion) -> None:
-    """Announce that versions below this one may lose their files; call it before the first deletion.
-
-    Raises:
-        UnavailableError: the store is unavailable; the horizon may or may not be published.
-    """
+    """Announce that versions below this one may lose files; call it before the first deletion."""
     publish_version(objects, HORIZON_FOLDER, version, _SAYS)
 
 
 _NAME_CHARACTERS_MAX = 200
-_TRIES = 8
-"""How many newest versions are tried, one after the other, before collectors are found to be quicker."""
+_TRIES = 8  # newest versions, before collectors count as faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +62,7 @@ class Savepoint:
 
     Attributes:
         name: the name.
-        version: the table version that it keeps readable.
+        version: the table version that stays readable.
     """
 
     name: str
@@ -84,7 +70,7 @@ class Savepoint:
 
 
 def open_savepoints(txns: Mapping[str, int]) -> tuple[Savepoint, ...]:
-    """The savepoints among a table's transactions that have not been dropped, oldest version first."""
+    """Return the savepoints that have not been dropped, oldest version first."""
     known = savepoints_of(txns)
     opened = [Savepoint(name, TableVersion(at)) for name, at in known if at != SAVEPOINT_RELEASED]
     return tuple(sorted(opened, key=lambda savepoint: (savepoint.version, savepoint.name)))
@@ -93,26 +79,18 @@ def open_savepoints(txns: Mapping[str, int]) -> tuple[Savepoint, ...]:
 def make_savepoint(
     committer: Committer, log: Log, name: str, version: TableVersion | None = None
 ) -> Savepoint:
-    """Keep a version readable under a name.
-
-    To make the same savepoint again changes nothing.
-
-    Args:
-        committer: commits it.
-        log: the table's log.
-        name: a name that no open savepoint has.
-        version: the table version; ``None`` for the newest.
+    """Keep a version readable under a name; repeating the call changes nothing.
 
     Raises:
-        InvalidError: the name is empty, too long or a number, another savepoint has it, or there is no such version.
+        InvalidError: the name is empty, too long, a number or taken, or there is no such version.
         ConflictError: the version has been collected, or another process makes a savepoint of that name.
-        DataError: the log is damaged.
-        OutcomeUnknownError: it may or may not have been made; make it again.
-        UnavailableError: a service does not respond.
+        OutcomeUnknownError: the savepoint may or may not exist; repeat the call.
     """
     if not name or len(name) > _NAME_CHARACTERS_MAX or name.isdecimal():
-        raise InvalidError("a savepoint has a name of 1 to 200 characters, not all of them digits", name=name)
-    # Where a collector was quicker, what was the newest version is not the newest any more: the next one is meant.
+        raise InvalidError(
+            "a savepoint's name must have 1 to 200 characters, not all of them digits", name=name
+        )
+    # A collector may take the newest version once a newer one exists; then try that one.
     for _ in range(_TRIES if version is None else 1):
         made = _make(committer, log, name, version)
         if made is not None:
@@ -130,7 +108,7 @@ def make_savepoint(
 
 
 def _make(committer: Committer, log: Log, name: str, version: TableVersion | None) -> Savepoint | None:
-    """Make a savepoint; ``None``: its version has been collected, and the savepoint is not there."""
+    """Make a savepoint; return ``None`` if its version has been collected, and no savepoint is left."""
     snapshot = committer.refresh()
     kept = TableVersion(snapshot.version if version is None else version)
     if not 0 <= kept <= snapshot.version:
@@ -142,7 +120,7 @@ def _make(committer: Committer, log: Log, name: str, version: TableVersion | Non
     if known is not None and (version is None or known.version == version):
         if _is_whole(log, known):
             return known
-        # Its maker was killed before it saw that a collector had been quicker.
+        # Its maker was killed between commit and look: the savepoint keeps files that are gone, so drop it.
         drop_savepoint(committer, name)
         return None
     if known is not None:
@@ -153,10 +131,12 @@ def _make(committer: Committer, log: Log, name: str, version: TableVersion | Non
         )
     if kept < collected_horizon(log.objects) and not _is_kept(before, kept, name):
         return None
+    # Checkpoint first: otherwise a kill in between leaves a savepoint that nobody can read.
     if not _write_checkpoint(log, kept):
         return None
     committer.commit(CommitRequest(kind="savepoint", positions={AppId.SAVEPOINT.of(name): int(kept)}))
-    # Another one of that version counts if it was there when this one was committed.
+    # Look at the horizon only after the commit: a collector that published later has seen the savepoint.
+    # Another savepoint of that version keeps its files too, if it was there when this one was committed.
     others = open_savepoints(committer.snapshot.txns)
     if kept < collected_horizon(log.objects) and not _is_kept(others, kept, name):
         drop_savepoint(committer, name)
@@ -165,13 +145,7 @@ def _make(committer: Committer, log: Log, name: str, version: TableVersion | Non
 
 
 def drop_savepoint(committer: Committer, name: str) -> None:
-    """Drop a savepoint: its version may be collected from now on.
-
-    Raises:
-        InvalidError: there is no savepoint of that name.
-        OutcomeUnknownError: it may or may not have been dropped; drop it again.
-        UnavailableError: a service does not respond.
-    """
+    """Drop a savepoint, so that its version may be collected."""
     known = {savepoint.name for savepoint in open_savepoints(committer.refresh().txns)}
     if name not in known:
         raise InvalidError(
@@ -185,15 +159,9 @@ def drop_savepoint(committer: Committer, name: str) -> None:
 
 
 def write_checkpoint_of(objects: Objects, replayed: ReplayedLog, *, names_newest: bool) -> bool:
-    """Write the checkpoint of a version; returns ``False`` if there is one.
+    """Write the checkpoint of a version; return False if there is one.
 
-    Args:
-        objects: the table's root.
-        replayed: the log up to that version.
-        names_newest: whether readers are to begin with it: only the newest checkpoint.
-
-    Raises:
-        UnavailableError: the store is unavailable.
+    ``names_newest`` makes readers begin with the checkpoint, so only the newest may be named.
     """
     listed: Iterable[str] = [path for path in objects.list("") if not path.startswith(f"{LOG_FOLDER}/")]
     actions = tuple(replayed.actions(on_disk=listed))
@@ -216,7 +184,7 @@ def _is_kept(savepoints: Iterable[Savepoint], version: TableVersion, name: str) 
 
 
 def _is_whole(log: Log, known: Savepoint) -> bool:
-    """Whether all that a savepoint keeps is there."""
+    """Return whether every file of the savepoint exists."""
     if known.version >= collected_horizon(log.objects):
         return True
     try:
@@ -227,7 +195,7 @@ def _is_whole(log: Log, known: Savepoint) -> bool:
 
 
 def _write_checkpoint(log: Log, version: TableVersion) -> bool:
-    """Write the checkpoint of a version, if there is none; ``False``: the version has been collected."""
+    """Write the checkpoint of a version if there is none; return False if the version was collected."""
     if any(known.version == version for known in log.inventory().checkpoints):
         return True
     try:

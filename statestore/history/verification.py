@@ -1,15 +1,11 @@
-"""Verification: check a whole store against all promises about its bytes.
+"""Verification of a whole store, and repair of a single flipped bit.
 
-It checks every remaining commit file: its seal, the digest chain, and that fences and positions follow
-the rules. It checks every live file: its seal, its page checksums, and that its rows match the log.
-And it checks the high-water mark, where that is known. It reads everything and changes nothing;
-after one damaged file it continues with the others, so that it reports all of them.
+`verify_store` checks every remaining commit file (seal, digest chain, order of fences and positions), every checkpoint,
+every live file (seal, page checksums, agreement with the log) and the high-water mark. It changes nothing, and continues
+after a damaged file to report all of them.
 
-Repair of a single flipped bit, where a seal over all bytes verifies the result.
-
-A single flipped bit is the most common corruption by disks and memory. A commit's SHA-256 leaves no
-doubt; a row file's CRC-32 has a different remainder for every single bit, and its page checksums
-confirm the result.
+A single flipped bit is the most common corruption by disks and memory. A commit's SHA-256 leaves no doubt; a row file's
+CRC-32 has a different remainder for every single bit, and page checksums confirm the result.
 """
 
 from __future__ import annotations
@@ -44,13 +40,7 @@ _RISING_PREFIXES: Final = (AppId.INPUT, AppId.SUPERSTEP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fault in a store.
-
-    Attributes:
-        path: the file, relative to the table's root.
-        held: the file's contents, as far as the log describes them.
-        fault: what is wrong with it.
-    """
+    """One fault: the file's path in the table, its contents according to the log, and the fault."""
 
     path: str
     held: str
@@ -59,15 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """The result of a verification.
-
-    Attributes:
-        commits: number of commit files read.
-        checkpoints: number of checkpoints read.
-        files: number of live files read.
-        rows: number of row updates in them.
-        findings: the faults; empty when the store is sound.
-    """
+    """The result of a verification: counts of the files read and of their row updates (``rows``), and the faults."""
 
     commits: int
     checkpoints: int
@@ -77,17 +59,14 @@ class Verified:
 
 
 def verify_store(
-    objects: Objects, mark: Mark | None = None, *, told: Callable[[int, int], None] = lambda *_: None
+    objects: Objects, mark: Mark | None = None, *, on_progress: Callable[[int, int], None] = lambda *_: None
 ) -> Verified:
     """Read a whole store and report every fault.
 
     Args:
         objects: the table's root.
         mark: the high-water mark, read before this call; ``None`` when it is not known.
-        told: called after each live file, with how many are read and how many there are.
-
-    Raises:
-        UnavailableError: the store is unavailable.
+        on_progress: called after each live file, with the number of files read and the total.
     """
     log = Log(objects)
     inventory = log.inventory()
@@ -109,7 +88,7 @@ def verify_store(
             files += 1
             rows += file.num_records or 0
             findings += _check_file(objects, snapshot, file)
-            told(files, snapshot.file_count)
+            on_progress(files, snapshot.file_count)
     return Verified(
         commits=len(versions),
         checkpoints=len(inventory.checkpoints),
@@ -117,9 +96,6 @@ def verify_store(
         rows=rows,
         findings=tuple(findings),
     )
-
-
-# ------------------------------------------------------------------------------ the log
 
 
 def _check_commits(
@@ -171,7 +147,7 @@ def _faults_of(actions: tuple[Action, ...], before: str, txns: dict[str, int]) -
             if not unpack_fence(action.version).follows(unpack_fence(stored)):
                 yield f"a fence is out of order: {action.app_id} from {stored} to {action.version}"
         elif ours.get("kind") in ("repair", "rewind"):
-            # It moves positions back together with the rows, and its kind says so.
+            # A repair restores old positions together with their rows.
             continue
         elif action.app_id.startswith(_RISING_PREFIXES) and action.version < stored:
             yield f"a position fell: {action.app_id} from {stored} to {action.version}"
@@ -185,9 +161,6 @@ def _check_checkpoints(log: Log, checkpoints: tuple[Checkpoint, ...]) -> Iterato
         except MillpondError as error:
             held = f"the sum of the log up to version {checkpoint.version}"
             yield Finding(path=checkpoint.paths[0], held=held, fault=error.message)
-
-
-# ------------------------------------------------------------------------------ the rows
 
 
 def _check_file(objects: Objects, snapshot: Snapshot, file: LiveFile) -> Iterator[Finding]:
@@ -245,11 +218,7 @@ _BLOCK_BYTES: Final = 64
 
 
 def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | None:
-    """The first variant of ``data`` with one bit flipped that is whole; ``None`` if there is none.
-
-    Args:
-        data: damaged bytes.
-        is_whole: whether given bytes are the original ones.
+    """Flip each bit until ``is_whole`` accepts the data; return ``None`` if it never does.
 
     Example:
         >>> repair_bit_flip(b"something else", lambda data: data == b"word")
@@ -269,11 +238,7 @@ def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | N
 
 
 def repair_bit_flip_by_digest(data: bytes, digest: str) -> bytes | None:
-    """The same for bytes whose SHA-256 is known: what comes before a candidate bit is hashed once for its whole block.
-
-    Args:
-        data: damaged bytes.
-        digest: the SHA-256 of the original ones, in hexadecimal.
+    """Repair data with a known SHA-256; bytes before a candidate bit are hashed once per block.
 
     Example:
         >>> repair_bit_flip_by_digest(b"wnrd", hashlib.sha256(b"word").hexdigest())

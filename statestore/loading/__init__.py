@@ -1,1 +1,1 @@
-"""Rows made of a table: where it comes from, how its columns become rows, and the commit that adds them."""
+"""Loads: rows of a table become the initial rows of a computation."""

@@ -1,12 +1,9 @@
-"""A load: rows of a table become rows of a computation, in one fenced commit (MillWheel §7.1).
+"""Loads: rows of a table become rows of a computation, in one fenced commit (MillWheel §7.1).
 
-The table is read, checked and sorted first; nothing is taken and nothing written until that has worked. Then the load
-takes the leases of the computation's intervals as an owner does: one commit fences them, a second one adds all row
-files. What is read after it is either no row of the table or all of them; what a load leaves behind that died is
-intervals without rows, and files that no commit names. A pipeline that starts afterwards owns these rows as if its
-computation had written them.
-
-What the commit of a load says, next to its rows.
+The load reads, checks and sorts the table before it takes a lease or writes a file. Then it takes the leases of the
+computation's intervals as an owner does: one commit fences them, a second one adds all row files. Readers see either
+none of the rows or all. A killed load leaves intervals without rows, and files that no commit names. A pipeline that
+starts afterwards owns the rows as if its computation had written them.
 """
 
 from __future__ import annotations
@@ -45,12 +42,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadBeginning:
-    """What a pipeline finds next to the rows, in the same commit: from where its inputs go on.
+    """Positions that the commit of a load records next to the rows, such as the start of each input.
 
     Attributes:
         positions: by application id.
-        words: application ids of recorded words, which get the version as their number.
-        source_offsets: where the inputs' positions lie in their sources; see `CommitRequest`.
+        words: application ids of recorded words; their position is the load's version.
+        source_offsets: the inputs' positions in their sources; see `CommitRequest`.
     """
 
     positions: Mapping[str, int] = field(default_factory=dict)
@@ -59,29 +56,28 @@ class LoadBeginning:
 
 
 LoadProgress: TypeAlias = Callable[[str, int, int | None], object]
-"""Called with ``"read"`` or ``"write"``, the number of rows so far, and how many there are, if that is known."""
+"""Called with ``"read"`` or ``"write"``, the number of rows so far, and the total if it is known."""
 
 _NO_SUPERSTEP: Final = Superstep(0)
-_FILE_BYTES: Final = 1 << 26
-"""In memory; zstd makes about a quarter of it."""
+_FILE_BYTES: Final = 1 << 26  # in memory; zstd makes about a quarter of it
 
 _VERSION_END: Final = 1 << 31
 _RESERVED: Final = frozenset({"dead_letters", "window_signals"})
+# Loaded files are read by key until they are compacted, so even small ones get a page index.
 _PARQUET: Final = ParquetRowFormat(COMPACTED_PAGED_BYTES_MIN)
-"""What is read by key until it is compacted has a page index even where it is not large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a load has added.
+    """The result of a load.
 
     Attributes:
         version: the table version that has the rows.
         computation: the computation.
-        rows: how many rows.
-        intervals: into how many intervals its keys are cut.
-        files: in how many files they are.
-        size_bytes: how long these are together.
+        rows: number of rows.
+        intervals: number of key intervals.
+        files: number of row files.
+        size_bytes: total size of the files.
     """
 
     version: TableVersion
@@ -94,12 +90,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadedForm:
-    """The form of the states of a load.
-
-    Attributes:
-        codec: the computation's codec.
-        state_version: the version of the code that they are of, where a row does not say its own.
-    """
+    """The encoding of a load's states; ``state_version`` applies to rows without a version."""
 
     codec: Codec
     state_version: int = 0
@@ -109,15 +100,8 @@ class LoadedForm:
 class LoadTarget:
     """The store that a load adds rows to.
 
-    Attributes:
-        committer: the store's.
-        new_leases: makes leases, given the incarnation's id and a writer's; ``None`` for a store to be read. A load
-            is a writer of its own, so a pipeline that runs on the very same store object holds its leases against it.
-        objects: the table's root.
-        rng: the source of names.
-        row_format: how row files are encoded.
-        lineage: which incarnation the store is.
-        path: where it lies.
+    A load is a writer with its own leases, so a pipeline that runs on the same `Store` object holds its leases against
+    the load. ``new_leases`` is ``None`` for a store that was opened read-only.
     """
 
     committer: Committer
@@ -135,48 +119,45 @@ def load_rows(
     source: LoadSource,
     form: LoadedForm,
     intervals: int | None,
-    told: LoadProgress,
+    on_progress: LoadProgress,
     beginning: LoadBeginning | None = None,
 ) -> Loaded:
-    """Make rows of a table; `Store.load` explains the arguments.
-
-    Raises:
-        InvalidError: the table is no rows of a computation, or the computation has rows.
-        ConflictError: a pipeline holds the computation, or the store is being repaired.
-        FencedError: a pipeline took it meanwhile; nothing was added.
-        OutcomeUnknownError: the rows may have been added or not; the store tells.
-        UnavailableError: a service, or this machine's disk, failed.
-    """
+    """Add the rows of a table; `Store.load` explains the arguments and errors."""
     if target.new_leases is None:
         raise InvalidError("the store was opened read-only", path=target.path)
     if not isinstance(computation, str) or not computation or computation in _RESERVED:
-        raise InvalidError("this is no name of a computation", computation=computation)
+        raise InvalidError(
+            "computation must be a name that is not empty and not reserved", computation=computation
+        )
     if intervals is not None and (type(intervals) is not int or intervals < 1):
-        raise InvalidError("intervals is a whole number of at least 1", intervals=intervals)
+        raise InvalidError("intervals must be a whole number of at least 1", intervals=intervals)
     if type(form.state_version) is not int or not 0 <= form.state_version < _VERSION_END:
-        raise InvalidError("state_version is a whole number of at least 0", state_version=form.state_version)
+        raise InvalidError(
+            "state_version must be a whole number of at least 0", state_version=form.state_version
+        )
     _refuse_rows(target.committer.refresh(), computation)
     with ExitStack() as opened:
         folder = Path(opened.enter_context(_scratch_folder()))
         staging = opened.enter_context(closing(Staging(folder)))
         for piece in pieces_of(source):
             staging.add(staged_rows(piece, form.codec, before=staging.rows))
-            told("read", staging.rows, None)
+            on_progress("read", staging.rows, None)
         if not staging.rows and beginning is None:
             raise InvalidError("the table has no rows", computation=computation)
         staging.sort()
+        # Only now: a table that cannot be loaded must not disturb a running pipeline.
         leases = opened.enter_context(
             closing(target.new_leases(target.lineage.current.id, target.rng.token()))
         )
         opened.enter_context(exclusive(leases))
         owned = _fence(target, leases, computation, intervals, staging)
-        return _commit(target, computation, form, staging, owned, told, beginning or LoadBeginning())
+        return _commit(target, computation, form, staging, owned, on_progress, beginning or LoadBeginning())
 
 
 def _fence(
     target: LoadTarget, leases: Leases, computation: str, wanted: int | None, staging: Staging
 ) -> tuple[Lease, ...]:
-    """Take the computation's intervals, those that it has or as many as are wanted, and fence them."""
+    """Take and fence the computation's intervals: the existing ones, or as many as wanted."""
     snapshot = target.committer.refresh()
     known = tuple(snapshot.live_intervals(computation))
     taken = _take(
@@ -191,7 +172,7 @@ def _fence(
     )
     target.committer.commit(CommitRequest(kind="fence", writes=tuple(writes), positions=positions))
     reach("lease.fenced")
-    # No other writer can add any now.
+    # Again, behind the fence: a pipeline may have written rows since the first look, but can no longer.
     _refuse_rows(target.committer.refresh(), computation)
     return taken
 
@@ -202,13 +183,14 @@ def _commit(
     form: LoadedForm,
     staging: Staging,
     owned: Sequence[Lease],
-    told: LoadProgress,
+    on_progress: LoadProgress,
     beginning: LoadBeginning,
 ) -> Loaded:
     is_parquet = isinstance(target.row_format, ParquetRowFormat)
     row_format = _PARQUET if is_parquet else target.row_format
     writing = _Writing(target.objects, target.rng, row_format, form.state_version)
-    writes = tuple(writing.interval(staging, lease, told) for lease in owned)
+    writes = tuple(writing.interval(staging, lease, on_progress) for lease in owned)
+    # The files took a while: a lease that expired meanwhile ends the load here instead of at the fence.
     for lease in owned:
         lease.check()
     written_at = target.committer.refresh().version + 1
@@ -240,8 +222,8 @@ def _commit(
 def _refuse_rows(snapshot: Snapshot, computation: str) -> None:
     if snapshot.files_in(computation):
         raise InvalidError(
-            "the computation has rows: a load is what it begins with; take another name, or rewind the store to "
-            "before it had any",
+            "cannot load into a computation that already has rows: use another name, or rewind the store to "
+            "a version before its first row",
             computation=computation,
         )
 
@@ -253,7 +235,7 @@ def _take(leases: Leases, snapshot: Snapshot, intervals: Sequence[Interval]) -> 
         taken = leases.take_all(above, on_held="refuse")
     except ConflictError as error:
         raise ConflictError(
-            "a pipeline runs that has this computation: stop it first",
+            "a pipeline with this computation is running: stop it first",
             computation=intervals[0].computation,
             **{name: value for name, value in error.details.items() if name == "holder"},
         ) from error
@@ -262,7 +244,7 @@ def _take(leases: Leases, snapshot: Snapshot, intervals: Sequence[Interval]) -> 
 
 
 class _Writing:
-    """Writes the row files of a load, interval by interval."""
+    """A writer of the row files of a load."""
 
     def __init__(self, objects: Objects, rng: Rng, row_format: RowFormat, state_version: int) -> None:
         self._state_version = state_version
@@ -271,7 +253,7 @@ class _Writing:
         self._row_format = row_format
         self._rows = 0
 
-    def interval(self, staging: Staging, lease: Lease, told: LoadProgress) -> IntervalWrite:
+    def interval(self, staging: Staging, lease: Lease, on_progress: LoadProgress) -> IntervalWrite:
         """Write the files of one interval; they stay invisible until they are committed."""
         fence = Fence(lease.sequencer, CommitNumber(1))
         files: list[RowFile] = []
@@ -289,12 +271,12 @@ class _Writing:
                 )
             )
             self._rows += table.num_rows
-            told("write", self._rows, staging.rows)
+            on_progress("write", self._rows, staging.rows)
         return IntervalWrite(interval=lease.interval, fence=fence, added=tuple(files))
 
 
 def _files_worth(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The batches, as many at a time as make a file."""
+    """Join batches until they make a file."""
     waiting: list[pa.Table] = []
     size = 0
     for batch in batches:

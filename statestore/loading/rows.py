@@ -1,9 +1,7 @@
-"""Columns of a load as columns of rows: keys, encoded states, and timers with the hold that follows from them.
+"""Staged rows of a load: typed columns, sorted by key on the local disk before the store is written.
 
-Staging: the rows of a load, sorted by key on the local disk before anything is written to the store.
-
-DuckDB sorts them within a memory limit, however many there are. So a load learns whether keys repeat, and at which
-keys to cut them, before it takes a lease.
+DuckDB sorts any number of rows within a memory limit. So a load finds repeated keys, and the keys to cut intervals
+at, before it takes a lease.
 """
 
 from __future__ import annotations
@@ -46,19 +44,14 @@ STAGED_SCHEMA: Final = pa.schema(
         pa.field(STATE_VERSION, pa.int32()),
     ]
 )
-"""What a load knows of a row; times are microseconds."""
+"""A row on its way into a store; times are microseconds."""
 
 
 def staged_rows(piece: Piece, codec: Codec, before: int) -> pa.Table:
-    """The rows of a piece in `STAGED_SCHEMA`, in its order.
-
-    Args:
-        piece: the piece.
-        codec: the computation's.
-        before: how many rows of the source come before it, for errors.
+    """Convert a piece to `STAGED_SCHEMA`, in order; ``before`` counts the rows before it, for errors.
 
     Raises:
-        InvalidError: a key is null or not text, a state is not what the codec stores, a timer is malformed, or a
+        InvalidError: a key is null or not text, the codec does not read a state, a timer is malformed, or a
             row has neither state nor timers.
     """
     columns = piece.columns
@@ -81,17 +74,17 @@ def staged_rows(piece: Piece, codec: Codec, before: int) -> pa.Table:
 
 
 def _versions(column: Column | None, rows: int) -> pa.Int32Array:
-    """The version of each state; null where none is said, as it is of version 0."""
+    """Return the version of each state; version 0 and a missing one are null."""
     if column is None:
         return pa.nulls(rows, pa.int32())
     try:
         versions = (column if isinstance(column, pa.Array) else pa.array(column)).cast(pa.int32())
     except (pa.ArrowException, TypeError, ValueError) as cause:
         raise InvalidError(
-            "a state_version is no whole number", reason=str(cause).partition("\n")[0]
+            "state_version must be a whole number", reason=str(cause).partition("\n")[0]
         ) from cause
     if pc.any(pc.less(versions, 0)).as_py():
-        raise InvalidError("a state_version is at least 0", state_version=pc.min(versions).as_py())
+        raise InvalidError("state_version must be at least 0", state_version=pc.min(versions).as_py())
     return pc.if_else(pc.equal(versions, 0), pa.scalar(None, pa.int32()), versions)
 
 
@@ -125,12 +118,12 @@ def _keys(column: Column, before: int) -> pa.StringArray:
 def _states(
     state: Column | None, state_bytes: Column | None, codec: Codec, keys: pa.StringArray
 ) -> tuple[pa.StringArray | None, pa.BinaryArray | None]:
-    """The states as the codec stores them: in text or in bytes, the other one being ``None``."""
+    """Return the encoded states as (text, bytes); one is ``None``."""
     state, state_bytes = (None if _is_absent(column) else column for column in (state, state_bytes))
     if isinstance(state, pa.Array) and _is_blob(state.type):
         state, state_bytes = (None, state) if state_bytes is None else (state, state_bytes)
     if state is not None and state_bytes is not None:
-        raise InvalidError("a table has states in state or in state_bytes, not in both")
+        raise InvalidError("states must be in state or in state_bytes, not in both")
     if state_bytes is not None:
         if codec.is_text:
             raise InvalidError("the codec stores text, and not state_bytes", codec=codec.name)
@@ -163,7 +156,7 @@ def _blobs(column: Column) -> pa.BinaryArray:
 
 
 def _checked(encoded: pa.Array, codec: Codec, keys: pa.StringArray) -> pa.Array:
-    """States that are encoded already, each of which the codec can read."""
+    """Check that the codec reads each encoded state."""
     for row, text in enumerate(encoded.to_pylist()):
         if text is not None:
             try:
@@ -182,7 +175,7 @@ def _encoded(values: Sequence[Any], codec: Codec, keys: pa.StringArray) -> pa.Ar
     encoded: list[str | bytes | None] = []
     encode = codec.encode
     try:
-        # A list that an error leaves half filled tells which value it was.
+        # On an error, the list's length is the index of the bad value.
         encoded.extend(None if value is None else encode(value) for value in values)
     except InvalidError as error:
         error.add_note(f"in the state of the key {keys[len(encoded)].as_py()!r}")
@@ -194,7 +187,7 @@ def _encoded(values: Sequence[Any], codec: Codec, keys: pa.StringArray) -> pa.Ar
 
 
 def _values(array: pa.Array) -> list[Any]:
-    """Python values of a column; a struct's fields are converted column by column, which takes a fifth of the time."""
+    """Convert a column to Python values; structs field by field, which takes a fifth of the time."""
     if not pa.types.is_struct(array.type):
         found: list[Any] = array.to_pylist(maps_as_pydicts="strict")
         return found
@@ -228,14 +221,10 @@ _BATCH_ROWS: Final = 65_536
 
 
 class Staging:
-    """Rows on their way into a store.
-
-    Args:
-        folder: an empty local folder, which the caller deletes.
-    """
+    """Rows on their way into a store, in a DuckDB file in an empty local folder."""
 
     def __init__(self, folder: Path) -> None:
-        # Who only opens a store need not load it.
+        # Imported here, because opening a store must not load DuckDB.
         import duckdb
 
         self._error = duckdb.Error
@@ -247,22 +236,12 @@ class Staging:
         self.rows: int = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Take in rows in `STAGED_SCHEMA`, in any order.
-
-        Raises:
-            UnavailableError: the local disk failed or is full.
-        """
         self._connection.register("piece", rows)
         self._execute("insert into staged from piece")
         self.rows += rows.num_rows
 
     def sort(self) -> None:
-        """Sort all rows by key.
-
-        Raises:
-            InvalidError: a key is there twice.
-            UnavailableError: the local disk failed or is full.
-        """
+        """Sort all rows by key, and refuse repeated keys."""
         self._execute("create table sorted as from staged order by key")
         self._execute("drop table staged")
         repeated = self._execute(
@@ -275,12 +254,12 @@ class Staging:
             )
 
     def state_version(self) -> int:
-        """The greatest ``state_version`` of a row; 0 where none says any."""
+        """Return the greatest ``state_version`` of a row; 0 for none."""
         found = self._execute(f"select coalesce(max({STATE_VERSION}), 0) from sorted").fetchall()  # noqa: S608 - a name
         return int(found[0][0])
 
     def cuts(self, count: int) -> list[str]:
-        """Keys that cut the rows into so many parts of about the same size; fewer where there are fewer keys."""
+        """Return keys that cut the rows into ``count`` parts of about equal size; fewer if there are fewer keys."""
         positions = sorted({self.rows * part // count for part in range(1, count)} - {0})
         if not positions:
             return []
@@ -290,7 +269,7 @@ class Staging:
         return sorted({key[:CUT_CHARACTERS_MAX] for (key,) in found if key[:CUT_CHARACTERS_MAX] > lowest})
 
     def rows_of(self, interval: Interval) -> Iterator[pa.Table]:
-        """The rows of an interval in key order, in batches."""
+        """Yield the rows of an interval in key order, in batches."""
         bounds = "key >= $low" + ("" if interval.high is None else " and key < $high")
         params = {"low": interval.low} | ({} if interval.high is None else {"high": interval.high})
         query = f"select * from sorted where {bounds} order by rowid"  # noqa: S608 - the bounds are parameters
@@ -301,7 +280,6 @@ class Staging:
             raise _failed(cause) from cause
 
     def close(self) -> None:
-        """Release the file."""
         self._connection.close()
 
     def _execute(self, query: str) -> duckdb.DuckDBPyConnection:

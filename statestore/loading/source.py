@@ -13,20 +13,20 @@ import pyarrow as pa
 from millpond.statestore.errors import InvalidError, MillpondError
 
 LoadSource: TypeAlias = Any
-"""
-A table (Arrow, pandas, Polars, Spark, anything with Arrow's C stream interface), a reader of record batches, the path
+"""A table (Arrow, pandas, Polars, Spark, anything with Arrow's C stream interface), a reader of record batches, the path
 of a Parquet, CSV or JSON file, or an iterable of mappings.
 """
 
 Column: TypeAlias = "pa.Array | Sequence[Any]"
-"""A column of a table, or the values of mappings: Python objects, which have no type in common."""
+"""A column of a table, or Python values of mappings, which need not share a type."""
 
 _PIECE_ROWS: Final = 65_536
 _COLUMNS: Final = ("key", "state", "state_bytes", "state_version", "timers")
+# Further columns of a view of rows, which a load makes again.
 _IGNORED: Final = frozenset({"hold", "superstep", "sequencer", "commit_number"})
-"""What a view of rows has as well, and what a load makes again."""
 
 _JSON_COLUMNS: Final = "columns = {key: 'VARCHAR', state: 'JSON', state_version: 'INTEGER', timers: 'JSON'}"
+# DuckDB's function by the end of a file's name.
 _READERS: Final = {
     ".parquet": "read_parquet(?)",
     ".csv": "read_csv(?, header = true, all_varchar = true)",
@@ -34,30 +34,18 @@ _READERS: Final = {
     ".jsonl": f"read_json(?, format = 'newline_delimited', {_JSON_COLUMNS})",
     ".ndjson": f"read_json(?, format = 'newline_delimited', {_JSON_COLUMNS})",
 }
-"""By the end of a file's name, DuckDB's function that reads it; states and timers of text files stay JSON text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Some rows of a source.
-
-    Attributes:
-        rows: how many there are.
-        columns: those of a row that the source has, by name.
-    """
+    """Some rows of a source: their number, and the known columns that the source has."""
 
     rows: int
     columns: Mapping[str, Column]
 
 
 def pieces_of(source: LoadSource) -> Iterator[Piece]:
-    """The rows of a source, in pieces whose size does not grow with it.
-
-    A Spark DataFrame is brought to the driver as a whole.
-
-    Raises:
-        InvalidError: it has no rows of a computation, it cannot be read, or it has other columns.
-    """
+    """Yield the rows of a source in pieces of bounded size; a Spark DataFrame is collected to the driver."""
     if isinstance(source, str | Path):
         reader = open_file(Path(source))
         yield from _of_batches(reader)
@@ -75,23 +63,23 @@ def pieces_of(source: LoadSource) -> Iterator[Piece]:
         yield from _of_batches(pa.RecordBatchReader.from_stream(source))
     elif isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
         raise InvalidError(
-            "a load is of a table, a file or an iterable of mappings", type=type(source).__name__
+            "rows must be a table, a file or an iterable of mappings", type=type(source).__name__
         )
     else:
         yield from _of_mappings(iter(source))
 
 
 def open_file(path: Path) -> pa.RecordBatchReader:
-    """A Parquet, CSV or JSON file as record batches; the states and timers of CSV and JSON are JSON text.
-
-    Raises:
-        InvalidError: there is no such file, its name does not say what it is, or it cannot be read.
-    """
+    """Open a Parquet, CSV or JSON file; states and timers of CSV and JSON stay JSON text."""
     import duckdb
 
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise InvalidError("a file is loaded by the end of its name", path=path, known=sorted(_READERS))
+        raise InvalidError(
+            "cannot tell the format of a file from its name: use a known suffix",
+            path=path,
+            known=sorted(_READERS),
+        )
     if not path.is_file():
         raise InvalidError("there is no such file", path=path)
     connection = duckdb.connect()
@@ -123,7 +111,7 @@ def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
 
 def _of_pandas(frame: Any) -> Iterator[Piece]:
     if not hasattr(frame, "columns"):
-        raise InvalidError("a load is of a frame with columns", type=type(frame).__name__)
+        raise InvalidError("rows must be a frame with columns", type=type(frame).__name__)
     _check_columns([str(name) for name in frame.columns])
     for start in range(0, len(frame), _PIECE_ROWS):
         part = frame.iloc[start : start + _PIECE_ROWS]
@@ -148,7 +136,7 @@ def _of_mappings(rows: Iterator[Any]) -> Iterator[Piece]:
         names: dict[str, None] = {}
         for row in some:
             if not isinstance(row, Mapping):
-                raise InvalidError("a row is a mapping of columns", type=type(row).__name__)
+                raise InvalidError("each row must be a mapping of columns", type=type(row).__name__)
             names |= dict.fromkeys(row)
         _check_columns(names)
         columns: dict[str, Column] = {

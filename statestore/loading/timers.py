@@ -1,9 +1,9 @@
-"""Timers of a load: what a table says of them, as rows store them.
+"""Timers of a load, converted to the form in which rows store them.
 
-A timer has ``tag``, ``domain``, ``at`` and ``output_at``, of which only ``at`` is required. The domain is the name
-that a row has for a clock: ``event``, ``wall``, ``event@`` and a percentile, or ``hold``; with ``/free`` after it if
-the timer does not hold the output watermark. What is left out is what `Context.set_timer` takes: event time, and the
-firing time as that of the productions; a wall timer without an ``output_at`` holds nothing.
+A timer has ``tag``, ``domain``, ``at`` and ``output_at``; only ``at`` is required. The domain names a clock: ``event``,
+``wall``, ``event@`` and a percentile, or ``hold``, followed by ``/free`` if the timer does not hold the output watermark.
+The defaults match `Context.set_timer`: event time, and the firing time as output time; a wall timer without an
+``output_at`` holds nothing.
 """
 
 from __future__ import annotations
@@ -37,33 +37,23 @@ _Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTimers:
-    """The timers of some rows.
+    """The timers of some rows."""
 
-    Attributes:
-        counts: how many each row has.
-        flat: all of them, each row's in the order in which they fire.
-        holds: the earliest time that those of a row hold, in microseconds; null without one.
-    """
-
-    counts: _Numbers
-    flat: tuple[pa.Array, pa.Array, pa.Array, pa.Array]
-    holds: pa.Array
+    counts: _Numbers  # by row
+    flat: tuple[pa.Array, pa.Array, pa.Array, pa.Array]  # row by row, in firing order
+    holds: pa.Array  # the earliest held time by row, in microseconds; null without one
 
     def lists(self, kind: pa.ListType) -> pa.Array:
-        """The timers by row, in lists of a type; null for a row without any."""
+        """Return the timers by row as lists of type ``kind``; null for rows without timers."""
         values = pa.StructArray.from_arrays(list(self.flat), fields=list(kind.value_type))
         return lists_of(values, self.counts, kind, pa.array(self.counts == 0))
 
 
 def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
-    """The timers of some rows.
-
-    Args:
-        column: lists of structs or of mappings, or JSON text of such lists; ``None`` if there are none.
-        keys: the rows' keys, for errors.
+    """Convert a column of timers: lists of structs or mappings, or JSON text of such lists.
 
     Raises:
-        InvalidError: one is malformed, or two of a key have one tag and domain.
+        InvalidError: a timer is malformed, or two timers of a key have the same tag and domain; ``keys`` names the key.
     """
     lists = None if column is None else _as_lists(column, keys)
     if lists is None or not pc.sum(pc.list_value_length(lists)).as_py():
@@ -76,7 +66,7 @@ def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
     domains, names = _domains(fields["domain"])
     output_at = _times(fields["output_at"], "output_at")
     tags = pc.fill_null(_text(fields["tag"], "tag"), "")
-    # As `Context.set_timer` has it: a wall timer holds only with a time to hold.
+    # Like `Context.set_timer`: a wall timer without an ``output_at`` holds nothing.
     is_bare_wall = pc.and_(pc.equal(names, TimeDomain.WALL.value), output_at.is_null())
     names = pc.if_else(is_bare_wall, TimeDomain.WALL.value + _FREE, names)
     output_at = pc.coalesce(output_at, at)
@@ -101,7 +91,7 @@ def _none(count: int) -> LoadedTimers:
 
 
 def _as_lists(column: Column, keys: pa.StringArray) -> pa.Array | None:
-    """Lists of structs; ``None`` if all are null."""
+    """Return lists of structs; ``None`` if all are null."""
     if isinstance(column, pa.Array) and pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if isinstance(column, pa.Array) and (
@@ -131,7 +121,7 @@ def _parsed(text: str, keys: pa.StringArray, row: int) -> list[Any] | None:
     except orjson.JSONDecodeError as cause:
         raise _malformed(str(cause), key=keys[row].as_py()) from cause
     if not isinstance(timers, list | None):
-        raise _malformed("they are no list", key=keys[row].as_py())
+        raise _malformed("they are not a list", key=keys[row].as_py())
     return timers
 
 
@@ -148,7 +138,7 @@ def _fields(structs: pa.Array) -> dict[str, pa.Array]:
 
 
 def _times(column: pa.Array, name: str) -> pa.Int64Array:
-    """Times in microseconds: whole numbers, timestamps with a zone, or ISO 8601 text with one."""
+    """Convert integers, timestamps with a zone, or ISO 8601 text with a zone to microseconds."""
     kind = column.type
     try:
         if pa.types.is_null(kind) or pa.types.is_integer(kind):
@@ -158,12 +148,12 @@ def _times(column: pa.Array, name: str) -> pa.Int64Array:
         elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
             times = column.cast(pa.string()).cast(_UTC).cast(pa.int64())
         else:
-            raise _malformed("a time is microseconds, or has a zone", field=name, type=kind)
+            raise _malformed("a time must be microseconds or have a zone", field=name, type=kind)
     except pa.ArrowException as cause:
         raise _malformed(str(cause).partition("\n")[0], field=name) from cause
     bounds = pc.min_max(times).as_py()
     if bounds["min"] is not None and (bounds["min"] < _EARLIEST or bounds["max"] > _LATEST):
-        raise _malformed("a time is not of the years 1 to 9999", field=name)
+        raise _malformed("a time must be in the years 1 to 9999", field=name)
     return times
 
 
@@ -178,7 +168,7 @@ def _text(column: pa.Array, name: str) -> pa.StringArray:
 
 
 def _domains(column: pa.Array) -> tuple[pa.StringArray, pa.StringArray]:
-    """By timer, the domain alone and the name of the clock, both as rows have them."""
+    """Return, by timer, the domain and the name of the clock."""
     encoded = pc.fill_null(_text(column, "domain"), TimeDomain.EVENT.value).dictionary_encode()
     clocks = [_clock(name) for name in encoded.dictionary.to_pylist()]
     domains, names = (pa.array(parts, pa.string()) for parts in zip(*clocks, strict=True))
@@ -214,11 +204,7 @@ def _firing_order(
     counts: _Numbers,
     keys: pa.StringArray,
 ) -> pa.Array | None:
-    """The order by row, time, domain, percentile and tag; ``None`` where no row has more than one.
-
-    Raises:
-        InvalidError: a row has two timers of one tag and domain.
-    """
+    """Return the order by row, time, domain, percentile and tag; ``None`` if no row has two timers."""
     if counts.max() <= 1:
         return None
     percentiles = [float(_bare(name).partition("@")[2] or 100.0) for name in names.to_pylist()]

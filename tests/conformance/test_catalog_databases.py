@@ -11,22 +11,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from millpond import migrations
-from millpond.statestore.app_ids import AppId
-from millpond.statestore.catalog.catalog import Catalog
+from millpond.statestore.catalog.catalog import Catalog, HorizonKind
 from millpond.statestore.catalog.engine import METADATA, connect, writing
-from millpond.statestore.catalog.entries import (
-    CommitFacts,
-    ComputationDefinition,
-    HorizonKind,
-    PipelineDefinition,
-    StreamDefinition,
-    SubscriptionDefinition,
-)
+from millpond.statestore.catalog.topology import ComputationDefinition, PipelineDefinition
 from millpond.statestore.errors import ConflictError
-from millpond.statestore.interval import Interval
-from millpond.statestore.rows.row import pack_fence
 from millpond.statestore.system import SystemClock
-from millpond.statestore.types import CommitNumber, Sequencer, TableVersion, WallTimeMicros
+from millpond.statestore.types import TableVersion
 
 
 @pytest.fixture(params=["memory", "file", "other file", "postgresql"])
@@ -39,34 +29,19 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / request.param}.db"
 
 
-def superstep(number: int, intervals: tuple[Interval, ...], sequencer: int = 1) -> CommitFacts:
-    fence = pack_fence(Sequencer(sequencer), CommitNumber(number))
-    txns = {interval.app_id: fence for interval in intervals}
-    txns |= {AppId.SUPERSTEP.of("p"): number, AppId.INPUT.of("p", "in/put", "ü"): number}
-    marks = {interval.app_id: number for interval in intervals}
-    return CommitFacts(
-        version=TableVersion(number),
-        wall_us=WallTimeMicros(number),
-        txns=txns,
-        metadata={"records": 2**40, "watermarks": marks},
-    )
-
-
 def test_a_pipeline_is_read_back(url: str) -> None:
-    """Declared topology comes back as it was, with any text in it."""
+    """Declared computations come back as they were, with any text in them."""
     definition = PipelineDefinition(
         name="p",
         computations=(ComputationDefinition(name="ü % ' \U0001f600", code_hash="1", options={"a": [1]}),),
-        streams=(StreamDefinition(name="s", producers=("a", "b")),),
-        subscriptions=(SubscriptionDefinition(consumer="c", stream="s", key_extractor="lambda r: r"),),
     )
     with Catalog.open(url) as catalog:
         catalog.record_pipeline(definition)
         catalog.record_pipeline(definition)
 
         assert [each.options for each in catalog.computations()] == [{"a": [1]}]
-        assert catalog.streams("p") == definition.streams
-        assert catalog.subscriptions("p") == definition.subscriptions
+        assert [each.name for each in catalog.computations()] == ["ü % ' \U0001f600"]
+        assert [each.code_hash for each in catalog.code_versions("ü % ' \U0001f600")] == ["1"]
 
 
 def test_the_steps_of_the_migrations_make_the_same_catalog(url: str) -> None:
@@ -84,21 +59,6 @@ def test_the_steps_of_the_migrations_make_the_same_catalog(url: str) -> None:
         engine.dispose()
 
 
-def test_commits_are_read_back(url: str) -> None:
-    """Intervals, positions and journals come back in key and time order, large numbers whole."""
-    low, high = Interval("c", "", "Z"), Interval("c", "Z", "ü")
-    with Catalog.open(url) as catalog:
-        catalog.record_commits([superstep(1, (Interval("c"),))])
-        for number in (2, 3):
-            catalog.record_commits([superstep(number, (high, low, Interval("c", "ü")), sequencer=2)])
-
-        assert [each.interval for each in catalog.intervals()] == [low, high, Interval("c", "ü")]
-        assert [each.superstep for each in catalog.supersteps()] == [3, 2, 1]
-        assert catalog.supersteps()[0].records == 2**40
-        (position,) = catalog.input_positions()
-        assert (position.input, position.source_id, position.position) == ("in/put", "ü", 3)
-
-
 def test_pins_exclude_each_other(url: str) -> None:
     """Readers and collectors are refused what contradicts the other side."""
     with Catalog.open(url) as catalog:
@@ -114,13 +74,13 @@ def test_threads_share_a_catalog(url: str) -> None:
     """Threads record through one catalog at once, and nothing is lost."""
     with closing(Catalog.open(url)) as catalog:
         threads = [
-            threading.Thread(target=catalog.record_commits, args=([superstep(number, (Interval("c"),))],))
-            for number in range(1, 9)
+            threading.Thread(target=catalog.publish_horizon, args=(f"reader {number}", TableVersion(2**40)))
+            for number in range(8)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-        assert [each.superstep for each in catalog.supersteps()] == [8, 7, 6, 5, 4, 3, 2, 1]
-        assert [each.version for each in catalog.intervals()] == [8]
+        assert [each.holder for each in catalog.horizons()] == [f"reader {number}" for number in range(8)]
+        assert {each.version for each in catalog.horizons()} == {2**40}

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 import millpond as mp
 from millpond.cli.main import main
 from millpond.executor.replay.repair import repair_store
-from millpond.executor.replay.rewind import plan_rewind
+from millpond.executor.replay.repair_plan import plan_rewind
 from millpond.statestore.failpoint import listening
 from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.memory import MemoryLeases

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.replay.repair import repair_store
-from millpond.executor.replay.rewind import plan_rewind
+from millpond.executor.replay.repair_plan import plan_rewind
 from millpond.executor.superstep.commit import Totals
 from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.history.fork import fork_table

@@ -152,7 +152,7 @@ def test_killed_at_any_statement_it_resumes(way: Way, tmp_path: Path) -> None:
     for image in sorted(images.iterdir()):
         assert tables_in(image) == set()
         with Catalog.open(default_catalog_url(str(image))) as catalog:
-            assert catalog.savepoints() == ()
+            assert catalog.computations() == ()
         assert tables_in(image) == tables_in(origin)
 
 

@@ -15,6 +15,7 @@ from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
+from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
@@ -24,7 +25,7 @@ from millpond.statestore.rows.row import ROW_SCHEMA as ROWS
 from millpond.statestore.rows.row import Fence, conform
 from millpond.statestore.rows.row_format import IpcRowFormat, RowFormat
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep, TableVersion
-from millpond.statestore.view import ROWS_VIEW_SCHEMA, WHOLE_ROW_SCHEMA, RowsView, connect, rows_view
+from millpond.statestore.view import ROWS_VIEW_SCHEMA, WHOLE_ROW_SCHEMA, RowsView, connect
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 COUNTER = Interval("window counter")
 MODEL = Interval("model")
 AT = 1_360_281_600_000_000
+
+
+def rows_view(log: Log, computation: str, version: TableVersion | None = None) -> RowsView:
+    return RowsView.of(load(log, version), log.objects, computation)
 
 
 class Table:

@@ -76,7 +76,7 @@ class Forks:
         version, must_work = TableVersion(bookmark.version), is_kept()
         tool.run(
             lambda: fork_table(
-                source, target, target.url, version, tool.clock, tool.rng, told=self._others_act(tool)
+                source, target, target.url, version, tool.clock, tool.rng, on_progress=self._others_act(tool)
             )
         )
         if tool.error is not None:

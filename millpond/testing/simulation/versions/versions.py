@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from millpond.executor.replay.repair import repair_store
-from millpond.executor.replay.rewind import plan_rewind, sinks_of_rewind
+from millpond.executor.replay.repair_plan import plan_rewind, sinks_of_rewind
 from millpond.executor.sinks.delta_table import take_back_sink
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.errors import (

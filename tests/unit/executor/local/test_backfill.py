@@ -14,7 +14,7 @@ import pytest
 
 import millpond as mp
 from millpond.executor.replay.repair import repair_store
-from millpond.executor.replay.rewind import plan_rewind
+from millpond.executor.replay.repair_plan import plan_rewind
 from millpond.statestore.failpoint import listening
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.types import TableVersion

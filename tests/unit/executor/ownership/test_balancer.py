@@ -14,7 +14,7 @@ from millpond.executor.local.runner import LocalRunner
 from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.ownership.cuts import CutKind, CutRequest
 from millpond.executor.pipeline.pipeline import EnginePipeline
-from millpond.statestore.catalog.rebuild import logged_commits
+from millpond.statestore.history.replayed_log import newest_commits
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.log.rules import CommitRequest
@@ -119,7 +119,7 @@ def test_loads_are_told_with_the_commits(pond: Pond) -> None:
     store = pond.store()
     told = [
         facts.metadata["loads"]
-        for facts in logged_commits(store.log, store.snapshot().version, 20)
+        for facts in newest_commits(store.log, store.snapshot().version, 20)
         if "loads" in facts.metadata
     ]
     assert told

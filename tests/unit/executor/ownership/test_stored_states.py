@@ -12,7 +12,7 @@ from millpond.executor.inputs.positions import stored_state_version
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.replay.repair import repair_store
-from millpond.executor.replay.rewind import plan_rewind
+from millpond.executor.replay.repair_plan import plan_rewind
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry

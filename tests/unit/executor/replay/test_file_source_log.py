@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond.executor.replay.repair_plan import forget_later_files
+from millpond.executor.replay.spark_checkpoint import forget_later_files
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ def test_a_replay_that_was_ended_goes_on(pond: Path, zookeeper_hosts: str, fails
 
     with pytest.raises(UnavailableError, match="switched off"):
         replay(pond, new, pipeline, ROWS, version=0, zookeeper=zookeeper_hosts, told=fail)
-    with pytest.raises(mp.InvalidError, match="not come to its end"):
+    with pytest.raises(mp.InvalidError, match="the replay is incomplete"):
         compare(new, pond)
     with pytest.raises(mp.InvalidError, match="another replay"):
         replay(pond, new, pipeline, ROWS, version=version_after(pond, 3), zookeeper=zookeeper_hosts)

@@ -19,7 +19,7 @@ import pytest
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.local.runner import LocalRunner
-from millpond.executor.replay.spark_replay import replay_on_spark
+from millpond.executor.replay.replay import replay_on_spark
 from millpond.executor.spark.foreach_batch import foreach_batch
 from millpond.executor.spark.runner import SparkRunner
 from millpond.executor.spark.session import asks_for_connect, refuse_connect, spark_session

@@ -18,7 +18,7 @@ from millpond.cli.main import main
 from millpond.statestore.app_ids import AppId, pipeline_number
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
-from millpond.statestore.catalog.entries import ComputationDefinition, PipelineDefinition
+from millpond.statestore.catalog.topology import ComputationDefinition, PipelineDefinition
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import MemoryHighWater

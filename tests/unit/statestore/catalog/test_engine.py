@@ -12,16 +12,15 @@ import pytest
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import (
     _COMPILED,
+    CODE_VERSIONS,
     METADATA,
-    SAVEPOINTS,
     connect,
     default_catalog_url,
     replace_rows,
     writing,
 )
-from millpond.statestore.catalog.entries import CommitFacts
 from millpond.statestore.errors import InternalError, UnavailableError
-from millpond.statestore.types import TableVersion, WallTimeMicros
+from millpond.statestore.types import TableVersion
 from millpond.testing.fixtures.determinism import ManualClock
 
 
@@ -72,7 +71,11 @@ def test_a_refused_statement_is_our_bug(tmp_path: Path) -> None:
     with writing(engine) as connection:
         METADATA.create_all(connection)
     with pytest.raises(InternalError, match="refused"), writing(engine) as connection:
-        replace_rows(connection, SAVEPOINTS, [{"name": "x", "version": None, "note": "", "created_us": 1}])
+        replace_rows(
+            connection,
+            CODE_VERSIONS,
+            [{"computation": "x", "code_version": 1, "code_hash": None, "recorded_us": 1}],
+        )
     engine.dispose()
 
 
@@ -81,8 +84,8 @@ def test_a_statement_is_compiled_once_for_all_catalogs_of_a_process(tmp_path: Pa
     compiled = []
     for name in ("first", "second", "third"):
         with Catalog.open(f"sqlite:///{tmp_path / name}") as catalog:
-            catalog.record_commits([CommitFacts(version=TableVersion(1), wall_us=WallTimeMicros(0), txns={})])
-            assert catalog.intervals() == ()
+            catalog.publish_horizon("reader", TableVersion(1))
+            assert len(catalog.horizons()) == 1
         # Its answers are right either way, so only the engine's own cache can tell.
         compiled.append(len(_COMPILED))
 

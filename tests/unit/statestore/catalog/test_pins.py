@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millpond.statestore.catalog.catalog import Catalog
-from millpond.statestore.catalog.entries import HorizonKind
+from millpond.statestore.catalog.catalog import Catalog, HorizonKind
 from millpond.statestore.errors import ConflictError, InvalidError
 from millpond.statestore.types import TableVersion
 from millpond.testing.fixtures.determinism import ManualClock

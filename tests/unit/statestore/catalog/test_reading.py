@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from millpond.cli.main import main
 from millpond.statestore.catalog import catalog as reading_module
-from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog, Reading
-from millpond.statestore.catalog.entries import HorizonKind
+from millpond.statestore.catalog.catalog import READER_LIFETIME_MS, Catalog, HorizonKind, Reading
 from millpond.statestore.errors import ConflictError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry

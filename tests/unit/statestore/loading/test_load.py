@@ -263,14 +263,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no json": (pa.table({"key": ["a"], "state": ["{"]}), "not what the codec stores.* key=`a`"),
     "not finite": ([{"key": "a", "state": float("nan")}], "cannot encode"),
     "bytes": (pa.table({"key": ["a"], "state_bytes": [b"1"]}), "the codec stores text"),
-    "no row": ([1], "a row is a mapping"),
-    "no table": (7, "a load is of a table"),
+    "no row": ([1], "each row must be a mapping"),
+    "no table": (7, "rows must be a table"),
     "no file": ("nowhere.parquet", "no such file"),
-    "no kind of file": ("rows.xlsx", "by the end of its name"),
+    "no kind of file": ("rows.xlsx", "the format of a file from its name"),
     "no time": ([{"key": "a", "timers": [{"tag": "x"}]}], "one has no time.* key=`a`"),
     "no zone": ([{"key": "a", "timers": [{"at": "2024-01-01T00:00:00"}]}], "zone"),
     "no clock": ([{"key": "a", "timers": [{"at": 1, "domain": "sun"}]}], "no such clock"),
-    "no list": (pa.table({"key": ["a"], "timers": ["{}"]}), "they are no list"),
+    "no list": (pa.table({"key": ["a"], "timers": ["{}"]}), "they are not a list"),
     "no field": ([{"key": "a", "timers": [{"at": 1, "hold": True}]}], "unknown fields"),
     "two timers": ([{"key": "a", "timers": [{"at": 1}, {"at": 2}]}], "one tag and domain"),
     "year": ([{"key": "a", "timers": [{"at": 2**62}]}], "the years 1 to 9999"),
@@ -294,7 +294,7 @@ def test_a_computation_with_rows_is_refused(store: mp.Store) -> None:
     """A load is what a computation begins with."""
     store.load("c", ROWS)
 
-    with pytest.raises(mp.InvalidError, match="the computation has rows"):
+    with pytest.raises(mp.InvalidError, match="a computation that already has rows"):
         store.load("c", [{"key": "z", "state": 1}])
 
     assert rows_of(store) == EXPECTED
@@ -303,7 +303,7 @@ def test_a_computation_with_rows_is_refused(store: mp.Store) -> None:
 @pytest.mark.parametrize("name", ["", "dead_letters", "window_signals"])
 def test_a_reserved_name_is_refused(store: mp.Store, name: str) -> None:
     """No computation can have it."""
-    with pytest.raises(mp.InvalidError, match="no name of a computation"):
+    with pytest.raises(mp.InvalidError, match="computation must be a name"):
         store.load(name, ROWS)
 
 
@@ -336,7 +336,7 @@ def test_a_computation_that_a_pipeline_runs_is_refused(store: mp.Store) -> None:
         run.inject("in", [{"k": "a", "at": 1}])
         run.run_until_quiet()
 
-        with pytest.raises(mp.ConflictError, match="a pipeline runs that has this computation"):
+        with pytest.raises(mp.ConflictError, match="a pipeline with this computation is running"):
             store.load("c", ROWS)
 
         run.inject("in", [{"k": "a", "at": 2}])

@@ -1,0 +1,75 @@
+"""Commits read back from the log one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from millpond.statestore.errors import DataError
+from millpond.statestore.history.replayed_log import (
+    LoggedCommit,
+    newest_commits,
+    read_commit,
+    readable_commits,
+)
+from millpond.statestore.log.action import Action, CommitInfo, Other, Txn
+from millpond.statestore.log.commit_file import encode
+from millpond.statestore.log.log import Log, commit_path
+from millpond.statestore.objects.memory import MemoryObjects
+from millpond.statestore.types import TableVersion
+
+
+@pytest.fixture
+def log() -> Log:
+    log = Log(MemoryObjects())
+    for version in range(8):
+        info = CommitInfo(
+            operation="X", timestamp_ms=10 + version, millpond={"kind": "superstep", "odd": version % 2}
+        )
+        actions: list[Action] = [info, Txn(app_id="a", version=version), Txn(app_id=f"b{version}", version=1)]
+        log.put(TableVersion(version), encode(actions))
+    return log
+
+
+def versions(log: Log, newest: int, limit: int | None = None, naming: bytes = b"") -> list[int]:
+    return [commit.version for commit in newest_commits(log, TableVersion(newest), limit, naming=naming)]
+
+
+def test_a_commit_has_the_facts_of_its_file(log: Log) -> None:
+    """Time, metadata and transactions are those that were committed."""
+    commit = read_commit(log, TableVersion(3))
+
+    assert commit is not None
+    assert (commit.version, commit.wall_us, commit.kind) == (3, 13_000, "superstep")
+    assert (commit.txns, commit.metadata["odd"]) == ({"a": 3, "b3": 1}, 1)
+
+
+def test_commits_come_newest_first_up_to_a_limit_or_a_gap(log: Log) -> None:
+    """A missing commit ends the walk."""
+    assert versions(log, 7, 3) == [7, 6, 5]
+    assert versions(log, 1, 100) == [1, 0]
+    assert versions(log, 9, 3) == []
+    log.objects.delete([commit_path(TableVersion(4))])
+    assert versions(log, 7) == [7, 6, 5]
+
+
+def test_commits_are_selected_by_bytes_that_they_name(log: Log) -> None:
+    """Commits without the bytes are passed over, and do not end the walk."""
+    assert versions(log, 7, naming=b'"b4"') == [4]
+
+
+def test_damage_ends_one_walk_and_is_skipped_by_the_other(log: Log) -> None:
+    """A damaged commit raises DataError, unless only readable ones are asked for."""
+    log.objects.put(commit_path(TableVersion(5)), b"no commit")
+
+    with pytest.raises(DataError):
+        versions(log, 7)
+    wanted = (TableVersion(version) for version in (4, 5, 6, 99))
+    assert [commit.version for commit in readable_commits(log, wanted)] == [4, 6]
+
+
+def test_commits_of_other_engines_say_nothing() -> None:
+    """A commit without Millpond's fields has a time and no facts."""
+    actions = (CommitInfo(operation="OPTIMIZE", timestamp_ms=2), Other(name="cdc"))
+    commit = LoggedCommit(version=TableVersion(3), actions=actions)
+
+    assert (commit.wall_us, commit.kind, commit.metadata, commit.txns) == (2_000, "", {}, {})
