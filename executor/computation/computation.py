@@ -173,6 +173,7 @@ def codec_of(computation: Computation, version: int) -> Codec:
 def upgrade(computation: Computation, name: str, key: str, former: FormerState) -> FormerState:
     """Return a former state with the result of ``upgrade_state``; ``name`` and ``key`` are for errors."""
     try:
+        # The old bytes need the old codec, the result today's.
         state = codec_of(computation, former.version).decode(former.encoded)
         was_none = state is None
         upgraded = computation.upgrade_state(state, former.version)

@@ -103,6 +103,7 @@ class EarliestByKey:
         known, heap = self._at, self._heap
         for key in without if known else ():
             known.pop(key, None)
+        # So many changes at once: building the heap again costs less than pushing each.
         if len(times) > len(known) // _REBUILD_SHARE + _STALE_MIN:
             known.update(times)
             self._clean()

@@ -175,6 +175,7 @@ def _cells(rows: Any, name: str) -> list[Any]:
 
 def signed_ids(ids: pa.BinaryArray, signs: npt.NDArray[np.int8]) -> pa.BinaryArray:
     """Mark the ids of retracted rows, so that the old and the new image of one change have different ids."""
+    # Otherwise deduplication would drop the second image of an update as a repetition of the first.
     marks = pa.array([b"-" if sign < 0 else b"" for sign in signs.tolist()], pa.binary())
     return pc.binary_join_element_wise(ids, marks, pa.scalar(b"", pa.binary()))
 

@@ -103,6 +103,7 @@ class Payload(ABC):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the declaration; a process that unpickles it again gets the first object, with its decoder."""
+        # Once per object: equal bytes find the same object, with its decoder, in the cache of the other process.
         if self._pickled is None:
             self._pickled = cloudpickle.dumps((type(self), self._declared()))
         return _restored, (self._pickled,)

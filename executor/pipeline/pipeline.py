@@ -382,6 +382,7 @@ class EnginePipeline(Generic[StreamT_co]):
             prefix=self._prefix,
             **_checked_options(name, options),
         )
+        # Both are addressed by name, on the command line for example.
         if name in self._composites:
             raise InvalidError("a computation and a composite cannot share a name", computation=name)
         for composite in self._within:

@@ -178,6 +178,7 @@ class Topology:
     def _is_fused(self, producer: str, stream: str) -> bool:
         readers = self.readers_of([stream])
         inputs = {own.stream for name in readers for own in self.computations[name].subscriptions}
+        # A record that could return by weak productions would keep its superstep from ever ending.
         returns = producer in _closure(readers, self._weakly_fed)
         return bool(readers) and not returns and inputs.isdisjoint(self.injectors)
 
@@ -392,6 +393,7 @@ def _closure(start: Iterable[str], following: Callable[[str], Iterable[str]]) ->
 
 
 def _edges(topology: Topology, node: ComputationNode) -> Iterator[tuple[str, str, bool]]:
+    # Any computation can produce dead letters, so each is an input of the computations that consume them.
     for stream in (*node.produces, DEAD_LETTERS):
         for consumer in topology.consumers_of(stream):
             yield stream, consumer.computation.name, consumer.subscription.feedback

@@ -73,6 +73,7 @@ class ColumnWatch:
         """Look for the columns in the values of the first superstep that has values."""
         if not self._unseen or not values:
             return
+        # Only the first superstep with values is searched: later ones would pay for a warning given already.
         unseen = [name for name in self._unseen if not any(_has(value, name) for value in values)]
         self._unseen = []
         if unseen:

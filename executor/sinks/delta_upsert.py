@@ -86,6 +86,7 @@ class UpsertSinkWriter(TableWriter):
 
         Raises `ConflictError` if other writers of the table won every try; nothing was written then.
         """
+        # The table has it: a runner repeats the last superstep after a crash.
         if superstep <= self.delivered or not productions.num_rows:
             return
         rows = sink_table(productions, self._schema, self._name, self._watch)
@@ -93,6 +94,7 @@ class UpsertSinkWriter(TableWriter):
         for _ in range(_TRIES):
             # Read the leaves again after each conflict: they are rewritten from their current rows.
             snapshot = self._writer.refresh()
+            # Another process of this store may have delivered it meanwhile.
             if superstep <= self.delivered:
                 return
             try:

@@ -175,6 +175,7 @@ def times_seen(watch: Watch, at: npt.NDArray[np.int64], member: str) -> TimesSee
     """Summarise the times of one member's records, at least one."""
     known = watch.newest.get(member)
     delays = None
+    # Without a committed record there was no watermark to be late for.
     if watch.with_delays and known is not None:
         delays = DelaySketch()
         delays.add(np.maximum(known - at, 0))
