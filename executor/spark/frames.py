@@ -117,7 +117,7 @@ def checkpoint_path(root: str, stream: str) -> str:
 
 
 class InputFrames:
-    """The frames of a run, by stream. A stream without a frame gets that of its first batch."""
+    """The frames of a run, by stream. The first batch of any other stream stands for its frame."""
 
     def __init__(self, spark: SparkSession, frames: Mapping[str, DataFrame]) -> None:
         self._spark = spark
@@ -231,7 +231,7 @@ class BackfillFrame:
     """The history of one stream for one computation, and the position once it is consumed.
 
     On Spark the history of a stream is one frame and one superstep. A key gets its records in the order of their times,
-    like those of a bounded input. Timers that the history has made due fire in the next superstep.
+    as from a bounded input. Timers that the history has made due fire in the next superstep.
     """
 
     computation: str
@@ -243,6 +243,7 @@ def backfill_frames(
     coordinator: Coordinator, engine: _Engine, inputs: Mapping[str, DataFrame]
 ) -> Iterator[BackfillFrame]:
     """Yield the histories that computations still need. Commit each before the next one is asked for."""
+    # Read all histories first, so that a wrong one stops the run before anything is committed.
     pending = {
         name: {
             stream: _frame(coordinator, engine, name, stream, inputs)

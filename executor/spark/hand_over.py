@@ -135,6 +135,7 @@ class SlotHomes:
     def _answer(self, connection: Connection) -> None:
         with connection:
             try:
+                # Both sides prove that they know the secret before either unpickles anything from the other.
                 deliver_challenge(connection, self._key)
                 answer_challenge(connection, self._key)
                 plan, batches = connection.recv_bytes(), _batches(connection.recv_bytes())

@@ -147,8 +147,8 @@ def homes_for(session: SparkSession, intervals: int, name: str) -> OneMachine | 
 
     One machine has as many slots as tasks run at once. A cluster may grow, so a core has several slots there, up to the
     number of a computation's ``intervals``: executors that join get some. Executors of several cores get one slot for
-    each core, because a process that is home to two slots could not run them at once. ``name`` distinguishes the anchor
-    from those of other runs.
+    each core, because a process that is home to two slots could not run them at once. ``name`` distinguishes the
+    anchors of several runs.
     """
     context = session.sparkContext
     at_once = max(1, context.defaultParallelism)

@@ -58,9 +58,11 @@ def _run_at_home(plan: TaskPlan, slot: int, batches: list[pa.RecordBatch]) -> Sl
 def _serve(process: WorkerProcess, handed: HandedOver) -> None:
     """Run a slot for another process, with the soft state of this one."""
     slot, plan = pickle.loads(handed.plan)  # noqa: S301 - the sender has proved that it knows the run's secret
+    # With the code or the store of another run, this process would write files that the driver must not commit.
     check(plan.setting.name == process.setting.name, "a slot is handed over within a run", slot=slot)
 
     def give_up(error: InvalidError) -> None:
+        # This thread is stuck in user code, so the watchdog answers the process that waits.
         handed.give(SlotReport(slot=slot, failure=error))
 
     try:

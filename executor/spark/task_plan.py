@@ -77,7 +77,7 @@ def readable_rows(targets: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedColumns:
-    """The columns of a routed row: the input's own ones, which make up a record's value, and those with its parts.
+    """The columns of a routed row: the input's own ones, which make up a record's value, and its parts.
 
     Attributes:
         at: a timestamp, or a number of microseconds.
@@ -118,6 +118,7 @@ SlotParts: TypeAlias = Mapping[int, IntervalPlan]
 """The part of a slot in a superstep, by position. The position modulo the number of slots is the slot."""
 
 _CODEC: Final = "zstd"
+# Arrow needs the decompressed length, so it precedes the compressed bytes.
 _LENGTH_BYTES: Final = 8
 
 SLOT_REPORT_SCHEMA: Final = "report binary"

@@ -1,8 +1,8 @@
 """A Python worker process between tasks: the store, the code, and soft state of its intervals.
 
 All of it can be rebuilt at any time. Soft state is trusted only for committed files that this process wrote or read
-itself, which `IntervalWorker` checks. Several threads share it: Spark's main thread, and those that serve slots for
-other processes. One thread at a time runs an interval.
+itself, which `IntervalWorker` checks. Several threads share it: Spark's main thread, and threads that serve slots
+for other processes. One thread at a time runs an interval.
 
 Code of the main program travels with the pipeline, but code of modules travels by name and must be importable by the
 workers. `check_importable` finds a missing module before the first superstep.
@@ -202,6 +202,7 @@ class WorkerProcess:
     @classmethod
     def of(cls, setting: WorkerSetting) -> WorkerProcess:
         """Return the process of a setting, and drop the soft state of another setting."""
+        # Tasks in several threads must share one process, because two would cache the same rows twice.
         with cls._choosing:
             current = cls._current
             if current is not None and current.setting.name == setting.name:
@@ -239,7 +240,7 @@ class WorkerProcess:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of row files that this thread has read from the store, without those from the disk tier."""
+        """Bytes of row files that this thread has read from the store. Reads from the disk tier do not count."""
         return self._metered.read_bytes
 
     def productions(self, source: ProductionSource) -> pa.Table:
@@ -273,7 +274,7 @@ class WorkerProcess:
         with self._keeping:
             kept = self._kept.get(interval)
             if kept is None:
-                # Intervals of a computation never overlap: a split or a merge has replaced the known ones that do.
+                # Intervals of a computation never overlap: a split or a merge has replaced any that do.
                 for known in [known for known in self._kept if known.overlaps(interval)]:
                     self._kept.pop(known).worker.leave()
                 if len(self._kept) >= _INTERVALS_MAX:
@@ -296,6 +297,7 @@ class WorkerProcess:
         with self._keeping:
             others = list(self._kept.values())
         for kept in others:
+            # Skip intervals that run now: waiting for their user code would stall this task.
             if self._memory.is_exceeded and kept.lock.acquire(blocking=False):
                 try:
                     kept.worker.shrink()

@@ -89,6 +89,7 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
     batches = {part: _numbers(folder / part) for part in (_COMMITS, _OFFSETS)}
     if not batches[_OFFSETS]:
         raise InvalidError("no checkpoint of a streaming query at this path", path=place)
+    # An entry in offsets alone is a planned batch, whose records the pipeline must read again.
     done = max(batches[_COMMITS] & batches[_OFFSETS], default=None)
     if done is None:
         raise InvalidError("the query has finished no batch, so it has no state", path=place)
@@ -97,6 +98,7 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
         raise DataError("cannot read this version of Spark's offsets", path=place, version=version)
     committed = _lines(folder / _COMMITS / str(done))
     query = str(_object(folder / _METADATA, _lines(folder / _METADATA)[0]).get("id", ""))
+    # A running query would move its state and positions during the import.
     if any(str(running.id) == query for running in spark.streams.active):
         raise InvalidError("the query runs: stop it first", path=place, query=query)
     return QueryCheckpoint(
@@ -169,7 +171,7 @@ class ImportedCheckpoint:
         batch: the last finished batch of the query.
         unfinished: a later, unfinished batch, whose records the pipeline reads again. ``None`` if there is none.
         rows: the number of keys.
-        timers: the number of timers, including those of times to live.
+        timers: the number of timers, including the expiry timers of times to live.
         key: the key's columns, as Spark writes their types.
         columns: the type in Spark, by variable or ``state``.
         watermark_ms: the query's watermark; 0 without one.
@@ -311,6 +313,7 @@ def _beginning(
             path=store.path,
         )
     positions = store.committer.refresh().txns
+    # A second checkpoint for an input in use would make Spark read its records twice, or skip some.
     known = input_positions(positions, pipeline, stream)
     target = Path(checkpoint_path(str(root), stream))
     own = checkpoints_in(target).keys()
@@ -325,6 +328,7 @@ def _beginning(
     # The checkpoint comes before the commit that names it: the reverse could leave a position without a checkpoint.
     put_checkpoint(query, target, query_id)
     position = AppId.INPUT.of(pipeline, stream, query_id)
+    # The operator has seen the watermark of its last batch. The injector's already includes the batch's records.
     watermarks = {
         percentile_watermark_app_id(pipeline, "injector", stream): query.next_watermark_ms * _MILLIS,
         percentile_watermark_app_id(pipeline, "computation", computation): query.watermark_ms * _MILLIS,
@@ -342,7 +346,7 @@ def _query_id(rng: Rng) -> str:
 
 
 class _Counted:
-    """Counts batches of rows as they are read, and keeps some rows as samples."""
+    """Counts rows and timers during the read, and keeps some rows as samples."""
 
     def __init__(self, batches: pa.RecordBatchReader) -> None:
         self._batches = batches

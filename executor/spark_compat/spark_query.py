@@ -128,20 +128,13 @@ def transform_with_state(
         event_time_column_name=event_time_column_name,
         has_watermark=has_watermark,
     )
+    name = name or type(processor).__name__
+    inputs = (
+        {INPUT: frame} if initial_state is None else {INPUT: frame, INITIAL_STATE: _ungrouped(initial_state)}
+    )
+    runner, table = _runner(store, trigger, tick_ms, options), _table(sink, output_schema)
     return _start(
-        frame,
-        computation,
-        keys=columns,
-        name=name or type(processor).__name__,
-        output_schema=output_schema,
-        store=store,
-        sink=sink,
-        trigger=trigger,
-        id=id,
-        on_error=on_error,
-        tick_ms=tick_ms,
-        initial_state=initial_state,
-        **options,
+        runner, inputs, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
     )
 
 
@@ -193,21 +186,13 @@ def apply_in_pandas_with_state(
         MillpondError: the store cannot be opened; see `SparkRunner.start`.
     """
     columns = _key_columns(frame, keys, output_mode)
+    computation = ApplyInPandasWithState(
+        function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
+    )
+    name = name or str(getattr(function, "__name__", "function"))
+    runner, table = _runner(store, trigger, tick_ms, options), _table(sink, output_schema)
     return _start(
-        frame,
-        ApplyInPandasWithState(
-            function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
-        ),
-        keys=columns,
-        name=name or str(getattr(function, "__name__", "function")),
-        output_schema=output_schema,
-        store=store,
-        sink=sink,
-        trigger=trigger,
-        id=id,
-        on_error=on_error,
-        tick_ms=tick_ms,
-        **options,
+        runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
     )
 
 
@@ -233,25 +218,17 @@ def apply_in_arrow_with_state(
 
     Spark has no such operator. With few rows a key, pandas would take most of the time. State and timeouts are the same,
     so either form can continue a store of the other. The function gets the key, an iterator of record batches, and
-    `GroupState`. The iterator is empty when the key has timed out. The function yields record batches or tables. The
-    other arguments and the errors are those of `apply_in_pandas_with_state`.
+    `GroupState`. The iterator is empty when the key has timed out. The function yields record batches or tables. See
+    `apply_in_pandas_with_state` for the other arguments and the errors.
     """
     columns = _key_columns(frame, keys, output_mode)
+    computation = ApplyInArrowWithState(
+        function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
+    )
+    name = name or str(getattr(function, "__name__", "function"))
+    runner, table = _runner(store, trigger, tick_ms, options), _table(sink, output_schema)
     return _start(
-        frame,
-        ApplyInArrowWithState(
-            function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
-        ),
-        keys=columns,
-        name=name or str(getattr(function, "__name__", "function")),
-        output_schema=output_schema,
-        store=store,
-        sink=sink,
-        trigger=trigger,
-        id=id,
-        on_error=on_error,
-        tick_ms=tick_ms,
-        **options,
+        runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
     )
 
 
@@ -270,7 +247,7 @@ def drop_duplicates(
 ) -> SparkRun:
     """Drop duplicates from a streaming frame, with the known keys in a store.
 
-    The results are those of ``frame.dropDuplicates(keys)`` and ``frame.dropDuplicatesWithinWatermark(keys)``. A key is
+    The results equal ``frame.dropDuplicates(keys)`` and ``frame.dropDuplicatesWithinWatermark(keys)``. A key is
     kept until the watermark has passed it if the event time is part of the key, and indefinitely otherwise. With
     ``within_watermark`` it is kept for the watermark's delay.
 
@@ -302,18 +279,10 @@ def drop_duplicates(
     if within_watermark and delay_us is None:
         raise InvalidError("to drop duplicates within the watermark, the frame needs a withWatermark")
     has_time = watermark_column(frame.schema) in columns
+    computation = DropDuplicates(frame.schema, delay_us if within_watermark else 0 if has_time else None)
+    runner, table = _runner(store, trigger, tick_ms, options), _table(sink, frame.schema)
     return _start(
-        frame,
-        DropDuplicates(frame.schema, delay_us if within_watermark else 0 if has_time else None),
-        keys=columns,
-        name=name,
-        output_schema=frame.schema,
-        store=store,
-        sink=sink,
-        trigger=trigger,
-        on_error=on_error,
-        tick_ms=tick_ms,
-        **options,
+        runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=None, on_error=on_error
     )
 
 
@@ -350,48 +319,54 @@ def _has_watermark(frame: DataFrame, timeout: str) -> bool:
 
 
 def _start(
-    frame: DataFrame,
+    runner: SparkRunner,
+    inputs: Mapping[str, DataFrame],
     computation: Computation,
-    *,
     keys: Sequence[str],
     name: str,
-    output_schema: StructType | str,
-    store: Store | str | Path,
-    sink: Sink | str | Path | None,
+    sink: Sink | None,
+    *,
     trigger: Mapping[str, Any] | None,
+    id: FieldExtractor | None,  # noqa: A002 - the word of the paper and of the users
     on_error: OnError,
-    tick_ms: float | None,
-    id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
-    initial_state: DataFrame | GroupedData | None = None,
-    **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
-    graph, event_time = EnginePipeline(name), watermark_column(frame.schema)
+    graph, event_time = EnginePipeline(name), watermark_column(inputs[INPUT].schema)
     # A list makes a typed key even of one text column, because in Spark null is a key.
     key = list(keys)
     graph.inject(INPUT, key=key, at=IngressTime() if event_time is None else event_time, id=id)
-    inputs = {INPUT: frame}
-    if initial_state is not None:
+    if INITIAL_STATE in inputs:
         graph.inject(INITIAL_STATE, key=key, at=IngressTime())
-        inputs[INITIAL_STATE] = _ungrouped(initial_state)
     graph.add(
         computation,
         name=name,
         subscribes=dict.fromkeys(inputs),
         produces=[name],
         on_error=on_error,
+        # As in Spark, rows behind the watermark are dropped, and without a watermark no row is late.
         on_late={INPUT: "process" if event_time is None else "drop"},
     )
     if sink is not None:
-        graph.add_sink(name, name, sink if isinstance(sink, Sink) else _table(str(sink), output_schema))
+        graph.add_sink(name, name, sink)
+    return runner.start(graph, inputs, trigger=trigger)
+
+
+def _runner(
+    store: Store | str | Path,
+    trigger: Mapping[str, Any] | None,
+    tick_ms: float | None,
+    options: SparkRunnerOptions,
+) -> SparkRunner:
     if tick_ms is None:
         is_bounded = trigger is not None and bool({"availableNow", "once"} & trigger.keys())
         tick_ms = _NO_TICK_MS if is_bounded else _TICK_MS
-    return SparkRunner(store, tick_ms=tick_ms, **options).start(graph, inputs, trigger=trigger)
+    return SparkRunner(store, tick_ms=tick_ms, **options)
 
 
-def _table(path: str, schema: StructType | str) -> DeltaSink:
+def _table(sink: Sink | str | Path | None, schema: StructType | str) -> Sink | None:
+    if sink is None or isinstance(sink, Sink):
+        return sink
     fields = to_arrow_schema(parse_schema(schema), timezone="UTC")
-    return DeltaSink(path, pa.schema([field.with_metadata(TYPED_FIELD) for field in fields]))
+    return DeltaSink(str(sink), pa.schema([field.with_metadata(TYPED_FIELD) for field in fields]))
 
 
 def _ungrouped(initial_state: DataFrame | GroupedData) -> DataFrame:

@@ -62,7 +62,7 @@ TIME_MODES: Final[dict[str, DomainName | None]] = {
 
 
 class ProcessorHandle(StatefulProcessorHandle):
-    """The handle of one bundle, passed to ``init``. Its variables and timers are those of the key whose hook runs."""
+    """The handle of one bundle, passed to ``init``. Its variables and timers belong to the key whose hook runs."""
 
     def __init__(self, time_mode: TimeMode) -> None:
         self.turn: KeyTurn = KeyTurn()
