@@ -335,6 +335,7 @@ class KeyWindows:
                 return
         self._is_cut = len(arrived) > 1
         for element in arrived:
+            # Timers due between two elements fire between them, so that panes do not depend on how input is cut.
             self._ring(self._add_together((element,)))
 
     def _latest_clock(self) -> int:
@@ -364,6 +365,7 @@ class KeyWindows:
         watermark, assign, expires_at = self._clocks.watermark, strategy.window_fn.assign, strategy.expires_at
         for element in elements:
             windows = assign(element)
+            # An element without windows was dropped by the window function, not because it is late.
             is_accepted = not windows
             for window in windows:
                 members = assigned.get(window)
@@ -569,6 +571,7 @@ class KeyWindows:
             return
         values = self._values(state, pane)
         if is_retracting:
+            # Retractions go first, so that consumers never hold two panes of the window.
             retracted = [WindowedValue.from_json(envelope) for envelope in state.emitted]
             self.output += [value.retraction(pane) for value in retracted]
             state.emitted = [value.to_json() for value in values]

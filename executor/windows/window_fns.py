@@ -186,7 +186,9 @@ CalendarUnit: TypeAlias = Literal["days", "weeks", "months", "years"]
 """The unit of a calendar window; weeks start on Monday."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MONDAY: Final = date(1970, 1, 5)
+# The first window's first day, and the days of a unit.
+_DAYS: Final = {"days": (date(1970, 1, 1), 1), "weeks": (date(1970, 1, 5), 7)}
+_MONTHS: Final = {"months": 1, "years": 12}
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
@@ -213,7 +215,7 @@ class CalendarWindows(WindowFn):
     _zone: ZoneInfo = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.unit not in ("days", "weeks", "months", "years"):
+        if self.unit not in (*_DAYS, *_MONTHS):
             raise InvalidError("calendar windows are of days, weeks, months or years", unit=self.unit)
         if self.count < 1:
             raise InvalidError("a calendar window has at least one unit", count=self.count)
@@ -248,26 +250,17 @@ class CalendarWindows(WindowFn):
         return (Window(self._start(number * self.count), self._start((number + 1) * self.count)),)
 
     def _number(self, day: date) -> int:
-        match self.unit:
-            case "days":
-                return (day - date(1970, 1, 1)).days
-            case "weeks":
-                return (day - _MONDAY).days // 7
-            case "months":
-                return (day.year - 1970) * 12 + day.month - 1
-            case "years":
-                return day.year - 1970
+        if self.unit in _MONTHS:
+            return ((day.year - 1970) * 12 + day.month - 1) // _MONTHS[self.unit]
+        first, length = _DAYS[self.unit]
+        return (day - first).days // length
 
     def _start(self, number: int) -> int:
-        day = date(1970, 1, 1)
-        match self.unit:
-            case "days":
-                day = date(1970, 1, 1) + timedelta(days=number)
-            case "weeks":
-                day = _MONDAY + timedelta(weeks=number)
-            case "months":
-                day = date(1970 + number // 12, number % 12 + 1, 1)
-            case "years":
-                day = date(1970 + number, 1, 1)
+        if self.unit in _MONTHS:
+            months = number * _MONTHS[self.unit]
+            day = date(1970 + months // 12, months % 12 + 1, 1)
+        else:
+            first, length = _DAYS[self.unit]
+            day = first + timedelta(days=number * length)
         midnight = datetime(day.year, day.month, day.day, tzinfo=self._zone)
         return (midnight - _EPOCH) // _MICROSECOND

@@ -81,6 +81,7 @@ class WindowedComputation(Computation):
         if not self.signals:
             self._add(context, records)
             return
+        # In the order of arrival, because a signal acts only on the elements before it.
         for is_signal, run in groupby(records, lambda record: record.stream == SIGNALS):
             if is_signal:
                 for record in run:
@@ -103,6 +104,7 @@ class WindowedComputation(Computation):
         window, trigger_timer = parse_tag(timer.tag)
         clocks = self._clocks(context)
         if timer.domain is TimeDomain.EVENT:
+            # Otherwise panes would depend on how far the watermark happened to jump.
             clocks = as_of(timer, clocks)
 
         def react(windows: KeyWindows) -> None:
@@ -125,10 +127,12 @@ class WindowedComputation(Computation):
         before: dict[str, Wanted] = {}
         watermark, strategy = context.watermark, self.strategy
         states = context.state.open(WindowStates)
+        # The timers of each window before the hook changes it, so that only differences go to the engine.
         states.begin_hook(lambda state: add_wanted(before, strategy, state, watermark))
         windows = KeyWindows(strategy, self.combine, self.finish, states, clocks, context.key)
         output_at = states.oldest_output_at()
         react(windows)
+        # The engine has dropped the timer that fired: where it is still wanted, it must be set again.
         before.pop(fired, None)
         after: dict[str, Wanted] = {}
         for state in states.touched():

@@ -174,6 +174,7 @@ def repair(context: click.Context, store: StoreAt, *, dry_run: bool, yes: bool, 
             # A repair that was killed after its commit may have left the dependents behind.
             if ahead or plan.is_after_repair:
                 with hold_store(plan, held.leases):
+                    # The plan was made without the leases: a commit since would make it outdated.
                     _check_unchanged(plan, held.objects)
                     finish()
             click.echo("the earlier repair is finished" if ahead else _WHOLE)
@@ -247,6 +248,7 @@ def rewind(
     Stop the pipelines of the store before. If a rewind is killed, run it again to finish it.
     """
     with result_as_json(as_json) as result, _held(store) as held:
+        # Before the table, as for a repair.
         reached = held.reached()
         snapshot = load(Log(held.objects))
         version = TableVersion(version_in(open_savepoints(snapshot.txns), named))
