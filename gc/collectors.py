@@ -85,10 +85,6 @@ def collect_orphans(survey: Survey, owned: Mapping[Interval, Owned], *, dry_run:
     A file's name contains its superstep, and a committed superstep accepts no more files. So a file of a past superstep
     that the log does not name is garbage, whoever wrote it and whenever it lands. Files with other names belong
     to other engines and stay.
-
-    Raises:
-        DataError: a retained version cannot be read; nothing was deleted.
-        UnavailableError: the store is unavailable; some files may be deleted.
     """
     still_owned: dict[str, list[tuple[Interval, Superstep]]] = {}
     for interval, known in owned.items():

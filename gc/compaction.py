@@ -4,7 +4,7 @@ The rows of the new file carry the newest contributing (sequencer, commit number
 relative to all other updates of their keys. A compaction drops:
 
 - updates that a newer update in the compaction overrides;
-- delivered productions, which are those of all supersteps before the last one (MillWheel §6.1.2);
+- delivered productions, from all supersteps before the last one (MillWheel §6.1.2);
 - record ids that no sender may repeat any more (`millpond.statestore.rows.bloom`);
 - tombstones and empty rows, if no older file of the interval is left.
 
@@ -54,7 +54,7 @@ _CRC32_MAX: Final = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPolicy:
-    """When files are compacted.
+    """The conditions under which files are compacted.
 
     Args:
         fan_in: the number of files of a tier that become one.
@@ -94,8 +94,7 @@ class CompactionPolicy:
 class Compaction:
     """Files of an interval that will become one, oldest first.
 
-    Attributes:
-        is_complete: no older file of the interval is left, so tombstones may be dropped.
+    It is complete if no older file of the interval is left, so that tombstones may be dropped.
     """
 
     interval: Interval
@@ -122,13 +121,8 @@ def plan_compaction(
 ) -> Compaction | None:
     """Return the compaction that the interval needs now, or ``None`` when it needs none.
 
-    Args:
-        files: all live files that can hold keys of the interval.
-        interval: the interval to plan for.
-        before: files with rows of this superstep or a later one stay: their productions may be undelivered, and
-            soft state may not include them yet.
-        policy: when to compact.
-        everything: compact all files that may be compacted, whatever their sizes.
+    Files with rows of superstep ``before`` or a later one stay: their productions may be undelivered, and soft state
+    may not include them yet. ``everything`` compacts all files that may be compacted, whatever their sizes.
     """
     if any(file.max_superstep is None for file in files):
         return None
@@ -225,7 +219,7 @@ _Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRules:
-    """Data that a compaction must keep: productions of ``pending_from`` and later, which may be undelivered, and record ids."""
+    """Data to keep: productions of ``pending_from`` and later, which may be undelivered, and record ids."""
 
     pending_from: Superstep
     ids: IdRetention
@@ -239,7 +233,7 @@ class Compacted:
     file: RowFile | None
 
     def write(self, fence: Fence) -> IntervalWrite:
-        """Return the interval's part of the commit that replaces the old files by the new one, under the owner's next fence."""
+        """Return the interval's part of the commit that replaces the old files, under the owner's next fence."""
         added = () if self.file is None else (self.file,)
         return IntervalWrite(
             interval=self.compaction.interval,
@@ -269,23 +263,10 @@ def compact_files(
 ) -> Compacted:
     """Read the files of a compaction and write their replacement; nothing is committed.
 
-    Files of more than ``memory_bytes_max`` together are merged through the local disk, in memory that does not grow with
-    them; the result is equivalent.
-
-    Args:
-        objects: the table's root.
-        compaction: the files.
-        rules: the data to keep.
-        fence: the owner's last or next fence; no row may be newer.
-        token: 32 unique hexadecimal digits.
-        row_format: the encoding of the new file; only Parquet is merged through the disk.
-        memory_bytes_max: size of the files up to which they are compacted in memory.
-        scratch: local folder for a merge through the disk, with room for the old files and the new one; the
-            system's temporary folder by default.
-
-    Raises:
-        DataError: a file is missing or its bytes are wrong.
-        UnavailableError: the store is unavailable, or the local disk has no room.
+    Files of more than ``memory_bytes_max`` together are merged through the local disk (Parquet only), in memory that does not
+    grow with them; the result is equivalent. ``fence`` is the owner's last or next one, and no row may be newer. ``token``
+    is 32 unique hexadecimal digits. ``scratch`` needs room for the old files and the new one; by default it is
+    the system's temporary folder.
     """
     if compaction.size_bytes > memory_bytes_max and isinstance(row_format, ParquetRowFormat):
         file = _compact_through_disk(objects, compaction, rules, fence, token, scratch)
@@ -305,7 +286,7 @@ def compact_files(
         token=token,
         row_format=_COMPACTED if isinstance(row_format, ParquetRowFormat) else row_format,
     )
-    # Another process may commit the file, and can only sync what it has written itself.
+    # Another process may commit the file, and a process can only sync its own files.
     objects.sync()
     reach("compaction.file_written")
     return Compacted(compaction=compaction, file=file)
@@ -341,10 +322,9 @@ def _compact_through_disk(
 
 
 def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:
-    """Yield the updates of all runs, cut by key: all updates of a key are in one piece, and keys rise between pieces.
+    """Yield the updates of all sorted runs, cut by key: all updates of a key are in one piece, and keys rise between pieces.
 
-    Within a piece the runs keep their order. One batch of each run is in memory at a time. Each run must be sorted by key, with
-    no key in two of its batches.
+    Within a piece the runs keep their order. One batch of each run is in memory at a time, and no key may be in two batches.
     """
     heads = [next(run, None) for run in runs]
     while True:

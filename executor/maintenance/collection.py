@@ -99,7 +99,7 @@ class CollectionSchedule:
         self._waiting.append((self._clock.monotonic_us(), size_bytes))
 
     def report(self) -> None:
-        """Log a round that has ended; the next one collects what it could not."""
+        """Log a round that has ended; the next one collects the rest."""
         if self._round is None or not self._round.done():
             return
         done, self._round = self._round, None

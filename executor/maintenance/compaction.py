@@ -1,6 +1,6 @@
 """Rewrites of files while a pipeline runs: compactions of intervals, and partings after splits.
 
-Each schedule has the same life. It finds what is due, has workers prepare a `Task`, and hands a finished task to its
+Each schedule has the same life. It finds due work, has workers prepare a `Task`, and hands a finished task to its
 caller, which commits it or discards it. A compaction is due once its interval has got `CompactionPolicy.fan_in` files
 since the last one. A compaction that fits into memory keeps its interval busy; a large one may take minutes, and
 younger files of its interval are compacted meanwhile. A parting is due once each part of a split interval has got some
@@ -66,9 +66,9 @@ class Task:
 
 @dataclass(eq=False)
 class Schedule(ABC):
-    """One kind of rewrite of one pipeline's files; subclasses decide what is due.
+    """One kind of rewrite of one pipeline's files; subclasses decide when work is due.
 
-    The topology tells how long the senders of each computation may repeat their records, and ``rng`` gives file names.
+    The topology bounds how long the senders of each computation may repeat their records; ``rng`` makes file names.
     """
 
     store: Store
@@ -157,7 +157,7 @@ class Schedule(ABC):
         )
 
     def _finish(self, task: Task) -> tuple[Compacted, ...]:
-        """Return what a finished task has written, or nothing if it failed or no longer fits the table."""
+        """Return the results of a finished task, none if it failed or no longer fits the table."""
         try:
             pieces = tuple(future.result() for future in task.futures)
         except (DataError, UnavailableError) as error:
@@ -244,7 +244,7 @@ class CompactionSchedule(Schedule):
             wait(behind, timeout=_THROTTLE_S_MAX)
 
     def due(self) -> list[Interval]:
-        """Return the intervals to compact now, as many as may be in preparation, those with most files first."""
+        """Return the intervals to compact now, as many as may be in preparation, most files first."""
         # In a fixed order the last intervals would starve where more become due than are compacted.
         room = _IN_FLIGHT_MAX - len(self._small)
         due = (

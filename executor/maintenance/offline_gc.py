@@ -61,20 +61,11 @@ class _HeldPipeline:
 def collect_offline(
     store: Store, clock: Clock, rng: Rng, policy: UpkeepPolicy, *, dry_run: bool = False
 ) -> CollectionRound:
-    """Compact all stopped pipelines, then run one round of garbage collection.
-
-    Args:
-        store: opened for writing; a dry run only reads.
-        clock: the source of time.
-        rng: the source of file names.
-        policy: the versions to keep.
-        dry_run: change nothing.
+    """Compact all stopped pipelines, then run one round of garbage collection; a dry run only reads.
 
     Raises:
         ConflictError: another process is repairing the store or collecting its garbage offline.
-        DataError: something that had to be read is damaged.
         FencedError: this process slept for longer than its session; a repetition does no harm.
-        UnavailableError: the store, ZooKeeper or the catalog is unavailable.
     """
     if dry_run:
         return _collect(store, clock, rng, policy, check=None, dry_run=True)

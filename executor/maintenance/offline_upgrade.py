@@ -58,12 +58,8 @@ _PAUSE_TIMEOUT_MS: Final = 60_000.0
 class Upgraded:
     """The upgrade of a computation's rows, done or planned.
 
-    Attributes:
-        state_version: the version of its code.
-        rows: the number of upgraded rows.
-        current: the number of rows that needed no upgrade.
-        failed: the number of rows that could not be upgraded and stay unchanged.
-        failures: the first failures, as key and reason.
+    ``rows`` were upgraded, ``current`` needed no upgrade, and ``failed`` stay unchanged; ``failures`` has the first of them,
+    as key and reason.
     """
 
     computation: str
@@ -86,21 +82,13 @@ def upgrade_offline(
 ) -> list[Upgraded]:
     """Upgrade the states of all rows of a stopped pipeline; return the result of each computation.
 
-    Args:
-        store: opened for writing; a dry run only reads.
-        topology: the pipeline as its code declares it now.
-        clock: the source of time.
-        rng: the source of file names.
-        computations: only these; all that declare a version by default.
-        dry_run: call the code, and write nothing.
-        on_progress: called after each piece with its number of rows.
+    By default it upgrades every computation that declares a version. A dry run only reads and calls the code. ``on_progress``
+    gets each piece's number of rows.
 
     Raises:
         ConflictError: the pipeline is running, or another process repairs the store or collects its garbage offline.
-        DataError: a file is missing or its bytes are wrong.
         InvalidError: a computation is unknown or declares no version, the pipeline's code does not fit the store, or
             it renames or drops computations, which its next start has to do first.
-        UnavailableError: the store or ZooKeeper is unavailable.
     """
     nodes = _chosen(topology, computations)
     if dry_run:

@@ -33,12 +33,12 @@ _EARLY_ROUNDS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepPolicy:
-    """When and where a running pipeline compacts its store and collects garbage (MillWheel §6.1.1).
+    """The compaction and garbage collection of a running pipeline: when, and where (MillWheel §6.1.1).
 
     Args:
         compaction: when the files of an interval are merged.
-        retention: how long a replaced version of the table stays readable, as a duration. Savepoints
-            keep their versions for as long as they are open.
+        retention: how long a replaced version of the table stays readable, as a duration. Open
+            savepoints keep their versions.
         collect_every: the number of versions between two garbage collections, each of which writes a
             checkpoint. Collection starts after a sixteenth of that number if compactions have
             replaced half as many bytes as are live, and every sixth of ``retention`` while an
@@ -93,23 +93,17 @@ _LARGE_S_MAX: Final = 21_600.0
 class CompactionWorker(Protocol):
     """Prepares compactions somewhere; their arguments must pickle."""
 
-    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
-        """Have a compaction prepared: `compact_files` with its arguments."""
-        ...
+    def compact(self, work: partial[Compacted]) -> Future[Compacted]: ...
 
-    def shutdown(self) -> None:
-        """Accept no more work and stop."""
-        ...
+    def shutdown(self) -> None: ...
 
 
 class RoundWorker(Protocol):
-    """Collects garbage somewhere."""
+    """Collects garbage somewhere; see `collect_garbage`."""
 
     def collect(
         self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
-    ) -> Future[CollectionRound]:
-        """Have a round of garbage collection done; see `collect_garbage`."""
-        ...
+    ) -> Future[CollectionRound]: ...
 
     def shutdown(self) -> None: ...
 
@@ -179,13 +173,9 @@ class ProcessWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepWorkers:
-    """Where each kind of work is done.
+    """The place of each kind of work.
 
-    Attributes:
-        rounds: garbage collection.
-        small: compactions that fit into memory.
-        large: compactions that go through a disk.
-        is_inline: all work is done as soon as it is submitted.
+    ``large`` compactions go through a disk. ``is_inline`` means that a worker returns only when the work is done.
     """
 
     rounds: RoundWorker

@@ -35,15 +35,8 @@ _LOG = logging.getLogger("millpond")
 class Upkeep:
     """Keeps the store of one pipeline small; for the coordinator's thread, between supersteps.
 
-    Args:
-        store: the open store.
-        ownership: the intervals, and the way to commit.
-        journal: records every commit.
-        topology: the checked pipeline.
-        clock: the source of time.
-        rng: the source of file names.
-        policy: when and how; ``None`` turns upkeep off.
-        compaction_workers: makes workers on other machines; ``None`` for helper processes of this one.
+    ``policy=None`` turns upkeep off. ``compaction_workers`` makes workers on other machines; by default helper processes of this
+    one do the work.
     """
 
     def __init__(
@@ -90,7 +83,7 @@ class Upkeep:
             schedule.follow(cut)
 
     def update(self, topology: Topology) -> None:
-        """Adapt to a changed pipeline: discard what is prepared for intervals that it has released."""
+        """Adapt to a changed pipeline: discard the tasks of released intervals."""
         for schedule in self._schedules:
             schedule.update(topology)
 
@@ -99,11 +92,7 @@ class Upkeep:
         self._compactions.record(request)
 
     def run(self, superstep: Superstep, watermark: Watermark) -> None:
-        """Commit the compactions that are ready, and start those that are due.
-
-        Raises:
-            FencedError: another process has taken an interval.
-        """
+        """Commit finished tasks, and start due ones."""
         if not self._is_on:
             return
         self._rounds.record_version()
@@ -158,7 +147,7 @@ class Upkeep:
         return tuple(writes)
 
     def close(self) -> None:
-        """Stop, and discard what was prepared and not committed."""
+        """Stop, and discard uncommitted tasks."""
         self._workers.shutdown()
         for schedule in reversed(self._schedules):
             schedule.close()

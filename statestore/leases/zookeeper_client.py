@@ -5,8 +5,8 @@ the client). SASL (DIGEST-MD5) proves a user with a password. Access lists on ev
 reading it or taking a lease. No ``repr``, error or log line holds a password.
 
 With TLS or credentials a handler of Millpond's makes the connections. kazoo's own handler trusts every authority of the
-system besides the given one, waits for data that TLS has decrypted already, and takes a server that dies while it checks
-credentials for one that refuses them for good.
+system besides the given one, waits for data that TLS has decrypted already, and takes a server's death while it checks
+credentials for a final refusal.
 """
 
 from __future__ import annotations

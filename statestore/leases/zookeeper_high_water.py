@@ -148,10 +148,7 @@ def _decode(node: Node, path: str) -> Mark:
 
 
 def local_server(place: str) -> str | None:
-    """Return ``host:port`` of the server in the store's own folder, or ``None`` when none runs.
-
-    ``place`` is the store's absolute path or URL.
-    """
+    """Return ``host:port`` of the server in the folder of the store at ``place``, or ``None`` when none runs."""
     server = None if "://" in place else recorded_server(Path(place) / "zookeeper")
     return f"127.0.0.1:{server.port}" if server is not None and server.is_running() else None
 
@@ -159,12 +156,7 @@ def local_server(place: str) -> str | None:
 def ask_for_mark(
     hosts: str, incarnation: str, clock: Clock, security: ZooKeeperSecurity = OPEN_ENSEMBLE
 ) -> Mark | None:
-    """Return the mark of an incarnation, or ``None`` before its first commit and after ZooKeeper was wiped.
-
-    Raises:
-        UnavailableError: ZooKeeper does not answer.
-        InvalidError: ZooKeeper does not accept the credentials, or does not let them read.
-    """
+    """Return the mark of an incarnation, or ``None`` before its first commit and after ZooKeeper was wiped."""
     session = ZooKeeperSession(hosts, _ASK_TIMEOUT_MS, lambda _: None, security)
     deadline = Deadline.after(clock, _ASK_TIMEOUT_MS)
     session.start(deadline)

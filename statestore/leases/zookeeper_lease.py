@@ -329,13 +329,7 @@ _REVIEW_RETRY_S: Final = 1.0
 class ZooKeeperLeases:
     """`Leases` of one writer of one store, in one ZooKeeper session.
 
-    Args:
-        hosts: ``host:port`` pairs, separated by commas.
-        store_id: names the store's nodes, ``/millpond/<store_id>``.
-        writer_id: names this writer to others.
-        clock: measures the bounds on waiting.
-        session_timeout_ms: the server may raise or lower it.
-        security: credentials, and the access list of the nodes; an open ensemble by default.
+    The server may raise or lower ``session_timeout_ms``.
 
     Raises:
         UnavailableError: no server answered within the session's time-out.
@@ -381,7 +375,6 @@ class ZooKeeperLeases:
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> Lease:
-        """Take one lease; see `Leases.take`."""
         return self.take_all({interval: above}, on_held=on_held, timeout_ms=timeout_ms)[0]
 
     def take_all(
@@ -391,7 +384,7 @@ class ZooKeeperLeases:
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> tuple[Lease, ...]:
-        """Take several leases, two round trips for 64 of them; see `Leases.take_all`."""
+        """Take several leases, in two round trips for 64 of them."""
         deadline = Deadline.after(self._clock, timeout_ms)
         taken: list[Lease] = []
         with self._book.being_taken(intervals.keys()):

@@ -116,11 +116,7 @@ class Connection:
 
 
 class ZooKeeperSession:
-    """A session that outlives its connections, and is replaced by kazoo when it expires.
-
-    Raises:
-        InvalidError: a file that the security names cannot be read.
-    """
+    """A session that outlives its connections, and is replaced by kazoo when it expires."""
 
     def __init__(
         self,
@@ -145,12 +141,7 @@ class ZooKeeperSession:
         return self._connection
 
     def start(self, deadline: Deadline) -> None:
-        """Connect.
-
-        Raises:
-            UnavailableError: no server answered in time.
-            InvalidError: the servers refuse the credentials.
-        """
+        """Connect, or raise `UnavailableError` at the deadline and `InvalidError` for refused credentials."""
         self._start(self._client, max(deadline.left_s, 0.001))
         if self._security.user is not None:
             try:
@@ -203,11 +194,7 @@ class ZooKeeperSession:
         return nodes
 
     def transact(self, operations: Iterable[Operation], deadline: Deadline) -> bool:
-        """Apply all operations or none; return True if they were applied.
-
-        Raises:
-            UnavailableError: the operations may or may not have been applied.
-        """
+        """Apply all operations or none, and return True if they were applied; after `UnavailableError` either may be the case."""
         transaction = self._client.transaction()
         for operation in operations:
             _add(transaction, operation)
@@ -226,11 +213,7 @@ class ZooKeeperSession:
     def close_to_others(self, path: str, deadline: Deadline) -> None:
         """Give a node, and all nodes below it, this client's access list where they have another one.
 
-        The nodes above it are only closed to other clients, if they are open. Without credentials there is no access list, and
-        nothing changes.
-
-        Raises:
-            InvalidError: the node belongs to another user.
+        The nodes above it are only closed to other clients, if they are open. Without credentials nothing changes.
         """
         wanted = access_list_of(self._security)
         if not wanted:

@@ -86,12 +86,7 @@ class Checkpoint:
 
 
 def checkpoint_path(version: int) -> str:
-    """Return the path of a checkpoint in one part, relative to the table's root.
-
-    Example:
-        >>> checkpoint_path(7)
-        '_delta_log/00000000000000000007.checkpoint.parquet'
-    """
+    """Return the path of a checkpoint in one part, relative to the table's root."""
     return f"_delta_log/{version:020d}.checkpoint.parquet"
 
 
@@ -110,11 +105,7 @@ def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
 
 
 def read_part(data: bytes, path: str) -> Iterator[Action]:
-    """Read protocol, metadata, transactions, live files and remembered removals from one part.
-
-    Raises:
-        DataError: the part cannot be read, or its bytes do not match its seal.
-    """
+    """Read protocol, metadata, transactions, live files and remembered removals from one part; verify its seal."""
     has_seal = has_parquet_seal(memoryview(data))
     if has_seal:
         # Before anything parses the bytes: a parser fails on damage in too many ways to catch.

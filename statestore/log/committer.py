@@ -46,12 +46,8 @@ from millpond.statestore.types import Clock, Rng, Superstep, TableVersion
 class Committer(LogWriter):
     """The `LogWriter` of one store's table: it commits requests under fences.
 
-    Opening a committer reads the log and compares it with the high-water mark. ``loaded`` is a snapshot that the caller
-    has just loaded; it becomes the committer's own.
-
-    Raises:
-        DataError: the table is damaged, or older than the mark.
-        ObjectMissingError: there is no table.
+    Opening a committer reads the log and compares it with the high-water mark; a table that is damaged or older than the
+    mark is a `DataError`. ``loaded`` is a snapshot that the caller has just loaded; it becomes the committer's own.
     """
 
     def __init__(
@@ -234,14 +230,10 @@ def _parameters(request: CommitRequest) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFiles:
-    """Files of a computation that may hold undelivered productions of a pipeline.
+    """Files of a computation that may hold undelivered productions of ``interval``, or (``None``) of all intervals.
 
-    Superstep *n + 1* delivers everything that superstep *n* of its pipeline produced, so only productions of the last
-    superstep can be undelivered (MillWheel §6.1.2).
-
-    Attributes:
-        interval: the interval whose productions are pending; ``None`` for all.
-        superstep: productions of earlier supersteps have been delivered.
+    Superstep *n + 1* delivers all productions of superstep *n* of its pipeline, so only productions of the last
+    superstep, ``superstep``, can be undelivered (MillWheel §6.1.2).
     """
 
     paths: tuple[str, ...]

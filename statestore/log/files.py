@@ -41,18 +41,9 @@ class LiveFile:
     The driver sends the same files to the same tasks in each superstep. So a file is pickled once, and a process that
     has unpickled a file recognises it by its bytes.
 
-    Args:
-        path: relative to the table's root.
-        computation: the computation whose rows it holds; "" in tables without that partition column.
-        partition_values: as in the log.
-        min_key: a lower bound of its keys; ``None`` when unknown.
-        max_key: an upper bound of its keys; ``None`` when unknown.
-        min_superstep: the oldest superstep among its rows; ``None`` when unknown.
-        max_superstep: the newest superstep among its rows; ``None`` when unknown.
-        num_records: the number of row updates; ``None`` when unknown.
-        tags: metadata from its writer; files of other engines lack Millpond's tags.
-        added_version: the table version that added it; for another engine's file that only a checkpoint still
-            names, the checkpoint's version.
+    ``computation`` is "" in tables without that partition column. Keys and supersteps bound the rows from below and above;
+    they and ``num_records``, the number of row updates, are ``None`` when unknown. Files of other engines lack Millpond's tags; if only a
+    checkpoint still names such a file, ``added_version`` is the checkpoint's.
     """
 
     path: str

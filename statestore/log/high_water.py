@@ -92,13 +92,9 @@ def superseded(mark: Mark | None, incarnation: str) -> Mark:
 
 
 def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
-    """Refuse a table whose log is not the one that the mark was set on.
+    """Raise `DataError` if the mark was set on another log than the table's.
 
     The mark must be read *before* the snapshot is loaded, so that a live writer cannot look like a rollback.
-
-    Raises:
-        DataError: the table ends before the mark, has another commit at the mark, or is an incarnation that
-            was superseded.
     """
     if mark is None:
         return
@@ -188,10 +184,8 @@ def list_marks(objects: Objects) -> Sequence[str]:
 def newest_mark(paths: Iterable[str], incarnations: Iterable[str]) -> Mark | None:
     """Return the newest mark of the last incarnation among the names from `list_marks`.
 
-    ``incarnations`` come from the log, oldest first.
-
-    Raises:
-        DataError: there are marks of an incarnation that the log lacks, because it was rolled back behind it.
+    ``incarnations`` come from the log, oldest first. Marks of any other incarnation are a `DataError`: the log was rolled back
+    behind it.
     """
     known = tuple(incarnations)
     marks = [

@@ -29,12 +29,7 @@ _COMMIT: Final = re.compile(r"^_delta_log/(\d{20})\.json$")
 
 
 def commit_path(version: int) -> str:
-    """Return the path of a version's commit file, relative to the table's root.
-
-    Example:
-        >>> commit_path(7)
-        '_delta_log/00000000000000000007.json'
-    """
+    """Return the path of a version's commit file, relative to the table's root."""
     return f"{LOG_FOLDER}/{version:020d}.json"
 
 
@@ -75,9 +70,7 @@ class Log:
     def put(self, version: TableVersion, data: bytes) -> None:
         """Make ``data`` the commit of a version that has none.
 
-        Raises:
-            ObjectExistsError: the version is taken, perhaps by an earlier attempt of this caller.
-            UnavailableError: the commit may or may not have landed.
+        `ObjectExistsError` may come from an earlier attempt of this caller; after `UnavailableError` the commit may have landed.
         """
         self.objects.put_if_absent(commit_path(version), data)
 
@@ -104,7 +97,7 @@ class Log:
         self.objects.put(f"{LOG_FOLDER}/_last_checkpoint", pointer)
 
     def is_own_checkpoint(self, checkpoint: Checkpoint) -> bool:
-        """Return True for a checkpoint that Millpond wrote: those of other engines have no seal."""
+        """Return True for a checkpoint that Millpond wrote; checkpoints of other engines have no seal."""
         return all(has_parquet_seal(memoryview(self.objects.get(path))) for path in checkpoint.paths)
 
 
@@ -118,7 +111,7 @@ _WAY_OUT: Final = (
 
 
 def foreign_change(actions: Iterable[Action], configuration: Mapping[str, str]) -> CommitInfo | None:
-    """Return the provenance of another engine's commit that changes what a store's rows mean, else ``None``.
+    """Return the provenance of another engine's commit if it changes the meaning of a store's rows, else ``None``.
 
     ``configuration`` is the table's before the commit; a table that is not a store accepts every commit.
     """

@@ -31,11 +31,8 @@ from millpond.statestore.types import EventTimeMicros
 class IntervalWrite:
     """One interval's part of a commit.
 
-    Args:
-        fence: the new sequencer and commit number, which must follow the stored fence.
-        added: row files written for this commit.
-        removed: paths of live files that the added ones replace.
-        watermark: the interval's input low watermark, journaled in the commit.
+    The fence must follow the stored one. The added files replace the live files whose paths are ``removed``. The commit journals
+    the interval's input low watermark.
     """
 
     interval: Interval
@@ -92,7 +89,7 @@ def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
 
 
 def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
-    """Require that no position goes back (promise I2), except that of a released savepoint."""
+    """Require that no position goes back (promise I2), except a released savepoint's."""
     for app_id, position in request.positions.items():
         stored = snapshot.txns.get(app_id)
         # A released savepoint frees its name, so its next version may be lower.
@@ -234,11 +231,7 @@ RULES: Final[tuple[Predicate, ...]] = (
 def check_commit(request: CommitRequest, snapshot: Snapshot) -> None:
     """Check a request against all `RULES` and `INVARIANTS` on one snapshot.
 
-    Raises:
-        FencedError: another owner has an interval.
-        ConflictError: the table has changed in a way that forbids the commit.
-        InvalidError: the request contradicts itself.
-        InternalError: an invariant is broken.
+    `FencedError` and `ConflictError` come from other writers, `InvalidError` and `InternalError` from the caller.
     """
     for predicate in (*RULES, *INVARIANTS):
         predicate(request, snapshot)

@@ -111,10 +111,8 @@ class Snapshot:
     def apply(self, version: TableVersion, data: bytes) -> tuple[Action, ...]:
         """Apply the next commit and return its actions; a refused commit changes nothing.
 
-        Raises:
-            DataError: the file is damaged or does not follow the one before it, or another engine changed the data
-                of a store's rows in it.
-            InvalidError: the commit makes the table require a newer reader.
+        A commit is refused (`DataError`) if it is damaged, does not follow the one before it, or is another engine's change of a
+        store's data; and (`InvalidError`) if it makes the table require a newer reader.
         """
         actions = decode(data, commit_path(version))
         # Refuse before anything is applied: a refused commit must leave a usable snapshot.
@@ -222,13 +220,7 @@ def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> d
 
 
 def load(log: Log, version: TableVersion | None = None) -> Snapshot:
-    """Open a table cold, at its newest or an older version.
-
-    Raises:
-        ObjectMissingError: there is no table, or no such version.
-        DataError: a commit file is missing, damaged or out of the chain.
-        InvalidError: the table requires a newer reader.
-    """
+    """Open a table cold, at its newest or an older version; `ObjectMissingError` if there is no table, or no such version."""
     for _ in range(_LOAD_TRIES - 1):
         try:
             return _load_once(log, version)
@@ -239,7 +231,7 @@ def load(log: Log, version: TableVersion | None = None) -> Snapshot:
 
 
 def catch_up(log: Log, snapshot: Snapshot) -> Snapshot:
-    """Bring a snapshot that this process has just loaded to the newest version; the errors are those of `load`."""
+    """Bring a snapshot that this process has just loaded to the newest version."""
     inventory = log.inventory()
     there = inventory.versions[bisect_left(inventory.versions, snapshot.version) :]
     latest = NO_TABLE if inventory.latest is None else inventory.latest

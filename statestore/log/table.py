@@ -56,12 +56,7 @@ def create_table(
     txns: Mapping[str, int] | None = None,
     retry: RetryPolicy | None = None,
 ) -> LogWriter:
-    """Create an empty Delta table and return a writer at its version 0.
-
-    Raises:
-        ObjectExistsError: there is already a table; another process may have just created it.
-        InvalidError: the basic Delta protocol cannot represent the schema.
-    """
+    """Create an empty Delta table and return a writer at its version 0."""
     missing = [column for column in partition_columns if column not in schema.names]
     if missing:
         raise InvalidError("a partition column is not in the schema", columns=missing)
@@ -89,11 +84,7 @@ def create_rows_table(
     location: str = "",
     retry: RetryPolicy | None = None,
 ) -> LogWriter:
-    """Create the table ``rows`` of a new store; its location is recorded unless it is "".
-
-    Raises:
-        ObjectExistsError: there is already a table; another process may have just created it.
-    """
+    """Create the table ``rows`` of a new store; its location is recorded unless it is ""."""
     partition = pa.field(PARTITION_COLUMN, pa.string())
     return create_table(
         log,
@@ -183,14 +174,11 @@ def append(
 ) -> Committed | None:
     """Add files of the table's folder to a table once; return ``None`` when it has reached all of ``txns`` already.
 
-    The append advances the application ids in ``txns`` to their versions. ``metadata`` goes to ``commitInfo.millpond``, and
-    ``rows``, the number of rows in the files, to the table's history. ``guard`` raises if the version that the commit is
-    built on forbids it.
+    ``guard`` raises if the version that the commit is built on forbids it. ``rows`` is for the table's history.
 
     Raises:
         OutcomeUnknownError: it may or may not have landed; repeating the call decides.
         ConflictError: some of ``txns`` are reached and some are not, or the table changed its schema.
-        InvalidError: a file's partition values do not fit the table.
     """
     plan = _AppendPlan(
         added=adds, txns=dict(txns or {}), metadata=dict(metadata or {}), rows=rows, guard=guard
@@ -255,15 +243,13 @@ def replace_files(
     rows: int = 0,
     guard: Callable[[Snapshot], None] | None = None,
 ) -> Committed | None:
-    """Replace files of an unpartitioned table once; return ``None`` when the table has reached all of ``txns`` already.
+    """Replace files of an unpartitioned table once; return ``None`` when it has reached all of ``txns`` already.
 
-    The arguments are those of `append`; ``read_at`` is the version from which ``added`` was made. The new files were made
-    from the old ones, so the commit is made on that very version or not at all.
+    The new files were made from the old ones at version ``read_at``, so the commit is made on that version or not at all.
 
     Raises:
         ConflictError: the table is at another version than ``read_at``: read again; nothing was written.
         OutcomeUnknownError: it may or may not have landed; the next call decides.
-        UnavailableError: the store is unavailable; nothing was written.
     """
     plan = _ReplacePlan(
         removed=tuple(removed),
@@ -301,18 +287,13 @@ class _ReplacePlan(_FilesPlan):
         )
 
     def admit(self, winner: tuple[Action, ...]) -> None:
-        """Accept every commit here: `build` refuses any version except the one that was read."""
+        """Accept every commit here: `build` refuses any version except ``read_at``."""
 
 
 def change_schema(writer: LogWriter, schema_string: str) -> None:
     """Replace the columns of a table, unless they have changed since the writer read them.
 
     The caller makes sure that the table's files, if any, can be read with the new columns.
-
-    Raises:
-        ConflictError: another writer changed the columns, or added a file; nothing was written.
-        OutcomeUnknownError: it may or may not have landed; repeating the call decides.
-        UnavailableError: the table is unavailable; nothing was written.
     """
     metadata = writer.snapshot.metadata
     if metadata is None:

@@ -128,12 +128,8 @@ class LogWriter:
     """Commits to one table, and its snapshot at the last version that this writer has read or written.
 
     Calls exclude one another, so threads may share a writer; between calls the snapshot may change under a thread
-    that reads it.
-
-    Args:
-        writer_id: names the writer in its commits; drawn at random by default.
-        high_water: advanced to every version that is written or read.
-        failpoints: called with each name of `FAILPOINTS`; the process-wide listener by default.
+    that reads it. The high-water mark is advanced to every version that is written or read. ``failpoints`` is called with each
+    name of `FAILPOINTS`; by default it is the process-wide listener.
     """
 
     def __init__(
@@ -166,12 +162,7 @@ class LogWriter:
     # ------------------------------------------------------------------ following
 
     def refresh(self) -> Snapshot:
-        """Follow the log to its newest version.
-
-        Raises:
-            DataError: a commit is damaged or missing.
-            UnavailableError: the store is unavailable.
-        """
+        """Follow the log to its newest version."""
         with self._lock:
             for version, data, _actions in self._follow():
                 self._recognise(version, data)
@@ -252,10 +243,7 @@ class LogWriter:
             return self._write(plan)
 
     def resolve(self) -> Committed | None:
-        """Decide the outcome of the last commit that ended in `OutcomeUnknownError`.
-
-        Returns:
-            The commit if it is part of the table; ``None`` if it never will be, or if there was none.
+        """Return the last commit that ended in `OutcomeUnknownError` if it is part of the table, or ``None`` if it never will be.
 
         Raises:
             OutcomeUnknownError: the outcome cannot be read yet, or never will: the log was cleaned up since.
