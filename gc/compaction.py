@@ -13,6 +13,10 @@ compaction replaces a *contiguous stretch* of them: compacting the first and thi
 first above the second. Two rules bound the cost of reads, as in an LSM tree. Tiers: as soon as ``fan_in`` files
 of similar size have gathered at the young end, they become one, so each row is rewritten once per tier. Garbage: when
 the young files together are half as large as the oldest, which holds the interval's bulk, all become one file.
+
+A split leaves files where they are, and each part reads them by range (MillWheel §7.1). Until those files are gone, the
+parts carry each other's rows along and none can be compacted completely. A parting rewrites a stretch of them, once for
+each part.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -33,7 +38,7 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.failpoint import reach
-from millpond.statestore.interval import Interval
+from millpond.statestore.interval import Interval, locate
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import IntervalWrite
 from millpond.statestore.rows.bloom import IdRetention
@@ -205,6 +210,63 @@ def _is_stretch(settled: Sequence[LiveFile], start: int) -> bool:
         file.interval_id or (file.min_superstep is not None and file.min_superstep > older)
         for file in settled[start:]
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """Files, oldest first, that will be replaced by one for each interval that they hold keys of.
+
+    Attributes:
+        parts: for each interval, the same files, and whether none of its other files is older.
+    """
+
+    files: tuple[LiveFile, ...]
+    parts: tuple[Compaction, ...]
+
+
+def plan_parting(
+    files: Sequence[LiveFile], intervals: Sequence[Interval], *, before: Superstep
+) -> Parting | None:
+    """Return the oldest stretch of files to part, or ``None`` if none can be parted now.
+
+    A stretch belongs to one former interval, so its files lie next to each other in time in each part of it. ``intervals`` are
+    the computation's live intervals in key order; files with rows of superstep ``before`` or a later one stay.
+    """
+    ordered = in_order_of_time(files)
+    lows = [interval.low for interval in intervals]
+    first = next((at for at, file in enumerate(ordered) if _is_shared(file, lows)), None)
+    if first is None or any(file.max_superstep is None or not file.interval_id for file in ordered):
+        # A file that another engine rewrote mixes old rows with new ones, so no stretch of time is certain.
+        return None
+    former = Interval.from_app_id(ordered[first].interval_id)
+    heirs = [interval for interval in intervals if former is not None and former.overlaps(interval)]
+    near = (file for file in ordered[first:] if any(file.overlaps(interval) for interval in heirs))
+    stretch = [*takewhile(lambda file: _belongs(file, ordered[first].interval_id, before), near)]
+    while stretch and not _is_shared(stretch[-1], lows):
+        stretch.pop()
+    if not stretch:
+        return None
+    parts = tuple(
+        Compaction(
+            interval=interval,
+            files=tuple(stretch),
+            is_complete=not any(file.overlaps(interval) for file in ordered[:first]),
+        )
+        for interval in heirs
+        if any(file.overlaps(interval) for file in stretch)
+    )
+    return Parting(files=tuple(stretch), parts=parts)
+
+
+def _belongs(file: LiveFile, interval_id: str, before: Superstep) -> bool:
+    return file.interval_id == interval_id and (file.max_superstep or 0) < before
+
+
+def _is_shared(file: LiveFile, lows: Sequence[str]) -> bool:
+    """Return True if a file may hold keys of more than one of the intervals that begin at ``lows``."""
+    if len(lows) < 2 or file.min_key is None or file.max_key is None:
+        return len(lows) > 1
+    return locate(lows, file.min_key) != locate(lows, file.max_key)
 
 
 _STREAMED_BYTES: Final = 1 << 27

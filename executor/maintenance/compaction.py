@@ -29,9 +29,9 @@ from millpond.gc.compaction import (
     CompactionRules,
     compact_files,
     plan_compaction,
+    plan_parting,
     younger_than,
 )
-from millpond.gc.parting import plan_parting
 from millpond.statestore.errors import DataError, MillpondError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile

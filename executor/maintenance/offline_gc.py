@@ -96,13 +96,7 @@ def _collect(
             }
         catalog = _catalog_to_look_at(store) if dry_run else store.catalog
         collected = collect_garbage(
-            store.objects,
-            catalog,
-            clock,
-            retention=policy.kept,
-            owned=owned,
-            check=check,
-            dry_run=dry_run,
+            store.objects, catalog, clock, retention=policy.kept, owned=owned, check=check, dry_run=dry_run
         )
     left = tuple(f"pipeline {name} is running and compacts its own files" for name in running)
     compactions = Collection(
@@ -200,12 +194,7 @@ def _compact_pipeline(
 
 
 def _compact(
-    store: Store,
-    clock: Clock,
-    rng: Rng,
-    owned: _HeldPipeline,
-    compaction: Compaction,
-    policy: UpkeepPolicy,
+    store: Store, clock: Clock, rng: Rng, owned: _HeldPipeline, compaction: Compaction, policy: UpkeepPolicy
 ) -> Collection:
     last = owned.fences[compaction.interval]
     ids = _ids_to_keep(store, owned.pipeline, compaction.interval.computation, clock)

@@ -127,10 +127,7 @@ def giving_up(found: IntervalNodes, session_id: int, paths: StorePaths) -> list[
     if found.node is None or found.owner is None or found.held_by_other(session_id):
         return []
     # Expect the version that was read: a lease that this writer takes again meanwhile must keep its owner node.
-    return [
-        Expect(paths.node(found.interval), found.node.version),
-        Delete(paths.owner(found.interval)),
-    ]
+    return [Expect(paths.node(found.interval), found.node.version), Delete(paths.owner(found.interval))]
 
 
 def batches(intervals: Mapping[Interval, Sequencer]) -> Iterator[dict[Interval, Sequencer]]:

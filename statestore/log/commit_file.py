@@ -15,16 +15,7 @@ from urllib.parse import quote, unquote
 import orjson
 
 from millpond.statestore.errors import DataError, InvalidError
-from millpond.statestore.log.action import (
-    Action,
-    Add,
-    CommitInfo,
-    Metadata,
-    Other,
-    Protocol,
-    Remove,
-    Txn,
-)
+from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -21,15 +21,7 @@ from millpond.statestore.app_ids import (
 )
 from millpond.statestore.errors import ConflictError, FencedError, InternalError
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.action import (
-    Action,
-    CommitInfo,
-    JsonValue,
-    Metadata,
-    Protocol,
-    Remove,
-    Txn,
-)
+from millpond.statestore.log.action import Action, CommitInfo, JsonValue, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.files import row_file_moved, row_file_to_add
 from millpond.statestore.log.high_water import HighWater, check_high_water
 from millpond.statestore.log.log import Log

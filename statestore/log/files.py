@@ -221,7 +221,7 @@ _AGE: Final = attrgetter("added_version", "path")
 class FileIndex:
     """Live files, grouped by computation and then by the interval that they were written for.
 
-    `put` and `remove` take constant time; the cost of `in_interval` does not grow with the number of intervals. Files of
+    `put` and `remove` take constant time; the cost of `files_of` does not grow with the number of intervals. Files of
     other engines name no interval and form the group "", in which key ranges decide.
     """
 
@@ -231,13 +231,25 @@ class FileIndex:
         self._computations: dict[str, _Groups] = {}
         self.size_bytes: int = 0
 
-    def __len__(self) -> int:
+    @property
+    def file_count(self) -> int:
         return len(self._by_path)
 
-    def get(self, path: str) -> LiveFile | None:
+    @property
+    def files(self) -> tuple[LiveFile, ...]:
+        """All live files, oldest first."""
+        return _in_order(self._by_path.values())
+
+    @property
+    def computations(self) -> tuple[str, ...]:
+        """The computations that have live files, sorted."""
+        return tuple(sorted(self._computations))
+
+    def file(self, path: str) -> LiveFile | None:
         return self._by_path.get(path)
 
     def statistics_of(self, path: str) -> str | None:
+        """Return the statistics of a live file as the log has them."""
         return self._statistics.get(path)
 
     def put(self, file: LiveFile, statistics: str | None = None) -> None:
@@ -264,20 +276,18 @@ class FileIndex:
         if not groups.files:
             del self._computations[file.computation]
 
-    def all(self) -> tuple[LiveFile, ...]:
-        return _in_order(self._by_path.values())
-
-    def computations(self) -> tuple[str, ...]:
-        return tuple(sorted(self._computations))
-
-    def in_computation(self, computation: str) -> tuple[LiveFile, ...]:
+    def files_in(self, computation: str) -> tuple[LiveFile, ...]:
+        """Return the live files of a computation, oldest first."""
         groups = self._computations.get(computation)
         return (
             () if groups is None else _in_order(chain.from_iterable(map(dict.values, groups.files.values())))
         )
 
-    def in_interval(self, interval: Interval) -> tuple[LiveFile, ...]:
-        """Return the live files that can hold keys of the interval, oldest first."""
+    def files_of(self, interval: Interval) -> tuple[LiveFile, ...]:
+        """Return the live files that can hold keys of the interval, oldest first.
+
+        After a change of boundaries, or a rewrite by another engine, they may hold keys of other intervals too.
+        """
         groups = self._computations.get(interval.computation)
         return () if groups is None else _in_order(groups.in_interval(interval))
 

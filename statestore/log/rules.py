@@ -11,12 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from millpond.statestore.app_ids import (
-    INPUT_PREFIX,
-    SAVEPOINT_PREFIX,
-    SAVEPOINT_RELEASED,
-    SUPERSTEP_PREFIX,
-)
+from millpond.statestore.app_ids import INPUT_PREFIX, SAVEPOINT_PREFIX, SAVEPOINT_RELEASED, SUPERSTEP_PREFIX
 from millpond.statestore.check import check
 from millpond.statestore.errors import ConflictError, FencedError, InvalidError
 from millpond.statestore.interval import Interval

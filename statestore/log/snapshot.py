@@ -37,8 +37,8 @@ _READER_VERSION_MAX: Final = 1
 _LOAD_TRIES: Final = 3
 
 
-class Snapshot:
-    """A table at one version, for one thread at a time.
+class Snapshot(FileIndex):
+    """A table at one version: its live files, transactions and metadata. For one thread at a time.
 
     Attributes:
         version: the newest applied commit; `NO_TABLE` at first.
@@ -50,6 +50,7 @@ class Snapshot:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.version: TableVersion = NO_TABLE
         self.digest: str = ""
         self.txns: dict[str, int] = {}
@@ -57,47 +58,10 @@ class Snapshot:
         self.source_offsets: dict[str, str] = {}
         self.metadata: Metadata | None = None
         self.protocol: Protocol = Protocol()
-        self._files = FileIndex()
 
     @property
     def configuration(self) -> Mapping[str, str]:
         return self.metadata.configuration if self.metadata else {}
-
-    @property
-    def file_count(self) -> int:
-        return len(self._files)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._files.size_bytes
-
-    @property
-    def files(self) -> tuple[LiveFile, ...]:
-        """All live files, oldest first."""
-        return self._files.all()
-
-    def file(self, path: str) -> LiveFile | None:
-        return self._files.get(path)
-
-    def statistics_of(self, path: str) -> str | None:
-        """Return the statistics of a live file as the log has them."""
-        return self._files.statistics_of(path)
-
-    @property
-    def computations(self) -> tuple[str, ...]:
-        """The computations that have live files, sorted."""
-        return self._files.computations()
-
-    def files_in(self, computation: str) -> tuple[LiveFile, ...]:
-        """Return the live files of a computation, oldest first."""
-        return self._files.in_computation(computation)
-
-    def files_of(self, interval: Interval) -> tuple[LiveFile, ...]:
-        """Return the live files that can hold keys of the interval, oldest first.
-
-        After a change of boundaries, or a rewrite by another engine, they may hold keys of other intervals too.
-        """
-        return self._files.in_interval(interval)
 
     def fence_of(self, interval: Interval) -> Fence | None:
         """Return the stored fence of an interval, or ``None`` if the interval has never been owned."""
@@ -172,7 +136,7 @@ class Snapshot:
                 case Txn():
                     self.txns[action.app_id] = action.version
                 case Remove():
-                    self._files.remove(action.path)
+                    self.remove(action.path)
                 case CommitInfo():
                     self._record_watermarks(action)
                     self._record_offsets(action)
@@ -184,9 +148,9 @@ class Snapshot:
                     pass
 
     def _record_add(self, add: Add, version: TableVersion) -> None:
-        known = self._files.get(add.path)
+        known = self.file(add.path)
         # A file that is added again, with other statistics or tags, keeps the version of its first add.
-        self._files.put(LiveFile.from_add(add, version if known is None else known.added_version), add.stats)
+        self.put(LiveFile.from_add(add, version if known is None else known.added_version), add.stats)
 
     def _record_watermarks(self, info: CommitInfo) -> None:
         own = info.millpond or {}

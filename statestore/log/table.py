@@ -93,10 +93,7 @@ def create_rows_table(
         schema=pa.schema([partition, *ROW_SCHEMA]),
         name="rows",
         partition_columns=(PARTITION_COLUMN,),
-        configuration={
-            FORMAT_VERSION_KEY: str(FORMAT_VERSION),
-            STORE_ID_KEY: store_id or rng.token(),
-        },
+        configuration={FORMAT_VERSION_KEY: str(FORMAT_VERSION), STORE_ID_KEY: store_id or rng.token()},
         txns={location_app_id(location): 0} if location else {},
         retry=retry,
     )
