@@ -1,22 +1,13 @@
-"""Compactions: rewrite files of an interval into one file with one row per key, without garbage.
+"""Compactions and partings: rewrite files of an interval into one file with one row per key, without garbage.
 
-The rows of the new file carry the newest contributing (sequencer, commit number, superstep), so they keep their order
-relative to all other updates of their keys. A compaction drops:
+The new rows carry the newest contributing (sequencer, commit number, superstep), so they keep their order relative to
+all other updates of their keys. A compaction drops overridden updates, delivered productions (from all supersteps before
+the last one, MillWheel §6.1.2), record ids that no sender may repeat any more, and, if no older file of the interval
+is left, tombstones and empty rows.
 
-- updates that a newer update in the compaction overrides;
-- delivered productions, from all supersteps before the last one (MillWheel §6.1.2);
-- record ids that no sender may repeat any more (`millpond.statestore.rows.bloom`);
-- tombstones and empty rows, if no older file of the interval is left.
-
-Planning is size-tiered, per interval. The files of an interval, oldest first, cover disjoint stretches of time. A
-compaction replaces a *contiguous stretch* of them: compacting the first and third of three updates would put the
-first above the second. Two rules bound the cost of reads, as in an LSM tree. Tiers: as soon as ``fan_in`` files
-of similar size have gathered at the young end, they become one, so each row is rewritten once per tier. Garbage: when
-the young files together are half as large as the oldest, which holds the interval's bulk, all become one file.
-
-A split leaves files where they are, and each part reads them by range (MillWheel §7.1). Until those files are gone, the
-parts carry each other's rows along and none can be compacted completely. A parting rewrites a stretch of them, once for
-each part.
+Planning is size-tiered, as in an LSM tree: ``fan_in`` files of similar size at the young end become one, and when the young
+files together are half as large as the oldest, all become one. A compaction replaces a *contiguous stretch* of files
+in time: compacting the first and third of three updates would put the first above the second.
 """
 
 from __future__ import annotations

@@ -2,13 +2,9 @@
 
 A round makes one survey, in a safe order. The files are listed before the log is read, so the log names every listed
 file that is committed meanwhile. The horizon is published before any collector deletes, and savepoints are read after
-that (`millpond.statestore.history.savepoint`). The settled part of the log ends at the newest checkpoint at or
-before the horizon, so a round never reads more of the log than lies between checkpoints.
-
-The horizon is the oldest version that stays readable. Retention and the pins of readers hold it back; savepoints do not,
-because collectors spare the files of their versions instead. A writer needs no pin: it works on the newest
-version, and checks the boundary of a log cleanup (`millpond.statestore.log.writer`). MillWheel's store, Bigtable,
-collects old cell versions itself (MillWheel §4.4); a Delta table leaves that to its writers.
+that. The horizon is the oldest version that stays readable: retention and the pins of readers hold it back, while
+savepoints do not, because collectors spare the files of their versions. A writer needs no pin: it works on the newest
+version, and checks the boundary of a log cleanup (`millpond.statestore.log.writer`).
 """
 
 from __future__ import annotations

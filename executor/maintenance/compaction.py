@@ -1,10 +1,7 @@
 """Rewrites of files while a pipeline runs: compactions of intervals, and partings after splits.
 
-Each schedule has the same life. It finds due work, has workers prepare a `Task`, and hands a finished task to its
-caller, which commits it or discards it. A compaction is due once its interval has got `CompactionPolicy.fan_in` files
-since the last one. A compaction that fits into memory keeps its interval busy; a large one may take minutes, and
-younger files of its interval are compacted meanwhile. A parting is due once each part of a split interval has got some
-files: until then both parts read the shared files, which are rewritten one stretch at a time.
+Each schedule has the same life: find due work, have workers prepare a `Task`, hand the finished task to the caller, which
+commits or discards it.
 """
 
 from __future__ import annotations
@@ -127,7 +124,7 @@ class Schedule(ABC):
         worker = self.workers.large if self._is_large(parts[0]) else self.workers.small
         # A round would take a file that is written meanwhile for an orphan, unless the round's own worker writes
         # the file, because that does one thing after the other.
-        if during_round and not self.workers.does_rounds(worker):
+        if during_round and worker is not self.workers.rounds:
             return None
         works = [self._work_of(part, superstep, watermark) for part in parts]
         return Task(tuple(parts), tuple(worker.compact(work) for work in works))
@@ -182,7 +179,11 @@ class Schedule(ABC):
 
 @dataclass(eq=False)
 class CompactionSchedule(Schedule):
-    """The compactions of one pipeline's intervals."""
+    """The compactions of one pipeline's intervals, due once an interval has got `CompactionPolicy.fan_in` files.
+
+    A compaction that fits into memory keeps its interval busy. A large one may take minutes, and younger files of its
+    interval are compacted meanwhile.
+    """
 
     _files: defaultdict[Interval, int] = field(init=False, default_factory=lambda: defaultdict(int))
     _small: dict[Interval, Task] = field(init=False, default_factory=dict)
@@ -315,7 +316,7 @@ class CompactionSchedule(Schedule):
 
 @dataclass(eq=False)
 class PartingSchedule(Schedule):
-    """The partings of one pipeline, one at a time."""
+    """The partings of one pipeline, one at a time, due once each part of a split interval has got some files."""
 
     _due_after: dict[str, int] = field(init=False, default_factory=dict)
     _task: Task | None = field(init=False, default=None)

@@ -1,9 +1,7 @@
 """Offline maintenance: compaction and garbage collection of a store whose pipelines are stopped.
 
-It takes the leases of each stopped pipeline, commits the fence, compacts all files that may be compacted, and releases
-the leases. A running pipeline compacts its own files and is skipped; the log and removed files are collected either
-way, behind the same horizons. Offline maintenance and a repair exclude each other, because a repair may restore a
-file that is garbage now.
+A running pipeline compacts its own files and is skipped; the log and removed files are collected either way, behind the
+same horizons.
 """
 
 from __future__ import annotations
@@ -153,6 +151,7 @@ def _held(
             held.append(_HeldPipeline(pipeline=pipeline, superstep=superstep, fences=fences))
         yield held, running
     finally:
+        # Released at once: a pipeline that starts now must not wait for this process's session to expire.
         for lease in leases:
             store.leases.release(lease)
 
@@ -209,6 +208,7 @@ def _compact(
         row_format=store.row_format,
         memory_bytes_max=policy.compaction.memory_bytes_max,
     )
+    # The next number under the fence that `_held` committed: a pipeline that took over since refuses it.
     fence = Fence(last.sequencer, CommitNumber(last.commit_number + 1))
     request = CommitRequest(
         kind="compaction", writes=(compacted.write(fence),), metadata={"pipeline": owned.pipeline}

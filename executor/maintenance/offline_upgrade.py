@@ -1,9 +1,7 @@
 """Offline upgrade: every row whose state earlier code wrote gets the form that today's code keeps.
 
-A running pipeline upgrades the rows that it processes; this upgrades the rest while the pipeline is stopped. It opens
-the pipeline as a run does, with leases and fences, reads the rows of each interval in key order, and commits
-the upgraded states in batches as row updates. After a kill, the committed rows have today's version, so the next call
-skips them.
+It opens the stopped pipeline as a run does, with leases and fences, and commits the upgraded states in batches as row
+updates. After a kill, the committed rows have today's version, so the next call skips them.
 """
 
 from __future__ import annotations
@@ -95,6 +93,7 @@ def upgrade_offline(
         snapshot = store.snapshot()
         _check(as_stored(topology, snapshot), snapshot, store)
         return [_Upgrade(store, node, on_progress).look(snapshot) for node in nodes]
+    # A repair would replace the rows under the upgrade, and a collection take its files for orphans.
     with exclusive(store.leases):
         snapshot = store.committer.refresh()
         topology = as_stored(topology, snapshot)

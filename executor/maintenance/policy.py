@@ -1,7 +1,4 @@
-"""The policy of upkeep, and the workers that do it: Spark jobs, helper processes, threads, or the caller.
-
-Large compactions have their own worker, so that they delay neither small compactions nor collections.
-"""
+"""The policy of upkeep, and the workers that do it: Spark jobs, helper processes, threads, or the caller."""
 
 from __future__ import annotations
 
@@ -98,16 +95,6 @@ class CompactionWorker(Protocol):
     def shutdown(self) -> None: ...
 
 
-class RoundWorker(Protocol):
-    """Collects garbage somewhere; see `collect_garbage`."""
-
-    def collect(
-        self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
-    ) -> Future[CollectionRound]: ...
-
-    def shutdown(self) -> None: ...
-
-
 CompactionWorkers: TypeAlias = Callable[[str, int], CompactionWorker]
 """Makes a worker from a name and the number of compactions that it may prepare at a time."""
 
@@ -139,18 +126,16 @@ class ExecutorWorker:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-class ProcessWorker:
+class ProcessWorker(ExecutorWorker):
     """Works in another process of this machine, which opens store and catalog for itself.
 
     ``is_cut_short`` abandons the work under way at shutdown instead of waiting for it.
     """
 
-    def __init__(self, process: HelperProcess, *, is_cut_short: bool = False) -> None:
+    def __init__(self, process: HelperProcess, clock: Clock, *, is_cut_short: bool = False) -> None:
+        super().__init__(process, clock)
         self.process = process
         self._is_cut_short = is_cut_short
-
-    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
-        return self.process.submit(work)
 
     def collect(
         self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
@@ -168,7 +153,7 @@ class ProcessWorker:
     def shutdown(self) -> None:
         if self._is_cut_short:
             self.process.abort()
-        self.process.shutdown(wait=True, cancel_futures=True)
+        super().shutdown()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +163,10 @@ class UpkeepWorkers:
     ``large`` compactions go through a disk. ``is_inline`` means that a worker returns only when the work is done.
     """
 
-    rounds: RoundWorker
+    rounds: ExecutorWorker
     small: CompactionWorker
     large: CompactionWorker
     is_inline: bool = False
-
-    def does_rounds(self, worker: object) -> bool:
-        return worker is self.rounds
 
     def shutdown(self) -> None:
         """Stop; small work is waited for, large compactions and Spark jobs are cut short."""
@@ -207,7 +189,7 @@ def workers_of(
         thread = ExecutorWorker(ThreadPoolExecutor(1, "millpond-upkeep"), clock)
         large = ExecutorWorker(ThreadPoolExecutor(1, "millpond-compactions"), clock)
         return UpkeepWorkers(rounds=thread, small=thread, large=large)
-    process = ProcessWorker(HelperProcess("millpond-upkeep"))
+    process = ProcessWorker(HelperProcess("millpond-upkeep"), clock)
     if elsewhere is not None:
         return UpkeepWorkers(
             rounds=process,
@@ -215,4 +197,6 @@ def workers_of(
             large=elsewhere("millpond-large-compactions", 1),
         )
     long_process = HelperProcess("millpond-compactions", answer_s_max=_LARGE_S_MAX)
-    return UpkeepWorkers(rounds=process, small=process, large=ProcessWorker(long_process, is_cut_short=True))
+    return UpkeepWorkers(
+        rounds=process, small=process, large=ProcessWorker(long_process, clock, is_cut_short=True)
+    )

@@ -1,12 +1,9 @@
 """Upkeep: compaction and garbage collection while a pipeline runs.
 
-Another process, a Spark job or a thread prepares a compaction while supersteps continue. The compaction becomes part
-of the table between two supersteps, by one commit of the intervals' owner. So it never conflicts with a superstep, and
-the next superstep waits only for that commit. Without workers (a simulation, a stepped test) everything happens within
-`Upkeep.run`, in a fixed order.
-
-A failure here costs space and never data: a compaction that could not be prepared, or whose files another writer has
-replaced, is discarded and planned again. Only losing the lease ends the run.
+Workers prepare a rewrite while supersteps continue, and it becomes part of the table between two supersteps, by one commit
+of the intervals' owner. So it never conflicts with a superstep. Without workers (a simulation, a stepped test)
+everything happens within `Upkeep.run`, in a fixed order. A failure here costs space and never data: the rewrite is
+discarded and planned again. Only losing the lease ends the run.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from millpond.executor.maintenance.compaction import CompactionSchedule, PartingSchedule, Schedule, Watermark
-from millpond.executor.maintenance.policy import CompactionWorkers, RoundWorker, UpkeepPolicy, workers_of
+from millpond.executor.maintenance.policy import CompactionWorkers, ExecutorWorker, UpkeepPolicy, workers_of
 from millpond.executor.ownership.catalog_recorder import CatalogRecorder
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.ownership.ownership import Ownership
@@ -54,7 +51,13 @@ class CollectionSchedule:
     """
 
     def __init__(
-        self, store: Store, ownership: Ownership, *, clock: Clock, policy: UpkeepPolicy, worker: RoundWorker
+        self,
+        store: Store,
+        ownership: Ownership,
+        *,
+        clock: Clock,
+        policy: UpkeepPolicy,
+        worker: ExecutorWorker,
     ) -> None:
         self._store = store
         self._ownership = ownership
@@ -271,6 +274,7 @@ class Upkeep:
 
     def close(self) -> None:
         """Stop, and discard uncommitted tasks."""
+        # Workers first: a file that is still being written could not be discarded.
         self._workers.shutdown()
         for schedule in reversed(self._schedules):
             schedule.close()

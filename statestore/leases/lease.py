@@ -1,12 +1,9 @@
 """Leases on intervals and their sequencers: the promises of every implementation of `Leases`.
 
-A lease is the right to write an interval. Its sequencer is higher than every earlier lease's on the interval
-*and* than the one stored in the table, so a commit under the lease differs from a late write of a former owner
-(MillWheel §6.2, §7.1).
-
-Leases only make conflicts rare. Every commit compares its sequencer with the stored one, and that alone keeps former
-owners from writing: safety depends on no clock, no time-out, and no owner learning in time that its lease is lost.
-So the state ``HELD`` means "no loss has been reported", never "it is safe to write".
+A lease is the right to write an interval. Its sequencer exceeds every earlier one of the interval *and* the one stored in
+the table (MillWheel §6.2, §7.1). Leases only make conflicts rare: every commit compares its sequencer with the stored
+one, and that alone keeps former owners from writing. Safety depends on no clock, no time-out, and no owner learning
+in time that its lease is lost. So ``HELD`` means "no loss has been reported", never "it is safe to write".
 """
 
 from __future__ import annotations
@@ -168,7 +165,7 @@ class Leases(Protocol):
             ConflictError: another writer holds it (``refuse``), or still holds it at the time-out (``wait``).
             UnavailableError: the service is unavailable.
         """
-        ...
+        return self.take_all({interval: above}, on_held=on_held, timeout_ms=timeout_ms)[0]
 
     def take_all(
         self,

@@ -1,9 +1,8 @@
 """The high-water mark in one ZooKeeper node of the store, and how readers ask for it without taking part.
 
-A thread writes the newest recorded mark, so a hundred commits a second cost one write at a time and the mark lags by one
-round trip. A write is conditional on the node's version, and is skipped when the node holds a higher mark. So several
-writers of a store never push the mark down. While ZooKeeper is away the thread retries each second; commits pause then
-anyway, because the leases are suspended.
+A thread writes the newest recorded mark, so a hundred commits a second cost one write at a time. A write is conditional on
+the node's version, so several writers never push the mark down. While ZooKeeper is away the thread retries each second;
+commits pause then anyway, because the leases are suspended.
 """
 
 from __future__ import annotations

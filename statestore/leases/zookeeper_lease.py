@@ -36,6 +36,7 @@ from millpond.statestore.leases.lease import (
     TIMEOUT_MS,
     Holder,
     Lease,
+    Leases,
     LeaseState,
     OnHeld,
     lease_is_held,
@@ -323,7 +324,7 @@ _STANDBY_POLL_S: Final = 1.0
 _REVIEW_RETRY_S: Final = 1.0
 
 
-class ZooKeeperLeases:
+class ZooKeeperLeases(Leases):
     """`Leases` of one writer of one store, in one ZooKeeper session.
 
     The server may raise or lower ``session_timeout_ms``.
@@ -350,6 +351,7 @@ class ZooKeeperLeases:
         self._book = LeaseBook()
         self._session = ZooKeeperSession(hosts, session_timeout_ms, self._book.connection_changed, security)
         self._session.start(self._deadline())
+        # Nodes that an open ensemble made are closed before any lease is taken: until then others could take it.
         try:
             self._session.ensure_path(self._paths.leases, self._deadline())
             self._session.close_to_others(self._paths.store, self._deadline())
@@ -363,16 +365,6 @@ class ZooKeeperLeases:
     @property
     def high_water(self) -> HighWater:
         return self._high_water
-
-    def take(
-        self,
-        interval: Interval,
-        *,
-        above: Sequencer,
-        on_held: OnHeld = "take",
-        timeout_ms: float = TIMEOUT_MS,
-    ) -> Lease:
-        return self.take_all({interval: above}, on_held=on_held, timeout_ms=timeout_ms)[0]
 
     def take_all(
         self,
@@ -389,12 +381,14 @@ class ZooKeeperLeases:
                 for batch in batches(intervals):
                     taken += self._take_batch(batch, on_held, deadline)
             except MillpondError:
+                # All or none: a caller that got no lease must not leave other writers waiting for some.
                 self._book.end(taken, LeaseState.RELEASED)
                 raise
         return tuple(taken)
 
     def release(self, lease: Lease) -> None:
         """Release the lease; while ZooKeeper is away, its owner node stays until the reconnection."""
+        # The lease ends first, so that this process stops writing whatever ZooKeeper answers.
         self._book.end([lease], LeaseState.RELEASED)
         try:
             if self._session.connection.connected:
@@ -449,6 +443,7 @@ class ZooKeeperLeases:
             sequencers[nodes.interval] = sequencer
             operations += own
         if self._session.transact(operations, deadline):
+            # The session may have expired meanwhile, and its owner nodes with it: then the leases are taken again.
             return self._book.enter(sequencers, session_id)
         # The folder itself is missing after ZooKeeper was wiped.
         self._session.ensure_path(self._paths.leases, deadline)

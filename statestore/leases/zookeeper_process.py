@@ -1,8 +1,7 @@
 """One ZooKeeper server as a Java process, from PySpark's jars; and the ``java`` program that servers and Spark run on.
 
-A server has a folder for its configuration, its data and its log (rolled over at 1 MiB). It runs in its own session, so an
-interrupt at the terminal does not reach it. It is identified by its process id and start time, because another process
-may get the same id; its command line is empty while a program is being executed, so that does not identify it.
+A server runs in its own session, so an interrupt at the terminal does not reach it. It is identified by its process id and
+start time, because another process may get the same id.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """A ZooKeeper for stores that are used on one machine: started with the first store, stopped with the last.
 
-One server serves all processes of the machine that open the same store. The first user starts it and records its process
-id and port in ``server.json``; the others join it. Every user holds a shared lock on the file ``users``, and a user that
-closes and can lock the file alone is the last: it stops the server. Locks end with their process, so killed users do
-not count, and the next user joins a server that a killed one abandoned. ``lock`` serialises starting, joining and
-stopping.
-
-The folder keeps ZooKeeper's data between runs. Losing it is safe, because sequencers are raised above the table's.
+The first process that opens a store starts the server and records its process id and port in ``server.json``; the others
+join it. Every user holds a shared lock on the file ``users``, and the last one to close, who can lock it alone, stops the
+server. Locks end with their process, so killed users do not count. ``lock`` serialises starting, joining and stopping.
+Losing the folder is safe, because sequencers are raised above the table's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""One ZooKeeper session on kazoo: bounded calls, windows of requests in flight, state changes.
+"""One ZooKeeper session on kazoo, whose exceptions and untyped values no module above this one sees.
 
-No module above this one sees kazoo, its exceptions or its untyped values. Every call takes a `Deadline`. A call that raises
-`UnavailableError` may have had its effect; the caller finds out by reading back.
-
-kazoo reconnects by itself for as long as the session is open, at most two attempts a second: giving up would turn an
-outage of ZooKeeper into one of the pipeline. Calls are not queued meanwhile but wait, bounded, for the connection.
+Every call takes a `Deadline`. A call that raises `UnavailableError` may have had its effect; the caller finds out by reading
+back. kazoo reconnects by itself for as long as the session is open: giving up would turn an outage of ZooKeeper into one
+of the pipeline. Calls wait meanwhile, bounded, for the connection.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
 """Delta checkpoints: the state of a log at one version, for opening a table whose older commits were cleaned up.
 
-Reads the classic format of any writer, in one or several parts, and writes it in one part. A checkpoint is not
-part of the digest chain, so an unbroken log is preferred. Millpond's checkpoints are sealed like row files; pages
-of other engines' checkpoints are verified where they have checksums.
+They are in the classic format. A checkpoint is not part of the digest chain, so an unbroken log is preferred. Millpond's
+checkpoints are sealed like row files; pages of other engines' checkpoints are verified where they have checksums.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millpond.statestore.errors import DataError
+from millpond.statestore.log.action import Action
 from millpond.statestore.log.commit_file import action_from_fields, encode
 from millpond.statestore.rows.row_format import (
     file_name_of,
@@ -25,11 +26,6 @@ from millpond.statestore.rows.row_format import (
     seal_parquet,
 )
 from millpond.statestore.types import TableVersion
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from millpond.statestore.log.action import Action
 
 _CLASSIC: Final = re.compile(r"^_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
 _KINDS: Final = ("protocol", "metaData", "txn", "add", "remove")

@@ -9,16 +9,14 @@ are plain.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
 import orjson
 
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 _SEAL: Final = "seal"
 _ACTIONS: Final = "actions"

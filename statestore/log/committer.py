@@ -1,10 +1,9 @@
 """The commit: state, timers, record ids, productions and consumed positions change together.
 
-One Delta commit carries the row files of all intervals that a superstep touched, a ``txn`` per touched interval (its
-next fence), a ``txn`` per consumed input, and the watermarks of the touched intervals. The commit lands only if every
-interval's stored fence is exactly the owner's last one, on the snapshot that the commit is built on. This check, and
-the ``txn`` app ids on which two commits of one interval collide, are the two halves of the fence (MillWheel §6.2,
-§7.1: a sequencer on every write).
+One Delta commit carries the row files of all touched intervals, their watermarks, and a ``txn`` per touched interval (its
+next fence) and per consumed input. It lands only if every interval's stored fence is exactly the owner's last one, on the
+snapshot that the commit is built on. This check, and the ``txn`` app ids on which two commits of one interval collide,
+are the two halves of the fence (MillWheel §6.2, §7.1: a sequencer on every write).
 """
 
 from __future__ import annotations
@@ -146,6 +145,7 @@ class _RequestPlan:
     def _files(self, snapshot: Snapshot, now_ms: int) -> list[Action]:
         actions: list[Action] = []
         replaces = any(write.removed for write in self.request.writes)
+        # A rewrite moves rows without changing them; readers that follow changes of data may skip it.
         rewrite = replaces and self.request.kind != "superstep"
         for write in self.request.writes:
             actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]

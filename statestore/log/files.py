@@ -1,31 +1,23 @@
-"""Live files: a table's data files at one version, the statistics that prune them, and their index.
-
-It turns a row file into an add action with Delta statistics, and an add action of any writer into a `LiveFile`
-with the range of keys that the file may hold. `FileIndex` finds live files by path, computation and interval.
-"""
+"""Live files: a table's data files at one version, the statistics that prune them, and their index."""
 
 from __future__ import annotations
 
 import pickle
 from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import accumulate, chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
+from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import PARTITION_COLUMN
 from millpond.statestore.types import TableVersion
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from millpond.statestore.rows.files import RowFile
-
 
 _KEY_CHARACTERS_MAX: Final = 64
 _LAST_CHARACTER: Final = "\U0010ffff"

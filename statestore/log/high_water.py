@@ -1,12 +1,9 @@
 """The high-water mark: the newest table version that is known to exist, kept outside the table.
 
-A log that was cut or rolled back reads as older data without an error, because the table alone gives no sign of it.
-So every writer reports the versions that it commits or reads, and opening a store compares: a table that ends before
-the mark, or whose commit at the mark has other bytes, is refused. The mark is an alarm and not part of the commit. It may
-lag slightly behind, and it never falls.
-
-One mark lies in the lease service. `StoredMark` is another that travels with the store: objects next to the table's
-folder, so that a table that was put back without its store is noticed as well.
+A log that was cut or rolled back reads as older data without an error. So every writer reports the versions that it
+commits or reads, and opening a store refuses a table that ends before the mark, or has other bytes at it. The mark is an
+alarm and not part of the commit: it may lag slightly behind, and it never falls. One lies in the lease service;
+`StoredMark` travels with the store, next to the table's folder.
 """
 
 from __future__ import annotations
@@ -115,6 +112,7 @@ def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
             newest=snapshot.version,
             committed=mark.version,
         )
+    # The table may be long enough and still be another one: a log that was rolled back and then continued.
     digest = _digest_at(mark.version, snapshot, log)
     if mark.digest and digest and digest != mark.digest:
         raise DataError(

@@ -1,12 +1,7 @@
 """The log: one commit file per table version, each put once and never changed.
 
-One operation of the object store, put-if-absent, decides which writer commits a version. The next version is
-read by name, so following the log costs only its new commits; only a cold open lists the folder.
-
-State, record ids, timers and input positions of a store change together. Another engine's RESTORE, DELETE,
-UPDATE, MERGE or WRITE changes the rows and leaves the positions, so records would be lost or counted twice:
-`refuse_foreign_change` refuses such commits. Compactions, vacuums and checkpoints of other engines are accepted,
-and so is every commit on a sink's table, which has no Millpond configuration.
+One operation of the object store, put-if-absent, decides which writer commits a version. The next version is read by
+name, so only a cold open lists the folder.
 """
 
 from __future__ import annotations
@@ -129,7 +124,11 @@ def foreign_change(actions: Iterable[Action], configuration: Mapping[str, str]) 
 
 
 def refuse_foreign_change(version: int, actions: Iterable[Action], configuration: Mapping[str, str]) -> None:
-    """Raise `DataError` for a commit that `foreign_change` finds; the error names version, operation and engine."""
+    """Raise `DataError` for another engine's commit that changes what the rows mean, such as RESTORE, DELETE or MERGE.
+
+    Such a commit leaves the input positions, so records would be lost or counted twice. Compactions, vacuums and checkpoints of
+    other engines are accepted, and so is every commit on a sink's table, which has no Millpond configuration.
+    """
     info = foreign_change(actions, configuration)
     if info is not None:
         raise DataError(

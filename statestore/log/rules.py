@@ -108,6 +108,7 @@ def taken_intervals_are_live(request: CommitRequest, snapshot: Snapshot) -> None
     The intervals of a computation share no keys (MillWheel §7.1): a split or a merge fences the intervals that it
     replaces in the commit that takes the new ones, under higher sequencers.
     """
+    # Number 0 is a taking. A former owner could otherwise take back the interval that was split behind its back.
     taken = [write for write in request.writes if write.fence.commit_number == 0]
     written = {write.interval for write in request.writes}
     live = {
@@ -157,6 +158,7 @@ def request_is_whole(request: CommitRequest, _snapshot: Snapshot) -> None:
 
 def positions_are_fenced(request: CommitRequest, _snapshot: Snapshot) -> None:
     """Require a fence with every consumed input: otherwise a former owner could consume inputs."""
+    # A position moves only together with a fence, because nothing else would stop a former owner from consuming.
     consumed = [app_id for app_id in request.positions if app_id.startswith(_FENCED_PREFIXES)]
     if consumed and not request.writes:
         raise InvalidError(
@@ -190,7 +192,9 @@ def files_are_the_writers(request: CommitRequest, snapshot: Snapshot) -> None:
     """Require that added files are new, lie in their interval and were written under the request's fence."""
     for write in request.writes:
         for file in write.added:
-            check(_within(write, file.min_key, file.max_key), "a file lies in its interval", path=file.path)
+            low, high, interval = file.min_key, file.max_key, write.interval
+            is_within = low <= high and interval.contains(low) and interval.contains(high)
+            check(is_within, "a file lies in its interval", path=file.path)
             check(
                 Fence(file.sequencer, file.commit_number) == write.fence,
                 "a file was written for this commit",
@@ -198,10 +202,6 @@ def files_are_the_writers(request: CommitRequest, snapshot: Snapshot) -> None:
                 fence=write.fence,
             )
             check(snapshot.file(file.path) is None, "an added file is new", path=file.path)
-
-
-def _within(write: IntervalWrite, low: str, high: str) -> bool:
-    return low <= high and write.interval.contains(low) and write.interval.contains(high)
 
 
 INVARIANTS: Final[tuple[Predicate, ...]] = (

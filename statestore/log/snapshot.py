@@ -1,31 +1,26 @@
 """The snapshot: a table at one version, in memory, kept current by applying commits.
 
-The cost of `Snapshot.apply` depends on the commit, not on the size of the table. It verifies that the commit is
-complete (its seal) and follows the commit before it (the digest chain). `load` opens a table cold. It replays a log that
-still reaches back to version 0, because commits carry digests and checkpoints do not; otherwise it starts from the newest
-checkpoint.
+The cost of `Snapshot.apply` depends on the commit, not on the size of the table. It verifies that the commit is complete
+(its seal) and follows the commit before it (the digest chain).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from millpond.statestore.check import check
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError
 from millpond.statestore.interval import Interval, superseded
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
-from millpond.statestore.log.checkpoint import checkpoint_path
+from millpond.statestore.log.checkpoint import Checkpoint, checkpoint_path
 from millpond.statestore.log.commit_file import decode, digest_of
 from millpond.statestore.log.files import FileIndex, LiveFile
 from millpond.statestore.log.log import Log, LogInventory, commit_path, refuse_foreign_change
 from millpond.statestore.rows.row import Fence, unpack_fence
 from millpond.statestore.system import collector_paused
 from millpond.statestore.types import TableVersion
-
-if TYPE_CHECKING:
-    from millpond.statestore.log.checkpoint import Checkpoint
 
 NO_TABLE: Final = TableVersion(-1)
 """The version of a table without any commit."""

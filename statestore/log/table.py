@@ -1,15 +1,15 @@
 """Delta tables: creation of a store's ``rows`` and of plain tables for sinks, appends, replacements and new columns.
 
-Tables require reader version 1 and writer version 2 and use no table feature, so every Delta reader and writer can
-work on them. Appends and replacements happen exactly once, because a commit whose application transactions the table
-has reached already is skipped.
+They use no table feature beyond reader version 1 and writer version 2, so every Delta engine can work on them. A commit
+whose application transactions the table has reached is skipped, so appends and replacements happen exactly once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 import pyarrow as pa
@@ -26,18 +26,13 @@ from millpond.statestore.log.action import (
     Txn,
     delta_schema,
 )
+from millpond.statestore.log.files import LiveFile
+from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.log.writer import CommitDraft, Committed, LogWriter
+from millpond.statestore.retry import RetryPolicy
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from millpond.statestore.log.files import LiveFile
-    from millpond.statestore.log.log import Log
-    from millpond.statestore.retry import RetryPolicy
-    from millpond.statestore.types import Clock, Rng, TableVersion
-
+from millpond.statestore.types import Clock, Rng, TableVersion
 
 FORMAT_VERSION: Final = 1
 FORMAT_VERSION_KEY: Final = "millpond.formatVersion"
@@ -268,6 +263,7 @@ class _ReplacePlan(_FilesPlan):
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
         if len(self._reached(snapshot)) == len(self.txns):
             return None
+        # A later version may have added rows or changed files that ``added`` was made without.
         if snapshot.version != self.read_at:
             raise ConflictError(
                 "the table has changed since it was read", read_at=self.read_at, version=snapshot.version

@@ -1,14 +1,12 @@
 """The log writer: the only way to make a table's next version, for every kind of commit.
 
 A commit has three outcomes: done, not done, unknown. Putting the *same bytes* at the *same version* again is safe,
-because at most one of all attempts lands. So the writer retries after a failure and, when the version turns out to be
-taken, reads the file to see whose commit it is. A commit of unknown outcome is kept and resolved before anything
-else is written. When another writer took the version, the commit's `Plan` decides whether that is a conflict;
-otherwise the plan is rebuilt on the newer snapshot.
+because at most one of all attempts lands. So the writer retries after a failure and, when the version is taken, reads the
+file to see whose commit it is. A commit of unknown outcome is resolved before anything else is written.
 
-The boundary of the log guards against cleanups, which free old versions again: a writer that slept through one would win
-a version in a part of the log that no reader looks at. A cleanup publishes its boundary before it deletes, and every
-writer checks the boundary after its put. A commit file below the boundary does not count. This relies on no clock.
+A cleanup of the log frees old versions again, and a writer that slept through it could win one that no reader looks at. So a
+cleanup publishes a boundary before it deletes, writers check it after each put, and a commit below it does not count.
+This relies on no clock.
 """
 
 from __future__ import annotations
