@@ -1,10 +1,7 @@
 """The collectors: each finds one kind of garbage in a survey and deletes it, or only lists it on a dry run.
 
-`collect_removed` (vacuum) deletes data files whose removal is settled: they were removed at or before the horizon, and
-no commit has added them again, so no version from the horizon on contains them. `collect_orphans` deletes row
-files that no commit ever named, left by tasks that failed or ran twice. `collect_log` deletes the commit files before a
-checkpoint that the horizon has passed, and older checkpoints. Files of savepoints stay. Collecting twice is
-harmless, and a collection that is killed midway leaves garbage but no damage.
+Files of savepoints stay. Collecting twice is harmless, and a collection that is killed midway leaves garbage but no
+damage.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ def delete_files(objects: Objects, paths: Iterable[str]) -> None:
 
 
 def collect_removed(survey: Survey, *, dry_run: bool) -> Collection:
-    """Delete removed data files behind the horizon."""
+    """Delete data files that were removed at or before the horizon and not added again, so that no later version has them."""
     removes = {} if survey.settled is None else survey.settled.removes
     newest = survey.newest
     sizes = {
@@ -85,10 +82,6 @@ def collect_orphans(survey: Survey, owned: Mapping[Interval, Owned], *, dry_run:
     A file's name contains its superstep, and a committed superstep accepts no more files. So a file of a past superstep
     that the log does not name is garbage, whoever wrote it and whenever it lands. Files with other names belong
     to other engines and stay.
-
-    Raises:
-        DataError: a retained version cannot be read; nothing was deleted.
-        UnavailableError: the store is unavailable; some files may be deleted.
     """
     still_owned: dict[str, list[tuple[Interval, Superstep]]] = {}
     for interval, known in owned.items():

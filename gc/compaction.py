@@ -1,18 +1,13 @@
-"""Compactions: rewrite files of an interval into one file with one row per key, without garbage.
+"""Compactions and partings: rewrite files of an interval into one file with one row per key, without garbage.
 
-The rows of the new file carry the newest contributing (sequencer, commit number, superstep), so they keep their order
-relative to all other updates of their keys. A compaction drops:
+The new rows carry the newest contributing (sequencer, commit number, superstep), so they keep their order relative to
+all other updates of their keys. A compaction drops overridden updates, delivered productions (from all supersteps before
+the last one, MillWheel §6.1.2), record ids that no sender may repeat any more, and, if no older file of the interval
+is left, tombstones and empty rows.
 
-- updates that a newer update in the compaction overrides;
-- delivered productions, which are those of all supersteps before the last one (MillWheel §6.1.2);
-- record ids that no sender may repeat any more (`millpond.statestore.rows.bloom`);
-- tombstones and empty rows, if no older file of the interval is left.
-
-Planning is size-tiered, per interval. The files of an interval, oldest first, cover disjoint stretches of time. A
-compaction replaces a *contiguous stretch* of them: compacting the first and third of three updates would put the
-first above the second. Two rules bound the cost of reads, as in an LSM tree. Tiers: as soon as ``fan_in`` files
-of similar size have gathered at the young end, they become one, so each row is rewritten once per tier. Garbage: when
-the young files together are half as large as the oldest, which holds the interval's bulk, all become one file.
+Planning is size-tiered, as in an LSM tree: ``fan_in`` files of similar size at the young end become one, and when the young
+files together are half as large as the oldest, all become one. A compaction replaces a *contiguous stretch* of files
+in time: compacting the first and third of three updates would put the first above the second.
 """
 
 from __future__ import annotations
@@ -22,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -33,7 +29,7 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.failpoint import reach
-from millpond.statestore.interval import Interval
+from millpond.statestore.interval import Interval, locate
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import IntervalWrite
 from millpond.statestore.rows.files import PARQUET, RowFile, read_row_files, write_row_file
@@ -53,7 +49,7 @@ _CRC32_MAX: Final = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPolicy:
-    """When files are compacted.
+    """The conditions under which files are compacted.
 
     Args:
         fan_in: the number of files of a tier that become one.
@@ -93,8 +89,7 @@ class CompactionPolicy:
 class Compaction:
     """Files of an interval that will become one, oldest first.
 
-    Attributes:
-        is_complete: no older file of the interval is left, so tombstones may be dropped.
+    It is complete if no older file of the interval is left, so that tombstones may be dropped.
     """
 
     interval: Interval
@@ -121,13 +116,8 @@ def plan_compaction(
 ) -> Compaction | None:
     """Return the compaction that the interval needs now, or ``None`` when it needs none.
 
-    Args:
-        files: all live files that can hold keys of the interval.
-        interval: the interval to plan for.
-        before: files with rows of this superstep or a later one stay: their productions may be undelivered, and
-            soft state may not include them yet.
-        policy: when to compact.
-        everything: compact all files that may be compacted, whatever their sizes.
+    Files with rows of superstep ``before`` or a later one stay: their productions may be undelivered, and soft state
+    may not include them yet. ``everything`` compacts all files that may be compacted, whatever their sizes.
     """
     if any(file.max_superstep is None for file in files):
         return None
@@ -212,6 +202,63 @@ def _is_stretch(settled: Sequence[LiveFile], start: int) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """Files, oldest first, that will be replaced by one for each interval that they hold keys of.
+
+    Attributes:
+        parts: for each interval, the same files, and whether none of its other files is older.
+    """
+
+    files: tuple[LiveFile, ...]
+    parts: tuple[Compaction, ...]
+
+
+def plan_parting(
+    files: Sequence[LiveFile], intervals: Sequence[Interval], *, before: Superstep
+) -> Parting | None:
+    """Return the oldest stretch of files to part, or ``None`` if none can be parted now.
+
+    A stretch belongs to one former interval, so its files lie next to each other in time in each part of it. ``intervals`` are
+    the computation's live intervals in key order; files with rows of superstep ``before`` or a later one stay.
+    """
+    ordered = in_order_of_time(files)
+    lows = [interval.low for interval in intervals]
+    first = next((at for at, file in enumerate(ordered) if _is_shared(file, lows)), None)
+    if first is None or any(file.max_superstep is None or not file.interval_id for file in ordered):
+        # A file that another engine rewrote mixes old rows with new ones, so no stretch of time is certain.
+        return None
+    former = Interval.from_app_id(ordered[first].interval_id)
+    heirs = [interval for interval in intervals if former is not None and former.overlaps(interval)]
+    near = (file for file in ordered[first:] if any(file.overlaps(interval) for interval in heirs))
+    stretch = [*takewhile(lambda file: _belongs(file, ordered[first].interval_id, before), near)]
+    while stretch and not _is_shared(stretch[-1], lows):
+        stretch.pop()
+    if not stretch:
+        return None
+    parts = tuple(
+        Compaction(
+            interval=interval,
+            files=tuple(stretch),
+            is_complete=not any(file.overlaps(interval) for file in ordered[:first]),
+        )
+        for interval in heirs
+        if any(file.overlaps(interval) for file in stretch)
+    )
+    return Parting(files=tuple(stretch), parts=parts)
+
+
+def _belongs(file: LiveFile, interval_id: str, before: Superstep) -> bool:
+    return file.interval_id == interval_id and (file.max_superstep or 0) < before
+
+
+def _is_shared(file: LiveFile, lows: Sequence[str]) -> bool:
+    """Return True if a file may hold keys of more than one of the intervals that begin at ``lows``."""
+    if len(lows) < 2 or file.min_key is None or file.max_key is None:
+        return len(lows) > 1
+    return locate(lows, file.min_key) != locate(lows, file.max_key)
+
+
 _STREAMED_BYTES: Final = 1 << 27
 _BATCH_BYTES_MIN: Final = 1 << 20
 """Least number of bytes of one file that a compaction through the disk decodes at a time."""
@@ -224,7 +271,7 @@ _Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionRules:
-    """Data that a compaction must keep: productions of ``pending_from`` and later, which may be undelivered, and record ids."""
+    """Data to keep: productions of ``pending_from`` and later, which may be undelivered, and record ids."""
 
     pending_from: Superstep
     ids: IdRetention
@@ -238,7 +285,7 @@ class Compacted:
     file: RowFile | None
 
     def write(self, fence: Fence) -> IntervalWrite:
-        """Return the interval's part of the commit that replaces the old files by the new one, under the owner's next fence."""
+        """Return the interval's part of the commit that replaces the old files, under the owner's next fence."""
         added = () if self.file is None else (self.file,)
         return IntervalWrite(
             interval=self.compaction.interval,
@@ -268,23 +315,10 @@ def compact_files(
 ) -> Compacted:
     """Read the files of a compaction and write their replacement; nothing is committed.
 
-    Files of more than ``memory_bytes_max`` together are merged through the local disk, in memory that does not grow with
-    them; the result is equivalent.
-
-    Args:
-        objects: the table's root.
-        compaction: the files.
-        rules: the data to keep.
-        fence: the owner's last or next fence; no row may be newer.
-        token: 32 unique hexadecimal digits.
-        row_format: the encoding of the new file; only Parquet is merged through the disk.
-        memory_bytes_max: size of the files up to which they are compacted in memory.
-        scratch: local folder for a merge through the disk, with room for the old files and the new one; the
-            system's temporary folder by default.
-
-    Raises:
-        DataError: a file is missing or its bytes are wrong.
-        UnavailableError: the store is unavailable, or the local disk has no room.
+    Files of more than ``memory_bytes_max`` together are merged through the local disk (Parquet only), in memory that does not
+    grow with them; the result is equivalent. ``fence`` is the owner's last or next one, and no row may be newer. ``token``
+    is 32 unique hexadecimal digits. ``scratch`` needs room for the old files and the new one; by default it is
+    the system's temporary folder.
     """
     if compaction.size_bytes > memory_bytes_max and isinstance(row_format, ParquetRowFormat):
         file = _compact_through_disk(objects, compaction, rules, fence, token, scratch)
@@ -304,7 +338,7 @@ def compact_files(
         token=token,
         row_format=_COMPACTED if isinstance(row_format, ParquetRowFormat) else row_format,
     )
-    # Another process may commit the file, and can only sync what it has written itself.
+    # Another process may commit the file, and a process can only sync its own files.
     objects.sync()
     reach("compaction.file_written")
     return Compacted(compaction=compaction, file=file)
@@ -340,10 +374,9 @@ def _compact_through_disk(
 
 
 def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:
-    """Yield the updates of all runs, cut by key: all updates of a key are in one piece, and keys rise between pieces.
+    """Yield the updates of all sorted runs, cut by key: all updates of a key are in one piece, and keys rise between pieces.
 
-    Within a piece the runs keep their order. One batch of each run is in memory at a time. Each run must be sorted by key, with
-    no key in two of its batches.
+    Within a piece the runs keep their order. One batch of each run is in memory at a time, and no key may be in two batches.
     """
     heads = [next(run, None) for run in runs]
     while True:

@@ -1,7 +1,6 @@
 """A round of garbage collection: every collector once, in an order that keeps the data that the next one needs.
 
-A round deletes nothing that a version at or after the published horizon needs, and may be killed at any point without
-damage.
+Versions at or after the published horizon keep all their files, and a round may be killed at any point without damage.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ from millpond.statestore.types import Clock, Objects, TableVersion
 class Retention:
     """The bounds of a round.
 
-    Args:
-        keep_ms: how long a version stays readable after it was replaced; open savepoints and readers' pins
-            keep versions for longer.
-        checkpoint_every: the number of versions after the last checkpoint at which the next one is written.
+    A replaced version stays readable for ``keep_ms``, or longer for open savepoints and readers' pins. A checkpoint is written
+    ``checkpoint_every`` versions after the last one.
     """
 
     keep_ms: int = 3_600_000
@@ -74,13 +71,8 @@ def collect_garbage(
         seen: the newest version as the caller saw it a while ago; see `collect_log`.
         check: raises if the caller may no longer delete; called before each collector.
         dry_run: change nothing.
-
-    Raises:
-        DataError: the log is damaged; nothing was deleted.
-        UnavailableError: the store or the catalog is unavailable.
-        ConflictError: readers kept pinning versions first; nothing was deleted.
     """
-    # The checkpoint comes first, because it marks what is settled.
+    # The checkpoint comes first, because it marks the settled part of the log.
     checkpoint = None if dry_run else write_checkpoint(objects, every=retention.checkpoint_every)
     horizons = Horizons(Log(objects), catalog, clock, retention_ms=retention.keep_ms)
     surveyed = survey(objects, horizons, dry_run=dry_run)
@@ -114,7 +106,7 @@ def collect_garbage_at(
     owned: Mapping[Interval, Owned],
     seen: TableVersion | None = None,
 ) -> CollectionRound:
-    """Run `collect_garbage` in a helper process, which opens the catalog itself (``None`` for none)."""
+    """Run `collect_garbage` in a helper process, which opens the catalog itself."""
     clock = SystemClock()
     catalog = None if catalog_url is None else Catalog.open(catalog_url, clock, store_id=store_id)
     try:

@@ -2,13 +2,9 @@
 
 A round makes one survey, in a safe order. The files are listed before the log is read, so the log names every listed
 file that is committed meanwhile. The horizon is published before any collector deletes, and savepoints are read after
-that (`millpond.statestore.history.savepoint`). The settled part of the log ends at the newest checkpoint at or
-before the horizon, so a round never reads more of the log than lies between checkpoints.
-
-The horizon is the oldest version that stays readable. Retention and the pins of readers hold it back; savepoints do not,
-because collectors spare the files of their versions instead. A writer needs no pin: it works on the newest
-version, and checks the boundary of a log cleanup (`millpond.statestore.log.writer`). MillWheel's store, Bigtable,
-collects old cell versions itself (MillWheel §4.4); a Delta table leaves that to its writers.
+that. The horizon is the oldest version that stays readable: retention and the pins of readers hold it back, while
+savepoints do not, because collectors spare the files of their versions. A writer needs no pin: it works on the newest
+version, and checks the boundary of a log cleanup (`millpond.statestore.log.writer`).
 """
 
 from __future__ import annotations
@@ -36,9 +32,7 @@ class Collection:
     """The result of a collector, or its plan on a dry run.
 
     Attributes:
-        kind: the kind of garbage.
-        paths: the deleted files, relative to the table's root.
-        made: the files that replaced them, or that made the deletion possible.
+        made: the files that replaced the deleted ones, or that made the deletion possible.
         freed_bytes: space freed, now or once the removed files are vacuumed; 0 where unknown.
         skipped: reasons why garbage was left, one sentence each.
     """
@@ -77,12 +71,7 @@ class Horizons:
         return horizon
 
     def publish(self, snapshot: Snapshot) -> Horizon:
-        """Find the horizon and publish it; call it before anything is deleted.
-
-        Raises:
-            UnavailableError: the store or the catalog is unavailable.
-            ConflictError: readers kept pinning versions first.
-        """
+        """Find the horizon and publish it, before anything is deleted; `ConflictError` if readers kept pinning versions first."""
         horizon = self._publish_to_readers(snapshot)
         # Also in the store: a process that makes a savepoint of an older version commits first and looks here
         # after, and collectors read savepoints after this. So one of the two sees the other.
@@ -119,7 +108,7 @@ class Horizons:
             yield needed, "a reader"
         trust_ms = min(READER_LIFETIME_MS, self._retention_ms)
         if self._clock.now_us() - self._catalog.created_us < trust_ms * 1_000:
-            # A new catalog, or one that was lost and rebuilt, may not list all readers yet.
+            # A new or rebuilt catalog may not list all readers yet.
             yield TableVersion(0), "the catalog's youth"
 
 
@@ -150,18 +139,10 @@ def _committed_ms(log: Log, version: TableVersion) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """The input of every collector.
+    """The input of every collector: the listed files, the state of the log, and the horizon.
 
-    Attributes:
-        objects: the table's root.
-        data_files: the listed data files.
-        log_files: the listed files of the log.
-        newest: the log replayed to its end.
-        settled: the log replayed to the last checkpoint at or before the horizon; ``None`` without one.
-        horizon: the oldest version that stays readable.
-        savepoints: the open ones.
-        pinned: the files of their versions.
-        rests_on: the newest commit and the checkpoints, which justify every deletion.
+    The settled part of the log ends at the last checkpoint at or before the horizon (``None`` without one). ``pinned`` are the
+    files of open savepoints. ``rests_on`` are the newest commit and the checkpoints, which justify every deletion.
     """
 
     objects: Objects
@@ -176,13 +157,7 @@ class Survey:
 
 
 def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
-    """Survey a store and, unless it is a dry run, publish the horizon.
-
-    Raises:
-        DataError: the log is damaged.
-        UnavailableError: the store or the catalog is unavailable.
-        ConflictError: readers kept pinning versions first.
-    """
+    """Survey a store and, unless it is a dry run, publish the horizon."""
     log = Log(objects)
     listed = objects.list("")
     latest = log.latest_version()

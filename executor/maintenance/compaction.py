@@ -1,10 +1,7 @@
 """Rewrites of files while a pipeline runs: compactions of intervals, and partings after splits.
 
-Each schedule has the same life. It finds what is due, has workers prepare a `Task`, and hands a finished task to its
-caller, which commits it or discards it. A compaction is due once its interval has got `CompactionPolicy.fan_in` files
-since the last one. A compaction that fits into memory keeps its interval busy; a large one may take minutes, and
-younger files of its interval are compacted meanwhile. A parting is due once each part of a split interval has got some
-files: until then both parts read the shared files, which are rewritten one stretch at a time.
+Each schedule has the same life: find due work, have workers prepare a `Task`, hand the finished task to the caller, which
+commits or discards it.
 """
 
 from __future__ import annotations
@@ -29,9 +26,9 @@ from millpond.gc.compaction import (
     CompactionRules,
     compact_files,
     plan_compaction,
+    plan_parting,
     younger_than,
 )
-from millpond.gc.parting import plan_parting
 from millpond.statestore.errors import DataError, MillpondError, UnavailableError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
@@ -66,9 +63,9 @@ class Task:
 
 @dataclass(eq=False)
 class Schedule(ABC):
-    """One kind of rewrite of one pipeline's files; subclasses decide what is due.
+    """One kind of rewrite of one pipeline's files; subclasses decide when work is due.
 
-    The topology tells how long the senders of each computation may repeat their records, and ``rng`` gives file names.
+    The topology bounds how long the senders of each computation may repeat their records; ``rng`` makes file names.
     """
 
     store: Store
@@ -127,7 +124,7 @@ class Schedule(ABC):
         worker = self.workers.large if self._is_large(parts[0]) else self.workers.small
         # A round would take a file that is written meanwhile for an orphan, unless the round's own worker writes
         # the file, because that does one thing after the other.
-        if during_round and not self.workers.does_rounds(worker):
+        if during_round and worker is not self.workers.rounds:
             return None
         works = [self._work_of(part, superstep, watermark) for part in parts]
         return Task(tuple(parts), tuple(worker.compact(work) for work in works))
@@ -157,7 +154,7 @@ class Schedule(ABC):
         )
 
     def _finish(self, task: Task) -> tuple[Compacted, ...]:
-        """Return what a finished task has written, or nothing if it failed or no longer fits the table."""
+        """Return the results of a finished task, none if it failed or no longer fits the table."""
         try:
             pieces = tuple(future.result() for future in task.futures)
         except (DataError, UnavailableError) as error:
@@ -182,7 +179,11 @@ class Schedule(ABC):
 
 @dataclass(eq=False)
 class CompactionSchedule(Schedule):
-    """The compactions of one pipeline's intervals."""
+    """The compactions of one pipeline's intervals, due once an interval has got `CompactionPolicy.fan_in` files.
+
+    A compaction that fits into memory keeps its interval busy. A large one may take minutes, and younger files of its
+    interval are compacted meanwhile.
+    """
 
     _files: defaultdict[Interval, int] = field(init=False, default_factory=lambda: defaultdict(int))
     _small: dict[Interval, Task] = field(init=False, default_factory=dict)
@@ -244,7 +245,7 @@ class CompactionSchedule(Schedule):
             wait(behind, timeout=_THROTTLE_S_MAX)
 
     def due(self) -> list[Interval]:
-        """Return the intervals to compact now, as many as may be in preparation, those with most files first."""
+        """Return the intervals to compact now, as many as may be in preparation, most files first."""
         # In a fixed order the last intervals would starve where more become due than are compacted.
         room = _IN_FLIGHT_MAX - len(self._small)
         due = (
@@ -315,7 +316,7 @@ class CompactionSchedule(Schedule):
 
 @dataclass(eq=False)
 class PartingSchedule(Schedule):
-    """The partings of one pipeline, one at a time."""
+    """The partings of one pipeline, one at a time, due once each part of a split interval has got some files."""
 
     _due_after: dict[str, int] = field(init=False, default_factory=dict)
     _task: Task | None = field(init=False, default=None)

@@ -245,7 +245,7 @@ class HelperThread(Executor):
         work = self._work.get()
         while work is not None:
             work()
-            # Otherwise the finished work, and all that it refers to, would stay alive until the next one arrives.
+            # Otherwise the finished work and its arguments would stay alive until the next one arrives.
             del work
             work = self._work.get()
 

@@ -1,9 +1,7 @@
 """Offline maintenance: compaction and garbage collection of a store whose pipelines are stopped.
 
-It takes the leases of each stopped pipeline, commits the fence, compacts all files that may be compacted, and releases
-the leases. A running pipeline compacts its own files and is skipped; the log and removed files are collected either
-way, behind the same horizons. Offline maintenance and a repair exclude each other, because a repair may restore a
-file that is garbage now.
+A running pipeline compacts its own files and is skipped; the log and removed files are collected either way, behind the
+same horizons.
 """
 
 from __future__ import annotations
@@ -61,20 +59,11 @@ class _HeldPipeline:
 def collect_offline(
     store: Store, clock: Clock, rng: Rng, policy: UpkeepPolicy, *, dry_run: bool = False
 ) -> CollectionRound:
-    """Compact all stopped pipelines, then run one round of garbage collection.
-
-    Args:
-        store: opened for writing; a dry run only reads.
-        clock: the source of time.
-        rng: the source of file names.
-        policy: the versions to keep.
-        dry_run: change nothing.
+    """Compact all stopped pipelines, then run one round of garbage collection; a dry run only reads.
 
     Raises:
         ConflictError: another process is repairing the store or collecting its garbage offline.
-        DataError: something that had to be read is damaged.
         FencedError: this process slept for longer than its session; a repetition does no harm.
-        UnavailableError: the store, ZooKeeper or the catalog is unavailable.
     """
     if dry_run:
         return _collect(store, clock, rng, policy, check=None, dry_run=True)
@@ -105,13 +94,7 @@ def _collect(
             }
         catalog = _catalog_to_look_at(store) if dry_run else store.catalog
         collected = collect_garbage(
-            store.objects,
-            catalog,
-            clock,
-            retention=policy.kept,
-            owned=owned,
-            check=check,
-            dry_run=dry_run,
+            store.objects, catalog, clock, retention=policy.kept, owned=owned, check=check, dry_run=dry_run
         )
     left = tuple(f"pipeline {name} is running and compacts its own files" for name in running)
     compactions = Collection(
@@ -168,6 +151,7 @@ def _held(
             held.append(_HeldPipeline(pipeline=pipeline, superstep=superstep, fences=fences))
         yield held, running
     finally:
+        # Released at once: a pipeline that starts now must not wait for this process's session to expire.
         for lease in leases:
             store.leases.release(lease)
 
@@ -209,12 +193,7 @@ def _compact_pipeline(
 
 
 def _compact(
-    store: Store,
-    clock: Clock,
-    rng: Rng,
-    owned: _HeldPipeline,
-    compaction: Compaction,
-    policy: UpkeepPolicy,
+    store: Store, clock: Clock, rng: Rng, owned: _HeldPipeline, compaction: Compaction, policy: UpkeepPolicy
 ) -> Collection:
     last = owned.fences[compaction.interval]
     ids = _ids_to_keep(store, owned.pipeline, compaction.interval.computation, clock)
@@ -229,6 +208,7 @@ def _compact(
         row_format=store.row_format,
         memory_bytes_max=policy.compaction.memory_bytes_max,
     )
+    # The next number under the fence that `_held` committed: a pipeline that took over since refuses it.
     fence = Fence(last.sequencer, CommitNumber(last.commit_number + 1))
     request = CommitRequest(
         kind="compaction", writes=(compacted.write(fence),), metadata={"pipeline": owned.pipeline}

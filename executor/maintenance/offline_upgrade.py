@@ -1,9 +1,7 @@
 """Offline upgrade: every row whose state earlier code wrote gets the form that today's code keeps.
 
-A running pipeline upgrades the rows that it processes; this upgrades the rest while the pipeline is stopped. It opens
-the pipeline as a run does, with leases and fences, reads the rows of each interval in key order, and commits
-the upgraded states in batches as row updates. After a kill, the committed rows have today's version, so the next call
-skips them.
+It opens the stopped pipeline as a run does, with leases and fences, and commits the upgraded states in batches as row
+updates. After a kill, the committed rows have today's version, so the next call skips them.
 """
 
 from __future__ import annotations
@@ -57,12 +55,8 @@ _PAUSE_TIMEOUT_MS: Final = 60_000.0
 class Upgraded:
     """The upgrade of a computation's rows, done or planned.
 
-    Attributes:
-        state_version: the version of its code.
-        rows: the number of upgraded rows.
-        current: the number of rows that needed no upgrade.
-        failed: the number of rows that could not be upgraded and stay unchanged.
-        failures: the first failures, as key and reason.
+    ``rows`` were upgraded, ``current`` needed no upgrade, and ``failed`` stay unchanged; ``failures`` has the first of them,
+    as key and reason.
     """
 
     computation: str
@@ -85,27 +79,20 @@ def upgrade_offline(
 ) -> list[Upgraded]:
     """Upgrade the states of all rows of a stopped pipeline; return the result of each computation.
 
-    Args:
-        store: opened for writing; a dry run only reads.
-        topology: the pipeline as its code declares it now.
-        clock: the source of time.
-        rng: the source of file names.
-        computations: only these; all that declare a version by default.
-        dry_run: call the code, and write nothing.
-        on_progress: called after each piece with its number of rows.
+    By default it upgrades every computation that declares a version. A dry run only reads and calls the code. ``on_progress``
+    gets each piece's number of rows.
 
     Raises:
         ConflictError: the pipeline is running, or another process repairs the store or collects its garbage offline.
-        DataError: a file is missing or its bytes are wrong.
         InvalidError: a computation is unknown or declares no version, the pipeline's code does not fit the store, or
             it renames or drops computations, which its next start has to do first.
-        UnavailableError: the store or ZooKeeper is unavailable.
     """
     nodes = _chosen(topology, computations)
     if dry_run:
         snapshot = store.snapshot()
         _check(as_stored(topology, snapshot), snapshot, store)
         return [_Upgrade(store, node, on_progress).look(snapshot) for node in nodes]
+    # A repair would replace the rows under the upgrade, and a collection take its files for orphans.
     with exclusive(store.leases):
         snapshot = store.committer.refresh()
         topology = as_stored(topology, snapshot)

@@ -1,7 +1,4 @@
-"""The policy of upkeep, and the workers that do it: Spark jobs, helper processes, threads, or the caller.
-
-Large compactions have their own worker, so that they delay neither small compactions nor collections.
-"""
+"""The policy of upkeep, and the workers that do it: Spark jobs, helper processes, threads, or the caller."""
 
 from __future__ import annotations
 
@@ -33,12 +30,12 @@ _EARLY_ROUNDS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepPolicy:
-    """When and where a running pipeline compacts its store and collects garbage (MillWheel §6.1.1).
+    """The compaction and garbage collection of a running pipeline: when, and where (MillWheel §6.1.1).
 
     Args:
         compaction: when the files of an interval are merged.
-        retention: how long a replaced version of the table stays readable, as a duration. Savepoints
-            keep their versions for as long as they are open.
+        retention: how long a replaced version of the table stays readable, as a duration. Open
+            savepoints keep their versions.
         collect_every: the number of versions between two garbage collections, each of which writes a
             checkpoint. Collection starts after a sixteenth of that number if compactions have
             replaced half as many bytes as are live, and every sixth of ``retention`` while an
@@ -93,23 +90,7 @@ _LARGE_S_MAX: Final = 21_600.0
 class CompactionWorker(Protocol):
     """Prepares compactions somewhere; their arguments must pickle."""
 
-    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
-        """Have a compaction prepared: `compact_files` with its arguments."""
-        ...
-
-    def shutdown(self) -> None:
-        """Accept no more work and stop."""
-        ...
-
-
-class RoundWorker(Protocol):
-    """Collects garbage somewhere."""
-
-    def collect(
-        self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
-    ) -> Future[CollectionRound]:
-        """Have a round of garbage collection done; see `collect_garbage`."""
-        ...
+    def compact(self, work: partial[Compacted]) -> Future[Compacted]: ...
 
     def shutdown(self) -> None: ...
 
@@ -145,18 +126,16 @@ class ExecutorWorker:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-class ProcessWorker:
+class ProcessWorker(ExecutorWorker):
     """Works in another process of this machine, which opens store and catalog for itself.
 
     ``is_cut_short`` abandons the work under way at shutdown instead of waiting for it.
     """
 
-    def __init__(self, process: HelperProcess, *, is_cut_short: bool = False) -> None:
+    def __init__(self, process: HelperProcess, clock: Clock, *, is_cut_short: bool = False) -> None:
+        super().__init__(process, clock)
         self.process = process
         self._is_cut_short = is_cut_short
-
-    def compact(self, work: partial[Compacted]) -> Future[Compacted]:
-        return self.process.submit(work)
 
     def collect(
         self, store: Store, *, retention: Retention, owned: Mapping[Interval, Owned], seen: TableVersion
@@ -174,27 +153,20 @@ class ProcessWorker:
     def shutdown(self) -> None:
         if self._is_cut_short:
             self.process.abort()
-        self.process.shutdown(wait=True, cancel_futures=True)
+        super().shutdown()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepWorkers:
-    """Where each kind of work is done.
+    """The place of each kind of work.
 
-    Attributes:
-        rounds: garbage collection.
-        small: compactions that fit into memory.
-        large: compactions that go through a disk.
-        is_inline: all work is done as soon as it is submitted.
+    ``large`` compactions go through a disk. ``is_inline`` means that a worker returns only when the work is done.
     """
 
-    rounds: RoundWorker
+    rounds: ExecutorWorker
     small: CompactionWorker
     large: CompactionWorker
     is_inline: bool = False
-
-    def does_rounds(self, worker: object) -> bool:
-        return worker is self.rounds
 
     def shutdown(self) -> None:
         """Stop; small work is waited for, large compactions and Spark jobs are cut short."""
@@ -217,7 +189,7 @@ def workers_of(
         thread = ExecutorWorker(ThreadPoolExecutor(1, "millpond-upkeep"), clock)
         large = ExecutorWorker(ThreadPoolExecutor(1, "millpond-compactions"), clock)
         return UpkeepWorkers(rounds=thread, small=thread, large=large)
-    process = ProcessWorker(HelperProcess("millpond-upkeep"))
+    process = ProcessWorker(HelperProcess("millpond-upkeep"), clock)
     if elsewhere is not None:
         return UpkeepWorkers(
             rounds=process,
@@ -225,4 +197,6 @@ def workers_of(
             large=elsewhere("millpond-large-compactions", 1),
         )
     long_process = HelperProcess("millpond-compactions", answer_s_max=_LARGE_S_MAX)
-    return UpkeepWorkers(rounds=process, small=process, large=ProcessWorker(long_process, is_cut_short=True))
+    return UpkeepWorkers(
+        rounds=process, small=process, large=ProcessWorker(long_process, clock, is_cut_short=True)
+    )

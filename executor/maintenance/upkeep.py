@@ -1,54 +1,175 @@
 """Upkeep: compaction and garbage collection while a pipeline runs.
 
-Another process, a Spark job or a thread prepares a compaction while supersteps continue. The compaction becomes part
-of the table between two supersteps, by one commit of the intervals' owner. So it never conflicts with a superstep, and
-the next superstep waits only for that commit. Without workers (a simulation, a stepped test) everything happens within
-`Upkeep.run`, in a fixed order.
-
-A failure here costs space and never data: a compaction that could not be prepared, or whose files another writer has
-replaced, is discarded and planned again. Only losing the lease ends the run.
+Workers prepare a rewrite while supersteps continue, and it becomes part of the table between two supersteps, by one commit
+of the intervals' owner. So it never conflicts with a superstep. Without workers (a simulation, a stepped test)
+everything happens within `Upkeep.run`, in a fixed order. A failure here costs space and never data: the rewrite is
+discarded and planned again. Only losing the lease ends the run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Final
 
-from millpond.executor.maintenance.collection import CollectionSchedule
 from millpond.executor.maintenance.compaction import CompactionSchedule, PartingSchedule, Schedule, Watermark
-from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy, workers_of
+from millpond.executor.maintenance.policy import CompactionWorkers, ExecutorWorker, UpkeepPolicy, workers_of
+from millpond.executor.ownership.catalog_recorder import CatalogRecorder
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
+from millpond.gc.collectors import KEPT_MS, Owned
 from millpond.gc.compaction import Compacted
-from millpond.statestore.errors import ConflictError
+from millpond.gc.round import CollectionRound
+from millpond.statestore.errors import ConflictError, MillpondError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.store import Store
-from millpond.statestore.types import Clock, Rng, Superstep
+from millpond.statestore.types import Clock, Rng, Superstep, TableVersion
 
 _LOG = logging.getLogger("millpond")
+_FIRST_ROUND_AFTER: Final = 64
+_REPLACED_BYTES_MIN: Final = 1 << 18
+_ROUNDS_A_RETENTION: Final = 6
+_ROUND_EVERY_US_MIN: Final = 60_000_000
+_WAITING_SHARE: Final = 8
+"""Rounds come by time while an eighth of the live bytes waits to be deleted."""
+
+_SIGHTINGS_MAX: Final = 16
+"""Number of versions remembered, over twice the time for which the log is kept."""
 
 
-class Upkeep:
-    """Keeps the store of one pipeline small; for the coordinator's thread, between supersteps.
+class CollectionSchedule:
+    """The rounds of garbage collection of one pipeline, one at a time.
 
-    Args:
-        store: the open store.
-        ownership: the intervals, and the way to commit.
-        journal: records every commit.
-        topology: the checked pipeline.
-        clock: the source of time.
-        rng: the source of file names.
-        policy: when and how; ``None`` turns upkeep off.
-        compaction_workers: makes workers on other machines; ``None`` for helper processes of this one.
+    They come after a number of versions, and sooner when compactions have replaced much. Replaced files can be deleted
+    once a checkpoint has recorded their removal and the retention has passed since. Where supersteps are slow, a few
+    versions are hours; so while much waits for deletion, rounds also come by time.
     """
 
     def __init__(
         self,
         store: Store,
         ownership: Ownership,
+        *,
+        clock: Clock,
+        policy: UpkeepPolicy,
+        worker: ExecutorWorker,
+    ) -> None:
+        self._store = store
+        self._ownership = ownership
+        self._clock = clock
+        self._policy = policy
+        self._worker = worker
+        self._round: Future[CollectionRound] | None = None
+        self._due_at = TableVersion(0)
+        self._early_at = TableVersion(0)
+        self._replaced_bytes = 0
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._waiting_bytes = 0
+        self._round_every_us = max(policy.kept.keep_ms * 1_000 // _ROUNDS_A_RETENTION, _ROUND_EVERY_US_MIN)
+        self._last_round_us = clock.monotonic_us()
+        self._sightings: deque[tuple[int, TableVersion]] = deque(maxlen=_SIGHTINGS_MAX)
+
+    @property
+    def is_running(self) -> bool:
+        """True while a round is under way, or its result has not been reported."""
+        return self._round is not None
+
+    @property
+    def is_due(self) -> bool:
+        if self.is_running:
+            return False
+        is_much = 2 * self._replaced_bytes >= self._live_bytes()
+        due_at = self._early_at if is_much else self._due_at
+        return self._store.committer.snapshot.version >= due_at or self._comes_by_time()
+
+    def _comes_by_time(self) -> bool:
+        now_us = self._clock.monotonic_us()
+        if now_us - self._last_round_us < self._round_every_us:
+            return False
+        # By then one round has recorded a removal in a checkpoint and another has deleted the file.
+        gone_us = now_us - self._policy.kept.keep_ms * 1_000 - 2 * self._round_every_us
+        while self._waiting and self._waiting[0][0] < gone_us:
+            self._waiting_bytes -= self._waiting.popleft()[1]
+        return _WAITING_SHARE * self._waiting_bytes >= self._live_bytes()
+
+    def _live_bytes(self) -> int:
+        # A small store counts as larger than it is, so that it is not collected after every compaction.
+        return max(self._store.committer.snapshot.size_bytes, _REPLACED_BYTES_MIN)
+
+    def open(self) -> None:
+        """Plan the first round: soon, because short runs leave garbage too, but not while the run starts."""
+        version = self._store.committer.snapshot.version
+        self._due_at = TableVersion(version + min(_FIRST_ROUND_AFTER, self._policy.collect_every))
+
+    def record_version(self) -> None:
+        """Remember the table's present version, by a clock that never jumps."""
+        now_us = self._clock.monotonic_us()
+        if not self._sightings or now_us - self._sightings[-1][0] >= 2_000 * KEPT_MS // _SIGHTINGS_MAX:
+            self._sightings.append((now_us, self._store.committer.snapshot.version))
+
+    def record_replaced(self, size_bytes: int) -> None:
+        """Count the bytes that a compaction has turned into garbage."""
+        self._replaced_bytes += size_bytes
+        self._waiting_bytes += size_bytes
+        self._waiting.append((self._clock.monotonic_us(), size_bytes))
+
+    def report(self) -> None:
+        """Log a round that has ended; the next one collects the rest."""
+        if self._round is None or not self._round.done():
+            return
+        done, self._round = self._round, None
+        try:
+            summary = done.result()
+        except MillpondError as error:
+            _LOG.warning("garbage is left for the next round: %s", error)
+        else:
+            _LOG.debug("collected up to version %d (%s)", summary.horizon, summary.held_by)
+
+    def start(self, superstep: Superstep, busy: Collection[str]) -> None:
+        """Start a round after ``superstep``, the last one committed.
+
+        It spares the orphans of ``busy`` computations, because one of their files may wait for its commit.
+        """
+        version = self._store.committer.snapshot.version
+        retention = self._policy.kept
+        if self._comes_by_time():
+            retention = replace(retention, checkpoint_every=1)
+        self._last_round_us = self._clock.monotonic_us()
+        self._due_at = TableVersion(version + self._policy.collect_every)
+        self._early_at = TableVersion(version + self._policy.collect_early)
+        self._replaced_bytes = 0
+        owned = {
+            current.interval: Owned(current.fence.sequencer, superstep)
+            for current in self._ownership.all()
+            if current.interval.computation not in busy
+        }
+        self._round = self._worker.collect(
+            self._store, retention=retention, owned=owned, seen=self._seen_long_ago()
+        )
+
+    def _seen_long_ago(self) -> TableVersion:
+        before_us = self._clock.monotonic_us() - 1_000 * KEPT_MS
+        old = [version for at_us, version in self._sightings if at_us <= before_us]
+        return old[-1] if old else TableVersion(0)
+
+
+class Upkeep:
+    """Keeps the store of one pipeline small; for the coordinator's thread, between supersteps.
+
+    ``policy=None`` turns upkeep off. ``compaction_workers`` makes workers on other machines; by default helper processes of this
+    one do the work.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ownership: Ownership,
+        journal: CatalogRecorder,
         topology: Topology,
         *,
         clock: Clock,
@@ -57,6 +178,7 @@ class Upkeep:
         compaction_workers: CompactionWorkers | None = None,
     ) -> None:
         self._ownership = ownership
+        self._journal = journal
         self._pipeline = topology.name
         self._clock = clock
         self._is_on = policy is not None
@@ -87,7 +209,7 @@ class Upkeep:
             schedule.follow(cut)
 
     def update(self, topology: Topology) -> None:
-        """Adapt to a changed pipeline: discard what is prepared for intervals that it has released."""
+        """Adapt to a changed pipeline: discard the tasks of released intervals."""
         for schedule in self._schedules:
             schedule.update(topology)
 
@@ -96,11 +218,7 @@ class Upkeep:
         self._compactions.record(request)
 
     def run(self, superstep: Superstep, watermark: Watermark) -> None:
-        """Commit the compactions that are ready, and start those that are due.
-
-        Raises:
-            FencedError: another process has taken an interval.
-        """
+        """Commit finished tasks, and start due ones."""
         if not self._is_on:
             return
         self._rounds.record_version()
@@ -128,9 +246,10 @@ class Upkeep:
         request = CommitRequest(
             kind="compaction", writes=self._writes(pieces), metadata={"pipeline": self._pipeline}
         )
+        started_us = self._clock.monotonic_us()
         try:
             # Under the owner's next fences, like a superstep: a former owner's compaction is refused.
-            self._ownership.commit(request)
+            committed = self._ownership.commit(request)
         except ConflictError as error:
             _LOG.info("a compaction was overtaken: %s", error)
             for piece in pieces:
@@ -139,6 +258,7 @@ class Upkeep:
         reach("compaction.committed")
         replaced = {file.path: file.size_bytes for piece in pieces for file in piece.compaction.files}
         self._rounds.record_replaced(sum(replaced.values()))
+        self._journal.record(request, committed, (self._clock.monotonic_us() - started_us) / 1_000)
 
     def _writes(self, pieces: Sequence[Compacted]) -> tuple[IntervalWrite, ...]:
         writes: list[IntervalWrite] = []
@@ -153,7 +273,8 @@ class Upkeep:
         return tuple(writes)
 
     def close(self) -> None:
-        """Stop, and discard what was prepared and not committed."""
+        """Stop, and discard uncommitted tasks."""
+        # Workers first: a file that is still being written could not be discarded.
         self._workers.shutdown()
         for schedule in reversed(self._schedules):
             schedule.close()

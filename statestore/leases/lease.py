@@ -1,12 +1,9 @@
 """Leases on intervals and their sequencers: the promises of every implementation of `Leases`.
 
-A lease is the right to write an interval. Its sequencer is higher than that of every earlier lease on the interval
-*and* than the one stored in the table, so a commit under the lease differs from a late write of a former owner
-(MillWheel §6.2, §7.1).
-
-Leases only make conflicts rare. Every commit compares its sequencer with the stored one, and that alone keeps former
-owners from writing: safety depends on no clock, no time-out, and no owner learning in time that its lease is lost.
-So the state ``HELD`` means "no loss has been reported", never "it is safe to write".
+A lease is the right to write an interval. Its sequencer exceeds every earlier one of the interval *and* the one stored in
+the table (MillWheel §6.2, §7.1). Leases only make conflicts rare: every commit compares its sequencer with the stored
+one, and that alone keeps former owners from writing. Safety depends on no clock, no time-out, and no owner learning
+in time that its lease is lost. So ``HELD`` means "no loss has been reported", never "it is safe to write".
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ What to do when another writer holds the lease.
 
 
 class LeaseState(StrEnum):
-    """State of a lease: ``HELD`` and ``SUSPENDED`` alternate, ``LOST`` and ``RELEASED`` are final."""
+    """``HELD`` and ``SUSPENDED`` alternate, ``LOST`` and ``RELEASED`` are final."""
 
     HELD = "held"
     SUSPENDED = "suspended"
@@ -54,14 +51,9 @@ def may_move(old: LeaseState, new: LeaseState) -> bool:
 
 
 def next_sequencer(last: int, above: Sequencer) -> Sequencer:
-    """Return the sequencer of a new lease.
+    """Return a sequencer above the service's last one and above the table's.
 
-    It exceeds ``last``, the last one that the service has issued (0 after the service was wiped), and ``above``, the
-    one stored in the table. So a wiped service still issues sequencers that fence every former owner.
-
-    Example:
-        >>> next_sequencer(7, Sequencer(3)), next_sequencer(0, Sequencer(3))
-        (8, 4)
+    A wiped service remembers none (0), and still issues sequencers that fence every former owner.
     """
     return Sequencer(max(last, above) + 1)
 
@@ -117,11 +109,9 @@ class Lease:
         return self._state
 
     def check(self) -> None:
-        """Return if the lease is held, according to the last report.
+        """Raise unless the lease is held, according to the last report.
 
-        Raises:
-            UnavailableError: the service is unavailable; pause, because the lease may be held again later.
-            FencedError: the lease has ended; stop.
+        `UnavailableError` means pause, because the lease may be held again later; `FencedError` means stop.
         """
         if self._state is LeaseState.HELD:
             return
@@ -175,7 +165,7 @@ class Leases(Protocol):
             ConflictError: another writer holds it (``refuse``), or still holds it at the time-out (``wait``).
             UnavailableError: the service is unavailable.
         """
-        ...
+        return self.take_all({interval: above}, on_held=on_held, timeout_ms=timeout_ms)[0]
 
     def take_all(
         self,
@@ -228,10 +218,6 @@ def exclusive(leases: Leases) -> Iterator[Lease]:
     Offline repair and offline garbage collection exclude each other, because a collection that judged a file to be
     garbage must not delete it after a repair has restored it. The lock is a lease, so it ends with the session of its
     process, and a dead process blocks others only briefly.
-
-    Raises:
-        ConflictError: another process is repairing the store or collecting its garbage offline.
-        UnavailableError: the lease service is unavailable.
     """
     try:
         lease = leases.take(_MAINTENANCE, above=Sequencer(0), on_held="refuse")

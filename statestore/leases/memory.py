@@ -17,6 +17,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.leases.lease import (
     TIMEOUT_MS,
     Lease,
+    Leases,
     LeaseState,
     OnHeld,
     lease_is_held,
@@ -49,7 +50,7 @@ class MemoryRegistry:
             self.high_water = MemoryHighWater()
 
 
-class MemoryLeases:
+class MemoryLeases(Leases):
     """`Leases` of one writer over a shared registry.
 
     Example:
@@ -70,17 +71,6 @@ class MemoryLeases:
     def high_water(self) -> HighWater:
         """The store's high-water mark, from the registry."""
         return self._registry.high_water
-
-    def take(
-        self,
-        interval: Interval,
-        *,
-        above: Sequencer,
-        on_held: OnHeld = "take",
-        timeout_ms: float = TIMEOUT_MS,
-    ) -> Lease:
-        """Take one lease; see `Leases.take`."""
-        return self.take_all({interval: above}, on_held=on_held, timeout_ms=timeout_ms)[0]
 
     def take_all(
         self,
@@ -167,6 +157,7 @@ class MemoryLeases:
         if interval in registry.owners:
             owner, old = registry.owners[interval]
             owner._lose(old, f"taken by {self.writer_id}")  # noqa: SLF001 - an instance of this class
+        # Kept when the lease ends: the next taking must issue a higher one.
         registry.sequencers[interval] = sequencer
         lease = Lease(interval, sequencer)
         registry.owners[interval] = (self, lease)

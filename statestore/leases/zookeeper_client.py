@@ -1,12 +1,8 @@
 """kazoo's client, made for one ensemble: hosts, retries, credentials and access lists.
 
-Three means of security work alone or together. TLS hides the traffic and proves the servers (and, with a certificate,
-the client). SASL (DIGEST-MD5) proves a user with a password. Access lists on every node of a store keep others from
-reading it or taking a lease. No ``repr``, error or log line holds a password.
-
-With TLS or credentials a handler of Millpond's makes the connections. kazoo's own handler trusts every authority of the
-system besides the given one, waits for data that TLS has decrypted already, and takes a server that dies while it checks
-credentials for one that refuses them for good.
+TLS hides the traffic and proves the servers (and, with a certificate, the client), SASL (DIGEST-MD5) proves a user with a
+password, and access lists on every node of a store keep others from reading it or taking a lease. No ``repr``, error or
+log line holds a password.
 """
 
 from __future__ import annotations
@@ -316,7 +312,11 @@ class _TlsSocket(_Ending, ssl.SSLSocket):
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads, with Millpond's connections."""
+    """kazoo's threads, with Millpond's connections.
+
+    kazoo's own handler trusts every authority of the system besides the given one, waits for data that TLS has decrypted
+    already, and takes a server's death while it checks credentials for a final refusal.
+    """
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         super().__init__()

@@ -1,9 +1,8 @@
 """The high-water mark in one ZooKeeper node of the store, and how readers ask for it without taking part.
 
-A thread writes the newest recorded mark, so a hundred commits a second cost one write at a time and the mark lags by one
-round trip. A write is conditional on the node's version, and is skipped when the node holds a higher mark. So several
-writers of a store never push the mark down. While ZooKeeper is away the thread retries each second; commits pause then
-anyway, because the leases are suspended.
+A thread writes the newest recorded mark, so a hundred commits a second cost one write at a time. A write is conditional on
+the node's version, so several writers never push the mark down. While ZooKeeper is away the thread retries each second;
+commits pause then anyway, because the leases are suspended.
 """
 
 from __future__ import annotations
@@ -148,10 +147,7 @@ def _decode(node: Node, path: str) -> Mark:
 
 
 def local_server(place: str) -> str | None:
-    """Return ``host:port`` of the server in the store's own folder, or ``None`` when none runs.
-
-    ``place`` is the store's absolute path or URL.
-    """
+    """Return ``host:port`` of the server in the folder of the store at ``place``, or ``None`` when none runs."""
     server = None if "://" in place else recorded_server(Path(place) / "zookeeper")
     return f"127.0.0.1:{server.port}" if server is not None and server.is_running() else None
 
@@ -159,12 +155,7 @@ def local_server(place: str) -> str | None:
 def ask_for_mark(
     hosts: str, incarnation: str, clock: Clock, security: ZooKeeperSecurity = OPEN_ENSEMBLE
 ) -> Mark | None:
-    """Return the mark of an incarnation, or ``None`` before its first commit and after ZooKeeper was wiped.
-
-    Raises:
-        UnavailableError: ZooKeeper does not answer.
-        InvalidError: ZooKeeper does not accept the credentials, or does not let them read.
-    """
+    """Return the mark of an incarnation, or ``None`` before its first commit and after ZooKeeper was wiped."""
     session = ZooKeeperSession(hosts, _ASK_TIMEOUT_MS, lambda _: None, security)
     deadline = Deadline.after(clock, _ASK_TIMEOUT_MS)
     session.start(deadline)

@@ -35,6 +35,7 @@ from millpond.statestore.leases.lease import (
     TIMEOUT_MS,
     Holder,
     Lease,
+    Leases,
     LeaseState,
     OnHeld,
     lease_is_held,
@@ -126,10 +127,7 @@ def giving_up(found: IntervalNodes, session_id: int, paths: StorePaths) -> list[
     if found.node is None or found.owner is None or found.held_by_other(session_id):
         return []
     # Expect the version that was read: a lease that this writer takes again meanwhile must keep its owner node.
-    return [
-        Expect(paths.node(found.interval), found.node.version),
-        Delete(paths.owner(found.interval)),
-    ]
+    return [Expect(paths.node(found.interval), found.node.version), Delete(paths.owner(found.interval))]
 
 
 def batches(intervals: Mapping[Interval, Sequencer]) -> Iterator[dict[Interval, Sequencer]]:
@@ -325,16 +323,10 @@ _STANDBY_POLL_S: Final = 1.0
 _REVIEW_RETRY_S: Final = 1.0
 
 
-class ZooKeeperLeases:
+class ZooKeeperLeases(Leases):
     """`Leases` of one writer of one store, in one ZooKeeper session.
 
-    Args:
-        hosts: ``host:port`` pairs, separated by commas.
-        store_id: names the store's nodes, ``/millpond/<store_id>``.
-        writer_id: names this writer to others.
-        clock: measures the bounds on waiting.
-        session_timeout_ms: the server may raise or lower it.
-        security: credentials, and the access list of the nodes; an open ensemble by default.
+    The server may raise or lower ``session_timeout_ms``.
 
     Raises:
         UnavailableError: no server answered within the session's time-out.
@@ -358,6 +350,7 @@ class ZooKeeperLeases:
         self._book = LeaseBook()
         self._session = ZooKeeperSession(hosts, session_timeout_ms, self._book.connection_changed, security)
         self._session.start(self._deadline())
+        # Nodes that an open ensemble made are closed before any lease is taken: until then others could take it.
         try:
             self._session.ensure_path(self._paths.leases, self._deadline())
             self._session.close_to_others(self._paths.store, self._deadline())
@@ -372,17 +365,6 @@ class ZooKeeperLeases:
     def high_water(self) -> HighWater:
         return self._high_water
 
-    def take(
-        self,
-        interval: Interval,
-        *,
-        above: Sequencer,
-        on_held: OnHeld = "take",
-        timeout_ms: float = TIMEOUT_MS,
-    ) -> Lease:
-        """Take one lease; see `Leases.take`."""
-        return self.take_all({interval: above}, on_held=on_held, timeout_ms=timeout_ms)[0]
-
     def take_all(
         self,
         intervals: Mapping[Interval, Sequencer],
@@ -390,7 +372,7 @@ class ZooKeeperLeases:
         on_held: OnHeld = "take",
         timeout_ms: float = TIMEOUT_MS,
     ) -> tuple[Lease, ...]:
-        """Take several leases, two round trips for 64 of them; see `Leases.take_all`."""
+        """Take several leases, in two round trips for 64 of them."""
         deadline = Deadline.after(self._clock, timeout_ms)
         taken: list[Lease] = []
         with self._book.being_taken(intervals.keys()):
@@ -398,12 +380,14 @@ class ZooKeeperLeases:
                 for batch in batches(intervals):
                     taken += self._take_batch(batch, on_held, deadline)
             except MillpondError:
+                # All or none: a caller that got no lease must not leave other writers waiting for some.
                 self._book.end(taken, LeaseState.RELEASED)
                 raise
         return tuple(taken)
 
     def release(self, lease: Lease) -> None:
         """Release the lease; while ZooKeeper is away, its owner node stays until the reconnection."""
+        # The lease ends first, so that this process stops writing whatever ZooKeeper answers.
         self._book.end([lease], LeaseState.RELEASED)
         try:
             if self._session.connection.connected:
@@ -458,6 +442,7 @@ class ZooKeeperLeases:
             sequencers[nodes.interval] = sequencer
             operations += own
         if self._session.transact(operations, deadline):
+            # The session may have expired meanwhile, and its owner nodes with it: then the leases are taken again.
             return self._book.enter(sequencers, session_id)
         # The folder itself is missing after ZooKeeper was wiped.
         self._session.ensure_path(self._paths.leases, deadline)

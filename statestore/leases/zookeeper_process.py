@@ -1,8 +1,7 @@
 """One ZooKeeper server as a Java process, from PySpark's jars; and the ``java`` program that servers and Spark run on.
 
-A server has a folder for its configuration, its data and its log (rolled over at 1 MiB). It runs in its own session, so an
-interrupt at the terminal does not reach it. It is identified by its process id and start time, because another process
-may get the same id; its command line is empty while a program is being executed, so that does not identify it.
+A server runs in its own session, so an interrupt at the terminal does not reach it. It is identified by its process id and
+start time, because another process may get the same id.
 """
 
 from __future__ import annotations
@@ -123,12 +122,9 @@ def class_path(jars: Path) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return loopback ports that no process listens on, below the ports that systems give to outgoing connections.
+    """Return loopback ports that no process listens on.
 
-    A server that died must get its port back, so the port must be outside the range of client connections.
-
-    Raises:
-        UnavailableError: there are too few.
+    They lie below the ports that systems give to outgoing connections, because a server that died must get its port back.
     """
     with socket.socket() as probe:
         probe.bind((HOST, 0))
@@ -181,7 +177,7 @@ class ServerProcess:
 
     def is_serving(self) -> bool:
         """Return True if a server with this folder's data answers on the port and takes part in its ensemble."""
-        # A member without a quorum, or one that is still starting, reports that instead of its mode.
+        # A member without a quorum, or still starting, reports that instead of its mode.
         place = f"dataDir={self.folder / _DATA}"
         return "Mode: " in answer(self.port, "srvr") and place in answer(self.port, "conf")
 
@@ -238,10 +234,6 @@ def launch(
 
     Existing data in ``folder`` is served again. ``settings`` replace lines of the default ``zoo.cfg``, and ``java_options``
     add to the program's options, as the environment's `OPTIONS_VARIABLE` does.
-
-    Raises:
-        InvalidError: the environment's options cannot be parsed.
-        UnavailableError: the server cannot be started.
     """
     user_options = _user_options(environment)
     folder = folder.resolve()
@@ -382,11 +374,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def java_of_spark(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the ``java`` program that Spark starts: Spark ignores the path if there is a ``JAVA_HOME``.
-
-    Raises:
-        UnavailableError: there is none.
-    """
+    """Return the ``java`` program that Spark starts: Spark ignores the path if there is a ``JAVA_HOME``."""
     home = environment.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else environment.get("PATH", ""))
     if java is None:

@@ -1,12 +1,9 @@
 """A ZooKeeper for stores that are used on one machine: started with the first store, stopped with the last.
 
-One server serves all processes of the machine that open the same store. The first user starts it and records its process
-id and port in ``server.json``; the others join it. Every user holds a shared lock on the file ``users``, and a user that
-closes and can lock the file alone is the last: it stops the server. Locks end with their process, so killed users do
-not count, and the next user joins a server that a killed one abandoned. ``lock`` serialises starting, joining and
-stopping.
-
-The folder keeps ZooKeeper's data between runs. Losing it is safe, because sequencers are raised above the table's.
+The first process that opens a store starts the server and records its process id and port in ``server.json``; the others
+join it. Every user holds a shared lock on the file ``users``, and the last one to close, who can lock it alone, stops the
+server. Locks end with their process, so killed users do not count. ``lock`` serialises starting, joining and stopping.
+Losing the folder is safe, because sequencers are raised above the table's.
 """
 
 from __future__ import annotations
@@ -47,14 +44,8 @@ _PORT_TAKEN: Final = "BindException"
 class EmbeddedZooKeeper:
     """This process's part in the server of a folder.
 
-    Args:
-        folder: of the server's data; one server per folder.
-        clock: measures the bounds on waiting.
-        rng: spreads the polls of processes that wait for each other.
-        port: the client port; any free one by default.
-        java: the ``java`` program; found by default.
-        answer_timeout_ms: how long a running server may be silent before it is replaced.
-        ready_timeout_ms: how long a new server may take until it serves; one that ends is not waited for.
+    A running server may be silent for ``answer_timeout_ms`` before it is replaced. A new one may take ``ready_timeout_ms`` until
+    it serves; the wait ends early if the process ends.
     """
 
     def __init__(
@@ -83,10 +74,6 @@ class EmbeddedZooKeeper:
         """Make sure that the server runs, count as its user, and return its ``host:port``.
 
         Another call restarts a server that has died, on its old port if that is free.
-
-        Raises:
-            UnavailableError: there is no Java, or the server does not start.
-            InvalidError: the requested port is in use.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
@@ -115,7 +102,7 @@ class EmbeddedZooKeeper:
         server = recorded_server(self._folder)
         if server is None:
             return None
-        # A hanging server and one that is still starting (its starter was killed) look alike at first; only the
+        # A hanging server and a starting one (its starter was killed) look alike at first; only the
         # hanging one is still silent at the time-out, and is replaced.
         if server.wait_serving(self._clock, self._answer_timeout_ms):
             return server

@@ -1,10 +1,8 @@
-"""One ZooKeeper session on kazoo: bounded calls, windows of requests in flight, state changes.
+"""One ZooKeeper session on kazoo, whose exceptions and untyped values no module above this one sees.
 
-No module above this one sees kazoo, its exceptions or its untyped values. Every call takes a `Deadline`. A call that raises
-`UnavailableError` may have had its effect; the caller finds out by reading back.
-
-kazoo reconnects by itself for as long as the session is open, at most two attempts a second: giving up would turn an
-outage of ZooKeeper into one of the pipeline. Calls are not queued meanwhile but wait, bounded, for the connection.
+Every call takes a `Deadline`. A call that raises `UnavailableError` may have had its effect; the caller finds out by reading
+back. kazoo reconnects by itself for as long as the session is open: giving up would turn an outage of ZooKeeper into one
+of the pipeline. Calls wait meanwhile, bounded, for the connection.
 """
 
 from __future__ import annotations
@@ -116,11 +114,7 @@ class Connection:
 
 
 class ZooKeeperSession:
-    """A session that outlives its connections, and is replaced by kazoo when it expires.
-
-    Raises:
-        InvalidError: a file that the security names cannot be read.
-    """
+    """A session that outlives its connections, and is replaced by kazoo when it expires."""
 
     def __init__(
         self,
@@ -145,12 +139,7 @@ class ZooKeeperSession:
         return self._connection
 
     def start(self, deadline: Deadline) -> None:
-        """Connect.
-
-        Raises:
-            UnavailableError: no server answered in time.
-            InvalidError: the servers refuse the credentials.
-        """
+        """Connect, or raise `UnavailableError` at the deadline and `InvalidError` for refused credentials."""
         self._start(self._client, max(deadline.left_s, 0.001))
         if self._security.user is not None:
             try:
@@ -203,11 +192,7 @@ class ZooKeeperSession:
         return nodes
 
     def transact(self, operations: Iterable[Operation], deadline: Deadline) -> bool:
-        """Apply all operations or none; return True if they were applied.
-
-        Raises:
-            UnavailableError: the operations may or may not have been applied.
-        """
+        """Apply all operations or none, and return True if they were applied; after `UnavailableError` either may be the case."""
         transaction = self._client.transaction()
         for operation in operations:
             _add(transaction, operation)
@@ -226,11 +211,7 @@ class ZooKeeperSession:
     def close_to_others(self, path: str, deadline: Deadline) -> None:
         """Give a node, and all nodes below it, this client's access list where they have another one.
 
-        The nodes above it are only closed to other clients, if they are open. Without credentials there is no access list, and
-        nothing changes.
-
-        Raises:
-            InvalidError: the node belongs to another user.
+        The nodes above it are only closed to other clients, if they are open. Without credentials nothing changes.
         """
         wanted = access_list_of(self._security)
         if not wanted:

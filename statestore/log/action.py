@@ -19,13 +19,10 @@ JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
-    """A data file becomes part of the table.
+    """A data file becomes part of the table; ``data_change`` is False when rows only moved between files.
 
-    Args:
-        path: relative to the table's root; URL-encoded only in the log.
-        stats: Delta's statistics as JSON text.
-        tags: free-form metadata, which checkpoints keep.
-        data_change: False when rows only moved between files.
+    ``path`` is relative to the table's root and URL-encoded only in the log. ``stats`` is Delta's statistics as JSON text.
+    Checkpoints keep the tags.
     """
 
     path: str
@@ -123,9 +120,6 @@ def delta_schema(schema: pa.Schema) -> str:
     Example:
         >>> delta_schema(pa.schema([pa.field("key", pa.string())]))
         '{"type":"struct","fields":[{"name":"key","type":"string","nullable":true,"metadata":{}}]}'
-
-    Raises:
-        InvalidError: the basic Delta protocol has no type for a column.
     """
     return orjson.dumps(_struct(list(schema))).decode()
 

@@ -1,22 +1,23 @@
 """Delta checkpoints: the state of a log at one version, for opening a table whose older commits were cleaned up.
 
-Reads the classic format of any writer, in one or several parts, and writes it in one part. A checkpoint is not
-part of the digest chain, so an unbroken log is preferred. Millpond's checkpoints are sealed like row files; pages
-of other engines' checkpoints are verified where they have checksums.
+They are in the classic format. A checkpoint is not part of the digest chain, so an unbroken log is preferred. Millpond's
+checkpoints are sealed like row files; pages of other engines' checkpoints are verified where they have checksums.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millpond.statestore.errors import DataError
+from millpond.statestore.log.action import Action
 from millpond.statestore.log.commit_file import action_from_fields, encode
 from millpond.statestore.rows.row_format import (
     file_name_of,
@@ -25,11 +26,6 @@ from millpond.statestore.rows.row_format import (
     seal_parquet,
 )
 from millpond.statestore.types import TableVersion
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from millpond.statestore.log.action import Action
 
 _CLASSIC: Final = re.compile(r"^_delta_log/(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
 _KINDS: Final = ("protocol", "metaData", "txn", "add", "remove")
@@ -86,12 +82,7 @@ class Checkpoint:
 
 
 def checkpoint_path(version: int) -> str:
-    """Return the path of a checkpoint in one part, relative to the table's root.
-
-    Example:
-        >>> checkpoint_path(7)
-        '_delta_log/00000000000000000007.checkpoint.parquet'
-    """
+    """Return the path of a checkpoint in one part, relative to the table's root."""
     return f"_delta_log/{version:020d}.checkpoint.parquet"
 
 
@@ -110,11 +101,7 @@ def checkpoints_among(paths: Iterable[str]) -> tuple[Checkpoint, ...]:
 
 
 def read_part(data: bytes, path: str) -> Iterator[Action]:
-    """Read protocol, metadata, transactions, live files and remembered removals from one part.
-
-    Raises:
-        DataError: the part cannot be read, or its bytes do not match its seal.
-    """
+    """Read protocol, metadata, transactions, live files and remembered removals from one part; verify its seal."""
     has_seal = has_parquet_seal(memoryview(data))
     if has_seal:
         # Before anything parses the bytes: a parser fails on damage in too many ways to catch.

@@ -9,25 +9,14 @@ are plain.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
 import orjson
 
 from millpond.statestore.errors import DataError, InvalidError
-from millpond.statestore.log.action import (
-    Action,
-    Add,
-    CommitInfo,
-    Metadata,
-    Other,
-    Protocol,
-    Remove,
-    Txn,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
 
 _SEAL: Final = "seal"
 _ACTIONS: Final = "actions"
@@ -47,9 +36,6 @@ def encode(actions: Iterable[Action]) -> bytes:
     Example:
         >>> encode([Txn(app_id="a", version=1)])
         b'{"txn":{"appId":"a","version":1}}\n'
-
-    Raises:
-        InvalidError: a value cannot be written as JSON, such as an integer beyond 64 bits.
     """
     ordered = sorted(actions, key=lambda action: not isinstance(action, CommitInfo))
     count = len(ordered)
@@ -65,11 +51,7 @@ def encode(actions: Iterable[Action]) -> bytes:
 
 
 def decode(data: bytes, path: str = "") -> tuple[Action, ...]:
-    """Parse a commit file of any writer; ``path`` is for errors.
-
-    Raises:
-        DataError: the file is empty or cannot be parsed, or the seal of a Millpond commit is broken.
-    """
+    """Parse a commit file of any writer and verify the seal of a Millpond commit; ``path`` is for errors."""
     try:
         actions = tuple(_from_json(orjson.loads(line)) for line in data.splitlines() if line)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,10 +1,9 @@
 """The commit: state, timers, record ids, productions and consumed positions change together.
 
-One Delta commit carries the row files of all intervals that a superstep touched, a ``txn`` per touched interval (its
-next fence), a ``txn`` per consumed input, and the watermarks of the touched intervals. The commit lands only if every
-interval's stored fence is exactly the owner's last one, on the snapshot that the commit is built on. This check, and
-the ``txn`` app ids on which two commits of one interval collide, are the two halves of the fence (MillWheel §6.2,
-§7.1: a sequencer on every write).
+One Delta commit carries the row files of all touched intervals, their watermarks, and a ``txn`` per touched interval (its
+next fence) and per consumed input. It lands only if every interval's stored fence is exactly the owner's last one, on the
+snapshot that the commit is built on. This check, and the ``txn`` app ids on which two commits of one interval collide,
+are the two halves of the fence (MillWheel §6.2, §7.1: a sequencer on every write).
 """
 
 from __future__ import annotations
@@ -15,15 +14,7 @@ from dataclasses import dataclass
 from millpond.statestore.app_ids import AppId, pipeline_number, supersteps_of
 from millpond.statestore.errors import ConflictError, FencedError, InternalError
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.action import (
-    Action,
-    CommitInfo,
-    JsonValue,
-    Metadata,
-    Protocol,
-    Remove,
-    Txn,
-)
+from millpond.statestore.log.action import Action, CommitInfo, JsonValue, Metadata, Protocol, Remove, Txn
 from millpond.statestore.log.files import row_file_moved, row_file_to_add
 from millpond.statestore.log.high_water import HighWater, check_high_water
 from millpond.statestore.log.log import Log
@@ -39,12 +30,8 @@ from millpond.statestore.types import Clock, Rng, Superstep, TableVersion
 class Committer(LogWriter):
     """The `LogWriter` of one store's table: it commits requests under fences.
 
-    Opening a committer reads the log and compares it with the high-water mark. ``loaded`` is a snapshot that the caller
-    has just loaded; it becomes the committer's own.
-
-    Raises:
-        DataError: the table is damaged, or older than the mark.
-        ObjectMissingError: there is no table.
+    Opening a committer reads the log and compares it with the high-water mark; a table that is damaged or older than the
+    mark is a `DataError`. ``loaded`` is a snapshot that the caller has just loaded; it becomes the committer's own.
     """
 
     def __init__(
@@ -151,6 +138,7 @@ class _RequestPlan:
     def _files(self, snapshot: Snapshot, now_ms: int) -> list[Action]:
         actions: list[Action] = []
         replaces = any(write.removed for write in self.request.writes)
+        # A rewrite moves rows without changing them; readers that follow changes of data may skip it.
         rewrite = replaces and self.request.kind != "superstep"
         for write in self.request.writes:
             actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]
@@ -227,14 +215,10 @@ def _parameters(request: CommitRequest) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFiles:
-    """Files of a computation that may hold undelivered productions of a pipeline.
+    """Files of a computation that may hold undelivered productions of ``interval``, or (``None``) of all intervals.
 
-    Superstep *n + 1* delivers everything that superstep *n* of its pipeline produced, so only productions of the last
-    superstep can be undelivered (MillWheel §6.1.2).
-
-    Attributes:
-        interval: the interval whose productions are pending; ``None`` for all.
-        superstep: productions of earlier supersteps have been delivered.
+    Superstep *n + 1* delivers all productions of superstep *n* of its pipeline, so only productions of the last
+    superstep, ``superstep``, can be undelivered (MillWheel §6.1.2).
     """
 
     paths: tuple[str, ...]

@@ -1,31 +1,23 @@
-"""Live files: a table's data files at one version, the statistics that prune them, and their index.
-
-It turns a row file into an add action with Delta statistics, and an add action of any writer into a `LiveFile`
-with the range of keys that the file may hold. `FileIndex` finds live files by path, computation and interval.
-"""
+"""Live files: a table's data files at one version, the statistics that prune them, and their index."""
 
 from __future__ import annotations
 
 import pickle
 from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import accumulate, chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import Add
+from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.row import PARTITION_COLUMN
 from millpond.statestore.types import TableVersion
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from millpond.statestore.rows.files import RowFile
-
 
 _KEY_CHARACTERS_MAX: Final = 64
 _LAST_CHARACTER: Final = "\U0010ffff"
@@ -41,18 +33,9 @@ class LiveFile:
     The driver sends the same files to the same tasks in each superstep. So a file is pickled once, and a process that
     has unpickled a file recognises it by its bytes.
 
-    Args:
-        path: relative to the table's root.
-        computation: the computation whose rows it holds; "" in tables without that partition column.
-        partition_values: as in the log.
-        min_key: a lower bound of its keys; ``None`` when unknown.
-        max_key: an upper bound of its keys; ``None`` when unknown.
-        min_superstep: the oldest superstep among its rows; ``None`` when unknown.
-        max_superstep: the newest superstep among its rows; ``None`` when unknown.
-        num_records: the number of row updates; ``None`` when unknown.
-        tags: metadata from its writer; files of other engines lack Millpond's tags.
-        added_version: the table version that added it; for another engine's file that only a checkpoint still
-            names, the checkpoint's version.
+    ``computation`` is "" in tables without that partition column. Keys and supersteps bound the rows from below and above;
+    they and ``num_records``, the number of row updates, are ``None`` when unknown. Files of other engines lack Millpond's tags; if only a
+    checkpoint still names such a file, ``added_version`` is the checkpoint's.
     """
 
     path: str
@@ -230,7 +213,7 @@ _AGE: Final = attrgetter("added_version", "path")
 class FileIndex:
     """Live files, grouped by computation and then by the interval that they were written for.
 
-    `put` and `remove` take constant time; the cost of `in_interval` does not grow with the number of intervals. Files of
+    `put` and `remove` take constant time; the cost of `files_of` does not grow with the number of intervals. Files of
     other engines name no interval and form the group "", in which key ranges decide.
     """
 
@@ -240,13 +223,25 @@ class FileIndex:
         self._computations: dict[str, _Groups] = {}
         self.size_bytes: int = 0
 
-    def __len__(self) -> int:
+    @property
+    def file_count(self) -> int:
         return len(self._by_path)
 
-    def get(self, path: str) -> LiveFile | None:
+    @property
+    def files(self) -> tuple[LiveFile, ...]:
+        """All live files, oldest first."""
+        return _in_order(self._by_path.values())
+
+    @property
+    def computations(self) -> tuple[str, ...]:
+        """The computations that have live files, sorted."""
+        return tuple(sorted(self._computations))
+
+    def file(self, path: str) -> LiveFile | None:
         return self._by_path.get(path)
 
     def statistics_of(self, path: str) -> str | None:
+        """Return the statistics of a live file as the log has them."""
         return self._statistics.get(path)
 
     def put(self, file: LiveFile, statistics: str | None = None) -> None:
@@ -273,20 +268,18 @@ class FileIndex:
         if not groups.files:
             del self._computations[file.computation]
 
-    def all(self) -> tuple[LiveFile, ...]:
-        return _in_order(self._by_path.values())
-
-    def computations(self) -> tuple[str, ...]:
-        return tuple(sorted(self._computations))
-
-    def in_computation(self, computation: str) -> tuple[LiveFile, ...]:
+    def files_in(self, computation: str) -> tuple[LiveFile, ...]:
+        """Return the live files of a computation, oldest first."""
         groups = self._computations.get(computation)
         return (
             () if groups is None else _in_order(chain.from_iterable(map(dict.values, groups.files.values())))
         )
 
-    def in_interval(self, interval: Interval) -> tuple[LiveFile, ...]:
-        """Return the live files that can hold keys of the interval, oldest first."""
+    def files_of(self, interval: Interval) -> tuple[LiveFile, ...]:
+        """Return the live files that can hold keys of the interval, oldest first.
+
+        After a change of boundaries, or a rewrite by another engine, they may hold keys of other intervals too.
+        """
         groups = self._computations.get(interval.computation)
         return () if groups is None else _in_order(groups.in_interval(interval))
 

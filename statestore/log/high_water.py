@@ -1,12 +1,9 @@
 """The high-water mark: the newest table version that is known to exist, kept outside the table.
 
-A log that was cut or rolled back reads as older data without an error, because the table alone gives no sign of it.
-So every writer reports the versions that it commits or reads, and opening a store compares: a table that ends before
-the mark, or whose commit at the mark has other bytes, is refused. The mark is an alarm and not part of the commit. It may
-lag slightly behind, and it never falls.
-
-One mark lies in the lease service. `StoredMark` is another that travels with the store: objects next to the table's
-folder, so that a table that was put back without its store is noticed as well.
+A log that was cut or rolled back reads as older data without an error. So every writer reports the versions that it
+commits or reads, and opening a store refuses a table that ends before the mark, or has other bytes at it. The mark is an
+alarm and not part of the commit: it may lag slightly behind, and it never falls. One lies in the lease service;
+`StoredMark` travels with the store, next to the table's folder.
 """
 
 from __future__ import annotations
@@ -92,13 +89,9 @@ def superseded(mark: Mark | None, incarnation: str) -> Mark:
 
 
 def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
-    """Refuse a table whose log is not the one that the mark was set on.
+    """Raise `DataError` if the mark was set on another log than the table's.
 
     The mark must be read *before* the snapshot is loaded, so that a live writer cannot look like a rollback.
-
-    Raises:
-        DataError: the table ends before the mark, has another commit at the mark, or is an incarnation that
-            was superseded.
     """
     if mark is None:
         return
@@ -119,6 +112,7 @@ def check_high_water(mark: Mark | None, snapshot: Snapshot, log: Log) -> None:
             newest=snapshot.version,
             committed=mark.version,
         )
+    # The table may be long enough and still be another one: a log that was rolled back and then continued.
     digest = _digest_at(mark.version, snapshot, log)
     if mark.digest and digest and digest != mark.digest:
         raise DataError(
@@ -188,10 +182,8 @@ def list_marks(objects: Objects) -> Sequence[str]:
 def newest_mark(paths: Iterable[str], incarnations: Iterable[str]) -> Mark | None:
     """Return the newest mark of the last incarnation among the names from `list_marks`.
 
-    ``incarnations`` come from the log, oldest first.
-
-    Raises:
-        DataError: there are marks of an incarnation that the log lacks, because it was rolled back behind it.
+    ``incarnations`` come from the log, oldest first. Marks of any other incarnation are a `DataError`: the log was rolled back
+    behind it.
     """
     known = tuple(incarnations)
     marks = [

@@ -1,12 +1,7 @@
 """The log: one commit file per table version, each put once and never changed.
 
-One operation of the object store, put-if-absent, decides which writer commits a version. The next version is
-read by name, so following the log costs only its new commits; only a cold open lists the folder.
-
-State, record ids, timers and input positions of a store change together. Another engine's RESTORE, DELETE,
-UPDATE, MERGE or WRITE changes the rows and leaves the positions, so records would be lost or counted twice:
-`refuse_foreign_change` refuses such commits. Compactions, vacuums and checkpoints of other engines are accepted,
-and so is every commit on a sink's table, which has no Millpond configuration.
+One operation of the object store, put-if-absent, decides which writer commits a version. The next version is read by
+name, so only a cold open lists the folder.
 """
 
 from __future__ import annotations
@@ -29,12 +24,7 @@ _COMMIT: Final = re.compile(r"^_delta_log/(\d{20})\.json$")
 
 
 def commit_path(version: int) -> str:
-    """Return the path of a version's commit file, relative to the table's root.
-
-    Example:
-        >>> commit_path(7)
-        '_delta_log/00000000000000000007.json'
-    """
+    """Return the path of a version's commit file, relative to the table's root."""
     return f"{LOG_FOLDER}/{version:020d}.json"
 
 
@@ -75,9 +65,7 @@ class Log:
     def put(self, version: TableVersion, data: bytes) -> None:
         """Make ``data`` the commit of a version that has none.
 
-        Raises:
-            ObjectExistsError: the version is taken, perhaps by an earlier attempt of this caller.
-            UnavailableError: the commit may or may not have landed.
+        `ObjectExistsError` may come from an earlier attempt of this caller; after `UnavailableError` the commit may have landed.
         """
         self.objects.put_if_absent(commit_path(version), data)
 
@@ -104,7 +92,7 @@ class Log:
         self.objects.put(f"{LOG_FOLDER}/_last_checkpoint", pointer)
 
     def is_own_checkpoint(self, checkpoint: Checkpoint) -> bool:
-        """Return True for a checkpoint that Millpond wrote: those of other engines have no seal."""
+        """Return True for a checkpoint that Millpond wrote; checkpoints of other engines have no seal."""
         return all(has_parquet_seal(memoryview(self.objects.get(path))) for path in checkpoint.paths)
 
 
@@ -118,7 +106,7 @@ _WAY_OUT: Final = (
 
 
 def foreign_change(actions: Iterable[Action], configuration: Mapping[str, str]) -> CommitInfo | None:
-    """Return the provenance of another engine's commit that changes what a store's rows mean, else ``None``.
+    """Return the provenance of another engine's commit if it changes the meaning of a store's rows, else ``None``.
 
     ``configuration`` is the table's before the commit; a table that is not a store accepts every commit.
     """
@@ -136,7 +124,11 @@ def foreign_change(actions: Iterable[Action], configuration: Mapping[str, str]) 
 
 
 def refuse_foreign_change(version: int, actions: Iterable[Action], configuration: Mapping[str, str]) -> None:
-    """Raise `DataError` for a commit that `foreign_change` finds; the error names version, operation and engine."""
+    """Raise `DataError` for another engine's commit that changes what the rows mean, such as RESTORE, DELETE or MERGE.
+
+    Such a commit leaves the input positions, so records would be lost or counted twice. Compactions, vacuums and checkpoints of
+    other engines are accepted, and so is every commit on a sink's table, which has no Millpond configuration.
+    """
     info = foreign_change(actions, configuration)
     if info is not None:
         raise DataError(

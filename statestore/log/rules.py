@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId
-from millpond.statestore.errors import ConflictError, FencedError, InvalidError, check
+from millpond.statestore.app_ids import INPUT_PREFIX, SAVEPOINT_PREFIX, SAVEPOINT_RELEASED, SUPERSTEP_PREFIX
+from millpond.statestore.check import check
+from millpond.statestore.errors import ConflictError, FencedError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.log.snapshot import Snapshot
@@ -25,11 +26,8 @@ from millpond.statestore.types import EventTimeMicros
 class IntervalWrite:
     """One interval's part of a commit.
 
-    Args:
-        fence: the new sequencer and commit number, which must follow the stored fence.
-        added: row files written for this commit.
-        removed: paths of live files that the added ones replace.
-        watermark: the interval's input low watermark, journaled in the commit.
+    The fence must follow the stored one. The added files replace the live files whose paths are ``removed``. The commit journals
+    the interval's input low watermark.
     """
 
     interval: Interval
@@ -66,7 +64,7 @@ Predicate = Callable[[CommitRequest, Snapshot], None]
 """Raises when a request must not be committed on a snapshot."""
 
 _COMMIT_NUMBERS: Final = 1 << 32
-_FENCED_PREFIXES: Final = (AppId.INPUT, AppId.SUPERSTEP)
+_FENCED_PREFIXES: Final = (INPUT_PREFIX, SUPERSTEP_PREFIX)
 
 
 def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
@@ -86,11 +84,11 @@ def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
 
 
 def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
-    """Require that no position goes back (promise I2), except that of a released savepoint."""
+    """Require that no position goes back (promise I2), except a released savepoint's."""
     for app_id, position in request.positions.items():
         stored = snapshot.txns.get(app_id)
         # A released savepoint frees its name, so its next version may be lower.
-        is_savepoint = app_id.startswith(AppId.SAVEPOINT)
+        is_savepoint = app_id.startswith(SAVEPOINT_PREFIX)
         if stored is not None and position < stored and not is_savepoint:
             raise ConflictError("a position would go back", app_id=app_id, stored=stored, position=position)
 
@@ -98,7 +96,7 @@ def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
 def savepoints_have_free_names(request: CommitRequest, snapshot: Snapshot) -> None:
     """Require that no savepoint takes the name of another open one."""
     for app_id, version in request.positions.items():
-        if app_id.startswith(AppId.SAVEPOINT) and version != SAVEPOINT_RELEASED:
+        if app_id.startswith(SAVEPOINT_PREFIX) and version != SAVEPOINT_RELEASED:
             stored = snapshot.txns.get(app_id, SAVEPOINT_RELEASED)
             if stored not in (SAVEPOINT_RELEASED, version):
                 raise ConflictError("another savepoint has that name", app_id=app_id, version=stored)
@@ -110,6 +108,7 @@ def taken_intervals_are_live(request: CommitRequest, snapshot: Snapshot) -> None
     The intervals of a computation share no keys (MillWheel §7.1): a split or a merge fences the intervals that it
     replaces in the commit that takes the new ones, under higher sequencers.
     """
+    # Number 0 is a taking. A former owner could otherwise take back the interval that was split behind its back.
     taken = [write for write in request.writes if write.fence.commit_number == 0]
     written = {write.interval for write in request.writes}
     live = {
@@ -159,6 +158,7 @@ def request_is_whole(request: CommitRequest, _snapshot: Snapshot) -> None:
 
 def positions_are_fenced(request: CommitRequest, _snapshot: Snapshot) -> None:
     """Require a fence with every consumed input: otherwise a former owner could consume inputs."""
+    # A position moves only together with a fence, because nothing else would stop a former owner from consuming.
     consumed = [app_id for app_id in request.positions if app_id.startswith(_FENCED_PREFIXES)]
     if consumed and not request.writes:
         raise InvalidError(
@@ -192,7 +192,9 @@ def files_are_the_writers(request: CommitRequest, snapshot: Snapshot) -> None:
     """Require that added files are new, lie in their interval and were written under the request's fence."""
     for write in request.writes:
         for file in write.added:
-            check(_within(write, file.min_key, file.max_key), "a file lies in its interval", path=file.path)
+            low, high, interval = file.min_key, file.max_key, write.interval
+            is_within = low <= high and interval.contains(low) and interval.contains(high)
+            check(is_within, "a file lies in its interval", path=file.path)
             check(
                 Fence(file.sequencer, file.commit_number) == write.fence,
                 "a file was written for this commit",
@@ -200,10 +202,6 @@ def files_are_the_writers(request: CommitRequest, snapshot: Snapshot) -> None:
                 fence=write.fence,
             )
             check(snapshot.file(file.path) is None, "an added file is new", path=file.path)
-
-
-def _within(write: IntervalWrite, low: str, high: str) -> bool:
-    return low <= high and write.interval.contains(low) and write.interval.contains(high)
 
 
 INVARIANTS: Final[tuple[Predicate, ...]] = (
@@ -228,11 +226,7 @@ RULES: Final[tuple[Predicate, ...]] = (
 def check_commit(request: CommitRequest, snapshot: Snapshot) -> None:
     """Check a request against all `RULES` and `INVARIANTS` on one snapshot.
 
-    Raises:
-        FencedError: another owner has an interval.
-        ConflictError: the table has changed in a way that forbids the commit.
-        InvalidError: the request contradicts itself.
-        InternalError: an invariant is broken.
+    `FencedError` and `ConflictError` come from other writers, `InvalidError` and `InternalError` from the caller.
     """
     for predicate in (*RULES, *INVARIANTS):
         predicate(request, snapshot)

@@ -1,30 +1,25 @@
 """The snapshot: a table at one version, in memory, kept current by applying commits.
 
-The cost of `Snapshot.apply` depends on the commit, not on the size of the table. It verifies that the commit is
-complete (its seal) and follows the commit before it (the digest chain). `load` opens a table cold. It replays a log that
-still reaches back to version 0, because commits carry digests and checkpoints do not; otherwise it starts from the newest
-checkpoint.
+The cost of `Snapshot.apply` depends on the commit, not on the size of the table. It verifies that the commit is complete
+(its seal) and follows the commit before it (the digest chain).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError, check
 from millpond.statestore.interval import Interval, superseded
 from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Other, Protocol, Remove, Txn
-from millpond.statestore.log.checkpoint import checkpoint_path
+from millpond.statestore.log.checkpoint import Checkpoint, checkpoint_path
 from millpond.statestore.log.commit_file import decode, digest_of
 from millpond.statestore.log.files import FileIndex, LiveFile
 from millpond.statestore.log.log import Log, LogInventory, commit_path, refuse_foreign_change
 from millpond.statestore.rows.row import Fence, unpack_fence
 from millpond.statestore.system import collector_paused
 from millpond.statestore.types import TableVersion
-
-if TYPE_CHECKING:
-    from millpond.statestore.log.checkpoint import Checkpoint
 
 NO_TABLE: Final = TableVersion(-1)
 """The version of a table without any commit."""
@@ -36,8 +31,8 @@ _READER_VERSION_MAX: Final = 1
 _LOAD_TRIES: Final = 3
 
 
-class Snapshot:
-    """A table at one version, for one thread at a time.
+class Snapshot(FileIndex):
+    """A table at one version: its live files, transactions and metadata. For one thread at a time.
 
     Attributes:
         version: the newest applied commit; `NO_TABLE` at first.
@@ -49,6 +44,7 @@ class Snapshot:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.version: TableVersion = NO_TABLE
         self.digest: str = ""
         self.txns: dict[str, int] = {}
@@ -56,47 +52,10 @@ class Snapshot:
         self.source_offsets: dict[str, str] = {}
         self.metadata: Metadata | None = None
         self.protocol: Protocol = Protocol()
-        self._files = FileIndex()
 
     @property
     def configuration(self) -> Mapping[str, str]:
         return self.metadata.configuration if self.metadata else {}
-
-    @property
-    def file_count(self) -> int:
-        return len(self._files)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._files.size_bytes
-
-    @property
-    def files(self) -> tuple[LiveFile, ...]:
-        """All live files, oldest first."""
-        return self._files.all()
-
-    def file(self, path: str) -> LiveFile | None:
-        return self._files.get(path)
-
-    def statistics_of(self, path: str) -> str | None:
-        """Return the statistics of a live file as the log has them."""
-        return self._files.statistics_of(path)
-
-    @property
-    def computations(self) -> tuple[str, ...]:
-        """The computations that have live files, sorted."""
-        return self._files.computations()
-
-    def files_in(self, computation: str) -> tuple[LiveFile, ...]:
-        """Return the live files of a computation, oldest first."""
-        return self._files.in_computation(computation)
-
-    def files_of(self, interval: Interval) -> tuple[LiveFile, ...]:
-        """Return the live files that can hold keys of the interval, oldest first.
-
-        After a change of boundaries, or a rewrite by another engine, they may hold keys of other intervals too.
-        """
-        return self._files.in_interval(interval)
 
     def fence_of(self, interval: Interval) -> Fence | None:
         """Return the stored fence of an interval, or ``None`` if the interval has never been owned."""
@@ -110,10 +69,8 @@ class Snapshot:
     def apply(self, version: TableVersion, data: bytes) -> tuple[Action, ...]:
         """Apply the next commit and return its actions; a refused commit changes nothing.
 
-        Raises:
-            DataError: the file is damaged or does not follow the one before it, or another engine changed the data
-                of a store's rows in it.
-            InvalidError: the commit makes the table require a newer reader.
+        A commit is refused (`DataError`) if it is damaged, does not follow the one before it, or is another engine's change of a
+        store's data; and (`InvalidError`) if it makes the table require a newer reader.
         """
         actions = decode(data, commit_path(version))
         # Refuse before anything is applied: a refused commit must leave a usable snapshot.
@@ -173,7 +130,7 @@ class Snapshot:
                 case Txn():
                     self.txns[action.app_id] = action.version
                 case Remove():
-                    self._files.remove(action.path)
+                    self.remove(action.path)
                 case CommitInfo():
                     self._record_watermarks(action)
                     self._record_offsets(action)
@@ -185,9 +142,9 @@ class Snapshot:
                     pass
 
     def _record_add(self, add: Add, version: TableVersion) -> None:
-        known = self._files.get(add.path)
+        known = self.file(add.path)
         # A file that is added again, with other statistics or tags, keeps the version of its first add.
-        self._files.put(LiveFile.from_add(add, version if known is None else known.added_version), add.stats)
+        self.put(LiveFile.from_add(add, version if known is None else known.added_version), add.stats)
 
     def _record_watermarks(self, info: CommitInfo) -> None:
         own = info.millpond or {}
@@ -221,13 +178,7 @@ def live_intervals(txns: Mapping[str, int], computation: str | None = None) -> d
 
 
 def load(log: Log, version: TableVersion | None = None) -> Snapshot:
-    """Open a table cold, at its newest or an older version.
-
-    Raises:
-        ObjectMissingError: there is no table, or no such version.
-        DataError: a commit file is missing, damaged or out of the chain.
-        InvalidError: the table requires a newer reader.
-    """
+    """Open a table cold, at its newest or an older version; `ObjectMissingError` if there is no table, or no such version."""
     for _ in range(_LOAD_TRIES - 1):
         try:
             return _load_once(log, version)
@@ -238,7 +189,7 @@ def load(log: Log, version: TableVersion | None = None) -> Snapshot:
 
 
 def catch_up(log: Log, snapshot: Snapshot) -> Snapshot:
-    """Bring a snapshot that this process has just loaded to the newest version; the errors are those of `load`."""
+    """Bring a snapshot that this process has just loaded to the newest version."""
     inventory = log.inventory()
     there = inventory.versions[bisect_left(inventory.versions, snapshot.version) :]
     latest = NO_TABLE if inventory.latest is None else inventory.latest

@@ -1,20 +1,20 @@
 """Delta tables: creation of a store's ``rows`` and of plain tables for sinks, appends, replacements and new columns.
 
-Tables require reader version 1 and writer version 2 and use no table feature, so every Delta reader and writer can
-work on them. Appends and replacements happen exactly once, because a commit whose application transactions the table
-has reached already is skipped.
+They use no table feature beyond reader version 1 and writer version 2, so every Delta engine can work on them. A commit
+whose application transactions the table has reached is skipped, so appends and replacements happen exactly once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 import pyarrow as pa
 
-from millpond.statestore.app_ids import AppId
+from millpond.statestore.app_ids import location_app_id
 from millpond.statestore.errors import ConflictError, InvalidError, ObjectExistsError
 from millpond.statestore.log.action import (
     Action,
@@ -26,18 +26,13 @@ from millpond.statestore.log.action import (
     Txn,
     delta_schema,
 )
+from millpond.statestore.log.files import LiveFile
+from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.log.writer import CommitDraft, Committed, LogWriter
+from millpond.statestore.retry import RetryPolicy
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from millpond.statestore.log.files import LiveFile
-    from millpond.statestore.log.log import Log
-    from millpond.statestore.system import RetryPolicy
-    from millpond.statestore.types import Clock, Rng, TableVersion
-
+from millpond.statestore.types import Clock, Rng, TableVersion
 
 FORMAT_VERSION: Final = 1
 FORMAT_VERSION_KEY: Final = "millpond.formatVersion"
@@ -56,12 +51,7 @@ def create_table(
     txns: Mapping[str, int] | None = None,
     retry: RetryPolicy | None = None,
 ) -> LogWriter:
-    """Create an empty Delta table and return a writer at its version 0.
-
-    Raises:
-        ObjectExistsError: there is already a table; another process may have just created it.
-        InvalidError: the basic Delta protocol cannot represent the schema.
-    """
+    """Create an empty Delta table and return a writer at its version 0."""
     missing = [column for column in partition_columns if column not in schema.names]
     if missing:
         raise InvalidError("a partition column is not in the schema", columns=missing)
@@ -89,11 +79,7 @@ def create_rows_table(
     location: str = "",
     retry: RetryPolicy | None = None,
 ) -> LogWriter:
-    """Create the table ``rows`` of a new store; its location is recorded unless it is "".
-
-    Raises:
-        ObjectExistsError: there is already a table; another process may have just created it.
-    """
+    """Create the table ``rows`` of a new store; its location is recorded unless it is ""."""
     partition = pa.field(PARTITION_COLUMN, pa.string())
     return create_table(
         log,
@@ -102,11 +88,8 @@ def create_rows_table(
         schema=pa.schema([partition, *ROW_SCHEMA]),
         name="rows",
         partition_columns=(PARTITION_COLUMN,),
-        configuration={
-            FORMAT_VERSION_KEY: str(FORMAT_VERSION),
-            STORE_ID_KEY: store_id or rng.token(),
-        },
-        txns={AppId.LOCATION.of(location): 0} if location else {},
+        configuration={FORMAT_VERSION_KEY: str(FORMAT_VERSION), STORE_ID_KEY: store_id or rng.token()},
+        txns={location_app_id(location): 0} if location else {},
         retry=retry,
     )
 
@@ -183,14 +166,11 @@ def append(
 ) -> Committed | None:
     """Add files of the table's folder to a table once; return ``None`` when it has reached all of ``txns`` already.
 
-    The append advances the application ids in ``txns`` to their versions. ``metadata`` goes to ``commitInfo.millpond``, and
-    ``rows``, the number of rows in the files, to the table's history. ``guard`` raises if the version that the commit is
-    built on forbids it.
+    ``guard`` raises if the version that the commit is built on forbids it. ``rows`` is for the table's history.
 
     Raises:
         OutcomeUnknownError: it may or may not have landed; repeating the call decides.
         ConflictError: some of ``txns`` are reached and some are not, or the table changed its schema.
-        InvalidError: a file's partition values do not fit the table.
     """
     plan = _AppendPlan(
         added=adds, txns=dict(txns or {}), metadata=dict(metadata or {}), rows=rows, guard=guard
@@ -255,15 +235,13 @@ def replace_files(
     rows: int = 0,
     guard: Callable[[Snapshot], None] | None = None,
 ) -> Committed | None:
-    """Replace files of an unpartitioned table once; return ``None`` when the table has reached all of ``txns`` already.
+    """Replace files of an unpartitioned table once; return ``None`` when it has reached all of ``txns`` already.
 
-    The arguments are those of `append`; ``read_at`` is the version from which ``added`` was made. The new files were made
-    from the old ones, so the commit is made on that very version or not at all.
+    The new files were made from the old ones at version ``read_at``, so the commit is made on that version or not at all.
 
     Raises:
         ConflictError: the table is at another version than ``read_at``: read again; nothing was written.
         OutcomeUnknownError: it may or may not have landed; the next call decides.
-        UnavailableError: the store is unavailable; nothing was written.
     """
     plan = _ReplacePlan(
         removed=tuple(removed),
@@ -285,6 +263,7 @@ class _ReplacePlan(_FilesPlan):
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft | None:
         if len(self._reached(snapshot)) == len(self.txns):
             return None
+        # A later version may have added rows or changed files that ``added`` was made without.
         if snapshot.version != self.read_at:
             raise ConflictError(
                 "the table has changed since it was read", read_at=self.read_at, version=snapshot.version
@@ -301,18 +280,13 @@ class _ReplacePlan(_FilesPlan):
         )
 
     def admit(self, winner: tuple[Action, ...]) -> None:
-        """Accept every commit here: `build` refuses any version except the one that was read."""
+        """Accept every commit here: `build` refuses any version except ``read_at``."""
 
 
 def change_schema(writer: LogWriter, schema_string: str) -> None:
     """Replace the columns of a table, unless they have changed since the writer read them.
 
     The caller makes sure that the table's files, if any, can be read with the new columns.
-
-    Raises:
-        ConflictError: another writer changed the columns, or added a file; nothing was written.
-        OutcomeUnknownError: it may or may not have landed; repeating the call decides.
-        UnavailableError: the table is unavailable; nothing was written.
     """
     metadata = writer.snapshot.metadata
     if metadata is None:

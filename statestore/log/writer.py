@@ -1,14 +1,12 @@
 """The log writer: the only way to make a table's next version, for every kind of commit.
 
 A commit has three outcomes: done, not done, unknown. Putting the *same bytes* at the *same version* again is safe,
-because at most one of all attempts lands. So the writer retries after a failure and, when the version turns out to be
-taken, reads the file to see whose commit it is. A commit of unknown outcome is kept and resolved before anything
-else is written. When another writer took the version, the commit's `Plan` decides whether that is a conflict;
-otherwise the plan is rebuilt on the newer snapshot.
+because at most one of all attempts lands. So the writer retries after a failure and, when the version is taken, reads the
+file to see whose commit it is. A commit of unknown outcome is resolved before anything else is written.
 
-The boundary of the log guards against cleanups, which free old versions again: a writer that slept through one would win
-a version in a part of the log that no reader looks at. A cleanup publishes its boundary before it deletes, and every
-writer checks the boundary after its put. A commit file below the boundary does not count. This relies on no clock.
+A cleanup of the log frees old versions again, and a writer that slept through it could win one that no reader looks at. So a
+cleanup publishes a boundary before it deletes, writers check it after each put, and a commit below it does not count.
+This relies on no clock.
 """
 
 from __future__ import annotations
@@ -127,12 +125,8 @@ class LogWriter:
     """Commits to one table, and its snapshot at the last version that this writer has read or written.
 
     Calls exclude one another, so threads may share a writer; between calls the snapshot may change under a thread
-    that reads it.
-
-    Args:
-        writer_id: names the writer in its commits; drawn at random by default.
-        high_water: advanced to every version that is written or read.
-        failpoints: called with each name of `FAILPOINTS`; the process-wide listener by default.
+    that reads it. The high-water mark is advanced to every version that is written or read. ``failpoints`` is called with each
+    name of `FAILPOINTS`; by default it is the process-wide listener.
     """
 
     def __init__(
@@ -165,12 +159,7 @@ class LogWriter:
     # ------------------------------------------------------------------ following
 
     def refresh(self) -> Snapshot:
-        """Follow the log to its newest version.
-
-        Raises:
-            DataError: a commit is damaged or missing.
-            UnavailableError: the store is unavailable.
-        """
+        """Follow the log to its newest version."""
         with self._lock:
             for version, data, _actions in self._follow():
                 self._recognise(version, data)
@@ -251,10 +240,7 @@ class LogWriter:
             return self._write(plan)
 
     def resolve(self) -> Committed | None:
-        """Decide the outcome of the last commit that ended in `OutcomeUnknownError`.
-
-        Returns:
-            The commit if it is part of the table; ``None`` if it never will be, or if there was none.
+        """Return the last commit that ended in `OutcomeUnknownError` if it is part of the table, or ``None`` if it never will be.
 
         Raises:
             OutcomeUnknownError: the outcome cannot be read yet, or never will: the log was cleaned up since.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from millpond.gc.parting import Parting, plan_parting
+from millpond.gc.compaction import Parting, plan_parting
 from millpond.statestore.interval import Interval, intervals_from_boundaries
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.types import Superstep, TableVersion

@@ -58,7 +58,7 @@ def live_file(
 
 
 def _may_hold(file: LiveFile, interval: Interval) -> bool:
-    """The rule in `FileIndex.in_interval`, for one file."""
+    """The rule in `FileIndex.files_of`, for one file."""
     if file.computation != interval.computation:
         return False
     if file.interval_id == interval.app_id:
@@ -87,15 +87,15 @@ def test_the_index_finds_what_a_list_has(
             model.pop(file.path, None)
         ordered = sorted(model.values(), key=lambda one: (one.added_version, one.path))
 
-        assert index.all() == tuple(ordered)
-        assert index.computations() == tuple(sorted({one.computation for one in ordered}))
+        assert index.files == tuple(ordered)
+        assert index.computations == tuple(sorted({one.computation for one in ordered}))
         assert index.size_bytes == sum(one.size_bytes for one in ordered)
         for computation in ("c", "d"):
-            assert index.in_computation(computation) == tuple(
+            assert index.files_in(computation) == tuple(
                 one for one in ordered if one.computation == computation
             )
         for interval in wanted:
-            assert index.in_interval(interval) == tuple(one for one in ordered if _may_hold(one, interval))
+            assert index.files_of(interval) == tuple(one for one in ordered if _may_hold(one, interval))
 
 
 def test_statistics_stay_with_their_file() -> None:
@@ -123,7 +123,7 @@ def test_an_interval_meets_only_its_neighbours(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Interval, "from_app_id", parse_noted)
     monkeypatch.setattr(LiveFile, "overlaps", None)
 
-    assert [file.min_key for one in intervals for file in index.in_interval(one)] == [
+    assert [file.min_key for one in intervals for file in index.files_of(one)] == [
         one.low for one in intervals
     ]
     assert sorted(parsed) == sorted(one.app_id for one in intervals)
