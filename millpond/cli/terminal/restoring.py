@@ -16,7 +16,7 @@ from millpond.executor.replay.spark_checkpoint import Reached, by_query, rewind_
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.engine import default_catalog_url
 from millpond.statestore.errors import DataError, InvalidError, MillpondError
-from millpond.statestore.history.lineage import ROWS_FOLDER, Lineage, place_of
+from millpond.statestore.history.lineage import NO_STORE, ROWS_FOLDER, Lineage, place_of
 from millpond.statestore.history.replayed_log import read_histories
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
@@ -38,9 +38,7 @@ def table_to_restore(store: str, options: Mapping[str, str]) -> tuple[str, Objec
     """
     root = place_of(store)
     if "://" not in root and not Path(root, ROWS_FOLDER).is_dir():
-        raise InvalidError(
-            "there is no store at this path: name the folder that a runner was given", path=store
-        )
+        raise InvalidError(NO_STORE, path=store)
     return root, open_objects(f"{root}/{ROWS_FOLDER}", options)
 
 
