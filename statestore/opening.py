@@ -12,7 +12,7 @@ from typing import Final
 from millpond.statestore.catalog.catalog import Catalog
 from millpond.statestore.catalog.topology import DEFINES
 from millpond.statestore.errors import ConflictError, InvalidError, MillpondError, UnavailableError
-from millpond.statestore.history.lineage import Lineage, local_folder
+from millpond.statestore.history.lineage import NO_STORE, Lineage, local_folder
 from millpond.statestore.history.replayed_log import newest_commits
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
@@ -155,9 +155,7 @@ def check_options(
 def create_store(objects: Objects, root: str, clock: Clock, rng: Rng, *, create: bool) -> None:
     """Create the table of a new store."""
     if not create:
-        raise InvalidError(
-            "there is no store at this path: name the folder that a runner was given", path=root
-        )
+        raise InvalidError(NO_STORE, path=root)
     try:
         create_rows_table(Log(objects), clock, rng, location=root)
     except ConflictError:

@@ -17,7 +17,6 @@ from typing import Final
 
 from millpond.executor.maintenance.compaction import CompactionSchedule, PartingSchedule, Schedule, Watermark
 from millpond.executor.maintenance.policy import CompactionWorkers, ExecutorWorker, UpkeepPolicy, workers_of
-from millpond.executor.ownership.catalog_recorder import CatalogRecorder
 from millpond.executor.ownership.cuts import Cut
 from millpond.executor.ownership.ownership import Ownership
 from millpond.executor.pipeline.topology import Topology
@@ -169,7 +168,6 @@ class Upkeep:
         self,
         store: Store,
         ownership: Ownership,
-        journal: CatalogRecorder,
         topology: Topology,
         *,
         clock: Clock,
@@ -178,7 +176,6 @@ class Upkeep:
         compaction_workers: CompactionWorkers | None = None,
     ) -> None:
         self._ownership = ownership
-        self._journal = journal
         self._pipeline = topology.name
         self._clock = clock
         self._is_on = policy is not None
@@ -246,10 +243,9 @@ class Upkeep:
         request = CommitRequest(
             kind="compaction", writes=self._writes(pieces), metadata={"pipeline": self._pipeline}
         )
-        started_us = self._clock.monotonic_us()
         try:
             # Under the owner's next fences, like a superstep: a former owner's compaction is refused.
-            committed = self._ownership.commit(request)
+            self._ownership.commit(request)
         except ConflictError as error:
             _LOG.info("a compaction was overtaken: %s", error)
             for piece in pieces:
@@ -258,7 +254,6 @@ class Upkeep:
         reach("compaction.committed")
         replaced = {file.path: file.size_bytes for piece in pieces for file in piece.compaction.files}
         self._rounds.record_replaced(sum(replaced.values()))
-        self._journal.record(request, committed, (self._clock.monotonic_us() - started_us) / 1_000)
 
     def _writes(self, pieces: Sequence[Compacted]) -> tuple[IntervalWrite, ...]:
         writes: list[IntervalWrite] = []

@@ -22,9 +22,9 @@ from millpond.statestore.history.replayed_log import (
     TableState,
     read_histories,
     readable_commits,
+    repair_bit_flip,
     replay_log,
 )
-from millpond.statestore.history.verification import repair_bit_flip
 from millpond.statestore.log.action import Add
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.log.log import LOG_FOLDER, Log, LogInventory, commit_path

@@ -271,6 +271,8 @@ def _stopped(leases: Leases, snapshot: Snapshot) -> Iterator[None]:
 _ONE_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)", re.IGNORECASE)
 """Schemes of one letter are Windows drives."""
 
+NO_STORE: Final = "there is no store at this path: name the folder that a runner was given"
+
 ROWS_FOLDER: Final = "rows"
 """The folder of the table within that of the store."""
 
@@ -329,6 +331,4 @@ def check_location(local: Path | None, path: str | Path, *, create: bool) -> Non
             path=path,
         )
     if not create and not log.is_dir():
-        raise InvalidError(
-            "there is no store at this path: name the folder that a runner was given", path=path
-        )
+        raise InvalidError(NO_STORE, path=path)

@@ -9,17 +9,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from millpond.statestore.errors import DataError, check
-from millpond.statestore.history.verification import repair_bit_flip, repair_bit_flip_by_digest
 from millpond.statestore.log.action import (
     Action,
     Add,
     CommitInfo,
-    JsonValue,
     Metadata,
     Protocol,
     Remove,
@@ -38,7 +38,27 @@ class LoggedCommit:
     """A decoded commit file."""
 
     version: TableVersion
+    data: bytes
     actions: tuple[Action, ...]
+
+    @staticmethod
+    def of(version: TableVersion, data: bytes) -> LoggedCommit:
+        """Decode a commit file; raise `DataError` if it is damaged."""
+        return LoggedCommit(version=version, data=data, actions=decode(data, commit_path(version)))
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.data)
+
+    @property
+    def is_sealed(self) -> bool:
+        """True for Millpond's commits, whose seal `of` has checked; commits of other engines have none."""
+        return self.info is not None and self.info.millpond is not None
+
+    @property
+    def previous(self) -> str:
+        """The digest of the commit that this one was built on; "" if it records none."""
+        return str(self.metadata.get("previous") or "")
 
     @cached_property
     def info(self) -> CommitInfo | None:
@@ -66,9 +86,7 @@ class LoggedCommit:
 def read_commit(log: Log, version: TableVersion) -> LoggedCommit | None:
     """Read a commit; return ``None`` if there is none, and raise `DataError` if it is damaged."""
     data = log.read(version)
-    if data is None:
-        return None
-    return LoggedCommit(version=version, actions=decode(data, commit_path(version)))
+    return None if data is None else LoggedCommit.of(version, data)
 
 
 def newest_commits(
@@ -87,7 +105,7 @@ def newest_commits(
             return
         # Decoding takes most of the time, and few commits name, for example, a topology.
         if naming in data:
-            yield LoggedCommit(version=version, actions=decode(data, commit_path(version)))
+            yield LoggedCommit.of(version, data)
 
 
 def readable_commits(log: Log, versions: Iterable[TableVersion]) -> Iterator[LoggedCommit]:
@@ -309,13 +327,9 @@ def _from_checkpoint(log: Log, checkpoint: Checkpoint) -> TableHistory | None:
         return None
     history = TableHistory(checkpoint.version, checkpoint.version)
     history.apply(checkpoint.version, actions)
-    data = log.read(checkpoint.version)
-    try:
-        decode(data or b"", commit_path(checkpoint.version))
-    except DataError:
-        history.is_start_chained = False
-    else:
-        history.digest = digest_of(data) if data else ""
+    own = next(readable_commits(log, [checkpoint.version]), None)
+    history.is_start_chained = own is not None
+    history.digest = "" if own is None else own.digest
     return history
 
 
@@ -334,7 +348,7 @@ def _advance(history: TableHistory, log: Log, mark: Mark | None) -> None:
     while stored is not None:
         following = log.read(TableVersion(version + 1))
         marked = mark.digest if mark is not None and mark.version == version else ""
-        data = _original(stored, marked or _previous_in(following))
+        data = _original(version, stored, marked or _previous_in(version, following))
         if data is None:
             return
         try:
@@ -347,34 +361,80 @@ def _advance(history: TableHistory, log: Log, mark: Mark | None) -> None:
         version, stored = TableVersion(version + 1), following
 
 
-def _original(data: bytes, digest: str) -> bytes | None:
+def _original(version: TableVersion, data: bytes, digest: str) -> bytes | None:
     """Return the original bytes of a commit, given its digest if another source has it; ``None`` if they are lost."""
     if digest:
-        if digest_of(data) == digest:
-            return data
-        return repair_bit_flip_by_digest(data, digest)
-    try:
-        decode(data)
-    except DataError:
-        return repair_bit_flip(data, _is_sealed_commit)
-    return data
-
-
-def _previous_in(data: bytes | None) -> str:
-    """Return the digest that a commit records of its predecessor; "" if the commit is not trustworthy."""
-    info = None if data is None else _sealed_info(data)
-    return "" if info is None else str(info.get("previous") or "")
-
-
-def _is_sealed_commit(data: bytes) -> bool:
+        return data if digest_of(data) == digest else repair_bit_flip_by_digest(data, digest)
+    if _decoded(version, data) is not None:
+        return data
     # Without a seal there is no proof: one more flip may make a commit look like another engine's.
-    return _sealed_info(data) is not None
+    return repair_bit_flip(data, lambda trial: _is_sealed(_decoded(version, trial)))
 
 
-def _sealed_info(data: bytes) -> Mapping[str, JsonValue] | None:
+def _previous_in(version: TableVersion, following: bytes | None) -> str:
+    """Return the digest that the next commit records of a version; "" if the next commit is not trustworthy."""
+    commit = None if following is None else _decoded(TableVersion(version + 1), following)
+    return commit.previous if commit is not None else ""
+
+
+def _decoded(version: TableVersion, data: bytes) -> LoggedCommit | None:
     try:
-        actions = decode(data)
+        return LoggedCommit.of(version, data)
     except DataError:
         return None
-    infos = (action.millpond for action in actions if isinstance(action, CommitInfo))
-    return next((info for info in infos if info is not None), None)
+
+
+def _is_sealed(commit: LoggedCommit | None) -> bool:
+    return commit is not None and commit.is_sealed
+
+
+# A single flipped bit is the most common corruption by disks and memory. A commit's SHA-256 leaves no doubt; a row
+# file's CRC-32 has a different remainder for every single bit, and its page checksums confirm the result.
+
+FLIP_BYTES_MAX: Final = 1 << 15
+"""Larger files are not tried: each candidate bit costs a check of the whole file."""
+
+_BLOCK_BYTES: Final = 64
+
+
+def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | None:
+    """Flip each bit until ``is_whole`` accepts the data; return ``None`` if it never does.
+
+    Example:
+        >>> repair_bit_flip(b"something else", lambda data: data == b"word")
+        >>> repair_bit_flip(b"wnrd", lambda data: data == b"word")
+        b'word'
+    """
+    if len(data) > FLIP_BYTES_MAX:
+        return None
+    trial = bytearray(data)
+    for index in range(len(trial)):
+        for bit in range(8):
+            trial[index] ^= 1 << bit
+            if is_whole(bytes(trial)):
+                return bytes(trial)
+            trial[index] ^= 1 << bit
+    return None
+
+
+def repair_bit_flip_by_digest(data: bytes, digest: str) -> bytes | None:
+    """Repair data with a known SHA-256; bytes before a candidate bit are hashed once per block.
+
+    Example:
+        >>> repair_bit_flip_by_digest(b"wnrd", hashlib.sha256(b"word").hexdigest())
+        b'word'
+    """
+    if len(data) > FLIP_BYTES_MAX:
+        return None
+    trial = bytearray(data)
+    for start in range(0, len(trial), _BLOCK_BYTES):
+        before, rest = hashlib.sha256(trial[:start]), memoryview(trial)[start:]
+        for index in range(min(_BLOCK_BYTES, len(rest))):
+            for bit in range(8):
+                rest[index] ^= 1 << bit
+                whole = before.copy()
+                whole.update(rest)
+                if whole.hexdigest() == digest:
+                    return bytes(trial)
+                rest[index] ^= 1 << bit
+    return None

@@ -1,16 +1,12 @@
-"""Verification of a whole store, and repair of a single flipped bit.
+"""Verification of a whole store: the log, its checkpoints, every live file, and the high-water mark.
 
 `verify_store` checks every remaining commit file (seal, digest chain, order of fences and positions), every checkpoint,
 every live file (seal, page checksums, agreement with the log) and the high-water mark. It changes nothing, and continues
 after a damaged file to report all of them.
-
-A single flipped bit is the most common corruption by disks and memory. A commit's SHA-256 leaves no doubt; a row file's
-CRC-32 has a different remainder for every single bit, and page checksums confirm the result.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -20,10 +16,9 @@ import pyarrow.compute as pc
 
 from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import DataError, MillpondError
+from millpond.statestore.history.replayed_log import LoggedCommit, read_commit
 from millpond.statestore.interval import Interval
-from millpond.statestore.log.action import Action, CommitInfo, Txn
 from millpond.statestore.log.checkpoint import Checkpoint
-from millpond.statestore.log.commit_file import decode, digest_of
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.high_water import Mark, check_high_water
 from millpond.statestore.log.log import Log, commit_path, foreign_change
@@ -107,50 +102,45 @@ def _check_commits(
     before, txns = "", dict[str, int]()
     for number in range(versions[0] if versions else latest, latest + 1):
         version = TableVersion(number)
-        data = log.read(version)
-        held = f"table version {version}"
-        if data is None:
-            yield Finding(path=commit_path(version), held=held, fault="the commit file is missing")
-            before, txns = "", {}
-            continue
+        held, missing = f"table version {version}", "the commit file is missing"
         try:
-            actions = decode(data, commit_path(version))
+            commit = read_commit(log, version)
         except DataError as error:
-            yield Finding(path=commit_path(version), held=held, fault=error.message)
+            commit, missing = None, error.message
+        if commit is None:
+            yield Finding(path=commit_path(version), held=held, fault=missing)
+            # Nothing is known of the next commit's predecessor, so the chain is checked again from there.
             before, txns = "", {}
             continue
-        for fault in (*_foreign_faults(actions), *_faults_of(actions, before, txns)):
+        for fault in (*_foreign_faults(commit), *_faults_of(commit, before, txns)):
             yield Finding(path=commit_path(version), held=held, fault=fault)
-        txns |= {action.app_id: action.version for action in actions if isinstance(action, Txn)}
-        before = digest_of(data)
+        txns |= commit.txns
+        before = commit.digest
 
 
-def _foreign_faults(actions: tuple[Action, ...]) -> Iterator[str]:
-    info = foreign_change(actions, {FORMAT_VERSION_KEY: str(FORMAT_VERSION)})
+def _foreign_faults(commit: LoggedCommit) -> Iterator[str]:
+    info = foreign_change(commit.actions, {FORMAT_VERSION_KEY: str(FORMAT_VERSION)})
     if info is not None:
         yield f"another engine changed data by it: {info.operation or 'an unknown operation'} by {info.engine_info}"
 
 
-def _faults_of(actions: tuple[Action, ...], before: str, txns: dict[str, int]) -> Iterator[str]:
-    infos = [action.millpond for action in actions if isinstance(action, CommitInfo)]
-    ours = next((info for info in infos if info is not None), None)
-    if ours is None:
+def _faults_of(commit: LoggedCommit, before: str, txns: dict[str, int]) -> Iterator[str]:
+    if not commit.is_sealed:
         return
-    previous = ours.get("previous")
-    if previous and before and previous != before:
+    if commit.previous and before and commit.previous != before:
         yield "it was not built on the commit before it"
-    for action in actions:
-        if not isinstance(action, Txn) or action.app_id not in txns:
+    for app_id, at in commit.txns.items():
+        stored = txns.get(app_id)
+        if stored is None:
             continue
-        stored = txns[action.app_id]
-        if Interval.from_app_id(action.app_id) is not None:
-            if not unpack_fence(action.version).follows(unpack_fence(stored)):
-                yield f"a fence is out of order: {action.app_id} from {stored} to {action.version}"
-        elif ours.get("kind") in ("repair", "rewind"):
+        if Interval.from_app_id(app_id) is not None:
+            if not unpack_fence(at).follows(unpack_fence(stored)):
+                yield f"a fence is out of order: {app_id} from {stored} to {at}"
+        elif commit.kind in ("repair", "rewind"):
             # A repair restores old positions together with their rows.
             continue
-        elif action.app_id.startswith(_RISING_PREFIXES) and action.version < stored:
-            yield f"a position fell: {action.app_id} from {stored} to {action.version}"
+        elif app_id.startswith(_RISING_PREFIXES) and at < stored:
+            yield f"a position fell: {app_id} from {stored} to {at}"
 
 
 def _check_checkpoints(log: Log, checkpoints: tuple[Checkpoint, ...]) -> Iterator[Finding]:
@@ -209,52 +199,3 @@ def _faults_of_rows(rows: pa.Table, snapshot: Snapshot, file: LiveFile) -> Itera
     last = file.tags.get("superstep", "")
     if last.isdecimal() and pc.max(rows.column("superstep")).as_py() > int(last):
         yield "it has rows of a later superstep than it was written in"
-
-
-FLIP_BYTES_MAX: Final = 1 << 15
-"""Larger files are not tried: each candidate bit costs a check of the whole file."""
-
-_BLOCK_BYTES: Final = 64
-
-
-def repair_bit_flip(data: bytes, is_whole: Callable[[bytes], bool]) -> bytes | None:
-    """Flip each bit until ``is_whole`` accepts the data; return ``None`` if it never does.
-
-    Example:
-        >>> repair_bit_flip(b"something else", lambda data: data == b"word")
-        >>> repair_bit_flip(b"wnrd", lambda data: data == b"word")
-        b'word'
-    """
-    if len(data) > FLIP_BYTES_MAX:
-        return None
-    trial = bytearray(data)
-    for index in range(len(trial)):
-        for bit in range(8):
-            trial[index] ^= 1 << bit
-            if is_whole(bytes(trial)):
-                return bytes(trial)
-            trial[index] ^= 1 << bit
-    return None
-
-
-def repair_bit_flip_by_digest(data: bytes, digest: str) -> bytes | None:
-    """Repair data with a known SHA-256; bytes before a candidate bit are hashed once per block.
-
-    Example:
-        >>> repair_bit_flip_by_digest(b"wnrd", hashlib.sha256(b"word").hexdigest())
-        b'word'
-    """
-    if len(data) > FLIP_BYTES_MAX:
-        return None
-    trial = bytearray(data)
-    for start in range(0, len(trial), _BLOCK_BYTES):
-        before, rest = hashlib.sha256(trial[:start]), memoryview(trial)[start:]
-        for index in range(min(_BLOCK_BYTES, len(rest))):
-            for bit in range(8):
-                rest[index] ^= 1 << bit
-                whole = before.copy()
-                whole.update(rest)
-                if whole.hexdigest() == digest:
-                    return bytes(trial)
-                rest[index] ^= 1 << bit
-    return None

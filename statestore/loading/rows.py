@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.interval import CUT_CHARACTERS_MAX, Interval
-from millpond.statestore.loading.source import Column, Piece
+from millpond.statestore.loading.source import Column, Piece, is_text
 from millpond.statestore.loading.timers import LoadedTimers, read_timers
 from millpond.statestore.rows.codec import Codec
 from millpond.statestore.rows.row import STATE_VERSION
@@ -101,7 +101,7 @@ def _check_whole(keys: pa.StringArray, state: pa.Array | None, timers: LoadedTim
 def _keys(column: Column, before: int) -> pa.StringArray:
     if isinstance(column, pa.Array):
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if not (_is_text(kind) or pa.types.is_null(kind)):
+        if not (is_text(kind) or pa.types.is_null(kind)):
             raise InvalidError("the key column is not text", type=column.type)
         keys = column.cast(pa.string())
     else:
@@ -130,7 +130,7 @@ def _states(
         return None, _checked(_blobs(state_bytes), codec, keys)
     if state is None:
         return None, None
-    if isinstance(state, pa.Array) and _is_text(state.type):
+    if isinstance(state, pa.Array) and is_text(state.type):
         if not codec.is_text:
             raise InvalidError("the codec stores bytes: give state_bytes, or values", codec=codec.name)
         return _checked(state.cast(pa.string()), codec, keys), None
@@ -206,10 +206,6 @@ def _array(values: Sequence[Any], kind: pa.DataType, message: str) -> pa.Array:
         return pa.array(values, kind)
     except (pa.ArrowException, TypeError, ValueError) as cause:
         raise InvalidError(message, reason=str(cause).partition("\n")[0]) from cause
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _is_blob(kind: pa.DataType) -> bool:

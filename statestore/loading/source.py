@@ -159,3 +159,7 @@ def _check_columns(names: Iterable[str]) -> None:
 
 def _unreadable(cause: Exception, **details: object) -> InvalidError:
     return InvalidError("the table cannot be read", reason=str(cause).partition("\n")[0], **details)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.loading.source import Column
+from millpond.statestore.loading.source import Column, is_text
 from millpond.statestore.rows.row import TimeDomain, lengths_of, lists_of
 
 _FIELDS: Final = ("tag", "domain", "at", "output_at")
@@ -94,11 +94,7 @@ def _as_lists(column: Column, keys: pa.StringArray) -> pa.Array | None:
     """Return lists of structs; ``None`` if all are null."""
     if isinstance(column, pa.Array) and pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if isinstance(column, pa.Array) and (
-        pa.types.is_string(column.type)
-        or pa.types.is_large_string(column.type)
-        or pa.types.is_string_view(column.type)
-    ):
+    if isinstance(column, pa.Array) and is_text(column.type):
         column = [
             None if not text else _parsed(text, keys, row) for row, text in enumerate(column.to_pylist())
         ]
@@ -145,7 +141,7 @@ def _times(column: pa.Array, name: str) -> pa.Int64Array:
             times = column.cast(pa.int64())
         elif pa.types.is_timestamp(kind) and kind.tz is not None:
             times = column.cast(_UTC, safe=False).cast(pa.int64())
-        elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        elif is_text(kind):
             times = column.cast(pa.string()).cast(_UTC).cast(pa.int64())
         else:
             raise _malformed("a time must be microseconds or have a zone", field=name, type=kind)
@@ -159,10 +155,9 @@ def _times(column: pa.Array, name: str) -> pa.Int64Array:
 
 def _text(column: pa.Array, name: str) -> pa.StringArray:
     kind = column.type
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if pa.types.is_dictionary(kind):
         return _text(column.dictionary_decode(), name)
-    if not is_text and not pa.types.is_null(kind):
+    if not is_text(kind) and not pa.types.is_null(kind):
         raise _malformed("it is not text", field=name, type=kind)
     return column.cast(pa.string())
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from millpond.statestore.app_ids import INPUT_PREFIX, SAVEPOINT_PREFIX, SAVEPOINT_RELEASED, SUPERSTEP_PREFIX
-from millpond.statestore.check import check
-from millpond.statestore.errors import ConflictError, FencedError, InvalidError
+from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId
+from millpond.statestore.errors import ConflictError, FencedError, InvalidError, check
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.log.snapshot import Snapshot
@@ -64,7 +63,7 @@ Predicate = Callable[[CommitRequest, Snapshot], None]
 """Raises when a request must not be committed on a snapshot."""
 
 _COMMIT_NUMBERS: Final = 1 << 32
-_FENCED_PREFIXES: Final = (INPUT_PREFIX, SUPERSTEP_PREFIX)
+_FENCED_PREFIXES: Final = (AppId.INPUT, AppId.SUPERSTEP)
 
 
 def fences_follow(request: CommitRequest, snapshot: Snapshot) -> None:
@@ -88,7 +87,7 @@ def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
     for app_id, position in request.positions.items():
         stored = snapshot.txns.get(app_id)
         # A released savepoint frees its name, so its next version may be lower.
-        is_savepoint = app_id.startswith(SAVEPOINT_PREFIX)
+        is_savepoint = app_id.startswith(AppId.SAVEPOINT)
         if stored is not None and position < stored and not is_savepoint:
             raise ConflictError("a position would go back", app_id=app_id, stored=stored, position=position)
 
@@ -96,7 +95,7 @@ def positions_do_not_fall(request: CommitRequest, snapshot: Snapshot) -> None:
 def savepoints_have_free_names(request: CommitRequest, snapshot: Snapshot) -> None:
     """Require that no savepoint takes the name of another open one."""
     for app_id, version in request.positions.items():
-        if app_id.startswith(SAVEPOINT_PREFIX) and version != SAVEPOINT_RELEASED:
+        if app_id.startswith(AppId.SAVEPOINT) and version != SAVEPOINT_RELEASED:
             stored = snapshot.txns.get(app_id, SAVEPOINT_RELEASED)
             if stored not in (SAVEPOINT_RELEASED, version):
                 raise ConflictError("another savepoint has that name", app_id=app_id, version=stored)

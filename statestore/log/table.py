@@ -14,7 +14,7 @@ from typing import Final
 import orjson
 import pyarrow as pa
 
-from millpond.statestore.app_ids import location_app_id
+from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import ConflictError, InvalidError, ObjectExistsError
 from millpond.statestore.log.action import (
     Action,
@@ -30,8 +30,8 @@ from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import NO_TABLE, Snapshot
 from millpond.statestore.log.writer import CommitDraft, Committed, LogWriter
-from millpond.statestore.retry import RetryPolicy
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA
+from millpond.statestore.system import RetryPolicy
 from millpond.statestore.types import Clock, Rng, TableVersion
 
 FORMAT_VERSION: Final = 1
@@ -89,7 +89,7 @@ def create_rows_table(
         name="rows",
         partition_columns=(PARTITION_COLUMN,),
         configuration={FORMAT_VERSION_KEY: str(FORMAT_VERSION), STORE_ID_KEY: store_id or rng.token()},
-        txns={location_app_id(location): 0} if location else {},
+        txns={AppId.LOCATION.of(location): 0} if location else {},
         retry=retry,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.statestore.history.verification import (
+from millpond.statestore.history.replayed_log import (
     FLIP_BYTES_MAX,
     repair_bit_flip,
     repair_bit_flip_by_digest,

@@ -11,7 +11,7 @@ from millpond.statestore.history.replayed_log import (
     read_commit,
     readable_commits,
 )
-from millpond.statestore.log.action import Action, CommitInfo, Other, Txn
+from millpond.statestore.log.action import Action, CommitInfo, Txn
 from millpond.statestore.log.commit_file import encode
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.objects.memory import MemoryObjects
@@ -69,7 +69,8 @@ def test_damage_ends_one_walk_and_is_skipped_by_the_other(log: Log) -> None:
 
 def test_commits_of_other_engines_say_nothing() -> None:
     """A commit without Millpond's fields has a time and no facts."""
-    actions = (CommitInfo(operation="OPTIMIZE", timestamp_ms=2), Other(name="cdc"))
-    commit = LoggedCommit(version=TableVersion(3), actions=actions)
+    data = encode([CommitInfo(operation="OPTIMIZE", timestamp_ms=2)])
+    commit = LoggedCommit.of(TableVersion(3), data)
 
+    assert not commit.is_sealed
     assert (commit.wall_us, commit.kind, commit.metadata, commit.txns) == (2_000, "", {}, {})
