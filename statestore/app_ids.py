@@ -103,12 +103,7 @@ class AppId(StrEnum):
 
 @lru_cache(maxsize=4_096)
 def quoted(*parts: str | int) -> str:
-    """Join quoted parts with slashes; each superstep needs the same ones.
-
-    Example:
-        >>> quoted("page views", "a/b")
-        'page%20views/a%2Fb'
-    """
+    """Join quoted parts with slashes; each superstep needs the same ones."""
     return "/".join(quote(str(part), safe="") for part in parts)
 
 
@@ -143,12 +138,7 @@ def pipeline_number(pipeline: str) -> int:
 
 
 def recorded_word(positions: Mapping[str, int], kind: AppId, computation: str) -> str | None:
-    """Return the newest word of this kind recorded for a computation, if any.
-
-    Example:
-        >>> recorded_word({"millpond/codec/c/json": 3, "millpond/codec/c/bytes": 9}, AppId.CODEC, "c")
-        'bytes'
-    """
+    """Return the newest word of this kind recorded for a computation, if any."""
     words = {
         parts[1]: version
         for app_id, version in positions.items()

@@ -26,14 +26,7 @@ CUT_CHARACTERS_MAX: Final = 256
 @quickly_pickled
 @dataclass(frozen=True, slots=True, order=True)
 class Interval:
-    """The keys ``low <= key < high`` of one computation; ``high`` ``None`` is unbounded.
-
-    Example:
-        >>> Interval("counter", "a", "m").contains("cat")
-        True
-        >>> Interval.from_app_id(Interval("counter", "", None).app_id)
-        Interval(computation='counter', low='', high=None)
-    """
+    """The keys ``low <= key < high`` of one computation; ``high`` ``None`` is unbounded."""
 
     computation: str
     low: str = ""
@@ -43,12 +36,7 @@ class Interval:
         return self.low <= key and (self.high is None or key < self.high)
 
     def overlaps(self, other: Interval) -> bool:
-        """Return True if a key may lie in both.
-
-        Example:
-            >>> Interval("c", "", "m").overlaps(Interval("c", "l")), Interval("c", "", "m").overlaps(Interval("c", "m"))
-            (True, False)
-        """
+        """Return True if a key may lie in both."""
         return (
             self.computation == other.computation
             and (self.high is None or other.low < self.high)

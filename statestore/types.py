@@ -100,12 +100,7 @@ class Objects(Protocol):
         ...
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Create the object, whole or not at all.
-
-        Raises:
-            ObjectExistsError: the object exists; nothing was written.
-            UnavailableError: it may or may not have been written.
-        """
+        """Create the object, whole or not at all; `ObjectExistsError` means that nothing was written."""
         ...
 
     def put_unsynced(self, path: str, data: bytes) -> None:
@@ -125,11 +120,7 @@ class Objects(Protocol):
         ...
 
     def get(self, path: str) -> bytes:
-        """Return the object's bytes.
-
-        Raises:
-            ObjectMissingError: the object does not exist.
-        """
+        """Return the object's bytes, or raise `ObjectMissingError`."""
         ...
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
@@ -166,16 +157,6 @@ def quickly_pickled(cls: _Class) -> _Class:
     """Make a frozen dataclass with slots and several fields pickle in about half of the time.
 
     The default looks the fields up again for each value, in Python, in both directions.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @quickly_pickled
-        ... @dataclass(frozen=True, slots=True)
-        ... class Point:
-        ...     x: int
-        ...     y: int
-        >>> Point(1, 2).__reduce_ex__(4)[2]
-        (1, 2)
     """
     names = tuple(field.name for field in fields(cls))
     check(len(names) > 1, "a quickly pickled class has several fields", fields=names)

@@ -146,22 +146,12 @@ class DiskCopy(Closeable):
 
 
 def chunks_of(part: ByteRange) -> range:
-    """Return the chunks that hold a part of an object, which is not empty.
-
-    Example:
-        >>> chunks_of(ByteRange(16_000, 17_000))
-        range(0, 2)
-    """
+    """Return the chunks that hold a part of an object, which is not empty."""
     return range(part.start // CHUNK_BYTES, (part.end - 1) // CHUNK_BYTES + 1)
 
 
 def runs_of(chunks: Iterable[int]) -> list[range]:
-    """Group rising numbers of chunks into runs of adjacent ones, of at most 16 MiB.
-
-    Example:
-        >>> runs_of([1, 2, 3, 7])
-        [range(1, 4), range(7, 8)]
-    """
+    """Group rising numbers of chunks into runs of adjacent ones, of at most 16 MiB."""
     runs: list[range] = []
     for chunk in chunks:
         if runs and runs[-1].stop == chunk and len(runs[-1]) < _RUN_CHUNKS_MAX:
@@ -221,17 +211,13 @@ class DiskFolder:
     """
 
     def __init__(self, path: str | Path, budget_bytes: int, clock: Clock) -> None:
-        self._path = str(path)
+        self.path: Final[str] = str(path)
         self._budget_bytes = budget_bytes
         self._share_bytes = max(budget_bytes // _SHARE, _SHARE_BYTES_MIN)
         self._clock = clock
         self._lock = threading.Lock()
         self._written_bytes = self._share_bytes
         self._marked: dict[bytes, int] = {}
-
-    @property
-    def path(self) -> str:
-        return self._path
 
     @property
     def large_bytes(self) -> int:
@@ -289,23 +275,23 @@ class DiskFolder:
 
     def _file_of(self, name: bytes) -> str:
         digits = name.hex()
-        return f"{self._path}/{digits[:2]}/{digits}"
+        return f"{self.path}/{digits[:2]}/{digits}"
 
     def _make(self, sub_folder: Path) -> None:
-        Path(self._path).mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(self.path).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check()
         sub_folder.mkdir(mode=0o700, exist_ok=True)
 
     def _check(self) -> None:
         """Refuse a folder into which another user could put files: in a shared place, one could have made it first."""
-        status = os.lstat(self._path)
+        status = os.lstat(self.path)
         is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
         if not is_ours or status.st_mode & _OTHERS_MAY_WRITE:
-            raise PermissionError(errno.EPERM, "not a folder that only this user may write to", self._path)
+            raise PermissionError(errno.EPERM, "not a folder that only this user may write to", self.path)
 
     def _sweep(self) -> bool:
         """Remove the least recently used files; return False if another process or thread is sweeping."""
-        lock = os.open(f"{self._path}/{_SWEEP}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(f"{self.path}/{_SWEEP}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -327,7 +313,7 @@ class DiskFolder:
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
         """Yield each file's time of last use, counted size, and path."""
-        for folder in _entries(self._path):
+        for folder in _entries(self.path):
             for entry in _entries(folder.path) if _SUB_FOLDER.fullmatch(folder.name) else ():
                 status = _status(entry) if _FILE.fullmatch(entry.name) else None
                 if status is not None:

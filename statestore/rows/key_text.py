@@ -137,12 +137,7 @@ def decode_key(text: str) -> tuple[Any, ...]:
 
 
 def escaped(text: str) -> str:
-    r"""Replace each control character by U+001F and its caret letter.
-
-    Example:
-        >>> escaped("a\tb")
-        'a\x1fIb'
-    """
+    """Replace each control character by U+001F and its caret letter."""
     return _CONTROL.sub(_caret, text) if _CONTROL.search(text) else text
 
 

@@ -26,12 +26,7 @@ _WIDE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 def nulls(type_: pa.DataType, count: int) -> pa.Array:
-    """Return nulls without values below them; a list of ``pa.nulls`` has null values, which would be written to files.
-
-    Example:
-        >>> nulls(pa.list_(pa.int64()), 2).to_pylist()
-        [None, None]
-    """
+    """Return nulls without values below them; a list of ``pa.nulls`` has null values, which would be written to files."""
     if not pa.types.is_list(type_):
         return pa.nulls(count, type_)
     buffers = [pa.py_buffer(bytes(-(-count // 8))), pa.py_buffer(bytes(4 * (count + 1)))]
@@ -45,10 +40,6 @@ def take_rows(
 
     Arrow's text and binary arrays hold at most 2 GiB, because their offsets have 32 bits, but the states of an interval
     may be larger. Such a column is gathered with 64-bit offsets and returned in chunks of ``chunk_bytes_max``.
-
-    Example:
-        >>> take_rows(pa.chunked_array([["a", "b"], ["c"]]), pa.array([2, None, 0])).to_pylist()
-        ['c', None, 'a']
     """
     if column.null_count == len(column):
         return nulls(column.type, len(rows))
@@ -141,12 +132,14 @@ def combine_updates(updates: pa.Table) -> pa.Table:
     if missing:
         raise InvalidError("columns that a merge needs are missing", columns=sorted(missing))
     table = updates.select(MERGE_COLUMNS).combine_chunks()
-    deleted = _filled(table.column("deleted"))
+    flags = table.column("deleted")
+    deleted = _flags(pc.fill_null(flags, False) if flags.null_count else flags)
     keys = table.column("key").combine_chunks()
     if table.schema.equals(_SCHEMA) and not deleted.any() and _rises(keys):
         # The table has one update per key, in order: combining would not change it.
-        has_flags = not table.column(_DELETED).null_count
-        return table if has_flags else table.set_column(_DELETED, _SCHEMA.field(_DELETED), pa.array(deleted))
+        if not flags.null_count:
+            return table
+        return table.set_column(_DELETED, _SCHEMA.field(_DELETED), pa.array(deleted))
     return _combine(table, keys.dictionary_encode(), deleted)
 
 
@@ -225,10 +218,6 @@ def _at(flags: _Mask, rows: _Index) -> _Mask:
 
 def _valid(table: pa.Table, name: str) -> _Mask:
     return _flags(table.column(name).is_valid())
-
-
-def _filled(column: pa.ChunkedArray) -> _Mask:
-    return _flags(pc.fill_null(column, False) if column.null_count else column)
 
 
 def _flags(column: pa.Array | pa.ChunkedArray) -> _Mask:

@@ -41,12 +41,7 @@ TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 """UTC microseconds, the type of every time in a row."""
 
 TIMER_TYPE: Final = pa.struct(
-    [
-        pa.field("tag", pa.string()),
-        pa.field("domain", pa.string()),
-        pa.field("at", TIMESTAMP),
-        pa.field("output_at", TIMESTAMP),
-    ]
+    [("tag", pa.string()), ("domain", pa.string()), ("at", TIMESTAMP), ("output_at", TIMESTAMP)]
 )
 """A pending timer: its tag, its clock, the time when it fires, and its hold on the output watermark.
 
@@ -54,9 +49,7 @@ The clock is a `TimeDomain`, or ``event@`` and the number of a percentile waterm
 timer does not hold the output watermark. A record that waits for its turn in time is an entry too (`TimeDomain.RECORD`).
 """
 
-RECORD_ID_TYPE: Final = pa.struct(
-    [pa.field("id", pa.binary()), pa.field("at", TIMESTAMP), pa.field("arrived_at", TIMESTAMP)]
-)
+RECORD_ID_TYPE: Final = pa.struct([("id", pa.binary()), ("at", TIMESTAMP), ("arrived_at", TIMESTAMP)])
 """The id of a consumed external record, that record's event time, and the wall time of its first arrival.
 
 The arrival is rounded up to the minute (`millpond.statestore.rows.record_ids`). It is null in files of older versions,
@@ -65,11 +58,11 @@ and where another engine has rewritten the files of a table created by an older 
 
 PRODUCTION_TYPE: Final = pa.struct(
     [
-        pa.field("stream", pa.string()),
-        pa.field("key", pa.string()),
-        pa.field("value", pa.string()),
-        pa.field("value_bytes", pa.binary()),
-        pa.field("at", TIMESTAMP),
+        ("stream", pa.string()),
+        ("key", pa.string()),
+        ("value", pa.string()),
+        ("value_bytes", pa.binary()),
+        ("at", TIMESTAMP),
     ]
 )
 """A produced record, checkpointed before its delivery (strong productions, §6.1.2)."""
@@ -82,18 +75,18 @@ STATE_VERSION: Final = "state_version"
 
 ROW_SCHEMA: Final = pa.schema(
     [
-        pa.field("key", pa.string()),
-        pa.field("sequencer", pa.int64()),
-        pa.field("commit_number", pa.int64()),
-        pa.field("superstep", pa.int64()),
-        pa.field("state", pa.string()),
-        pa.field("state_bytes", pa.binary()),
-        pa.field("timers", pa.list_(TIMER_TYPE)),
-        pa.field("record_ids", pa.list_(RECORD_ID_TYPE)),
-        pa.field("productions", pa.list_(PRODUCTION_TYPE)),
-        pa.field("hold", TIMESTAMP),
-        pa.field("deleted", pa.bool_()),
-        pa.field(STATE_VERSION, pa.int32()),
+        ("key", pa.string()),
+        ("sequencer", pa.int64()),
+        ("commit_number", pa.int64()),
+        ("superstep", pa.int64()),
+        ("state", pa.string()),
+        ("state_bytes", pa.binary()),
+        ("timers", pa.list_(TIMER_TYPE)),
+        ("record_ids", pa.list_(RECORD_ID_TYPE)),
+        ("productions", pa.list_(PRODUCTION_TYPE)),
+        ("hold", TIMESTAMP),
+        ("deleted", pa.bool_()),
+        (STATE_VERSION, pa.int32()),
     ]
 )
 """Schema of a row-update file, sorted by ``key``; the table adds the partition column.
@@ -135,13 +128,6 @@ class Fence:
 
         The first commit under a lease follows any smaller sequencer. Every other commit follows the commit number before its
         own under the same sequencer.
-
-        Example:
-            >>> stored = Fence(Sequencer(3), CommitNumber(7))
-            >>> Fence(Sequencer(3), CommitNumber(8)).follows(stored)
-            True
-            >>> Fence(Sequencer(4), CommitNumber(1)).follows(stored)
-            False
         """
         if self.commit_number == 0:
             return stored is None or stored.sequencer < self.sequencer
@@ -152,12 +138,7 @@ class Fence:
 
 
 def pack_fence(sequencer: Sequencer, commit_number: CommitNumber) -> int:
-    """Return the Delta ``txn`` version of an interval: sequencer in the high bits, commit number in the low 32.
-
-    Example:
-        >>> pack_fence(Sequencer(3), CommitNumber(7)) == (3 << 32) + 7
-        True
-    """
+    """Return the Delta ``txn`` version of an interval: sequencer in the high bits, commit number in the low 32."""
     return (sequencer << _COMMIT_BITS) + commit_number
 
 
@@ -320,13 +301,7 @@ def with_values(
 def lists_of(
     values: pa.Array, lengths: npt.NDArray[np.int64], target: pa.ListType, nulls: pa.BooleanArray
 ) -> pa.ListArray:
-    """Cut concatenated values into lists; the length of a null list is 0.
-
-    Example:
-        >>> lengths = np.array([2, 0, 1])
-        >>> lists_of(pa.array([1, 2, 3]), lengths, pa.list_(pa.int64()), pa.array(lengths == 0)).to_pylist()
-        [[1, 2], None, [3]]
-    """
+    """Cut concatenated values into lists; the length of a null list is 0."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     # A mask only where needed: Arrow takes five times as long with one.

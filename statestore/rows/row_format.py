@@ -45,6 +45,8 @@ class DecodedFiles(RecentlyUsed[FileKey, pa.Table]):
             self.keep(key, table, size_bytes)
 
 
+_NUMBERS: Final = ("sequencer", "commit_number", "superstep")
+
 ROWS_PER_GROUP: Final = 16_384
 """Rows per Parquet row group: the minimum that a point read decodes."""
 
@@ -54,15 +56,9 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
     "write_page_checksum": True,
     "store_schema": False,
     # Keys, states and ids rarely repeat: a dictionary would cost a third of the time without saving space.
-    "use_dictionary": [
-        "sequencer",
-        "commit_number",
-        "superstep",
-        "record_ids.list.element.arrived_at",
-        STATE_VERSION,
-    ],
+    "use_dictionary": [*_NUMBERS, "record_ids.list.element.arrived_at", STATE_VERSION],
     "column_encoding": {"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
-    "write_statistics": ["key", "sequencer", "commit_number", "superstep"],
+    "write_statistics": ["key", *_NUMBERS],
 }
 """Options for both of Arrow's Parquet writers."""
 
@@ -77,23 +73,17 @@ _PAGE_ROWS_MIN: Final = 64
 _PAGE_ROWS_MAX: Final = 4_096
 
 
-def _leaf_paths(schema: pa.Schema) -> list[str]:
-    """Return the columns as Parquet names them; rows nest no deeper than lists of structs."""
-    return [
-        path
-        for column in schema
-        for path in (
-            [f"{column.name}.list.element.{field.name}" for field in column.type.value_type]
-            if pa.types.is_list(column.type)
-            else [column.name]
-        )
-    ]
+def _leaf_paths(column: pa.Field) -> list[str]:
+    """Return a column's leaves as Parquet names them; rows nest no deeper than lists of structs."""
+    if not pa.types.is_list(column.type):
+        return [column.name]
+    return [f"{column.name}.list.element.{field.name}" for field in column.type.value_type]
 
 
-_PAGED_ZSTD: Final = ("state", "productions.list.element.value")
 # Starting a page takes zstd 20 µs and LZ4 one; in small pages only texts gain as much from zstd.
+_PAGED_ZSTD: Final = ("state", "productions.list.element.value")
 _PAGED_COMPRESSION: Final = {
-    path: "zstd" if path in _PAGED_ZSTD else "lz4" for path in _leaf_paths(ROW_SCHEMA)
+    path: "zstd" if path in _PAGED_ZSTD else "lz4" for column in ROW_SCHEMA for path in _leaf_paths(column)
 }
 
 MayHold: TypeAlias = Callable[[str, str], bool]
@@ -334,17 +324,13 @@ def parquet_seal_holds(view: memoryview, name: str) -> bool:
     if pages_end < 0:
         return False
     seal = bytes(view[pages_end:start])
-    return _is_seal(seal, name, lambda seed: _checksum(view, pages_end, start, seed))
+    return _is_seal(seal, name, lambda seed: zlib.crc32(view[start:], zlib.crc32(view[:pages_end], seed)))
 
 
 def _is_seal(seal: bytes, name: str, checksum: Callable[[int], int]) -> bool:
     if seal.startswith(_NAMELESS_SEAL):
         return seal == _seal(checksum(0), _NAMELESS_SEAL)
     return seal == _seal(checksum(_seed(name)))
-
-
-def _checksum(view: memoryview, pages_end: int, footer_start: int, seed: int) -> int:
-    return zlib.crc32(view[footer_start:], zlib.crc32(view[:pages_end], seed))
 
 
 def _overlap(may_hold: MayHold, bounds: tuple[str | None, str | None]) -> bool:
