@@ -16,11 +16,10 @@ from urllib.parse import quote, unquote
 
 from millpond.statestore.types import Superstep
 
+# The ``txn`` version of a dropped savepoint; no table version is as high.
 SAVEPOINT_RELEASED: Final = 2**63 - 1
-"""The ``txn`` version of a dropped savepoint; no table version is as high."""
-
+# The table version that the last repair or rewind wrote.
 RESTORED_APP_ID: Final = "millpond/restored"
-"""The table version that the last repair or rewind wrote."""
 
 
 class AppId(StrEnum):
@@ -38,8 +37,8 @@ class AppId(StrEnum):
 
     # Computation, low and high key: the sequencer and commit number, packed. See `Interval.app_id`.
     INTERVAL = "millpond/interval/"
-    # Computation: the number of the pipeline that owns it. There is one claim per computation, so that of
-    # two pipelines which want the same computation only one can commit.
+    # Computation: the number of the pipeline that owns it. There is one claim per computation, so
+    # only one of two pipelines that want the same computation can commit.
     CLAIM = "millpond/claim/"
     # Pipeline: its last superstep.
     SUPERSTEP = "millpond/superstep/"

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from millpond.executor.interval.row_reader import FileKeys, RowReader, large_among
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.record_ids import RecordIdFilter
-from millpond.statestore.rows.row import with_values
+from millpond.statestore.rows.row import lengths_of, lists_of
 
 ID_COLUMNS: Final = ("key", "record_ids")
 
@@ -178,7 +178,7 @@ def _size_bytes(table: pa.Table) -> int:
 def _keys_and_ids(updates: pa.Table) -> pa.Table:
     """Each key with its ids, without their times, which only compactions use and which would double the memory."""
     lists = updates.column("record_ids").combine_chunks()
-    ids = with_values(lists, lists.flatten().field("id"), _IDS, lists.is_null())
+    ids = lists_of(lists.flatten().field("id"), lengths_of(lists), _IDS, lists.is_null())
     return pa.table({"key": updates.column("key"), "ids": ids})
 
 

@@ -1,4 +1,4 @@
-"""The disk tier: an object store that keeps parts of row files on the machine's disk as they are read.
+"""The disk tier: an object store that keeps the read parts of row files on the machine's disk.
 
 Row files never change, so a kept part equals the store's. A part that is missing or damaged on the disk is read from
 the store. The disk never fails a call: while it is full or broken, every read goes to the store.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Final, TypeAlias, TypeVar
 
 from millpond.statestore.errors import ObjectMissingError
 from millpond.statestore.objects.disk_folder import (
@@ -34,13 +34,12 @@ from millpond.statestore.types import Clock, Objects
 _LOG = logging.getLogger("millpond")
 _Result = TypeVar("_Result")
 _Parts: TypeAlias = list[bytes]
-
-# How long the disk is not used after a failure.
+# The pause in the use of the disk after a failure.
 _REST_US: Final = 60_000_000
 
 
 class DiskTier(WrappedObjects):
-    """`Objects` that keeps row files, as they are read and written, in a folder of the local disk."""
+    """`Objects` that keeps the row files read and written through it in a folder of the local disk."""
 
     def __init__(self, objects: Objects, folder: DiskFolder, clock: Clock) -> None:
         super().__init__(objects)
@@ -48,7 +47,7 @@ class DiskTier(WrappedObjects):
         self._clock = clock
         self._resumes_us: int | None = None
         self._has_warned = False
-        # How many parts were damaged on the disk and read from the store again.
+        # The number of parts found damaged on the disk and read from the store again.
         self.damaged = 0
 
     def get(self, path: str) -> bytes:
@@ -205,8 +204,8 @@ def _joined(found: dict[int, bytes], part: ByteRange) -> bytes:
     return whole[begin : begin + part.end - part.start]
 
 
+# The budget of a machine whose disk has ten times as much free.
 DEFAULT_DISK_BYTES: Final = 8 << 30
-"""The budget of a machine whose disk has ten times as much free."""
 
 _FREE_SHARE: Final = 10
 
@@ -224,7 +223,7 @@ class DiskOptions:
     def tier_of(self, objects: Objects, clock: Clock, *, below: Objects | None = None) -> Objects:
         """Put the disk tier before a store, or return the store unchanged.
 
-        By default only a cloud store gets a tier, because that of a local folder would copy the disk to itself. The tier
+        By default only a cloud store gets a tier, because the tier of a local folder would copy the disk to itself. The tier
         reads ``below``, a wrapper of the store, if given.
         """
         lower = objects if below is None else below
@@ -250,18 +249,9 @@ class DiskOptions:
         return Path(tempfile.gettempdir()) / f"millpond-{os.getuid()}"
 
 
-@runtime_checkable
-class CopyingObjects(Protocol):
-    """An object store that keeps copies of objects of the store below it."""
-
-    def forget(self, path: str) -> bool:
-        """Remove the copy of an object; return True if there was one."""
-        ...
-
-
 def forget_copy(objects: Objects, path: str) -> bool:
     """Remove the copy of a damaged object; return True if there was one, so that another read may succeed."""
-    return isinstance(objects, CopyingObjects) and objects.forget(path)
+    return isinstance(objects, DiskTier) and objects.forget(path)
 
 
 def share_object(source: Objects, target: Objects, path: str) -> bool:

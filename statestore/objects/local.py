@@ -4,7 +4,7 @@ An object is written under a temporary name, ``NAME#1``, and then linked to its 
 taken, so the object is created whole or not at all. Listings skip temporary names, here and in the ``object_store``
 of other Delta readers.
 
-With ``durability="disk"`` the order on the disk is that of the commit protocol. The contents of an object, and every
+With ``durability="disk"`` writes reach the disk in the order of the commit protocol. The contents of an object, and every
 file and folder put before, are synced before the object gets its name. The name is synced before
 `LocalObjects.put_if_absent` returns. So a name never reaches the disk without its contents, a commit never without the
 row files that it names, and a power cut never reverts an acknowledged write.
@@ -30,7 +30,6 @@ from millpond.statestore.types import DURABILITIES, Durability
 _PIECE_BYTES: Final = 8 << 20
 # The kernel writes its journal once for concurrent syncs, so more threads gain nothing.
 _SYNCS_AT_ONCE: Final = 4
-
 # Errors of file systems (some over a network) that cannot sync folders, and need not.
 _NO_FOLDER_SYNC: Final = frozenset({errno.EBADF, errno.EINVAL})
 
@@ -168,7 +167,6 @@ def _sync(path: str) -> None:
 
 # Each temporary file of an object belongs to a dead process or to a concurrent writer.
 _STAGED_MAX: Final = 1_000
-
 _MISSING: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
@@ -176,7 +174,7 @@ class LocalObjects:
     """`Objects` in a local folder, which is created if missing; it pickles as its path and durability.
 
     ``durability="disk"`` syncs. ``"os_cache"`` leaves that to the operating system, which writes within about half a
-    minute, so objects survive the end of this process but not that of the machine.
+    minute, so objects survive the end of this process but not a power cut.
     """
 
     def __init__(

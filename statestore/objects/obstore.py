@@ -25,13 +25,12 @@ from millpond.statestore.objects.ranges import ByteRange, Tail
 from millpond.statestore.types import Durability, Objects
 
 _Result = TypeVar("_Result")
-
 # Of local folders. A sync costs more than 2 ms in the median (`python -m benchmarks.local_latency
 # --durability both`), so the caller has to ask for it.
 DEFAULT_DURABILITY: Final[Durability] = "os_cache"
 
 
-# Options of the connection, which `obstore` takes separately from those of the bucket.
+# Options of the connection, which `obstore` takes separately from the bucket's options.
 _CLIENT_OPTIONS: Final = frozenset(
     (
         "allow_http",
@@ -62,7 +61,6 @@ _BUCKET_HOSTS: Final = (
 
 # One piece of a streamed object; a few pieces are in memory at a time.
 _PIECE_BYTES: Final = 8 << 20
-
 _CLOUD_PREFIXES: Final = ("aws_", "azure_", "google_")
 # Few, because callers retry as well and know which operations are idempotent. On top of `obstore`'s default of
 # ten retries, an outage would take a quarter of an hour to surface.
@@ -104,7 +102,7 @@ class ObstoreObjects:
         return dict(self._options)
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Create the object; one that exists may come from an earlier attempt whose reply was lost."""
+        """Create the object; an existing object may come from an earlier attempt whose reply was lost."""
         self._attempt(path, lambda: obstore.put(self._store, path, data, mode="create", use_multipart=False))
 
     def put_unsynced(self, path: str, data: bytes) -> None:
@@ -271,7 +269,7 @@ def _check_scheme(url: str) -> None:
 
 
 def _split_options(options: Mapping[str, str]) -> tuple[Any, Any]:
-    """Split options into those of the connection, under ``obstore``'s names, and the unchanged rest."""
+    """Split options into connection options, under ``obstore``'s names, and the unchanged bucket options."""
     client: dict[str, str] = {}
     bucket: dict[str, str] = {}
     for name, value in options.items():

@@ -33,20 +33,16 @@ class Codec(Protocol):
     @property
     def name(self) -> str:
         """The codec's name in errors and in the catalog."""
-        ...
 
     @property
     def is_text(self) -> bool:
         """True if `encode` returns ``str`` (column ``state``), false for ``bytes`` (``state_bytes``)."""
-        ...
 
     def encode(self, value: Any) -> str | bytes:
         """Return the value's encoded form, or raise `InvalidError` if the codec cannot represent the value."""
-        ...
 
     def decode(self, encoded: str | bytes) -> Any:
         """Return the value that was encoded, or raise `DataError` if ``encoded`` is not the codec's output."""
-        ...
 
 
 def _refusal(codec: Codec, value: object, reason: str) -> InvalidError:
@@ -278,16 +274,12 @@ def _field_and_reason(error: Exception) -> tuple[str, str]:
     """Return the field that an error is about, as in ``trips[0].port``, or nothing, and the reason."""
     errors = getattr(error, "errors", None)
     if callable(errors) and (first := next(iter(errors()), None)):
-        return _path(first.get("loc", ())), str(first.get("msg", error))
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first.get("loc", ()))
+        return path.removeprefix("."), str(first.get("msg", error))
     found = _AT.match(str(error))
     if found is None:
         return "", str(error) or type(error).__name__
     return found["field"].removeprefix("$").removeprefix("."), found["reason"]
-
-
-def _path(parts: tuple[str | int, ...]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-    return text.removeprefix(".")
 
 
 def _first_difference(value: object, decoded: object) -> str:

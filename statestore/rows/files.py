@@ -51,8 +51,8 @@ from millpond.statestore.rows.row_format import (
 )
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep, quickly_pickled
 
+# The format of every store on disk.
 PARQUET: Final[RowFormat] = ParquetRowFormat()
-"""The format of every store on disk."""
 
 _SMALL_BYTES: Final = 1 << 16
 LARGE_BYTES: Final = 1 << 18
@@ -60,14 +60,11 @@ LARGE_BYTES: Final = 1 << 18
 
 # A file of which more than half is wanted is read whole.
 _SHARE_MAX: Final = 2
-
 # A larger file with a page index is never read whole, so that memory does not grow with files.
 _WHOLE_BYTES_MAX: Final = 1 << 22
-
 _BLOCKS_AT_ONCE: Final = 256
 # Bounds of the encoded blocks in memory.
 _BYTES_AT_ONCE: Final = 1 << 21
-
 # Parts of a file with a smaller gap are read at once.
 _GAP_BYTES: Final = 1 << 14
 
@@ -189,7 +186,7 @@ def read_row_files(
         keys: only the updates of these keys.
         interval: only the updates whose key lies in it; files of other writers may span several intervals.
         large: the files of which only the pages that may hold ``keys`` are read, if they have a page index.
-        keep: filters the updates as they are read, a large file's part by part.
+        keep: filters the updates while reading, a large file's part by part.
     """
     names = list(ROW_SCHEMA.names if columns is None else columns)
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
@@ -346,8 +343,8 @@ def rows_within(table: pa.Table, interval: Interval) -> pa.Table:
 
 # -- piece by piece ------------------------------------------------------------------------
 
+# Row updates sorted by key, in pieces; no key is in two pieces.
 Run = Iterator[pa.Table]
-"""Row updates sorted by key, in pieces; no key is in two pieces."""
 
 _NAMES: Final = list(ROW_SCHEMA.names)
 _BUFFER_BYTES: Final = 1 << 18
@@ -523,7 +520,7 @@ class RowFileWriter:
         self._waiting_rows, self._waiting_bytes = table.num_rows, table.nbytes
 
     def _page_section(self, name: str) -> bytes:
-        """Return the page index of the closed local file; nothing for one that is read whole."""
+        """Return the page index of the closed local file; nothing for a file without pages."""
         if not self._page_rows:
             return b""
         with (

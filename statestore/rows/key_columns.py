@@ -140,9 +140,6 @@ def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
     return pc.binary_join_element_wise(*parts, _scalar(""))
 
 
-# -- by type -------------------------------------------------------------------------------
-
-
 def _of_text(array: pa.Array) -> pa.Array:
     texts = array.cast(pa.string())
     for control in _controls_in(texts):
@@ -476,9 +473,6 @@ def fitting_cells(kind: pa.DataType, values: list[Any]) -> pa.Array:
         if len(values) == 1:
             return pa.nulls(1, kind)
         return pa.concat_arrays([fitting_cells(kind, [value]) for value in values])
-
-
-# -- looking up ----------------------------------------------------------------------------
 
 
 def key_lookup(values: Sequence[KeyValue], columns: Sequence[pa.Field]) -> str:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, lengths_of, with_values
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, lengths_of, lists_of
 
 _CHUNK_BYTES_MAX: Final = 2**30
 _WIDE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
@@ -208,7 +208,7 @@ def _empty_lists(lists: pa.ListArray, where: _Mask | None = None) -> pa.ListArra
     if not lists.null_count or (where is not None and not where.any()):
         return lists
     stays_null = np.zeros(len(lists), np.bool_) if where is None else _flags(lists.is_null()) & ~where
-    return with_values(lists, lists.flatten(), lists.type, pa.array(stays_null))
+    return lists_of(lists.flatten(), lengths_of(lists), lists.type, pa.array(stays_null))
 
 
 def _at(flags: _Mask, rows: _Index) -> _Mask:
@@ -227,8 +227,8 @@ def _flags(column: pa.Array | pa.ChunkedArray) -> _Mask:
 
 # -- the rule as SQL -----------------------------------------------------------------------
 
+# The columns of a row that readers see.
 ROWS_VIEW_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name != "deleted")
-"""The columns of a row that readers see."""
 
 
 class SqlDialect(StrEnum):

@@ -34,13 +34,10 @@ _TAIL_BYTES: Final = 8
 _SECTION: Final = b"MPPAGES1"
 # Behind the page index: its length, its checksum, and the name of the section.
 _TRAILER_BYTES: Final = 8 + len(_SECTION)
-
+# The seal between the page index and the footer (`row_format`).
 SEAL_BYTES: Final = 12
-"""The seal between the page index and the footer (`row_format`)."""
-
 # The cost of a key in Python, without its characters.
 _KEY_BYTES: Final = 64
-
 # The first read from a file's end: the footer and the index of a file of average size.
 _READ_BYTES: Final = 1 << 16
 
@@ -314,8 +311,8 @@ class PageIndexes(RecentlyUsed[tuple[str, str], tuple[PageIndex | None]]):
         return index
 
 
+# The page indexes of this process.
 PAGE_INDEXES: Final = PageIndexes(64 << 20)
-"""The page indexes of this process."""
 
 
 class FieldType(IntEnum):

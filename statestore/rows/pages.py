@@ -33,13 +33,10 @@ from millpond.statestore.rows.record_ids import BlockFilter, fingerprints
 
 _MAGIC: Final = b"PAR1"
 _TAIL_BYTES: Final = 8
-
 # A column with more different pages is read from the file: two of whole blocks and two last ones.
 _ALIKE_MAX: Final = 4
-
 # One absent key in a hundred costs a page; each key takes 1.4 bytes of the filter.
 _KEY_ERROR_RATE: Final = 0.01
-
 _KEYS_AT_ONCE: Final = 1 << 16
 
 _I32, _I64, _BINARY = FieldType.I32, FieldType.I64, FieldType.BINARY

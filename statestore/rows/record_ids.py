@@ -17,8 +17,8 @@ from millpond.statestore.errors import InvalidError, check
 from millpond.statestore.rows.row import RECORD_ID_TYPE, TIMESTAMP
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, WallTimeMicros
 
+# One 64-bit fingerprint per id.
 Fingerprints: TypeAlias = npt.NDArray[np.uint64]
-"""One 64-bit fingerprint per id."""
 
 _Lengths: TypeAlias = npt.NDArray[np.int64]
 
@@ -35,11 +35,6 @@ def fingerprints(ids: pa.Array | pa.ChunkedArray) -> Fingerprints:
 
     A fingerprint depends only on the id's bytes: it is the same in every process and on every machine. Among n different
     ids a collision has a probability of about n²/2⁶⁵, so equal fingerprints are a reason to compare ids, never a proof.
-
-    Example:
-        >>> a, b = fingerprints(pa.array([b"x", b"y"]))
-        >>> bool(a == b), bool(a == fingerprints(pa.array(["x"]))[0])
-        (False, True)
     """
     if ids.null_count:
         raise InvalidError("a record id is null", nulls=ids.null_count)
@@ -304,8 +299,8 @@ _SECOND: Final = np.uint64(0xA0761D6478BD642F)
 _PATTERNS: Final = _patterns()
 
 
+# The default time within which a sender may repeat a record: three hours.
 ID_SLACK_US: Final = 3 * 3_600_000_000
-"""The default time within which a sender may repeat a record: three hours."""
 
 _MINUTE_US: Final = 60_000_000
 

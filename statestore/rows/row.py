@@ -37,8 +37,8 @@ from millpond.statestore.types import (
     quickly_pickled,
 )
 
+# UTC microseconds, the type of every time in a row.
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-"""UTC microseconds, the type of every time in a row."""
 
 TIMER_TYPE: Final = pa.struct(
     [("tag", pa.string()), ("domain", pa.string()), ("at", TIMESTAMP), ("output_at", TIMESTAMP)]
@@ -67,11 +67,10 @@ PRODUCTION_TYPE: Final = pa.struct(
 )
 """A produced record, checkpointed before its delivery (strong productions, §6.1.2)."""
 
+# The Delta partition column; the path and the add action hold it, the files do not.
 PARTITION_COLUMN: Final = "computation"
-"""The Delta partition column; the path and the add action hold it, the files do not."""
-
+# The column of the version of the code's state; null is version 0.
 STATE_VERSION: Final = "state_version"
-"""The column of the version of the code's state; null is version 0."""
 
 ROW_SCHEMA: Final = pa.schema(
     [
@@ -111,7 +110,6 @@ class TimeDomain(StrEnum):
     EVENT = "event"
     WALL = "wall"
     HOLD = "hold"
-
     RECORD = "record"
 
 
@@ -164,7 +162,7 @@ _PANE_FIELDS: Final = frozenset(
 )
 _BOUNDS: Final = 2
 _ALL_TIME: Final = (TIME_MIN_US, TIME_MAX_US)
-# A pane travels as an envelope: a JSON object with four fields, the last of which has nine of its own
+# A pane travels as an envelope: a JSON object with four fields, the last of which has nine more
 # # (`millpond.executor.windows.pane` defines them). An outside row with the same fields is a `PlainObject` in memory, and
 # # its JSON text begins with this mark, which no other value's text does.
 PLAIN_MARK: Final = " "
@@ -224,15 +222,14 @@ def lists_by_key(updates: pa.Table, name: str) -> pa.Table:
     """Join the lists of ``record_ids`` or ``productions`` by key, oldest update first, without keys whose list is empty."""
     filled = updates.filter(pc.greater(pc.fill_null(pc.list_value_length(updates.column(name)), 0), 0))
     ordered = filled.sort_by([(column, "ascending") for column in _ORDER]).combine_chunks()
-    lists = pa.array([], ROW_SCHEMA.field(name).type)
-    if ordered.num_rows:
-        lists = ordered.column(name).combine_chunks()
+    kind = ROW_SCHEMA.field(name).type
+    lists = ordered.column(name).combine_chunks() if ordered.num_rows else pa.array([], kind)
     keys = ordered.column("key").combine_chunks().dictionary_encode()
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
     # Updates of a key lie together now, and so do their values: only the ends of the lists change.
     per_key = np.bincount(keys.indices.to_numpy(), weights=lengths, minlength=len(keys.dictionary))
     offsets = np.concatenate([[0], np.cumsum(per_key)]).astype(np.int32)
-    joined = pa.ListArray.from_arrays(offsets, lists.flatten(), type=ROW_SCHEMA.field(name).type)
+    joined = pa.ListArray.from_arrays(offsets, lists.flatten(), type=kind)
     return pa.table({"key": keys.dictionary, name: joined})
 
 
@@ -278,24 +275,13 @@ def conform(table: pa.Table, columns: list[str]) -> pa.Table:
     """
     schema = ROW_SCHEMA if columns == _ALL else pa.schema([ROW_SCHEMA.field(name) for name in columns])
     if not table.schema.equals(schema):
-        table = _converted(table, schema)
+        indices = {name: index for index, name in enumerate(table.column_names)}
+        arrays = [_column(table, field, indices.get(field.name)) for field in schema]
+        table = pa.Table.from_arrays(arrays, schema=schema)
     for name in _ORDER:
         if name in columns and table.column(name).null_count:
             raise DataError("a row update lacks a required value", column=name)
     return table
-
-
-def _converted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    indices = {name: index for index, name in enumerate(table.column_names)}
-    arrays = [_column(table, field, indices.get(field.name)) for field in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def with_values(
-    lists: pa.Array, values: pa.Array, target: pa.ListType, nulls: pa.BooleanArray
-) -> pa.ListArray:
-    """Return lists with the lengths of ``lists``, of any layout, over other concatenated values."""
-    return lists_of(values, lengths_of(lists), target, nulls)
 
 
 def lists_of(
@@ -334,7 +320,8 @@ def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     if array.type.equals(target):
         return array
     if pa.types.is_list(target) and any(is_kind(array.type) for is_kind in _LISTS):
-        return with_values(array, _convert(array.flatten(), target.value_type), target, array.is_null())
+        values = _convert(array.flatten(), target.value_type)
+        return lists_of(values, lengths_of(array), target, array.is_null())
     if pa.types.is_struct(target) and pa.types.is_struct(array.type):
         return _convert_struct(array, target)
     if pa.types.is_timestamp(target) and pa.types.is_timestamp(array.type):

@@ -24,8 +24,8 @@ from millpond.statestore.rows.page_index import SEAL_BYTES, RecentlyUsed, pack_s
 from millpond.statestore.rows.pages import page_index_of
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, check_names
 
+# A file's bytes, the name it is sealed under, and the decoded columns.
 FileKey: TypeAlias = tuple[bytes, str, tuple[str, ...]]
-"""A file's bytes, the name it is sealed under, and the decoded columns."""
 
 _SHARE_MAX: Final = 16
 
@@ -46,9 +46,8 @@ class DecodedFiles(RecentlyUsed[FileKey, pa.Table]):
 
 
 _NUMBERS: Final = ("sequencer", "commit_number", "superstep")
-
+# Rows per Parquet row group: the minimum that a point read decodes.
 ROWS_PER_GROUP: Final = 16_384
-"""Rows per Parquet row group: the minimum that a point read decodes."""
 
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
@@ -62,11 +61,10 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
 }
 """Options for both of Arrow's Parquet writers."""
 
+# The size in memory from which a superstep's file has a page index; smaller files are read whole.
 PAGED_BYTES_MIN: Final = 1 << 22
-"""The size in memory from which a superstep's file has a page index; smaller files are read whole."""
-
+# The same for a compaction, which no superstep waits for.
 COMPACTED_PAGED_BYTES_MIN: Final = 1 << 18
-"""The same for a compaction, which no superstep waits for."""
 
 _PAGE_BYTES: Final = 1 << 15
 _PAGE_ROWS_MIN: Final = 64
@@ -86,13 +84,12 @@ _PAGED_COMPRESSION: Final = {
     path: "zstd" if path in _PAGED_ZSTD else "lz4" for column in ROW_SCHEMA for path in _leaf_paths(column)
 }
 
+# Return True if a run of rows with this smallest and greatest key may contain selected keys.
 MayHold: TypeAlias = Callable[[str, str], bool]
-"""Return True if a run of rows with this smallest and greatest key may contain selected keys."""
 
 _SEAL: Final = b"MPSEAL02"
 # The seal of files written before the name became part of the checksum.
 _NAMELESS_SEAL: Final = b"MPSEAL01"
-
 _PARQUET: Final = b"PAR1"
 _PARQUET_TAIL_BYTES: Final = 8
 _IPC: Final = b"MPROWS01"
@@ -137,7 +134,6 @@ class RowFormat(Protocol):
 
     def encode(self, table: pa.Table, name: str) -> bytes:
         """Return the bytes of a file with these rows, sealed under its name."""
-        ...
 
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
@@ -147,7 +143,6 @@ class RowFormat(Protocol):
         ``name`` is the name under which the file must be sealed, or None for another writer's file. Bytes that have changed
         since they were written raise `DataError`.
         """
-        ...
 
 
 def decode_rows(data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None) -> pa.Table:
