@@ -32,12 +32,19 @@ from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval, locate
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import IntervalWrite
-from millpond.statestore.rows.files import PARQUET, RowFile, read_row_files, write_row_file
+from millpond.statestore.rows.files import (
+    PARQUET,
+    RowFile,
+    RowFileWriter,
+    Run,
+    open_runs,
+    read_row_files,
+    write_row_file,
+)
 from millpond.statestore.rows.merge import combine_updates, nulls
 from millpond.statestore.rows.record_ids import IdRetention
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence, lengths_of, lists_of
 from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN, ParquetRowFormat, RowFormat
-from millpond.statestore.rows.stream import RowFileWriter, Run, open_runs
 from millpond.statestore.types import Objects, Superstep
 
 MEMORY_BYTES_MAX: Final = 1 << 26

@@ -16,11 +16,10 @@ from urllib.parse import quote, unquote
 
 from millpond.statestore.types import Superstep
 
+# The ``txn`` version of a dropped savepoint; no table version is as high.
 SAVEPOINT_RELEASED: Final = 2**63 - 1
-"""The ``txn`` version of a dropped savepoint; no table version is as high."""
-
+# The table version that the last repair or rewind wrote.
 RESTORED_APP_ID: Final = "millpond/restored"
-"""The table version that the last repair or rewind wrote."""
 
 
 class AppId(StrEnum):
@@ -38,8 +37,8 @@ class AppId(StrEnum):
 
     # Computation, low and high key: the sequencer and commit number, packed. See `Interval.app_id`.
     INTERVAL = "millpond/interval/"
-    # Computation: the number of the pipeline that owns it. There is one claim per computation, so that of
-    # two pipelines which want the same computation only one can commit.
+    # Computation: the number of the pipeline that owns it. There is one claim per computation, so
+    # only one of two pipelines that want the same computation can commit.
     CLAIM = "millpond/claim/"
     # Pipeline: its last superstep.
     SUPERSTEP = "millpond/superstep/"
@@ -103,12 +102,7 @@ class AppId(StrEnum):
 
 @lru_cache(maxsize=4_096)
 def quoted(*parts: str | int) -> str:
-    """Join quoted parts with slashes; each superstep needs the same ones.
-
-    Example:
-        >>> quoted("page views", "a/b")
-        'page%20views/a%2Fb'
-    """
+    """Join quoted parts with slashes; each superstep needs the same ones."""
     return "/".join(quote(str(part), safe="") for part in parts)
 
 
@@ -143,12 +137,7 @@ def pipeline_number(pipeline: str) -> int:
 
 
 def recorded_word(positions: Mapping[str, int], kind: AppId, computation: str) -> str | None:
-    """Return the newest word of this kind recorded for a computation, if any.
-
-    Example:
-        >>> recorded_word({"millpond/codec/c/json": 3, "millpond/codec/c/bytes": 9}, AppId.CODEC, "c")
-        'bytes'
-    """
+    """Return the newest word of this kind recorded for a computation, if any."""
     words = {
         parts[1]: version
         for app_id, version in positions.items()

@@ -1,4 +1,4 @@
-"""The tree of errors, grouped by what the handler should do.
+"""The tree of errors, grouped by the handler's next step.
 
 ::
 
@@ -135,12 +135,7 @@ def check(condition: bool, message: str, **details: object) -> None:
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """Return the end of a message about an unknown name: the nearest known name, or nothing if none is near.
-
-    Example:
-        >>> did_you_mean("querys", ["queries", "flights"]), did_you_mean("x", ["queries"])
-        ("; did you mean 'queries'?", '')
-    """
+    """Return the end of a message about an unknown name: the nearest known name, or nothing if none is near."""
     names = {str(one).lower(): str(one) for one in known}
     near = get_close_matches(str(name).lower(), names, n=1)
     return f"; did you mean {names[near[0]]!r}?" if near else ""

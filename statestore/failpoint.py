@@ -2,13 +2,8 @@
 
 A failpoint stands right before or after a write becomes durable, a lease is taken or a promise is made, where a
 crash leaves half of the work done. Production has no listener, so a failpoint costs one read of a module variable.
-The simulator (`millpond.testing.simulation`) listens, counts how often each failpoint is reached, and kills simulated
-processes there; a test may do the same::
-
-    with listening(lambda name: os._exit(9) if name == "commit.after_put" else None):
-        ...
-
-The listener is global to the process, so use it only in tests that run one system at a time.
+The simulator (`millpond.testing.simulation`) counts how often each failpoint is reached, and kills simulated processes
+there. The listener is global to the process, so use it only in tests that run one system at a time.
 """
 
 from __future__ import annotations

@@ -18,22 +18,14 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import Sequencer, quickly_pickled
 
 _PREFIX: Final = AppId.INTERVAL.value
-
+# Cuts are short prefixes of keys, because application ids and ZooKeeper's paths contain them.
 CUT_CHARACTERS_MAX: Final = 256
-"""Cuts are short prefixes of keys, because application ids and ZooKeeper's paths contain them."""
 
 
 @quickly_pickled
 @dataclass(frozen=True, slots=True, order=True)
 class Interval:
-    """The keys ``low <= key < high`` of one computation; ``high`` ``None`` is unbounded.
-
-    Example:
-        >>> Interval("counter", "a", "m").contains("cat")
-        True
-        >>> Interval.from_app_id(Interval("counter", "", None).app_id)
-        Interval(computation='counter', low='', high=None)
-    """
+    """The keys ``low <= key < high`` of one computation; ``high`` ``None`` is unbounded."""
 
     computation: str
     low: str = ""
@@ -43,12 +35,7 @@ class Interval:
         return self.low <= key and (self.high is None or key < self.high)
 
     def overlaps(self, other: Interval) -> bool:
-        """Return True if a key may lie in both.
-
-        Example:
-            >>> Interval("c", "", "m").overlaps(Interval("c", "l")), Interval("c", "", "m").overlaps(Interval("c", "m"))
-            (True, False)
-        """
+        """Return True if a key may lie in both."""
         return (
             self.computation == other.computation
             and (self.high is None or other.low < self.high)
@@ -58,7 +45,7 @@ class Interval:
     @property
     def app_id(self) -> str:
         """The Delta application id under which the interval's commits are fenced."""
-        # The mark tells a high key from an unbounded interval, even if the key were empty.
+        # The mark keeps a high key distinct from an unbounded interval, even if the key were empty.
         high = "" if self.high is None else "=" + quoted(self.high)
         return f"{_PREFIX}{quoted(self.computation, self.low)}/{high}"
 
@@ -72,12 +59,7 @@ class Interval:
 
 
 def intervals_from_boundaries(computation: str, boundaries: Iterable[str]) -> tuple[Interval, ...]:
-    """Cut all keys at ``boundaries``, which are sorted, distinct and not empty.
-
-    Example:
-        >>> [i.low for i in intervals_from_boundaries("c", ["g", "p"])]
-        ['', 'g', 'p']
-    """
+    """Cut all keys at ``boundaries``, which are sorted, distinct and not empty."""
     cuts = ["", *boundaries]
     if any(left >= right for left, right in pairwise(cuts)):
         raise InvalidError("interval boundaries must rise", boundaries=cuts[1:])

@@ -21,7 +21,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.rows.files import RowFile
 from millpond.statestore.rows.record_ids import Fingerprints, RecordIdFilter, fingerprints
-from millpond.statestore.rows.row import with_values
+from millpond.statestore.rows.row import lengths_of, lists_of
 
 ID_COLUMNS: Final = ("key", "record_ids")
 
@@ -283,7 +283,7 @@ def _size_bytes(table: pa.Table) -> int:
 def _keys_and_ids(updates: pa.Table) -> pa.Table:
     # The times of the ids would double the memory, and only compactions use them.
     lists = updates.column("record_ids").combine_chunks()
-    ids = with_values(lists, lists.flatten().field("id"), _IDS, lists.is_null())
+    ids = lists_of(lists.flatten().field("id"), lengths_of(lists), _IDS, lists.is_null())
     return pa.table({"key": updates.column("key"), "ids": ids})
 
 

@@ -31,11 +31,10 @@ from millpond.statestore.leases.lease import exclusive
 from millpond.statestore.log.files import LiveFile
 from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import Snapshot
-from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows.files import Run, open_runs, read_row_files, write_row_file
 from millpond.statestore.rows.merge import combine_updates
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence
 from millpond.statestore.rows.row_format import ParquetRowFormat
-from millpond.statestore.rows.stream import Run, open_runs
 from millpond.statestore.store import Store
 from millpond.statestore.types import Clock, Rng
 

@@ -28,6 +28,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -36,8 +37,8 @@ import numpy as np
 from millpond.statestore.objects.ranges import ByteRange
 from millpond.statestore.types import Clock, Closeable
 
+# The unit of keeping and verifying, less than a page of rows; the last chunk of an object may be shorter.
 CHUNK_BYTES: Final = 1 << 14
-"""The unit of keeping and verifying, less than a page of rows; the last chunk of an object may be shorter."""
 
 _MAGIC: Final = b"MPDISK01"
 _HEADER: Final = struct.Struct("<8sQI")
@@ -84,7 +85,9 @@ class DiskCopy(Closeable):
             if known_bytes is not None and known_bytes != size_bytes:
                 os.ftruncate(file, 0)
             if known_bytes != size_bytes:
-                _write_all(file, memoryview(copy._header()), 0)
+                start = _HEADER.pack(_MAGIC, size_bytes, 0)[:-_ENTRY_BYTES]
+                checksum = zlib.crc32(start, copy._seed).to_bytes(_ENTRY_BYTES, "little")
+                _write_all(file, memoryview(start + checksum), 0)
         except BaseException:
             copy.close()
             raise
@@ -136,32 +139,18 @@ class DiskCopy(Closeable):
         """Return the place of adjacent chunks in the object."""
         return ByteRange(chunks.start * CHUNK_BYTES, min(chunks.stop * CHUNK_BYTES, self.size_bytes))
 
-    def _header(self) -> bytes:
-        start = _HEADER.pack(_MAGIC, self.size_bytes, 0)[:-_ENTRY_BYTES]
-        return start + zlib.crc32(start, self._seed).to_bytes(_ENTRY_BYTES, "little")
-
     def _checksum(self, chunk: int, piece: bytes | memoryview) -> int:
         # 0 marks a chunk that is not kept, so no checksum may be 0.
         return zlib.crc32(piece, zlib.crc32(chunk.to_bytes(8, "little"), self._seed)) or 1
 
 
 def chunks_of(part: ByteRange) -> range:
-    """Return the chunks that hold a part of an object, which is not empty.
-
-    Example:
-        >>> chunks_of(ByteRange(16_000, 17_000))
-        range(0, 2)
-    """
+    """Return the chunks that hold a part of an object, which is not empty."""
     return range(part.start // CHUNK_BYTES, (part.end - 1) // CHUNK_BYTES + 1)
 
 
 def runs_of(chunks: Iterable[int]) -> list[range]:
-    """Group rising numbers of chunks into runs of adjacent ones, of at most 16 MiB.
-
-    Example:
-        >>> runs_of([1, 2, 3, 7])
-        [range(1, 4), range(7, 8)]
-    """
+    """Group rising numbers of chunks into runs of adjacent ones, of at most 16 MiB."""
     runs: list[range] = []
     for chunk in chunks:
         if runs and runs[-1].stop == chunk and len(runs[-1]) < _RUN_CHUNKS_MAX:
@@ -192,21 +181,18 @@ def _write_all(file: int, data: memoryview, at: int) -> None:
         data, at = data[written:], at + written
 
 
+# The largest single write.
 ADMITTED_BYTES_MAX: Final = 1 << 20
-"""The largest single write."""
-
+# The least that a file counts, which bounds the files to sweep: 131,072 in 8 GiB.
 COUNTED_BYTES_MIN: Final = 1 << 16
-"""The least that a file counts, which bounds the files to sweep: 131,072 in 8 GiB."""
 
 _SHARE: Final = 64
 _SHARE_BYTES_MIN: Final = ADMITTED_BYTES_MAX
 _KEPT_OF_TEN: Final = 9
 _LARGE_SHARE: Final = 8
-
 _MARK_EVERY_US: Final = 60_000_000
 # The number of files whose last mark a process remembers.
 _MARKED_MAX: Final = 65_536
-
 _SWEEP: Final = ".sweep"
 _SUB_FOLDER: Final = re.compile(r"[0-9a-f]{2}")
 _FILE: Final = re.compile(r"[0-9a-f]{64}")
@@ -221,17 +207,13 @@ class DiskFolder:
     """
 
     def __init__(self, path: str | Path, budget_bytes: int, clock: Clock) -> None:
-        self._path = str(path)
+        self.path: Final[str] = str(path)
         self._budget_bytes = budget_bytes
         self._share_bytes = max(budget_bytes // _SHARE, _SHARE_BYTES_MIN)
         self._clock = clock
         self._lock = threading.Lock()
         self._written_bytes = self._share_bytes
         self._marked: dict[bytes, int] = {}
-
-    @property
-    def path(self) -> str:
-        return self._path
 
     @property
     def large_bytes(self) -> int:
@@ -249,7 +231,9 @@ class DiskFolder:
         """Open or begin the copy of an object; return None while another process makes room."""
         file = Path(self._file_of(name))
         if not file.exists():
-            self._make(file.parent)
+            Path(self.path).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check()
+            file.parent.mkdir(mode=0o700, exist_ok=True)
             if not self.admits(COUNTED_BYTES_MIN):
                 return None
         self._check()
@@ -289,23 +273,18 @@ class DiskFolder:
 
     def _file_of(self, name: bytes) -> str:
         digits = name.hex()
-        return f"{self._path}/{digits[:2]}/{digits}"
-
-    def _make(self, sub_folder: Path) -> None:
-        Path(self._path).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._check()
-        sub_folder.mkdir(mode=0o700, exist_ok=True)
+        return f"{self.path}/{digits[:2]}/{digits}"
 
     def _check(self) -> None:
         """Refuse a folder into which another user could put files: in a shared place, one could have made it first."""
-        status = os.lstat(self._path)
+        status = os.lstat(self.path)
         is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
         if not is_ours or status.st_mode & _OTHERS_MAY_WRITE:
-            raise PermissionError(errno.EPERM, "not a folder that only this user may write to", self._path)
+            raise PermissionError(errno.EPERM, "not a folder that only this user may write to", self.path)
 
     def _sweep(self) -> bool:
         """Remove the least recently used files; return False if another process or thread is sweeping."""
-        lock = os.open(f"{self._path}/{_SWEEP}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(f"{self.path}/{_SWEEP}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -327,22 +306,16 @@ class DiskFolder:
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
         """Yield each file's time of last use, counted size, and path."""
-        for folder in _entries(self._path):
+        for folder in _entries(self.path):
             for entry in _entries(folder.path) if _SUB_FOLDER.fullmatch(folder.name) else ():
-                status = _status(entry) if _FILE.fullmatch(entry.name) else None
-                if status is not None:
-                    counted = max(status.st_blocks * 512, COUNTED_BYTES_MIN)
-                    yield status.st_mtime_ns, counted, entry.path
+                if _FILE.fullmatch(entry.name):
+                    # Another process may have removed the file.
+                    with suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        counted = max(status.st_blocks * 512, COUNTED_BYTES_MIN)
+                        yield status.st_mtime_ns, counted, entry.path
 
 
 def _entries(path: str) -> list[os.DirEntry[str]]:
     with os.scandir(path) as entries:
         return list(entries)
-
-
-def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    try:
-        return entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        # Another process has removed the file.
-        return None

@@ -1,4 +1,4 @@
-"""The disk tier: an object store that keeps parts of row files on the machine's disk as they are read.
+"""The disk tier: an object store that keeps the read parts of row files on the machine's disk.
 
 Row files never change, so a kept part equals the store's. A part that is missing or damaged on the disk is read from
 the store. The disk never fails a call: while it is full or broken, every read goes to the store.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Final, TypeAlias, TypeVar
 
 from millpond.statestore.errors import ObjectMissingError
 from millpond.statestore.objects.disk_folder import (
@@ -34,22 +34,12 @@ from millpond.statestore.types import Clock, Objects
 _LOG = logging.getLogger("millpond")
 _Result = TypeVar("_Result")
 _Parts: TypeAlias = list[bytes]
-
-# How long the disk is not used after a failure.
+# The pause in the use of the disk after a failure.
 _REST_US: Final = 60_000_000
 
 
 class DiskTier(WrappedObjects):
-    """`Objects` that keeps row files, as they are read and written, in a folder of the local disk.
-
-    Example:
-        >>> from millpond.statestore.objects.memory import MemoryObjects
-        >>> from millpond.statestore.system import SystemClock
-        >>> clock = SystemClock()
-        >>> tier = DiskTier(MemoryObjects("m"), DiskFolder("/tmp/copies", 1 << 30, clock), clock)
-        >>> (tier.url, tier.damaged)
-        ('memory://m', 0)
-    """
+    """`Objects` that keeps the row files read and written through it in a folder of the local disk."""
 
     def __init__(self, objects: Objects, folder: DiskFolder, clock: Clock) -> None:
         super().__init__(objects)
@@ -57,12 +47,8 @@ class DiskTier(WrappedObjects):
         self._clock = clock
         self._resumes_us: int | None = None
         self._has_warned = False
-        self._damaged = 0
-
-    @property
-    def damaged(self) -> int:
-        """The number of parts that were damaged on the disk and read from the store again."""
-        return self._damaged
+        # The number of parts found damaged on the disk and read from the store again.
+        self.damaged = 0
 
     def get(self, path: str) -> bytes:
         kept = self._kept(path, lambda copy: [ByteRange(0, copy.size_bytes)])
@@ -151,7 +137,7 @@ class DiskTier(WrappedObjects):
         wanted = sorted({chunk for part in cut if part.start < part.end for chunk in chunks_of(part)})
         found = self._try(lambda: copy.read(wanted)) or {}
         if copy.damaged:
-            self._damaged += copy.damaged
+            self.damaged += copy.damaged
             _LOG.info(
                 "parts of a file in the disk tier are damaged and read from the store again: %s", copy.damaged
             )
@@ -218,8 +204,8 @@ def _joined(found: dict[int, bytes], part: ByteRange) -> bytes:
     return whole[begin : begin + part.end - part.start]
 
 
+# The budget of a machine whose disk has ten times as much free.
 DEFAULT_DISK_BYTES: Final = 8 << 30
-"""The budget of a machine whose disk has ten times as much free."""
 
 _FREE_SHARE: Final = 10
 
@@ -228,9 +214,7 @@ _FREE_SHARE: Final = 10
 class DiskOptions:
     """The requested disk tier, which each machine adapts to the free space of its disk.
 
-    Attributes:
-        budget_bytes: the budget of a machine; 0 for no tier, None for the default.
-        folder: None for a folder of this user in the system's temporary folder.
+    A budget of 0 means no tier. By default the folder is one of this user in the system's temporary folder.
     """
 
     budget_bytes: int | None = None
@@ -239,7 +223,7 @@ class DiskOptions:
     def tier_of(self, objects: Objects, clock: Clock, *, below: Objects | None = None) -> Objects:
         """Put the disk tier before a store, or return the store unchanged.
 
-        By default only a cloud store gets a tier, because that of a local folder would copy the disk to itself. The tier
+        By default only a cloud store gets a tier, because the tier of a local folder would copy the disk to itself. The tier
         reads ``below``, a wrapper of the store, if given.
         """
         lower = objects if below is None else below
@@ -248,7 +232,10 @@ class DiskOptions:
             return lower
         try:
             folder = self._folder()
-            budget_bytes = _default_bytes(folder) if self.budget_bytes is None else self.budget_bytes
+            budget_bytes = self.budget_bytes
+            if budget_bytes is None:
+                there = next(each for each in (folder, *folder.parents) if each.exists())
+                budget_bytes = min(DEFAULT_DISK_BYTES, shutil.disk_usage(there).free // _FREE_SHARE)
         except OSError as error:
             _LOG.warning(
                 "there is no folder for the disk tier, and row files are read from the store: %s", error
@@ -262,29 +249,9 @@ class DiskOptions:
         return Path(tempfile.gettempdir()) / f"millpond-{os.getuid()}"
 
 
-def _default_bytes(folder: Path) -> int:
-    there = next(each for each in (folder, *folder.parents) if each.exists())
-    return min(DEFAULT_DISK_BYTES, shutil.disk_usage(there).free // _FREE_SHARE)
-
-
-@runtime_checkable
-class CopyingObjects(Protocol):
-    """An object store that keeps copies of objects of the store below it."""
-
-    def forget(self, path: str) -> bool:
-        """Remove the copy of an object; return True if there was one."""
-        ...
-
-
 def forget_copy(objects: Objects, path: str) -> bool:
-    """Remove the copy of a damaged object; return True if there was one, so that another read may succeed.
-
-    Example:
-        >>> from millpond.statestore.objects.memory import MemoryObjects
-        >>> forget_copy(MemoryObjects(), "a")
-        False
-    """
-    return isinstance(objects, CopyingObjects) and objects.forget(path)
+    """Remove the copy of a damaged object; return True if there was one, so that another read may succeed."""
+    return isinstance(objects, DiskTier) and objects.forget(path)
 
 
 def share_object(source: Objects, target: Objects, path: str) -> bool:
@@ -292,10 +259,6 @@ def share_object(source: Objects, target: Objects, path: str) -> bool:
 
     An object is never changed in place, so on one disk a hard link is as good as a copy: each store deletes its own
     name, and the bytes go with the last one. Elsewhere the object is copied.
-
-    Raises:
-        ObjectExistsError: the target has another object of that path.
-        UnavailableError: a store, or this machine's disk, failed.
     """
     if isinstance(source, LocalObjects) and isinstance(target, LocalObjects):
         try:

@@ -4,7 +4,7 @@ An object is written under a temporary name, ``NAME#1``, and then linked to its 
 taken, so the object is created whole or not at all. Listings skip temporary names, here and in the ``object_store``
 of other Delta readers.
 
-With ``durability="disk"`` the order on the disk is that of the commit protocol. The contents of an object, and every
+With ``durability="disk"`` writes reach the disk in the order of the commit protocol. The contents of an object, and every
 file and folder put before, are synced before the object gets its name. The name is synced before
 `LocalObjects.put_if_absent` returns. So a name never reaches the disk without its contents, a commit never without the
 row files that it names, and a power cut never reverts an acknowledged write.
@@ -30,7 +30,6 @@ from millpond.statestore.types import DURABILITIES, Durability
 _PIECE_BYTES: Final = 8 << 20
 # The kernel writes its journal once for concurrent syncs, so more threads gain nothing.
 _SYNCS_AT_ONCE: Final = 4
-
 # Errors of file systems (some over a network) that cannot sync folders, and need not.
 _NO_FOLDER_SYNC: Final = frozenset({errno.EBADF, errno.EINVAL})
 
@@ -168,24 +167,14 @@ def _sync(path: str) -> None:
 
 # Each temporary file of an object belongs to a dead process or to a concurrent writer.
 _STAGED_MAX: Final = 1_000
-
 _MISSING: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class LocalObjects:
-    """`Objects` in a local folder, which is created if missing.
+    """`Objects` in a local folder, which is created if missing; it pickles as its path and durability.
 
-    It pickles as its path and durability, so another process opens its own.
-
-    Args:
-        path: the folder.
-        durability: ``"disk"`` syncs. ``"os_cache"`` leaves that to the operating system, which writes within about
-            half a minute, so objects survive the end of this process but not that of the machine.
-        files: the file system; the operating system's by default.
-
-    Example:
-        >>> LocalObjects("/tmp/pond").durability
-        'disk'
+    ``durability="disk"`` syncs. ``"os_cache"`` leaves that to the operating system, which writes within about half a
+    minute, so objects survive the end of this process but not a power cut.
     """
 
     def __init__(
@@ -193,8 +182,8 @@ class LocalObjects:
     ) -> None:
         if durability not in DURABILITIES:
             raise InvalidError("there is no such durability", durability=durability, known=DURABILITIES)
-        self._root = str(Path(path).absolute())
-        self._durability: Durability = durability
+        self.url: Final[str] = str(Path(path).absolute())
+        self.durability: Final[Durability] = durability
         self._files: FileSystem = files or SystemFiles()
         self._syncs = durability == "disk"
         self._lock = threading.Lock()
@@ -203,25 +192,16 @@ class LocalObjects:
         self._known_folders: set[str] = set()
         self._has_lost = False
         with self._errors(""):
-            self._use_folder(self._root)
+            self._use_folder(self.url)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return (LocalObjects, (self._root, self._durability))
+        return (LocalObjects, (self.url, self.durability))
 
     def __repr__(self) -> str:
-        return f"LocalObjects({self._root!r}, {self._durability!r})"
-
-    @property
-    def url(self) -> str:
-        return self._root
-
-    @property
-    def durability(self) -> Durability:
-        return self._durability
+        return f"LocalObjects({self.url!r}, {self.durability!r})"
 
     @property
     def storage_options(self) -> Mapping[str, str]:
-        """The options that other Delta readers need to open the folder: none."""
         return {}
 
     def put_if_absent(self, path: str, data: bytes) -> None:
@@ -269,9 +249,7 @@ class LocalObjects:
     def link_from(self, other: LocalObjects, path: str) -> None:
         """Give an object of another folder a second name here, which survives a power cut after the next `sync`.
 
-        Raises:
-            ObjectExistsError: this folder has another object of that path.
-            OSError: the object is missing, the folders are on different disks, or the disk has no hard links.
+        It raises `OSError` if the object is missing, the folders are on different disks, or the disk has no hard links.
         """
         target = self._target(path)
         self._use_folder(_folder_of(target))
@@ -280,8 +258,8 @@ class LocalObjects:
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
         with self._errors(prefix):
-            folder = self._target(prefix.rstrip("/")) if prefix else self._root
-            start = len(self._root) + 1
+            folder = self._target(prefix.rstrip("/")) if prefix else self.url
+            start = len(self.url) + 1
             paths = [path[start:] for path in self._files.walk(folder) if not _is_staged(path)]
         return sorted(path for path in paths if start_after is None or path > start_after)
 
@@ -331,7 +309,7 @@ class LocalObjects:
             with suppress(FileExistsError):
                 self._files.create(staged, pieces)
                 return staged
-        raise UnavailableError("too many unfinished files of one object", path=path, store=self._root)
+        raise UnavailableError("too many unfinished files of one object", path=path, store=self.url)
 
     def _link(self, staged: str, target: str) -> None:
         try:
@@ -341,7 +319,7 @@ class LocalObjects:
             # the link and the sync of the name, and the caller would count it as durable.
             self._sync((target, _folder_of(target)))
             raise ObjectExistsError(
-                "the object exists", path=target[len(self._root) + 1 :], store=self._root
+                "the object exists", path=target[len(self.url) + 1 :], store=self.url
             ) from error
 
     # -- what survives ---------------------------------------------------------------------
@@ -352,8 +330,8 @@ class LocalObjects:
             return
         # Sync existing folders too: the process that made them may not have synced them yet.
         made = self._make_folders(folder)
-        above_root = _folder_of(self._root)
-        changed = {*made, *map(_folder_of, made), *_between(folder, self._root)}
+        above_root = _folder_of(self.url)
+        changed = {*made, *map(_folder_of, made), *_between(folder, self.url)}
         self._record_unsynced({*changed, above_root, _folder_of(above_root)})
         with self._lock:
             self._known_folders.add(folder)
@@ -406,7 +384,7 @@ class LocalObjects:
     def _target(self, path: str) -> str:
         if any(part in {"", ".", ".."} for part in path.split("/")):
             raise ValueError(f"not a path of an object: {path!r}")
-        return f"{self._root}/{path}"
+        return f"{self.url}/{path}"
 
     @contextmanager
     def _errors(self, path: str, missing: tuple[type[OSError], ...] = ()) -> Iterator[None]:
@@ -415,10 +393,10 @@ class LocalObjects:
         except (ObjectExistsError, UnavailableError):
             raise
         except missing as error:
-            raise ObjectMissingError("the object is missing", path=path, store=self._root) from error
+            raise ObjectMissingError("the object is missing", path=path, store=self.url) from error
         except (OSError, ValueError) as error:
             raise UnavailableError(
-                f"the object store failed{_way_out(error)}", path=path, store=self._root, cause=error
+                f"the object store failed{_way_out(error)}", path=path, store=self.url, cause=error
             ) from error
 
 

@@ -25,13 +25,12 @@ from millpond.statestore.objects.ranges import ByteRange, Tail
 from millpond.statestore.types import Durability, Objects
 
 _Result = TypeVar("_Result")
-
 # Of local folders. A sync costs more than 2 ms in the median (`python -m benchmarks.local_latency
 # --durability both`), so the caller has to ask for it.
 DEFAULT_DURABILITY: Final[Durability] = "os_cache"
 
 
-# Options of the connection, which `obstore` takes separately from those of the bucket.
+# Options of the connection, which `obstore` takes separately from the bucket's options.
 _CLIENT_OPTIONS: Final = frozenset(
     (
         "allow_http",
@@ -62,7 +61,6 @@ _BUCKET_HOSTS: Final = (
 
 # One piece of a streamed object; a few pieces are in memory at a time.
 _PIECE_BYTES: Final = 8 << 20
-
 _CLOUD_PREFIXES: Final = ("aws_", "azure_", "google_")
 # Few, because callers retry as well and know which operations are idempotent. On top of `obstore`'s default of
 # ten retries, an outage would take a quarter of an hour to surface.
@@ -81,35 +79,22 @@ class ObstoreObjects:
         storage_options: options of the bucket (``aws_endpoint_url``, ``aws_access_key_id``, …) and of the connection
             (``allow_http``, ``timeout``, …), with or without the prefix ``aws_``; the same that ``deltalake`` takes.
             Missing values come from the environment (``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, …).
-
-    Example:
-        >>> ObstoreObjects("s3://bucket/pond", {"aws_region": "eu-central-1", "timeout": "10s"}).url
-        's3://bucket/pond'
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, str] | None = None) -> None:
         self._options = dict(storage_options or {})
-        self._url = url.rstrip("/")
-        self._store: Any = self._connect()
-
-    def _connect(self) -> Any:
-        _check_scheme(self._url)
+        self.url: Final[str] = url.rstrip("/")
+        _check_scheme(self.url)
         client, bucket = _split_options(self._options)
         retries: Any = _CLIENT_RETRIES
-        return self._attempt(
-            "connect",
-            lambda: from_url(self._url, config=bucket, client_options=client or None, retry_config=retries),
-        )
+        connect = partial(from_url, config=bucket, client_options=client or None, retry_config=retries)
+        self._store: Any = self._attempt("connect", lambda: connect(self.url))
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return (ObstoreObjects, (self._url, self._options))
+        return (ObstoreObjects, (self.url, self._options))
 
     def __repr__(self) -> str:
-        return f"ObstoreObjects({self._url!r})"
-
-    @property
-    def url(self) -> str:
-        return self._url
+        return f"ObstoreObjects({self.url!r})"
 
     @property
     def storage_options(self) -> Mapping[str, str]:
@@ -117,12 +102,7 @@ class ObstoreObjects:
         return dict(self._options)
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Create the object, whole or not at all.
-
-        Raises:
-            ObjectExistsError: the object exists; an earlier attempt whose reply was lost may have written it.
-            UnavailableError: it may or may not have been written.
-        """
+        """Create the object; an existing object may come from an earlier attempt whose reply was lost."""
         self._attempt(path, lambda: obstore.put(self._store, path, data, mode="create", use_multipart=False))
 
     def put_unsynced(self, path: str, data: bytes) -> None:
@@ -161,18 +141,12 @@ class ObstoreObjects:
         A multipart upload takes no put-if-absent condition. The caller must pass a name that no other writer draws, because
         an existing object is found by a look-up before the upload, not atomically.
         """
-        if self._exists(path):
-            raise ObjectExistsError("the object exists", path=path, store=self._url)
+        with suppress(ObjectMissingError):
+            self._attempt(path, lambda: obstore.head(self._store, path))
+            raise ObjectExistsError("the object exists", path=path, store=self.url)
         self._attempt(
             path, lambda: obstore.put(self._store, path, source, chunk_size=_PIECE_BYTES, max_concurrency=4)
         )
-
-    def _exists(self, path: str) -> bool:
-        try:
-            self._attempt(path, lambda: obstore.head(self._store, path))
-        except ObjectMissingError:
-            return False
-        return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
         def walk() -> list[str]:
@@ -195,14 +169,14 @@ class ObstoreObjects:
         try:
             return action()
         except AlreadyExistsError as error:
-            raise ObjectExistsError("the object exists", path=path, store=self._url) from error
+            raise ObjectExistsError("the object exists", path=path, store=self.url) from error
         except FileNotFoundError as error:
-            raise ObjectMissingError("the object is missing", path=path, store=self._url) from error
+            raise ObjectMissingError("the object is missing", path=path, store=self.url) from error
         except Exception as error:
             # obstore raises its own errors, OSError and ValueError. They all mean that the operation may or may not
             # have had its effect.
             raise UnavailableError(
-                "the object store failed", path=path, store=self._url, cause=_first_line(error)
+                "the object store failed", path=path, store=self.url, cause=str(error).partition("\n")[0]
             ) from error
 
 
@@ -272,12 +246,7 @@ def open_objects(
 
 
 def is_local(url: str) -> bool:
-    """Return True for the path or URL of a local folder.
-
-    Example:
-        >>> is_local("out/spikes"), is_local("s3://bucket/spikes")
-        (True, False)
-    """
+    """Return True for the path or URL of a local folder."""
     return _local_path(url) is not None
 
 
@@ -300,7 +269,7 @@ def _check_scheme(url: str) -> None:
 
 
 def _split_options(options: Mapping[str, str]) -> tuple[Any, Any]:
-    """Split options into those of the connection, under ``obstore``'s names, and the unchanged rest."""
+    """Split options into connection options, under ``obstore``'s names, and the unchanged bucket options."""
     client: dict[str, str] = {}
     bucket: dict[str, str] = {}
     for name, value in options.items():
@@ -314,7 +283,3 @@ def _split_options(options: Mapping[str, str]) -> tuple[Any, Any]:
     if "allow_http" not in client and os.environ.get("AWS_ALLOW_HTTP"):
         client["allow_http"] = os.environ["AWS_ALLOW_HTTP"]
     return client, bucket
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -52,15 +52,7 @@ def read_ranges(objects: Objects, path: str, ranges: Sequence[ByteRange]) -> lis
 
 
 def read_tail(objects: Objects, path: str, size_bytes: int) -> Tail:
-    """Read the last ``size_bytes`` bytes of an object.
-
-    Example:
-        >>> from millpond.statestore.objects.memory import MemoryObjects
-        >>> objects = MemoryObjects()
-        >>> objects.put("a", b"abcdef")
-        >>> read_tail(objects, "a", 2)
-        Tail(data=b'ef', size_bytes=6)
-    """
+    """Read the last ``size_bytes`` bytes of an object."""
     if isinstance(objects, RangedObjects):
         return objects.read_tail(path, size_bytes)
     data = objects.get(path)
@@ -106,15 +98,7 @@ class WrappedObjects:
 
 
 class MeteredObjects(WrappedObjects):
-    """An object store that counts the bytes read by each thread.
-
-    Example:
-        >>> from millpond.statestore.objects.memory import MemoryObjects
-        >>> objects = MeteredObjects(MemoryObjects())
-        >>> objects.put("a", b"four")
-        >>> (objects.get("a"), objects.read_bytes)
-        (b'four', 4)
-    """
+    """An object store that counts the bytes read by each thread."""
 
     def __init__(self, objects: Objects) -> None:
         super().__init__(objects)

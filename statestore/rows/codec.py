@@ -33,28 +33,16 @@ class Codec(Protocol):
     @property
     def name(self) -> str:
         """The codec's name in errors and in the catalog."""
-        ...
 
     @property
     def is_text(self) -> bool:
         """True if `encode` returns ``str`` (column ``state``), false for ``bytes`` (``state_bytes``)."""
-        ...
 
     def encode(self, value: Any) -> str | bytes:
-        """Return the value's encoded form.
-
-        Raises:
-            InvalidError: the codec cannot represent this value.
-        """
-        ...
+        """Return the value's encoded form, or raise `InvalidError` if the codec cannot represent the value."""
 
     def decode(self, encoded: str | bytes) -> Any:
-        """Return the value that was encoded.
-
-        Raises:
-            DataError: ``encoded`` is not the codec's output.
-        """
-        ...
+        """Return the value that was encoded, or raise `DataError` if ``encoded`` is not the codec's output."""
 
 
 def _refusal(codec: Codec, value: object, reason: str) -> InvalidError:
@@ -91,11 +79,7 @@ class JsonCodec:
     )
 
     def encode(self, value: Any) -> str:
-        """Encode as compact JSON with keys in their own order.
-
-        Raises:
-            InvalidError: the value contains a type that JSON lacks, NaN or an infinity.
-        """
+        """Encode as compact JSON with keys in their order, or raise `InvalidError` for a value that JSON lacks."""
         try:
             encoded = orjson.dumps(value, _as_dict, self._OPTIONS)
         except TypeError as error:
@@ -106,11 +90,7 @@ class JsonCodec:
         return encoded.decode()
 
     def decode(self, encoded: str | bytes) -> Any:
-        """Parse JSON text.
-
-        Raises:
-            DataError: the text is not JSON.
-        """
+        """Parse JSON text, or raise `DataError`."""
         try:
             return orjson.loads(encoded)
         except orjson.JSONDecodeError as error:
@@ -139,11 +119,7 @@ class MsgpackCodec:
     is_text: Final = False
 
     def encode(self, value: Any) -> bytes:
-        """Encode as MessagePack with distinct text and binary types.
-
-        Raises:
-            InvalidError: the value contains a type that MessagePack lacks.
-        """
+        """Encode with distinct text and binary types, or raise `InvalidError` for a type that MessagePack lacks."""
         try:
             encoded: bytes = msgpack.packb(value, use_bin_type=True)
         except (TypeError, ValueError, OverflowError) as error:
@@ -151,11 +127,7 @@ class MsgpackCodec:
         return encoded
 
     def decode(self, encoded: str | bytes) -> Any:
-        """Parse a MessagePack byte string.
-
-        Raises:
-            DataError: the bytes are not MessagePack.
-        """
+        """Parse a MessagePack byte string, or raise `DataError`."""
         try:
             return msgpack.unpackb(encoded, raw=False, strict_map_key=False)
         except (TypeError, ValueError, msgpack.UnpackException) as error:
@@ -241,11 +213,7 @@ class ModelCodec:
         return ModelCodec, (self._model,)
 
     def encode(self, value: Any) -> str:
-        """Encode as JSON.
-
-        Raises:
-            InvalidError: the value is not an object of the class, or a field, which the error names, lacks the declared type.
-        """
+        """Encode as JSON; an unfit value raises `InvalidError`, which names the field."""
         if not isinstance(value, self._model):
             self._refuse(value, "", "not an object of the model")
         try:
@@ -259,11 +227,7 @@ class ModelCodec:
         return text
 
     def decode(self, encoded: str | bytes) -> Any:
-        """Return the object that was encoded.
-
-        Raises:
-            DataError: the text is not JSON, or a field, which the error names, is missing or lacks the declared type.
-        """
+        """Return the object that was encoded; unfit text raises `DataError`, which names the field."""
         try:
             return self._load(encoded)
         except Exception as error:
@@ -307,25 +271,15 @@ def _with_msgspec(model: type) -> tuple[Callable[[Any], bytes], Callable[[str | 
 
 
 def _field_and_reason(error: Exception) -> tuple[str, str]:
-    """Return the path of the field that an error is about, as in ``trips[0].port``, or nothing, and the reason."""
+    """Return the field that an error is about, as in ``trips[0].port``, or nothing, and the reason."""
     errors = getattr(error, "errors", None)
     if callable(errors) and (first := next(iter(errors()), None)):
-        return _path(first.get("loc", ())), str(first.get("msg", error))
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first.get("loc", ()))
+        return path.removeprefix("."), str(first.get("msg", error))
     found = _AT.match(str(error))
     if found is None:
         return "", str(error) or type(error).__name__
     return found["field"].removeprefix("$").removeprefix("."), found["reason"]
-
-
-def _path(parts: tuple[str | int, ...]) -> str:
-    """Return a field's path.
-
-    Example:
-        >>> _path(("trips", 0, "port"))
-        'trips[0].port'
-    """
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-    return text.removeprefix(".")
 
 
 def _first_difference(value: object, decoded: object) -> str:

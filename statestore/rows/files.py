@@ -1,8 +1,12 @@
-"""Row files: the Parquet files that hold row updates (MillWheel §7.1).
+"""Row files: the Parquet files that hold row updates, whole, in parts or piece by piece (MillWheel §7.1).
 
 A file is sorted by key, contains each key once, and is written whole or not at all. Every read is verified: a damaged or
 missing file raises a `DataError` that names it, and never yields wrong rows. Files into which other Delta writers (Spark's
 OPTIMIZE, delta-rs) have rewritten ours are read as well, verified by their own checksums.
+
+`open_runs` and `RowFileWriter` work in memory that does not grow with files: a file is copied to the local disk, its seal
+is checked there, and batches of bounded size are decoded. A new file is encoded there a row group at a time, sealed, and
+uploaded in pieces.
 """
 
 from __future__ import annotations
@@ -11,31 +15,44 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from millpond.statestore.errors import DataError, MillpondError, ObjectMissingError, UnavailableError, check
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.disk_tier import forget_copy
-from millpond.statestore.objects.obstore import put_new
+from millpond.statestore.objects.obstore import disk_errors, download, put_new, upload
 from millpond.statestore.objects.ranges import is_written_once, read_ranges
-from millpond.statestore.rows.page_index import PAGE_INDEXES
-from millpond.statestore.rows.pages import decode_blocks, join_ranges
+from millpond.statestore.rows.page_index import PAGE_INDEXES, pack_section
+from millpond.statestore.rows.pages import decode_blocks, join_ranges, page_index_of
 from millpond.statestore.rows.record_ids import Fingerprints, fingerprints
-from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence, conform
+from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, Fence, check_names, conform
 from millpond.statestore.rows.row_format import (
+    COMPACTED_PAGED_BYTES_MIN,
+    PARQUET_OPTIONS,
+    ROWS_PER_GROUP,
+    MayHold,
     ParquetRowFormat,
     RowFormat,
     decode_rows,
+    empty_columns,
     file_name_of,
+    paged_options,
+    parquet_file_seal_holds,
+    rows_per_page,
+    seal_parquet_file,
 )
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep, quickly_pickled
 
+# The format of every store on disk.
 PARQUET: Final[RowFormat] = ParquetRowFormat()
-"""The format of every store on disk."""
 
 _SMALL_BYTES: Final = 1 << 16
 LARGE_BYTES: Final = 1 << 18
@@ -43,14 +60,11 @@ LARGE_BYTES: Final = 1 << 18
 
 # A file of which more than half is wanted is read whole.
 _SHARE_MAX: Final = 2
-
 # A larger file with a page index is never read whole, so that memory does not grow with files.
 _WHOLE_BYTES_MAX: Final = 1 << 22
-
 _BLOCKS_AT_ONCE: Final = 256
 # Bounds of the encoded blocks in memory.
 _BYTES_AT_ONCE: Final = 1 << 21
-
 # Parts of a file with a smaller gap are read at once.
 _GAP_BYTES: Final = 1 << 14
 
@@ -101,8 +115,7 @@ def check_keys_rise(table: pa.Table) -> None:
 
 def check_may_commit(table: pa.Table, interval: Interval, fence: Fence) -> tuple[str, str]:
     """Check that sorted row updates lie in the interval and are not newer than the fence; return their end keys."""
-    keys = table.column("key")
-    low, high = keys[0].as_py(), keys[table.num_rows - 1].as_py()
+    low, high = _ends(table)
     check(interval.contains(low) and interval.contains(high), "keys lie in the interval", low=low, high=high)
     check(_newest(table) <= fence, "no row update is newer than the commit that names it", fence=fence)
     return low, high
@@ -125,16 +138,10 @@ def write_row_file(
     token: str,
     row_format: RowFormat = PARQUET,
 ) -> RowFile:
-    """Write one interval's row updates; they stay invisible until a commit names the file.
+    """Write one interval's row updates; they stay invisible until a commit under ``fence`` names the file.
 
-    Args:
-        objects: the table's root.
-        interval: the interval that all keys lie in.
-        table: at least one row update in `ROW_SCHEMA`, keys rising (so each key once).
-        superstep: the superstep that writes.
-        fence: the commit that will name the file; no row may be newer.
-        token: 32 unique hexadecimal digits, so that no two attempts share a file.
-        row_format: the encoding; Parquet except in simulations.
+    The table has at least one row update in `ROW_SCHEMA`, none newer than the fence, and its keys rise (so each key
+    once). ``token`` has 32 unique hexadecimal digits, so that no two attempts share a file.
     """
     path = row_file_path(interval.computation, superstep, token)
     data = encode_row_file(table, path, row_format)
@@ -170,16 +177,16 @@ def read_row_files(
     large: Collection[str] = (),
     keep: Callable[[pa.Table], pa.Table] | None = None,
 ) -> pa.Table:
-    """Return the verified row updates of live files, in the order of ``paths``.
+    """Return the verified row updates of live files, in the order of ``paths``; a missing or damaged file is a `DataError`.
 
     Args:
         objects: the table's root.
-        paths: live files; a missing or damaged one raises a `DataError` that names it.
+        paths: the files.
         columns: row columns to decode, all by default.
         keys: only the updates of these keys.
         interval: only the updates whose key lies in it; files of other writers may span several intervals.
-        large: the paths of files of which only the pages that may hold ``keys`` are read, if they have a page index.
-        keep: filters the updates as they are read, a large file's part by part.
+        large: the files of which only the pages that may hold ``keys`` are read, if they have a page index.
+        keep: filters the updates while reading, a large file's part by part.
     """
     names = list(ROW_SCHEMA.names if columns is None else columns)
     check(set(names) <= set(ROW_SCHEMA.names), "only columns of rows are read", columns=names)
@@ -219,8 +226,7 @@ def _read_row_file(
         if chosen is not None:
             return chosen
         data = objects.get(path)
-        may_hold = None if selection.is_all else selection.may_hold
-        table = conform(decode_rows(data, needed, may_hold, name=name), needed)
+        table = conform(decode_rows(data, needed, selection.filter, name=name), needed)
         return table if len(data) <= _SMALL_BYTES and selection.keep is None else selection.reduce(table)
 
 
@@ -252,12 +258,9 @@ class _Selection:
     ) -> None:
         self._keys = None if keys is None else sorted(set(keys))
         self._interval = interval
+        self.filter: MayHold | None = None if keys is None and interval is None else self.may_hold
         self.keep = keep
         self._prints: Fingerprints | None = None
-
-    @property
-    def is_all(self) -> bool:
-        return self._keys is None and self._interval is None
 
     def may_hold(self, low: str, high: str) -> bool:
         """Return True if a range of keys ``low..high`` may contain a selected key."""
@@ -305,21 +308,18 @@ class _Selection:
         if self._interval is not None and not (is_sorted and _lies_in(table, self._interval)):
             table = rows_within(table, self._interval)
         if self._keys is not None:
-            keys = _between(self._keys, table) if is_sorted and table.num_rows else self._keys
+            keys = self._keys
+            if is_sorted and table.num_rows:
+                first, last = _ends(table)
+                keys = keys[bisect_left(keys, first) : bisect_right(keys, last)]
             is_wanted = pc.is_in(table.column("key"), pa.array(keys, pa.string()))
             if sum(chunk.true_count for chunk in is_wanted.iterchunks()) < table.num_rows:
                 table = table.filter(is_wanted)
         return table
 
 
-def _between(keys: Sequence[str], table: pa.Table) -> Sequence[str]:
-    """Return the sorted keys between the first and the last key of a table that is sorted by key."""
-    first, last = _ends(table)
-    return keys[bisect_left(keys, first) : bisect_right(keys, last)]
-
-
 def _lies_in(table: pa.Table, interval: Interval) -> bool:
-    """Return True if all keys of a table that is sorted by key lie in the interval."""
+    """Return True if all keys of a sorted table lie in the interval."""
     return not table.num_rows or all(map(interval.contains, _ends(table)))
 
 
@@ -339,3 +339,193 @@ def rows_within(table: pa.Table, interval: Interval) -> pa.Table:
     if interval.high is not None:
         mask = pc.and_(mask, pc.less(keys, interval.high))
     return table.filter(mask)
+
+
+# -- piece by piece ------------------------------------------------------------------------
+
+# Row updates sorted by key, in pieces; no key is in two pieces.
+Run = Iterator[pa.Table]
+
+_NAMES: Final = list(ROW_SCHEMA.names)
+_BUFFER_BYTES: Final = 1 << 18
+_GROUP_BYTES: Final = 1 << 26
+_BATCH_ROWS_MIN: Final = 64
+
+
+def open_runs(
+    objects: Objects, path: str, *, interval: Interval, scratch: Path, batch_bytes: int
+) -> Sequence[Run]:
+    """Open a live row file as runs of the updates in an interval; together they equal the result of `read_row_files`.
+
+    One of our files is a single run. Another writer's file may be unsorted, so each of its row groups is sorted on its
+    own and spilled to ``scratch``, an empty local folder which must stay until the runs are read. About ``batch_bytes``
+    of a run are decoded at a time. A damaged page raises `DataError` only when the run reaches the page.
+    """
+    local = scratch / "file"
+    name = sealed_name(path)
+    download(objects, path, local)
+    with reading(path):
+        if name is not None and not parquet_file_seal_holds(local, name):
+            raise DataError("row file is damaged: its seal is broken")
+        file = pq.ParquetFile(
+            local,
+            page_checksum_verification=True,
+            coerce_int96_timestamp_unit="us",
+            buffer_size=_BUFFER_BYTES,
+        )
+        check_names(file.schema_arrow)
+        if name is not None:
+            return [_batches(file, path, interval, _rows_of(batch_bytes, file))]
+        groups = range(file.num_row_groups)
+        return [_sorted_group(file, group, interval, scratch, batch_bytes) for group in groups]
+
+
+def _batches(file: pq.ParquetFile, path: str, interval: Interval, rows: int) -> Run:
+    with reading(path), file:
+        # One group at a time: over all groups, Arrow's reader would keep every group in memory.
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
+                yield rows_within(conform(pa.Table.from_batches([batch]), _NAMES), interval)
+
+
+def _sorted_group(
+    file: pq.ParquetFile, group: int, interval: Interval, scratch: Path, batch_bytes: int
+) -> Run:
+    rows = file.read_row_group(group, use_threads=False)
+    table = rows_within(conform(rows, _NAMES), interval)
+    # Arrow's sort is stable, so updates of a key stay in the file's order.
+    table = table.take(pc.sort_indices(table.column("key"))).combine_chunks()
+    spill = scratch / f"group{group}"
+    with pa.ipc.new_file(spill, ROW_SCHEMA) as writer:
+        for piece in _cut_between_keys(table, batch_bytes):
+            writer.write_table(piece)
+    return _spilled_run(spill)
+
+
+def _spilled_run(path: Path) -> Run:
+    with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
+        for number in range(reader.num_record_batches):
+            yield pa.Table.from_batches([reader.get_batch(number)])
+
+
+def _cut_between_keys(table: pa.Table, batch_bytes: int) -> Iterator[pa.Table]:
+    if not table.num_rows:
+        return
+    keys = table.column("key")
+    is_new = pc.not_equal(keys.slice(1), keys.slice(0, table.num_rows - 1)).to_numpy(zero_copy_only=False)
+    starts = np.concatenate([[0], 1 + np.flatnonzero(is_new), [table.num_rows]])
+    rows = max(1, table.num_rows * batch_bytes // max(table.nbytes, 1))
+    begin = 0
+    while begin < table.num_rows:
+        end = int(starts[np.searchsorted(starts, min(begin + rows, table.num_rows))])
+        yield table.slice(begin, end - begin)
+        begin = end
+
+
+def _rows_of(batch_bytes: int, file: pq.ParquetFile) -> int:
+    metadata = file.metadata
+    held = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    rows: int = batch_bytes * metadata.num_rows // max(held, 1)
+    return min(max(rows, _BATCH_ROWS_MIN), ROWS_PER_GROUP)
+
+
+class RowFileWriter:
+    """Writer of one row file of any size, in a local folder ``scratch``; see `write_row_file` for the other arguments."""
+
+    def __init__(
+        self, scratch: Path, interval: Interval, *, superstep: Superstep, fence: Fence, token: str
+    ) -> None:
+        self._interval = interval
+        self._superstep = superstep
+        self._fence = fence
+        self._path = row_file_path(interval.computation, superstep, token)
+        self._local = scratch / "written"
+        self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+        self._rows = 0
+        self._productions = 0
+        self._low: str | None = None
+        self._high: str | None = None
+        self._page_rows = 0
+        self._empty_columns = frozenset(ROW_SCHEMA.names)
+
+    def write(self, table: pa.Table) -> None:
+        """Append row updates in `ROW_SCHEMA`, whose keys rise and are greater than all earlier keys."""
+        if not table.num_rows:
+            return
+        check_keys_rise(table)
+        low, high = check_may_commit(table, self._interval, self._fence)
+        check(self._high is None or self._high < low, "the keys of a row file rise", low=low)
+        self._low = low if self._low is None else self._low
+        self._high = high
+        self._rows += table.num_rows
+        self._empty_columns &= empty_columns(table)
+        self._productions += productions_in(table)
+        self._waiting.append(table)
+        self._waiting_rows += table.num_rows
+        self._waiting_bytes += table.nbytes
+        if self._waiting_rows >= ROWS_PER_GROUP or self._waiting_bytes >= _GROUP_BYTES:
+            self._write_groups(is_end=False)
+
+    def finish(self, objects: Objects) -> RowFile | None:
+        """Seal and upload the file, which stays invisible until a commit names it; None if there were no rows."""
+        if self._low is None or self._high is None:
+            return None
+        self._write_groups(is_end=True)
+        with disk_errors(path=self._path):
+            self.close()
+            name = file_name_of(self._path)
+            seal_parquet_file(self._local, name, self._page_section(name))
+            size_bytes = self._local.stat().st_size
+        upload(objects, self._path, self._local)
+        return RowFile(
+            path=self._path,
+            size_bytes=size_bytes,
+            rows=self._rows,
+            min_key=self._low,
+            max_key=self._high,
+            superstep=self._superstep,
+            sequencer=self._fence.sequencer,
+            commit_number=self._fence.commit_number,
+            productions=self._productions,
+        )
+
+    def close(self) -> None:
+        """Close the local file; an unfinished file is discarded."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _write_groups(self, *, is_end: bool) -> None:
+        """Write whole row groups; wide rows make smaller groups."""
+        if not self._waiting:
+            return
+        table = pa.concat_tables(self._waiting)
+        if self._writer is None and table.nbytes >= COMPACTED_PAGED_BYTES_MIN:
+            self._page_rows = rows_per_page(table)
+        rows = max(1, min(ROWS_PER_GROUP, table.num_rows * _GROUP_BYTES // max(table.nbytes, 1)))
+        if self._page_rows:
+            rows = max(rows - rows % self._page_rows, self._page_rows)
+        with disk_errors(path=self._path):
+            if self._writer is None:
+                options = paged_options(self._page_rows) if self._page_rows else PARQUET_OPTIONS
+                self._writer = pq.ParquetWriter(self._local, ROW_SCHEMA, **options)
+            while table.num_rows >= rows or (is_end and table.num_rows):
+                group = table.slice(0, rows)
+                self._writer.write_table(group, row_group_size=rows)
+                table = table.slice(rows)
+        self._waiting = [table.combine_chunks()] if table.num_rows else []
+        self._waiting_rows, self._waiting_bytes = table.num_rows, table.nbytes
+
+    def _page_section(self, name: str) -> bytes:
+        """Return the page index of the closed local file; nothing for a file without pages."""
+        if not self._page_rows:
+            return b""
+        with (
+            self._local.open("rb") as file,
+            mmap(file.fileno(), 0, access=ACCESS_READ) as data,
+            memoryview(data) as view,
+        ):
+            return pack_section(page_index_of(view, self._page_rows, self._empty_columns), name)

@@ -140,9 +140,6 @@ def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
     return pc.binary_join_element_wise(*parts, _scalar(""))
 
 
-# -- by type -------------------------------------------------------------------------------
-
-
 def _of_text(array: pa.Array) -> pa.Array:
     texts = array.cast(pa.string())
     for control in _controls_in(texts):
@@ -392,12 +389,7 @@ def _kind_of_value(value: Any) -> pa.DataType:
 
 
 def same_texts(stored: pa.DataType, given: pa.DataType) -> bool:
-    """Return True if equal values of two types have the same text; an unknown (null) type matches any.
-
-    Example:
-        >>> same_texts(pa.int32(), pa.int64()), same_texts(pa.int64(), pa.string())
-        (True, False)
-    """
+    """Return True if equal values of two types have the same text; an unknown (null) type matches any."""
     if pa.types.is_null(stored) or pa.types.is_null(given):
         return True
     if pa.types.is_struct(stored) and pa.types.is_struct(given):
@@ -481,9 +473,6 @@ def fitting_cells(kind: pa.DataType, values: list[Any]) -> pa.Array:
         if len(values) == 1:
             return pa.nulls(1, kind)
         return pa.concat_arrays([fitting_cells(kind, [value]) for value in values])
-
-
-# -- looking up ----------------------------------------------------------------------------
 
 
 def key_lookup(values: Sequence[KeyValue], columns: Sequence[pa.Field]) -> str:

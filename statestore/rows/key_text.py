@@ -47,37 +47,30 @@ KeyValue: TypeAlias = (
 )
 """A value of a typed key; a mapping is a struct, with its fields in the mapping's order."""
 
+# The beginning of each value of a typed key.
 PART: Final = "\t"
-"""The beginning of each value of a typed key."""
-
+# The mark before the caret letter of a control character.
 ESCAPE: Final = "\x1f"
-"""The mark before the caret letter of a control character."""
-
+# A null: less than every other mark.
 NULL: Final = "!"
-"""A null: less than every other mark."""
-
+# The characters that are escaped in values.
 CONTROLS: Final = "".join(map(chr, range(32)))
-"""The characters that are escaped in values."""
-
+# The digits that a decimal may have before the point, and after it.
 DIGITS_MAX: Final = 38
-"""The digits that a decimal may have before the point, and after it."""
-
+# Letters that rise with the number of digits before the point; for more than 25 there are two.
 RISING: Final[tuple[str, ...]] = ("", *"abcdefghijklmnopqrstuvwxy", *(f"z{more}" for more in "abcdefghijklm"))
-"""Letters that rise with the number of digits before the point; for more than 25 there are two."""
-
+# Letters that fall with the number of digits, for negative numbers.
 FALLING: Final[tuple[str, ...]] = (
     "",
     *"ZYXWVUTSRQPONMLKJIHGFEDCB",
     *(f"A{more}" for more in "zyxwvutsrqpon"),
 )
-"""Letters that fall with the number of digits, for negative numbers."""
 
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**63 - 1
 _SIGN_BIT: Final = 1 << 63
 _ALL_BITS: Final = (1 << 64) - 1
 _HEX_DIGITS: Final = 16
-
 _CONTROL: Final = re.compile("[\x00-\x1f]")
 _IN_NAME: Final = re.compile("[\x00-\x1f,]")
 _ESCAPED: Final = re.compile("\x1f(.)", re.DOTALL)
@@ -110,7 +103,12 @@ def encode_key(values: Sequence[KeyValue]) -> str:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence) or not values:
         raise InvalidError("a typed key must be a tuple of at least one value", type=type(values).__name__)
     text = "".join([PART + _encoded(value) for value in values])
-    return text if text.isascii() else _encodable(text)
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as cause:
+            raise InvalidError("the key has no UTF-8 form", key=ascii(text)) from cause
+    return text
 
 
 def decode_key(text: str) -> tuple[Any, ...]:
@@ -137,12 +135,7 @@ def decode_key(text: str) -> tuple[Any, ...]:
 
 
 def escaped(text: str) -> str:
-    r"""Replace each control character by U+001F and its caret letter.
-
-    Example:
-        >>> escaped("a\tb")
-        'a\x1fIb'
-    """
+    """Replace each control character by U+001F and its caret letter."""
     return _CONTROL.sub(_caret, text) if _CONTROL.search(text) else text
 
 
@@ -161,14 +154,6 @@ def _caret(match: re.Match[str]) -> str:
 
 def _unescaped(text: str) -> str:
     return _ESCAPED.sub(lambda match: chr(ord(match.group(1)) - 64), text) if ESCAPE in text else text
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as cause:
-        raise InvalidError("the key has no UTF-8 form", key=ascii(text)) from cause
-    return text
 
 
 # -- values to text ------------------------------------------------------------------------

@@ -19,19 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, lengths_of, with_values
+from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, lengths_of, lists_of
 
 _CHUNK_BYTES_MAX: Final = 2**30
 _WIDE: Final = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 def nulls(type_: pa.DataType, count: int) -> pa.Array:
-    """Return nulls without values below them; a list of ``pa.nulls`` has null values, which would be written to files.
-
-    Example:
-        >>> nulls(pa.list_(pa.int64()), 2).to_pylist()
-        [None, None]
-    """
+    """Return nulls without values below them; a list of ``pa.nulls`` has null values, which would be written to files."""
     if not pa.types.is_list(type_):
         return pa.nulls(count, type_)
     buffers = [pa.py_buffer(bytes(-(-count // 8))), pa.py_buffer(bytes(4 * (count + 1)))]
@@ -45,10 +40,6 @@ def take_rows(
 
     Arrow's text and binary arrays hold at most 2 GiB, because their offsets have 32 bits, but the states of an interval
     may be larger. Such a column is gathered with 64-bit offsets and returned in chunks of ``chunk_bytes_max``.
-
-    Example:
-        >>> take_rows(pa.chunked_array([["a", "b"], ["c"]]), pa.array([2, None, 0])).to_pylist()
-        ['c', None, 'a']
     """
     if column.null_count == len(column):
         return nulls(column.type, len(rows))
@@ -141,12 +132,14 @@ def combine_updates(updates: pa.Table) -> pa.Table:
     if missing:
         raise InvalidError("columns that a merge needs are missing", columns=sorted(missing))
     table = updates.select(MERGE_COLUMNS).combine_chunks()
-    deleted = _filled(table.column("deleted"))
+    flags = table.column("deleted")
+    deleted = _flags(pc.fill_null(flags, False) if flags.null_count else flags)
     keys = table.column("key").combine_chunks()
     if table.schema.equals(_SCHEMA) and not deleted.any() and _rises(keys):
         # The table has one update per key, in order: combining would not change it.
-        has_flags = not table.column(_DELETED).null_count
-        return table if has_flags else table.set_column(_DELETED, _SCHEMA.field(_DELETED), pa.array(deleted))
+        if not flags.null_count:
+            return table
+        return table.set_column(_DELETED, _SCHEMA.field(_DELETED), pa.array(deleted))
     return _combine(table, keys.dictionary_encode(), deleted)
 
 
@@ -215,7 +208,7 @@ def _empty_lists(lists: pa.ListArray, where: _Mask | None = None) -> pa.ListArra
     if not lists.null_count or (where is not None and not where.any()):
         return lists
     stays_null = np.zeros(len(lists), np.bool_) if where is None else _flags(lists.is_null()) & ~where
-    return with_values(lists, lists.flatten(), lists.type, pa.array(stays_null))
+    return lists_of(lists.flatten(), lengths_of(lists), lists.type, pa.array(stays_null))
 
 
 def _at(flags: _Mask, rows: _Index) -> _Mask:
@@ -227,10 +220,6 @@ def _valid(table: pa.Table, name: str) -> _Mask:
     return _flags(table.column(name).is_valid())
 
 
-def _filled(column: pa.ChunkedArray) -> _Mask:
-    return _flags(pc.fill_null(column, False) if column.null_count else column)
-
-
 def _flags(column: pa.Array | pa.ChunkedArray) -> _Mask:
     flags: _Mask = column.to_numpy(zero_copy_only=False).astype(np.bool_)
     return flags
@@ -238,8 +227,8 @@ def _flags(column: pa.Array | pa.ChunkedArray) -> _Mask:
 
 # -- the rule as SQL -----------------------------------------------------------------------
 
+# The columns of a row that readers see.
 ROWS_VIEW_COLUMNS: Final = tuple(name for name in MERGE_COLUMNS if name != "deleted")
-"""The columns of a row that readers see."""
 
 
 class SqlDialect(StrEnum):

@@ -34,13 +34,10 @@ _TAIL_BYTES: Final = 8
 _SECTION: Final = b"MPPAGES1"
 # Behind the page index: its length, its checksum, and the name of the section.
 _TRAILER_BYTES: Final = 8 + len(_SECTION)
-
+# The seal between the page index and the footer (`row_format`).
 SEAL_BYTES: Final = 12
-"""The seal between the page index and the footer (`row_format`)."""
-
 # The cost of a key in Python, without its characters.
 _KEY_BYTES: Final = 64
-
 # The first read from a file's end: the footer and the index of a file of average size.
 _READ_BYTES: Final = 1 << 16
 
@@ -60,10 +57,7 @@ class StoredPages:
 
 @dataclass(frozen=True, slots=True)
 class AlikePages:
-    """The pages of a column that are nearly all alike, such as nulls, and need not be read from the file.
-
-    ``contents`` has the few different pages, with their headers, and ``numbers`` the page of each block.
-    """
+    """The few different pages of a nearly uniform column, such as nulls, and the page of each block; none is read."""
 
     contents: tuple[bytes, ...]
     numbers: npt.NDArray[np.uint8]
@@ -77,10 +71,8 @@ class AlikePages:
 class Leaf:
     """A column of a Parquet file, nested ones included, with Parquet's numbers of its type, codec and encodings.
 
-    Attributes:
-        path: its name, and the names of its fields.
-        pages: its pages by block; None for a column without values.
-        values: the number of values on each page; None if as many as rows.
+    ``path`` is its name and the names of its fields. ``pages`` is None for a column without values. ``values`` has the
+    number of values on each page, or is None if there are as many as rows.
     """
 
     path: tuple[str, ...]
@@ -95,13 +87,8 @@ class Leaf:
 class PageIndex:
     """The facts about a row file that are known without reading its pages.
 
-    Attributes:
-        schema: the elements of Parquet's schema, as stored in the footer.
-        firsts: the first key of each block.
-        last: the last key of the file.
-        rows: the number of rows in each block.
-        leaves: the columns in the order of the schema.
-        keys: a filter of all its keys.
+    ``schema`` has the elements of Parquet's schema as stored in the footer. ``firsts`` has the first key of each block and
+    ``rows`` its number of rows, ``last`` is the last key of the file, and ``keys`` is a filter of all keys.
     """
 
     schema: bytes
@@ -115,12 +102,9 @@ class PageIndex:
     def size_bytes(self) -> int:
         """Its memory, by estimate."""
         of_firsts = sum(map(len, self.firsts)) + _KEY_BYTES * len(self.firsts)
-        of_leaves = sum(
-            (0 if leaf.pages is None else leaf.pages.size_bytes)
-            + (0 if leaf.values is None else leaf.values.nbytes)
-            for leaf in self.leaves
-        )
-        return int(of_firsts + of_leaves + self.rows.nbytes + self.keys.size_bytes)
+        of_pages = sum(leaf.pages.size_bytes for leaf in self.leaves if leaf.pages is not None)
+        of_values = sum(leaf.values.nbytes for leaf in self.leaves if leaf.values is not None)
+        return int(of_firsts + of_pages + of_values + self.rows.nbytes + self.keys.size_bytes)
 
     def blocks_of(self, keys: Sequence[str], fingerprints: Fingerprints) -> list[int]:
         """Return the blocks that may hold any of these sorted keys, given their fingerprints."""
@@ -151,10 +135,7 @@ class PageIndex:
         self, blocks: Sequence[int], columns: Iterable[str], *, blocks_max: int, bytes_max: int
     ) -> Iterator[Sequence[int]]:
         """Yield blocks in groups of at most ``blocks_max`` and ``bytes_max`` encoded bytes, but at least one block."""
-        chosen = np.fromiter(blocks, np.int64, len(blocks))
-        sizes = np.zeros(len(chosen), np.int64)
-        for pages in self._stored_of(columns):
-            sizes += pages.sizes[chosen]
+        chosen, sizes = self._sizes_of(blocks, columns)
         ends = np.cumsum(sizes)
         begin = 0
         while begin < len(chosen):
@@ -172,8 +153,16 @@ class PageIndex:
 
     def size_of(self, blocks: Sequence[int], columns: Iterable[str]) -> int:
         """Return the bytes to read for some blocks and columns."""
+        return int(self._sizes_of(blocks, columns)[1].sum())
+
+    def _sizes_of(
+        self, blocks: Sequence[int], columns: Iterable[str]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         chosen = np.fromiter(blocks, np.int64, len(blocks))
-        return sum(int(pages.sizes[chosen].sum(dtype=np.int64)) for pages in self._stored_of(columns))
+        sizes = np.zeros(len(chosen), np.int64)
+        for pages in self._stored_of(columns):
+            sizes += pages.sizes[chosen]
+        return chosen, sizes
 
     def _stored_of(self, columns: Iterable[str]) -> list[StoredPages]:
         wanted = frozenset(columns)
@@ -204,14 +193,8 @@ class PageIndex:
                 metadata |= {f"page{number}.{place}": page for place, page in enumerate(leaf.pages.contents)}
             if leaf.values is not None:
                 columns[f"values{number}"] = leaf.values
-            leaves.append(
-                {
-                    "path": leaf.path,
-                    "type": leaf.physical_type,
-                    "codec": leaf.codec,
-                    "encodings": leaf.encodings,
-                }
-            )
+            codes = {"type": leaf.physical_type, "codec": leaf.codec, "encodings": leaf.encodings}
+            leaves.append({"path": leaf.path, **codes})
         metadata["leaves"] = orjson.dumps(leaves)
         table = pa.table(columns).replace_schema_metadata(metadata)
         sink = pa.BufferOutputStream()
@@ -238,16 +221,8 @@ class PageIndex:
                 pages = AlikePages(tuple(contents), numbers)
             elif f"offset{number}" in arrays:
                 pages = StoredPages(*(arrays[f"{name}{number}"] for name in ("offset", "size", "checksum")))
-            leaves.append(
-                Leaf(
-                    path=tuple(leaf["path"]),
-                    physical_type=leaf["type"],
-                    codec=leaf["codec"],
-                    encodings=tuple(leaf["encodings"]),
-                    pages=pages,
-                    values=arrays.get(f"values{number}"),
-                )
-            )
+            codes = (leaf["type"], leaf["codec"], tuple(leaf["encodings"]))
+            leaves.append(Leaf(tuple(leaf["path"]), *codes, pages, arrays.get(f"values{number}")))
         return PageIndex(
             schema=metadata[b"schema"],
             firsts=table.column("first").to_pylist(),
@@ -270,13 +245,11 @@ def read_page_index(objects: Objects, path: str, name: str) -> PageIndex | None:
     tail = read_tail(objects, path, _READ_BYTES)
     footer_bytes = int.from_bytes(tail.data[-_TAIL_BYTES:-4], "little")
     behind = _TAIL_BYTES + footer_bytes + SEAL_BYTES
-    trailer = _part(
-        objects, path, tail, ByteRange(tail.size_bytes - behind - _TRAILER_BYTES, tail.size_bytes - behind)
-    )
+    end = tail.size_bytes - behind - _TRAILER_BYTES
+    trailer = _part(objects, path, tail, ByteRange(end, end + _TRAILER_BYTES))
     if len(trailer) != _TRAILER_BYTES or not trailer.endswith(_SECTION):
         return None
     size, checksum = (int.from_bytes(trailer[at : at + 4], "little") for at in (0, 4))
-    end = tail.size_bytes - behind - _TRAILER_BYTES
     packed = _part(objects, path, tail, ByteRange(end - size, end))
     if len(packed) != size or zlib.crc32(packed, zlib.crc32(name.encode())) != checksum:
         return None
@@ -304,11 +277,7 @@ class RecentlyUsed(Generic[_Key, _Value]):
         self.bytes_max = bytes_max
         self._lock = threading.Lock()
         self._known: OrderedDict[_Key, tuple[_Value, int]] = OrderedDict()
-        self._bytes = 0
-
-    @property
-    def size_bytes(self) -> int:
-        return self._bytes
+        self.size_bytes = 0
 
     def get(self, key: _Key) -> _Value | None:
         with self._lock:
@@ -322,10 +291,10 @@ class RecentlyUsed(Generic[_Key, _Value]):
         with self._lock:
             if key not in self._known:
                 self._known[key] = value, size_bytes
-                self._bytes += size_bytes
-            while self._bytes > self.bytes_max:
+                self.size_bytes += size_bytes
+            while self.size_bytes > self.bytes_max:
                 _, (_, freed) = self._known.popitem(last=False)
-                self._bytes -= freed
+                self.size_bytes -= freed
 
 
 class PageIndexes(RecentlyUsed[tuple[str, str], tuple[PageIndex | None]]):
@@ -342,8 +311,8 @@ class PageIndexes(RecentlyUsed[tuple[str, str], tuple[PageIndex | None]]):
         return index
 
 
+# The page indexes of this process.
 PAGE_INDEXES: Final = PageIndexes(64 << 20)
-"""The page indexes of this process."""
 
 
 class FieldType(IntEnum):
@@ -374,16 +343,7 @@ _DOUBLE_BYTES: Final = 8
 
 
 def read_struct(data: memoryview | bytes, start: int) -> tuple[dict[int, Any], int]:
-    """Return the fields of a struct by their numbers, and its end; nested structs are dicts like this one.
-
-    Raises:
-        IndexError: the data end within it.
-        ValueError: the data are not such a struct.
-
-    Example:
-        >>> read_struct(write_struct([(1, FieldType.I32, -5), (3, FieldType.BINARY, b"key")]), 0)
-        ({1: -5, 3: b'key'}, 8)
-    """
+    """Return the fields of a struct by their numbers, and its end; bad data raise `IndexError` or `ValueError`."""
     fields: dict[int, Any] = {}
     number, at = 0, start
     while True:

@@ -33,22 +33,14 @@ from millpond.statestore.rows.record_ids import BlockFilter, fingerprints
 
 _MAGIC: Final = b"PAR1"
 _TAIL_BYTES: Final = 8
-
 # A column with more different pages is read from the file: two of whole blocks and two last ones.
 _ALIKE_MAX: Final = 4
-
 # One absent key in a hundred costs a page; each key takes 1.4 bytes of the filter.
 _KEY_ERROR_RATE: Final = 0.01
-
 _KEYS_AT_ONCE: Final = 1 << 16
 
-_I32, _I64, _BINARY, _LIST, _STRUCT = (
-    FieldType.I32,
-    FieldType.I64,
-    FieldType.BINARY,
-    FieldType.LIST,
-    FieldType.STRUCT,
-)
+_I32, _I64, _BINARY = FieldType.I32, FieldType.I64, FieldType.BINARY
+_LIST, _STRUCT = FieldType.LIST, FieldType.STRUCT
 
 
 def page_index_of(file: memoryview, page_rows: int, empty_columns: Collection[str]) -> PageIndex:
@@ -152,12 +144,7 @@ def _schema_of(file: memoryview, footer_start: int) -> bytes:
 
 
 def join_ranges(ranges: Iterable[ByteRange], gap_bytes: int) -> list[ByteRange]:
-    """Return ranges that cover all of these, in order, joined where the gap is small.
-
-    Example:
-        >>> join_ranges([ByteRange(50, 60), ByteRange(0, 10), ByteRange(12, 20)], 5)
-        [ByteRange(start=0, end=20), ByteRange(start=50, end=60)]
-    """
+    """Return ranges that cover all of these, in order, joined where the gap is small."""
     joined: list[ByteRange] = []
     for part in sorted(ranges, key=lambda part: part.start):
         if joined and part.start - joined[-1].end <= gap_bytes:

@@ -17,8 +17,8 @@ from millpond.statestore.errors import InvalidError, check
 from millpond.statestore.rows.row import RECORD_ID_TYPE, TIMESTAMP
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, WallTimeMicros
 
+# One 64-bit fingerprint per id.
 Fingerprints: TypeAlias = npt.NDArray[np.uint64]
-"""One 64-bit fingerprint per id."""
 
 _Lengths: TypeAlias = npt.NDArray[np.int64]
 
@@ -35,11 +35,6 @@ def fingerprints(ids: pa.Array | pa.ChunkedArray) -> Fingerprints:
 
     A fingerprint depends only on the id's bytes: it is the same in every process and on every machine. Among n different
     ids a collision has a probability of about n²/2⁶⁵, so equal fingerprints are a reason to compare ids, never a proof.
-
-    Example:
-        >>> a, b = fingerprints(pa.array([b"x", b"y"]))
-        >>> bool(a == b), bool(a == fingerprints(pa.array(["x"]))[0])
-        (False, True)
     """
     if ids.null_count:
         raise InvalidError("a record id is null", nulls=ids.null_count)
@@ -146,12 +141,6 @@ class RecordIdFilter:
     Memory is about 8 bytes per id at the default rate, allocated as ids arrive: filters of growing size and falling
     error rate, whose rates add up to ``error_rate`` (from 1e-6 to 1e-2). Past ``capacity_max`` ids the size stays and
     the rate rises, which costs reads but never correctness.
-
-    Example:
-        >>> seen = RecordIdFilter()
-        >>> seen.add(pa.array([b"a", b"b"]))
-        >>> seen.might_contain(pa.array([b"b", b"c"])).tolist()
-        [True, False]
     """
 
     def __init__(
@@ -218,12 +207,6 @@ class BlockFilter:
     bits than scattered bits do (`_SPREAD`). pybloom-live computes the scattered size and holds the bits.
 
     Page indexes store filters of keys, so fingerprints and bit patterns are part of the format.
-
-    Example:
-        >>> keys = BlockFilter.empty(100, 0.01)
-        >>> keys.add(fingerprints(pa.array(["a", "b"])))
-        >>> BlockFilter.from_bytes(keys.to_bytes()).might_contain(fingerprints(pa.array(["b", "c"]))).tolist()
-        [True, False]
     """
 
     def __init__(self, words: npt.NDArray[np.uint64], capacity: int = 0) -> None:
@@ -236,7 +219,8 @@ class BlockFilter:
     def empty(capacity: int, error_rate: float) -> BlockFilter:
         """Return a filter for ``capacity`` ids; when full, it has ``error_rate`` (1e-8 to 1e-2) false positives."""
         # The library allocates the bits; blocks use as many as make whole ones.
-        bits = BloomFilter(_scattered_capacity(capacity, error_rate), error_rate)
+        spread = float(np.interp(-math.log10(error_rate), list(_SPREAD), list(_SPREAD.values())))
+        bits = BloomFilter(max(math.ceil(capacity * spread), _BLOCK_BITS), error_rate)
         octets = bits.num_bits // _BLOCK_BITS * _BLOCK_BITS // 8
         return BlockFilter(np.frombuffer(bits.bitarray, np.uint8, octets).view(np.uint64), capacity)
 
@@ -284,7 +268,7 @@ class BlockFilter:
 
 
 def _word_of(ids: Fingerprints, blocks: Fingerprints, pair: int) -> _Index:
-    """Return the word of the pair that each id uses, chosen by a low bit of its fingerprint."""
+    """Return each id's word in the pair, chosen by a low bit of its fingerprint."""
     half = (ids >> np.uint64(pair)) & np.uint64(1)
     return (blocks + (half + np.uint64(2 * pair))).view(np.int64)
 
@@ -301,19 +285,13 @@ def _fingerprints_of(ids: Ids) -> Fingerprints:
     return ids
 
 
-def _scattered_capacity(capacity: int, error_rate: float) -> int:
-    spread = float(np.interp(-math.log10(error_rate), list(_SPREAD), list(_SPREAD.values())))
-    return max(math.ceil(capacity * spread), _BLOCK_BITS)
-
-
 def _patterns() -> npt.NDArray[np.uint64]:
     """Return a table of words with three bits set."""
     drawn = mix(np.arange(1, 65_537, dtype=np.uint64))
     first, second, third = (drawn >> np.uint64(shift) for shift in (0, 6, 12))
     one, low_bits = np.uint64(1), np.uint64(63)
-    words: npt.NDArray[np.uint64] = (
-        (one << (first & low_bits)) | (one << (second & low_bits)) | (one << (third & low_bits))
-    )
+    bits = [one << (each & low_bits) for each in (first, second, third)]
+    words: npt.NDArray[np.uint64] = bits[0] | bits[1] | bits[2]
     return words
 
 
@@ -321,19 +299,14 @@ _SECOND: Final = np.uint64(0xA0761D6478BD642F)
 _PATTERNS: Final = _patterns()
 
 
+# The default time within which a sender may repeat a record: three hours.
 ID_SLACK_US: Final = 3 * 3_600_000_000
-"""The default time within which a sender may repeat a record: three hours."""
 
 _MINUTE_US: Final = 60_000_000
 
 
 def arrival_us(wall_time: WallTimeMicros) -> WallTimeMicros:
-    """Round an arrival up to the minute: a file then has few distinct arrivals, which compress to a byte each at most.
-
-    Example:
-        >>> arrival_us(WallTimeMicros(60_000_001))
-        120000000
-    """
+    """Round an arrival up to the minute: few distinct arrivals compress to a byte each at most."""
     return WallTimeMicros(-(-wall_time // _MINUTE_US) * _MINUTE_US)
 
 
@@ -344,12 +317,7 @@ class IdRetention:
     An id goes when the slack has passed twice: on the wall clock since the record first arrived, and in event time since
     the record's own time. Event time alone forgets too early: one record from a clock that is hours fast moves the low
     watermark past all honest ones, and a late record is behind it on arrival. The wall clock alone forgets too early
-    when the pipeline stands still while its senders wait.
-
-    Attributes:
-        at_from: keep ids of records of this event time or later.
-        arrived_from: keep ids of records that arrived at this wall time or later.
-        unknown_arrived_at: the arrival assumed for ids without one.
+    when the pipeline stands still while its senders wait. An id without an arrival counts as ``unknown_arrived_at``.
     """
 
     at_from: EventTimeMicros
@@ -369,9 +337,8 @@ class IdRetention:
 
     def keeps(self, ids: pa.StructArray) -> npt.NDArray[np.bool_]:
         """Return one flag per id, of `RECORD_ID_TYPE`: true if it stays."""
-        kept: npt.NDArray[np.bool_] = (_micros(ids, "at") >= self.at_from) | (
-            _micros(ids, "arrived_at") >= self.arrived_from
-        )
+        is_recent = _micros(ids, "arrived_at") >= self.arrived_from
+        kept: npt.NDArray[np.bool_] = is_recent | (_micros(ids, "at") >= self.at_from)
         return kept
 
     def with_arrivals(self, ids: pa.StructArray) -> pa.StructArray:

@@ -37,16 +37,11 @@ from millpond.statestore.types import (
     quickly_pickled,
 )
 
+# UTC microseconds, the type of every time in a row.
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-"""UTC microseconds, the type of every time in a row."""
 
 TIMER_TYPE: Final = pa.struct(
-    [
-        pa.field("tag", pa.string()),
-        pa.field("domain", pa.string()),
-        pa.field("at", TIMESTAMP),
-        pa.field("output_at", TIMESTAMP),
-    ]
+    [("tag", pa.string()), ("domain", pa.string()), ("at", TIMESTAMP), ("output_at", TIMESTAMP)]
 )
 """A pending timer: its tag, its clock, the time when it fires, and its hold on the output watermark.
 
@@ -54,9 +49,7 @@ The clock is a `TimeDomain`, or ``event@`` and the number of a percentile waterm
 timer does not hold the output watermark. A record that waits for its turn in time is an entry too (`TimeDomain.RECORD`).
 """
 
-RECORD_ID_TYPE: Final = pa.struct(
-    [pa.field("id", pa.binary()), pa.field("at", TIMESTAMP), pa.field("arrived_at", TIMESTAMP)]
-)
+RECORD_ID_TYPE: Final = pa.struct([("id", pa.binary()), ("at", TIMESTAMP), ("arrived_at", TIMESTAMP)])
 """The id of a consumed external record, that record's event time, and the wall time of its first arrival.
 
 The arrival is rounded up to the minute (`millpond.statestore.rows.record_ids`). It is null in files of older versions,
@@ -65,35 +58,34 @@ and where another engine has rewritten the files of a table created by an older 
 
 PRODUCTION_TYPE: Final = pa.struct(
     [
-        pa.field("stream", pa.string()),
-        pa.field("key", pa.string()),
-        pa.field("value", pa.string()),
-        pa.field("value_bytes", pa.binary()),
-        pa.field("at", TIMESTAMP),
+        ("stream", pa.string()),
+        ("key", pa.string()),
+        ("value", pa.string()),
+        ("value_bytes", pa.binary()),
+        ("at", TIMESTAMP),
     ]
 )
 """A produced record, checkpointed before its delivery (strong productions, §6.1.2)."""
 
+# The Delta partition column; the path and the add action hold it, the files do not.
 PARTITION_COLUMN: Final = "computation"
-"""The Delta partition column; the path and the add action hold it, the files do not."""
-
+# The column of the version of the code's state; null is version 0.
 STATE_VERSION: Final = "state_version"
-"""The column of the version of the code's state; null is version 0."""
 
 ROW_SCHEMA: Final = pa.schema(
     [
-        pa.field("key", pa.string()),
-        pa.field("sequencer", pa.int64()),
-        pa.field("commit_number", pa.int64()),
-        pa.field("superstep", pa.int64()),
-        pa.field("state", pa.string()),
-        pa.field("state_bytes", pa.binary()),
-        pa.field("timers", pa.list_(TIMER_TYPE)),
-        pa.field("record_ids", pa.list_(RECORD_ID_TYPE)),
-        pa.field("productions", pa.list_(PRODUCTION_TYPE)),
-        pa.field("hold", TIMESTAMP),
-        pa.field("deleted", pa.bool_()),
-        pa.field(STATE_VERSION, pa.int32()),
+        ("key", pa.string()),
+        ("sequencer", pa.int64()),
+        ("commit_number", pa.int64()),
+        ("superstep", pa.int64()),
+        ("state", pa.string()),
+        ("state_bytes", pa.binary()),
+        ("timers", pa.list_(TIMER_TYPE)),
+        ("record_ids", pa.list_(RECORD_ID_TYPE)),
+        ("productions", pa.list_(PRODUCTION_TYPE)),
+        ("hold", TIMESTAMP),
+        ("deleted", pa.bool_()),
+        (STATE_VERSION, pa.int32()),
     ]
 )
 """Schema of a row-update file, sorted by ``key``; the table adds the partition column.
@@ -118,7 +110,6 @@ class TimeDomain(StrEnum):
     EVENT = "event"
     WALL = "wall"
     HOLD = "hold"
-
     RECORD = "record"
 
 
@@ -135,13 +126,6 @@ class Fence:
 
         The first commit under a lease follows any smaller sequencer. Every other commit follows the commit number before its
         own under the same sequencer.
-
-        Example:
-            >>> stored = Fence(Sequencer(3), CommitNumber(7))
-            >>> Fence(Sequencer(3), CommitNumber(8)).follows(stored)
-            True
-            >>> Fence(Sequencer(4), CommitNumber(1)).follows(stored)
-            False
         """
         if self.commit_number == 0:
             return stored is None or stored.sequencer < self.sequencer
@@ -152,12 +136,7 @@ class Fence:
 
 
 def pack_fence(sequencer: Sequencer, commit_number: CommitNumber) -> int:
-    """Return the Delta ``txn`` version of an interval: sequencer in the high bits, commit number in the low 32.
-
-    Example:
-        >>> pack_fence(Sequencer(3), CommitNumber(7)) == (3 << 32) + 7
-        True
-    """
+    """Return the Delta ``txn`` version of an interval: sequencer in the high bits, commit number in the low 32."""
     return (sequencer << _COMMIT_BITS) + commit_number
 
 
@@ -183,7 +162,7 @@ _PANE_FIELDS: Final = frozenset(
 )
 _BOUNDS: Final = 2
 _ALL_TIME: Final = (TIME_MIN_US, TIME_MAX_US)
-# A pane travels as an envelope: a JSON object with four fields, the last of which has nine of its own
+# A pane travels as an envelope: a JSON object with four fields, the last of which has nine more
 # # (`millpond.executor.windows.pane` defines them). An outside row with the same fields is a `PlainObject` in memory, and
 # # its JSON text begins with this mark, which no other value's text does.
 PLAIN_MARK: Final = " "
@@ -243,15 +222,14 @@ def lists_by_key(updates: pa.Table, name: str) -> pa.Table:
     """Join the lists of ``record_ids`` or ``productions`` by key, oldest update first, without keys whose list is empty."""
     filled = updates.filter(pc.greater(pc.fill_null(pc.list_value_length(updates.column(name)), 0), 0))
     ordered = filled.sort_by([(column, "ascending") for column in _ORDER]).combine_chunks()
-    lists = pa.array([], ROW_SCHEMA.field(name).type)
-    if ordered.num_rows:
-        lists = ordered.column(name).combine_chunks()
+    kind = ROW_SCHEMA.field(name).type
+    lists = ordered.column(name).combine_chunks() if ordered.num_rows else pa.array([], kind)
     keys = ordered.column("key").combine_chunks().dictionary_encode()
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
     # Updates of a key lie together now, and so do their values: only the ends of the lists change.
     per_key = np.bincount(keys.indices.to_numpy(), weights=lengths, minlength=len(keys.dictionary))
     offsets = np.concatenate([[0], np.cumsum(per_key)]).astype(np.int32)
-    joined = pa.ListArray.from_arrays(offsets, lists.flatten(), type=ROW_SCHEMA.field(name).type)
+    joined = pa.ListArray.from_arrays(offsets, lists.flatten(), type=kind)
     return pa.table({"key": keys.dictionary, name: joined})
 
 
@@ -297,36 +275,19 @@ def conform(table: pa.Table, columns: list[str]) -> pa.Table:
     """
     schema = ROW_SCHEMA if columns == _ALL else pa.schema([ROW_SCHEMA.field(name) for name in columns])
     if not table.schema.equals(schema):
-        table = _converted(table, schema)
+        indices = {name: index for index, name in enumerate(table.column_names)}
+        arrays = [_column(table, field, indices.get(field.name)) for field in schema]
+        table = pa.Table.from_arrays(arrays, schema=schema)
     for name in _ORDER:
         if name in columns and table.column(name).null_count:
             raise DataError("a row update lacks a required value", column=name)
     return table
 
 
-def _converted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    indices = {name: index for index, name in enumerate(table.column_names)}
-    arrays = [_column(table, field, indices.get(field.name)) for field in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def with_values(
-    lists: pa.Array, values: pa.Array, target: pa.ListType, nulls: pa.BooleanArray
-) -> pa.ListArray:
-    """Return lists with the lengths of ``lists``, of any layout, over other concatenated values."""
-    return lists_of(values, lengths_of(lists), target, nulls)
-
-
 def lists_of(
     values: pa.Array, lengths: npt.NDArray[np.int64], target: pa.ListType, nulls: pa.BooleanArray
 ) -> pa.ListArray:
-    """Cut concatenated values into lists; the length of a null list is 0.
-
-    Example:
-        >>> lengths = np.array([2, 0, 1])
-        >>> lists_of(pa.array([1, 2, 3]), lengths, pa.list_(pa.int64()), pa.array(lengths == 0)).to_pylist()
-        [[1, 2], None, [3]]
-    """
+    """Cut concatenated values into lists; the length of a null list is 0."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     # A mask only where needed: Arrow takes five times as long with one.
@@ -359,7 +320,8 @@ def _convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     if array.type.equals(target):
         return array
     if pa.types.is_list(target) and any(is_kind(array.type) for is_kind in _LISTS):
-        return with_values(array, _convert(array.flatten(), target.value_type), target, array.is_null())
+        values = _convert(array.flatten(), target.value_type)
+        return lists_of(values, lengths_of(array), target, array.is_null())
     if pa.types.is_struct(target) and pa.types.is_struct(array.type):
         return _convert_struct(array, target)
     if pa.types.is_timestamp(target) and pa.types.is_timestamp(array.type):

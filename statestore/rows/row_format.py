@@ -24,8 +24,8 @@ from millpond.statestore.rows.page_index import SEAL_BYTES, RecentlyUsed, pack_s
 from millpond.statestore.rows.pages import page_index_of
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, check_names
 
+# A file's bytes, the name it is sealed under, and the decoded columns.
 FileKey: TypeAlias = tuple[bytes, str, tuple[str, ...]]
-"""A file's bytes, the name it is sealed under, and the decoded columns."""
 
 _SHARE_MAX: Final = 16
 
@@ -45,8 +45,9 @@ class DecodedFiles(RecentlyUsed[FileKey, pa.Table]):
             self.keep(key, table, size_bytes)
 
 
+_NUMBERS: Final = ("sequencer", "commit_number", "superstep")
+# Rows per Parquet row group: the minimum that a point read decodes.
 ROWS_PER_GROUP: Final = 16_384
-"""Rows per Parquet row group: the minimum that a point read decodes."""
 
 PARQUET_OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
@@ -54,55 +55,41 @@ PARQUET_OPTIONS: Final[dict[str, Any]] = {
     "write_page_checksum": True,
     "store_schema": False,
     # Keys, states and ids rarely repeat: a dictionary would cost a third of the time without saving space.
-    "use_dictionary": [
-        "sequencer",
-        "commit_number",
-        "superstep",
-        "record_ids.list.element.arrived_at",
-        STATE_VERSION,
-    ],
+    "use_dictionary": [*_NUMBERS, "record_ids.list.element.arrived_at", STATE_VERSION],
     "column_encoding": {"record_ids.list.element.at": "DELTA_BINARY_PACKED"},
-    "write_statistics": ["key", "sequencer", "commit_number", "superstep"],
+    "write_statistics": ["key", *_NUMBERS],
 }
 """Options for both of Arrow's Parquet writers."""
 
+# The size in memory from which a superstep's file has a page index; smaller files are read whole.
 PAGED_BYTES_MIN: Final = 1 << 22
-"""The size in memory from which a superstep's file has a page index; smaller files are read whole."""
-
+# The same for a compaction, which no superstep waits for.
 COMPACTED_PAGED_BYTES_MIN: Final = 1 << 18
-"""The same for a compaction, which no superstep waits for."""
 
 _PAGE_BYTES: Final = 1 << 15
 _PAGE_ROWS_MIN: Final = 64
 _PAGE_ROWS_MAX: Final = 4_096
 
 
-def _leaf_paths(schema: pa.Schema) -> list[str]:
-    """Return the columns as Parquet names them; rows nest no deeper than lists of structs."""
-    return [
-        path
-        for column in schema
-        for path in (
-            [f"{column.name}.list.element.{field.name}" for field in column.type.value_type]
-            if pa.types.is_list(column.type)
-            else [column.name]
-        )
-    ]
+def _leaf_paths(column: pa.Field) -> list[str]:
+    """Return a column's leaves as Parquet names them; rows nest no deeper than lists of structs."""
+    if not pa.types.is_list(column.type):
+        return [column.name]
+    return [f"{column.name}.list.element.{field.name}" for field in column.type.value_type]
 
 
-_PAGED_ZSTD: Final = ("state", "productions.list.element.value")
 # Starting a page takes zstd 20 µs and LZ4 one; in small pages only texts gain as much from zstd.
+_PAGED_ZSTD: Final = ("state", "productions.list.element.value")
 _PAGED_COMPRESSION: Final = {
-    path: "zstd" if path in _PAGED_ZSTD else "lz4" for path in _leaf_paths(ROW_SCHEMA)
+    path: "zstd" if path in _PAGED_ZSTD else "lz4" for column in ROW_SCHEMA for path in _leaf_paths(column)
 }
 
+# Return True if a run of rows with this smallest and greatest key may contain selected keys.
 MayHold: TypeAlias = Callable[[str, str], bool]
-"""Return True if a run of rows with this smallest and greatest key may contain selected keys."""
 
 _SEAL: Final = b"MPSEAL02"
 # The seal of files written before the name became part of the checksum.
 _NAMELESS_SEAL: Final = b"MPSEAL01"
-
 _PARQUET: Final = b"PAR1"
 _PARQUET_TAIL_BYTES: Final = 8
 _IPC: Final = b"MPROWS01"
@@ -147,7 +134,6 @@ class RowFormat(Protocol):
 
     def encode(self, table: pa.Table, name: str) -> bytes:
         """Return the bytes of a file with these rows, sealed under its name."""
-        ...
 
     def decode(
         self, data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None
@@ -157,7 +143,6 @@ class RowFormat(Protocol):
         ``name`` is the name under which the file must be sealed, or None for another writer's file. Bytes that have changed
         since they were written raise `DataError`.
         """
-        ...
 
 
 def decode_rows(data: bytes, columns: list[str], may_hold: MayHold | None, *, name: str | None) -> pa.Table:
@@ -334,17 +319,13 @@ def parquet_seal_holds(view: memoryview, name: str) -> bool:
     if pages_end < 0:
         return False
     seal = bytes(view[pages_end:start])
-    return _is_seal(seal, name, lambda seed: _checksum(view, pages_end, start, seed))
+    return _is_seal(seal, name, lambda seed: zlib.crc32(view[start:], zlib.crc32(view[:pages_end], seed)))
 
 
 def _is_seal(seal: bytes, name: str, checksum: Callable[[int], int]) -> bool:
     if seal.startswith(_NAMELESS_SEAL):
         return seal == _seal(checksum(0), _NAMELESS_SEAL)
     return seal == _seal(checksum(_seed(name)))
-
-
-def _checksum(view: memoryview, pages_end: int, footer_start: int, seed: int) -> int:
-    return zlib.crc32(view[footer_start:], zlib.crc32(view[:pages_end], seed))
 
 
 def _overlap(may_hold: MayHold, bounds: tuple[str | None, str | None]) -> bool:

@@ -28,7 +28,6 @@ from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.rows import files as row_files
 from millpond.statestore.rows import row_format
-from millpond.statestore.rows import stream as row_stream
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.rows.page_index import PageIndexes
 from millpond.statestore.store import Store
@@ -187,7 +186,7 @@ def test_flipped_bits_of_files_that_are_read_in_parts_are_found(
 ) -> None:
     """A reader of one key, which reads only the pages that may hold it, gets the right answer or an error as well."""
     monkeypatch.setattr(row_format, "PAGED_BYTES_MIN", 0)
-    monkeypatch.setattr(row_stream, "COMPACTED_PAGED_BYTES_MIN", 0)
+    monkeypatch.setattr(row_files, "COMPACTED_PAGED_BYTES_MIN", 0)
     monkeypatch.setattr(compaction, "_COMPACTED", row_format.ParquetRowFormat(0))
     monkeypatch.setattr(row_format, "_PAGE_ROWS_MIN", 2)
     monkeypatch.setattr(row_format, "_PAGE_ROWS_MAX", 2)

@@ -19,8 +19,8 @@ from millpond.statestore.errors import DataError, ObjectMissingError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.ranges import ByteRange, MeteredObjects, Tail
-from millpond.statestore.rows import files, row_format, stream
-from millpond.statestore.rows.files import read_row_files, row_file_path, write_row_file
+from millpond.statestore.rows import files, row_format
+from millpond.statestore.rows.files import RowFileWriter, read_row_files, row_file_path, write_row_file
 from millpond.statestore.rows.page_index import (
     AlikePages,
     Leaf,
@@ -33,7 +33,6 @@ from millpond.statestore.rows.pages import join_ranges
 from millpond.statestore.rows.record_ids import BlockFilter, fingerprints
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import file_name_of, parquet_seal_holds
-from millpond.statestore.rows.stream import RowFileWriter
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
 from millpond.testing.fixtures.row_updates import Update, row_updates
 
@@ -46,11 +45,11 @@ COLUMNS = ["key", "state", "timers", "record_ids", "deleted"]
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few rows are a page, a few pages a row group, and every file has an index, which no test has read before."""
     monkeypatch.setattr(row_format, "PAGED_BYTES_MIN", 0)
-    monkeypatch.setattr(stream, "COMPACTED_PAGED_BYTES_MIN", 0)
+    monkeypatch.setattr(files, "COMPACTED_PAGED_BYTES_MIN", 0)
     monkeypatch.setattr(row_format, "_PAGE_ROWS_MIN", 4)
     monkeypatch.setattr(row_format, "_PAGE_ROWS_MAX", 4)
     monkeypatch.setattr(row_format, "ROWS_PER_GROUP", 14)
-    monkeypatch.setattr(stream, "ROWS_PER_GROUP", 14)
+    monkeypatch.setattr(files, "ROWS_PER_GROUP", 14)
     monkeypatch.setattr(files, "_GAP_BYTES", 0)
 
 

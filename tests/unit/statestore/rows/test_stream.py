@@ -21,11 +21,10 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.log.files import LiveFile, row_file_to_add
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.objects.obstore import open_objects
-from millpond.statestore.rows import stream as row_stream
-from millpond.statestore.rows.files import read_row_files, write_row_file
+from millpond.statestore.rows import files as row_files
+from millpond.statestore.rows.files import RowFileWriter, open_runs, read_row_files, write_row_file
 from millpond.statestore.rows.record_ids import IdRetention
 from millpond.statestore.rows.row import Fence
-from millpond.statestore.rows.stream import RowFileWriter, open_runs
 from millpond.statestore.types import (
     CommitNumber,
     EventTimeMicros,
@@ -50,8 +49,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """As little is decoded at a time as can be, so that a few hundred rows are many pieces."""
     monkeypatch.setattr(compaction, "_STREAMED_BYTES", 1)
     monkeypatch.setattr(compaction, "_BATCH_BYTES_MIN", 1)
-    monkeypatch.setattr(row_stream, "_BATCH_ROWS_MIN", 16)
-    monkeypatch.setattr(row_stream, "ROWS_PER_GROUP", 50)
+    monkeypatch.setattr(row_files, "_BATCH_ROWS_MIN", 16)
+    monkeypatch.setattr(row_files, "ROWS_PER_GROUP", 50)
 
 
 def drawn_update(draw: Any, key: str, number: int) -> Update:
