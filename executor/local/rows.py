@@ -59,6 +59,11 @@ def _table(given: RowsLike) -> pa.Table:
         ) from cause
 
 
+def rows_between(rows: Rows, start: int, stop: int) -> Rows:
+    """Return the rows from ``start`` to ``stop``; nothing is copied of a table."""
+    return rows.slice(start, max(stop - start, 0)) if isinstance(rows, pa.Table) else rows[start:stop]
+
+
 def pieces(rows: Rows, records_max: int) -> Iterator[tuple[int, Rows]]:
     """Yield the rows in pieces of at most ``records_max``, each with its number of rows."""
     count = row_count(rows)
@@ -67,12 +72,8 @@ def pieces(rows: Rows, records_max: int) -> Iterator[tuple[int, Rows]]:
             yield count, rows
         return
     for start in range(0, count, records_max):
-        piece = (
-            rows.slice(start, records_max)
-            if isinstance(rows, pa.Table)
-            else rows[start : start + records_max]
-        )
-        yield row_count(piece), piece
+        stop = min(start + records_max, count)
+        yield stop - start, rows_between(rows, start, stop)
 
 
 class RowSource(ABC):
@@ -136,8 +137,7 @@ class RowsInMemory(RowSource):
         return row_count(self._rows)
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:
-        rest = self._rows.slice(start) if isinstance(self._rows, pa.Table) else self._rows[start:]
-        return pieces(rest, records_max)
+        return pieces(rows_between(self._rows, start, self.count), records_max)
 
 
 def source_of(rows: Rows | RowSource) -> RowSource:

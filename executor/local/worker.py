@@ -26,7 +26,7 @@ from millpond.executor.inputs.payload import rows_to_extract
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
 from millpond.executor.local.engine import LocalBatch, LocalEngine, LocalInputs, LocalResults
 from millpond.executor.local.intake import Intake, OutsideRows, Taken
-from millpond.executor.local.rows import RowSource, rows_from
+from millpond.executor.local.rows import RowSource, rows_between, rows_from
 from millpond.executor.pipeline.nodes import INPUT, Backfill
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.lifecycle import Lifecycle, Phase
@@ -92,21 +92,6 @@ class UpdateRequests:
 _READ_AT_ONCE: Final = 20_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillPiece:
-    """A part of a computation's history, for one superstep.
-
-    Attributes:
-        position: progress in the history of the stream once the superstep is committed.
-        oldest_at: oldest time still to come in the histories of all streams.
-    """
-
-    computation: str
-    rows: Rows
-    position: InputPosition
-    oldest_at: EventTimeMicros
-
-
 @dataclass(slots=True)
 class _History:
     """The history of one stream, in the order of time.
@@ -128,25 +113,23 @@ class _History:
     def oldest_at(self) -> EventTimeMicros:
         return EventTimeMicros(int(self.at[self.consumed]))
 
-    def pop(self, computation: str, records_max: int) -> BackfillPiece:
-        start, oldest_at = self.consumed, self.oldest_at
+    def pop(self, computation: str, records_max: int) -> LocalBatch:
+        start = self.consumed
         self.consumed = min(start + records_max, len(self.at))
-        rows = self.rows
         batch = backfill_position(self.consumed, is_all=not self.is_left)
-        return BackfillPiece(
-            computation=computation,
-            rows=rows.slice(start, records_max)
-            if isinstance(rows, pa.Table)
-            else rows[start : self.consumed],
+        rows = rows_between(self.rows, start, self.consumed)
+        return LocalBatch(
+            outside=[OutsideRows(stream=self.stream, rows=rows, backfill=computation)],
             position=InputPosition(stream=self.stream, source="", batch=batch, backfill=computation),
-            oldest_at=oldest_at,
+            after={},
+            backfilled=computation,
         )
 
 
 def backfill_pieces(
     coordinator: Coordinator, inputs: Mapping[str, Rows | RowSource] | None, records_max: int
-) -> Iterator[BackfillPiece]:
-    """Return the missing history of all computations, in pieces; ask for a piece once the last one is committed.
+) -> Iterator[LocalBatch]:
+    """Return the missing history of all computations, in batches; ask for a batch once the last one is committed.
 
     Of several streams the one furthest behind continues, so the oldest time still to come holds the computation's
     watermark: no row is late, and timers fire on the way. All history is read before this returns, so a history that
@@ -158,13 +141,16 @@ def backfill_pieces(
 
 def _pieces(
     coordinator: Coordinator, histories: Mapping[str, Sequence[_History]], records_max: int
-) -> Iterator[BackfillPiece]:
+) -> Iterator[LocalBatch]:
     for name, parts in histories.items():
         # Join before the first piece: a computation with rows and without this position is refused at a restart.
         coordinator.backfills.join(name)
         empty = {history.stream: history.consumed for history in parts if not history.is_left}
         while left := [history for history in parts if history.is_left]:
-            yield min(left, key=lambda history: history.oldest_at).pop(name, records_max)
+            behind = min(left, key=lambda history: history.oldest_at)
+            # The watermark waits at the oldest time still to come, so that no row of the history is late.
+            coordinator.backfills.hold(name, behind.oldest_at)
+            yield behind.pop(name, records_max)
         coordinator.backfills.end(name, empty)
 
 
@@ -252,7 +238,7 @@ def _of_input(coordinator: Coordinator, stream: str, inputs: Mapping[str, Rows |
             rows=row_count(rows),
             consumed=consumed,
         )
-    return rows.slice(0, consumed or 0) if isinstance(rows, pa.Table) else rows[: consumed or 0]
+    return rows_between(rows, 0, consumed or 0)
 
 
 class LocalWorker:
@@ -276,7 +262,7 @@ class LocalWorker:
         engine.on_stuck = self._strand
         coordinator.sinks.on_failure = self._fail
         self.status: RunStatus = RunStatus.of(coordinator)
-        self._backfill: Iterator[BackfillPiece] | None = None
+        self._backfill: Iterator[LocalBatch] | None = None
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -337,17 +323,13 @@ class LocalWorker:
         if self._backfill is None:
             return None
         with self._failing():
-            piece = next(self._backfill, None)
-            if piece is None:
+            batch = next(self._backfill, None)
+            if batch is None:
                 self._backfill = None
                 # Streams that were too far ahead of the joining computation may continue.
                 self.intake.hold_back(self.coordinator.watermarks.streams_ahead())
                 return None
-            self.coordinator.backfills.hold(piece.computation, piece.oldest_at)
-            rows = OutsideRows(stream=piece.position.stream, rows=piece.rows, backfill=piece.computation)
-            return self.run(
-                LocalBatch(outside=[rows], position=piece.position, after={}, backfilled=piece.computation)
-            )
+            return self.run(batch)
 
     def say(self, text: str) -> None:
         """Show a line where supersteps are reported."""
