@@ -265,16 +265,16 @@ class KeyExecutor:
         if letters:
             self._retry(key, letters)
             return self._run_carefully(key, start, stop)
+        settled, has_failed = None, False
         try:
             if self._limit is None:
                 settled = self._run_at_once(key, start, stop)
             else:
                 settled = self._within_limit(lambda: self._run_at_once(key, start, stop))
-        except (Exception, CodeTimeoutError):  # noqa: BLE001, S110 - the careful run raises it again
-            pass
-        else:
-            if self._context.mistake is None:
-                return settled
+        except (Exception, CodeTimeoutError):  # noqa: BLE001 - the careful run raises it again
+            has_failed = True
+        if not has_failed and self._context.mistake is None:
+            return settled
         # The turn must leave no trace: otherwise the careful run would repeat its effects.
         self.productions.truncate(produced)
         self.counters.truncate(0)

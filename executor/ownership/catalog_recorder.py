@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Full, Queue
 from typing import cast
 
 from millpond.executor.pipeline.code_fingerprint import code_fingerprint
@@ -30,6 +31,7 @@ from millpond.statestore.store import Store
 
 _LOG = logging.getLogger("millpond")
 _PATIENCE_S = 0.5
+_WAITING_MAX = 1_024
 
 
 class CatalogRecorder:
@@ -38,7 +40,7 @@ class CatalogRecorder:
     def __init__(self, store: Store, topology: Topology) -> None:
         self._store = store
         self._topology = topology
-        self._waiting: SimpleQueue[PipelineDefinition | None] = SimpleQueue()
+        self._waiting: Queue[PipelineDefinition | None] = Queue(_WAITING_MAX)
         self._is_open = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -55,12 +57,15 @@ class CatalogRecorder:
         """Record the topology of a commit that has one."""
         definition = definition_from_metadata(request.metadata)
         if definition is not None and self._store.catalog_url is not None:
-            self._waiting.put(definition)
+            # A catalog that is stuck falls behind instead of holding up commits; the log has the topology.
+            with suppress(Full):
+                self._waiting.put_nowait(definition)
 
     def close(self) -> None:
         """Record what is waiting and stop; abandon a catalog that is still opening."""
         if self._thread is not None:
-            self._waiting.put(None)
+            with suppress(Full):
+                self._waiting.put_nowait(None)
             self._thread.join(None if self._is_open.is_set() else _PATIENCE_S)
 
     def _write(self) -> None:
