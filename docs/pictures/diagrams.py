@@ -124,13 +124,13 @@ _ROOMS: Final = (
 )
 _BOXES: Final = (
     (60, 14, 430, 54, "user", "your code", "Pipeline, Computation, windows, triggers, combiners"),
-    (520, 14, 370, 54, "user", "tools/", "millpond status, rows, sql, verify, repair, gc"),
-    (60, 100, 430, 44, "run", "dataflow/", "windowed steps are computations"),
+    (520, 14, 370, 54, "user", "millpond/cli/", "millpond status, rows, sql, verify, repair, gc"),
+    (60, 100, 430, 44, "run", "executor/windows/", "windowed steps are computations"),
     (50, 206, 180, 60, "run", "local/ and spark/", "the runners: one core,|two ways to feed it"),
-    (256, 206, 180, 60, "run", "superstep/", "Coordinator: plan, commit,|sinks take what is durable"),
+    (256, 206, 180, 60, "run", "superstep/", "Superstep.run: plan, run,|commit, apply, deliver"),
     (460, 206, 180, 60, "run", "maintenance/", "compaction and collection|between supersteps"),
-    (50, 286, 180, 56, "run", "bundle/", "IntervalProcessor:|key by key, your code"),
-    (256, 286, 180, 56, "run", "soft_state/", "rows and ids that can be|read again"),
+    (50, 286, 180, 56, "run", "interval/", "IntervalProcessor:|key by key, your code"),
+    (256, 286, 180, 56, "run", "inputs/, pipeline/", "rows become records,|the checked topology"),
     (460, 286, 180, 56, "run", "watermark/, ownership/", "how far time is,|who may write"),
     (
         690,
@@ -141,9 +141,9 @@ _BOXES: Final = (
         "gc/",
         "compaction, vacuum,|orphans, log:|one collector per kind|of garbage, behind|a horizon",
     ),
-    (50, 426, 190, 64, "store", "commit/, log/", "fenced commits on|Delta's log, snapshots"),
+    (50, 426, 190, 64, "store", "log/", "fenced commits on|Delta's log, snapshots"),
     (260, 426, 190, 64, "store", "rows/, objects/", "row files with seals,|put if absent"),
-    (470, 426, 190, 64, "store", "leases/, zookeeper/", "sequencers and the|high-water mark"),
+    (470, 426, 190, 64, "store", "leases/", "sequencers and the|high-water mark"),
     (680, 426, 190, 64, "store", "catalog/, view", "code versions,|one row per key in SQL"),
     (
         50,
@@ -244,16 +244,14 @@ def walk_local() -> str:
         "The walk of a record through LocalRunner",
         [
             ("user", "your thread", "LocalRun.inject"),
-            ("run", "millpond-local", "LocalWorker, LocalEngine"),
+            ("run", "millpond-local", "Superstep, LocalEngine"),
             ("run", "millpond-writer", "two threads"),
-            ("store", "the store", "Committer, LogWriter"),
+            ("store", "the store", "Committer"),
             ("outside", "millpond-sinks", "SinkDelivery"),
         ],
         [
             Message(you, worker, "rows into the intake; a receipt"),
-            Message(
-                worker, worker, "take up to 20,000 records; Coordinator.begin plans the intervals with work"
-            ),
+            Message(worker, worker, "take up to 20,000 records; plan the intervals that have work"),
             Message(worker, worker, "key, event time and id of each row; productions of the last superstep"),
             Message(worker, store, "rows that soft state does not have"),
             Message(worker, worker, "IntervalProcessor: timers, records, timers, key by key, in your code"),
@@ -274,16 +272,14 @@ def walk_spark() -> str:
         "The walk of a record through SparkRunner",
         [
             ("outside", "a streaming query", "foreachBatch"),
-            ("run", "the driver", "SparkRun, Coordinator"),
+            ("run", "the driver", "SparkRun, Superstep"),
             ("run", "Python worker of a slot", "spark/task.py"),
-            ("store", "the store", "Committer, LogWriter"),
+            ("store", "the store", "Committer"),
             ("outside", "sinks", "SinkDelivery"),
         ],
         [
             Message(query, driver, "a frame and its batch id"),
-            Message(
-                driver, driver, "InputAdmission: is the batch new? Coordinator: which intervals have work?"
-            ),
+            Message(driver, driver, "is the batch new? Plan the intervals that have work"),
             Message(driver, task, "Router in the JVM: key, time, id, interval; repartition by slot"),
             Message(task, store, "productions of the last superstep, missing rows"),
             Message(task, task, "IntervalProcessor: timers, records, timers, key by key, in your code"),
