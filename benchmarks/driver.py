@@ -12,6 +12,7 @@ one a superstep. With ``--upkeep`` files are compacted meanwhile, as by default,
 
 from __future__ import annotations
 
+import pickle
 import resource
 import tempfile
 from collections import defaultdict
@@ -191,7 +192,7 @@ class Driver:
             )
             for slot, mine in manifests.items()
         ]
-        return pa.Table.from_batches([report.to_batch() for report in reports])
+        return pa.table({"report": pa.array([pickle.dumps(report) for report in reports], pa.binary())})
 
     def _manifest(self, plan: SuperstepPlan, part: IntervalPlan) -> Manifest:
         order = {"sequencer": part.fence.sequencer, "commit_number": part.fence.commit_number}

@@ -95,10 +95,11 @@ def test_the_sample_has_every_constructor() -> None:
 
 def test_the_documents_have_every_trigger_and_window_function() -> None:
     """Each public trigger and window function occurs in some document; those that take a function, under an alias."""
+    kinds = {name: getattr(mp, name) for name in mp.__all__} | vars(mp.windows)
     public = {
         name
-        for name in mp.__all__
-        if isinstance(kind := getattr(mp, name), type) and issubclass(kind, mp.Trigger | mp.WindowFn)
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, mp.Trigger | mp.WindowFn)
     }
 
     assert public - _names(_PLAYED) == {"Trigger", "WindowFn", "ShouldEmit", "ResultIs"}

@@ -56,8 +56,10 @@ def test_every_trigger_and_window_function_has_a_picture(
     base: type, pictures: set[str], others: set[str]
 ) -> None:
     """Each public trigger and window function has a picture called like it."""
-    kinds = {name: kind for name in mp.__all__ if isinstance(kind := getattr(mp, name), type)}
-    public = {_snake(name) for name, kind in kinds.items() if issubclass(kind, base)}
+    kinds = {name: getattr(mp, name) for name in mp.__all__} | vars(mp.windows)
+    public = {
+        _snake(name) for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, base)
+    }
 
     assert public - pictures == others
 
