@@ -255,7 +255,7 @@ class LocalWorker:
         self._clock = options.clock
         self._progress: Progress = options.progress_of(coordinator.topology.title, log_every_ms=_LOG_EVERY_MS)
         self.lifecycle: Lifecycle = Lifecycle()
-        self.is_threaded = False
+        self.is_threaded: bool = False
         self._thread: threading.Thread | None = None
         self._updates = UpdateRequests()
         self._taken = Taken()

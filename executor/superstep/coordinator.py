@@ -48,7 +48,7 @@ from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.store import Store
 from millpond.statestore.system import collector_paused
-from millpond.statestore.types import EventTimeMicros, Superstep, TableVersion, WallTimeMicros
+from millpond.statestore.types import Clock, EventTimeMicros, Superstep, TableVersion, WallTimeMicros
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ class Coordinator:
         compaction_workers: CompactionWorkers | None = None,
     ) -> None:
         self.store = store
-        self.clock = options.clock
+        self.clock: Clock = options.clock
         self._options = options
         self._threads = threads
-        self.journal = CatalogRecorder(store, topology)
-        self.ownership = Ownership(
+        self.journal: CatalogRecorder = CatalogRecorder(store, topology)
+        self.ownership: Ownership = Ownership(
             store,
             topology,
             clock=options.clock,
@@ -112,7 +112,7 @@ class Coordinator:
         self.names: OwnedNames = OwnedNames(
             options.rng, topology.name, lambda: self.ownership.control.fence.sequencer
         )
-        self.upkeep = Upkeep(
+        self.upkeep: Upkeep = Upkeep(
             store,
             self.ownership,
             topology,
@@ -122,9 +122,9 @@ class Coordinator:
             compaction_workers=compaction_workers,
         )
         self.on_recut: Callable[[Cut], None] | None = None
-        self.superstep = Superstep(0)
-        self.totals = Totals()
-        self.pending = PendingProductions()
+        self.superstep: Superstep = Superstep(0)
+        self.totals: Totals = Totals()
+        self.pending: PendingProductions = PendingProductions()
         self._serve(topology, self._sinks_of(topology))
 
     # -- life cycle ------------------------------------------------------------------------

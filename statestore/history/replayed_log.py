@@ -262,12 +262,12 @@ class TableHistory(LoggedTable):
     def __init__(self, start: TableVersion, newest: TableVersion) -> None:
         super().__init__()
         self.start = start
-        self.newest = newest
+        self.newest: TableVersion = newest
         self.is_start_chained = True
         """Whether the start's own commit file is whole."""
         self.changes: list[Change] = []
         """The commits after the start, oldest first."""
-        self.digest = ""
+        self.digest: str = ""
         """The digest of the newest commit; "" when unknown."""
         self.healed: dict[TableVersion, bytes] = {}
         """The original bytes of commits with one flipped bit."""

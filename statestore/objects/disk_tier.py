@@ -48,7 +48,7 @@ class DiskTier(WrappedObjects):
         self._resumes_us: int | None = None
         self._has_warned = False
         # The number of parts found damaged on the disk and read from the store again.
-        self.damaged = 0
+        self.damaged: int = 0
 
     def get(self, path: str) -> bytes:
         kept = self._kept(path, lambda copy: [ByteRange(0, copy.size_bytes)])

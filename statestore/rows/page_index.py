@@ -277,7 +277,7 @@ class RecentlyUsed(Generic[_Key, _Value]):
         self.bytes_max = bytes_max
         self._lock = threading.Lock()
         self._known: OrderedDict[_Key, tuple[_Value, int]] = OrderedDict()
-        self.size_bytes = 0
+        self.size_bytes: int = 0
 
     def get(self, key: _Key) -> _Value | None:
         with self._lock:

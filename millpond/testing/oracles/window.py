@@ -280,8 +280,9 @@ class WindowOracle:
         return max(at for promised, at in self._promised.items() if promised >= percentile)
 
     def _moment(self, bounds: Bounds, at: int | None = None, clock: int = EXACT) -> Moment:
-        """The clocks as a timer of ``clock`` sees them at ``at``: watermarks of lower percentiles have reached
-        that time, those of higher percentiles are just before it.
+        """Return the clocks as a timer of ``clock`` sees them at ``at``.
+
+        Watermarks of lower percentiles have reached that time; higher ones are just before it.
         """
         marks = {percentile: self._mark(percentile) for percentile in self._own}
         if at is not None:

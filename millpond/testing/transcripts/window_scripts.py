@@ -38,7 +38,9 @@ MODES: Final = ("discarding", "accumulating", "retracting", "clear_by_default", 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One move: ``feed`` (arrivals), ``watermark`` (a time), ``mark`` (a percentile and a time), ``wall`` (a duration),
+    """One move.
+
+    ``feed`` (arrivals), ``watermark`` (a time), ``mark`` (a percentile and a time), ``wall`` (a duration),
     ``signal`` (a key) or ``restart``.
     """
 

@@ -114,9 +114,7 @@ class Forks:
         self._lines.append(line)
 
     def end(self) -> None:
-        """Let all forks drain, and compare them with what was sent to them; then they are removed, or before that their
-        original was.
-        """
+        """Let all forks drain, compare them with their input, and remove them, possibly after their original."""
         if not self.end_first and self._lines:
             disk = self._original.world.disk(ROWS)
             disk.delete(disk.list(""))
