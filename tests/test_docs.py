@@ -14,10 +14,11 @@ import pytest
 import millpond as mp
 from millpond.cli.main import main
 from tests.documents import Document, documents, readme
-from tests.tidy import ROOMS, ROOT
+from tests.tidy import LINKED, ROOT
 
 _PATH: Final = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
-_FOLDERS: Final = (*ROOMS, "millpond", "tests", "docs", "examples", "benchmarks", ".ci")
+_HOMES: Final = (*LINKED, "millpond/cli", "millpond/testing")
+_FOLDERS: Final = (*LINKED, "millpond", "tests", "docs", "examples", "benchmarks", ".ci")
 _MODULE: Final = re.compile(r"(?:python -m )?((?:millpond|benchmarks|examples)(?:\.\w+)+)\b(?!\.<)")
 _CLASS: Final = re.compile(r"([A-Z][a-z]+(?:[A-Z][a-z]*)+)(?:\.(\w+))?(?:\(.*)?")
 _OTHERS: Final = frozenset(
@@ -89,7 +90,7 @@ def _is_in_module(name: str) -> bool:
 def _classes() -> dict[str, set[str]]:
     """Every class of the package, with what it defines."""
     members: dict[str, set[str]] = {}
-    for room in ROOMS:
+    for room in _HOMES:
         for path in (ROOT / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ClassDef):
@@ -157,7 +158,7 @@ def test_map_of_rooms_has_every_folder() -> None:
     named = set(Document(ROOT / "CONTRIBUTING.md").code())
     folders = {
         path.parent.relative_to(ROOT).as_posix()
-        for room in ROOMS
+        for room in _HOMES
         for path in (ROOT / room).rglob("__init__.py")
     }
 

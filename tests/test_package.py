@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy import ROOMS, ROOT
+from tests.tidy import LINKED, ROOT
 
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 USE = """
 from importlib.resources import files
-import millpond.gc, millpond.statestore, millpond
+import millpond.cli.main, millpond.gc, millpond.statestore, millpond.windows, millpond
 assert files("millpond.migrations").joinpath("versions").is_dir()
 print(millpond.__file__)
 """
@@ -27,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
     copy = folder / "source"
     copy.mkdir()
-    for name in ("millpond", *ROOMS):
+    for name in ("millpond", *LINKED):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
@@ -38,9 +38,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_every_module_once(wheel: Path) -> None:
     """The wheel contains each module of each room below ``millpond/``, and nothing else."""
     names = zipfile.ZipFile(wheel).namelist()
-    modules = {f"millpond/{path.relative_to(ROOT)}" for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    modules = {
+        f"millpond/{path.relative_to(ROOT)}" for room in LINKED for path in (ROOT / room).rglob("*.py")
+    }
+    own = {str(path.relative_to(ROOT)) for path in (ROOT / "millpond").glob("*.py")}
+    own |= {
+        str(path.relative_to(ROOT))
+        for room in ("cli", "testing")
+        for path in (ROOT / "millpond" / room).rglob("*.py")
+    }
 
-    assert {name for name in names if name.endswith(".py")} == modules | {"millpond/__init__.py"}
+    assert {name for name in names if name.endswith(".py")} == modules | own
     assert {"millpond/py.typed", "millpond/__init__.pyi", "millpond/migrations/script.py.mako"} <= set(names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"millpond"}
 
