@@ -1,7 +1,7 @@
 """Triggers as the specifications describe them, slow and obvious: the half of the oracle that decides when.
 
 Written from Beam's semantics of triggers, the triggering patent and the transcripts' format,
-without code of `millpond.dataflow`: every trigger of a window is an object with fields, nothing is
+without code of `millpond.executor.windows`: every trigger of a window is an object with fields, nothing is
 stored, nothing is incremental.
 """
 

@@ -2,7 +2,7 @@
 
 It keeps every element, asks every trigger, and knows neither state, nor rows, nor bundles on disk.
 It is written from the semantics of windows (the Dataflow model, Beam, the windowing patent and the
-transcripts' format) and shares no code with `millpond.dataflow`.
+transcripts' format) and shares no code with `millpond.executor.windows`.
 """
 
 from __future__ import annotations
