@@ -39,7 +39,7 @@ from millpond.testing.simulation.workload import Workload
 _NOWHERE: Final = logging.NullHandler()
 _BANK: Final = "millpond.testing.simulation.bank:Bank"
 _TAIL: Final = 40
-_ROOT: Final = Path(__file__).resolve().parent.parent
+_ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 @dataclass(slots=True)

@@ -40,13 +40,13 @@ FAILURES: Final[dict[str, tuple[Callable[[Context, Record], None], str]]] = {
     ),
     "early": (
         lambda context, record: context.produce(LEDGER, 1, at=record.at - 1),
-        "a time may not be before that of the input",
+        "a time must not be before the input's",
     ),
     "production": (lambda context, _: context.produce(LEDGER, object()), "the codec cannot encode"),
-    "production key": (lambda context, _: context.produce(LEDGER, 1, key=3), "key is text"),  # type: ignore[arg-type]
+    "production key": (lambda context, _: context.produce(LEDGER, 1, key=3), "a production key must be text"),  # type: ignore[arg-type]
     "timer": (
         lambda context, record: context.set_timer(record.at, output_at=record.at - 1),
-        "a time may not be before that of the input",
+        "a time must not be before the input's",
     ),
 }
 """Failures of a hook: the code that fails, and a pattern of the dead letter's error."""

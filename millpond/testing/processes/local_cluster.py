@@ -41,7 +41,7 @@ def local_cluster(
             "spark.driver.memory": "1g",
             "spark.executor.memory": "1g",
             "spark.executor.cores": str(cores),
-            "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+            "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[3]),
             "spark.executorEnv.PYSPARK_PYTHON": sys.executable,
             "spark.deploy.maxExecutorRetries": "-1",
             "spark.ui.enabled": "false",
