@@ -64,8 +64,11 @@ class CatalogRecorder:
     def close(self) -> None:
         """Record what is waiting and stop; abandon a catalog that is still opening."""
         if self._thread is not None:
-            with suppress(Full):
+            try:
                 self._waiting.put_nowait(None)
+            except Full:
+                # Stuck in the catalog: joining would hang, and the thread ends with the process.
+                return
             self._thread.join(None if self._is_open.is_set() else _PATIENCE_S)
 
     def _write(self) -> None:
