@@ -100,7 +100,7 @@ class Canvas:
                 self.text((x + x2) / 2, y - 6, label, size=12)
 
     def svg(self) -> str:
-        """The picture as SVG."""
+        """Return the picture as SVG."""
         size = f"viewBox='0 0 {self.width} {self.height}' width='{self.width}' height='{self.height}'"
         return "\n".join(
             [
@@ -172,7 +172,7 @@ _ARROWS: Final = (
 
 
 def components() -> str:
-    """The rooms, and what is outside of them."""
+    """Draw the rooms and their surroundings."""
     canvas = Canvas(920, 690, "The components of Millpond")
     for room in _ROOMS:
         canvas.room(room)
@@ -238,7 +238,7 @@ def _note(canvas: Canvas, x: float, y: float, label: str) -> None:
 
 
 def walk_local() -> str:
-    """A record on its way through the local runner."""
+    """Draw a record on its way through the local runner."""
     you, worker, writers, store, sinks = range(5)
     return _sequence(
         "The walk of a record through LocalRunner",
@@ -266,7 +266,7 @@ def walk_local() -> str:
 
 
 def walk_spark() -> str:
-    """A record on its way through the Spark runner."""
+    """Draw a record on its way through the Spark runner."""
     query, driver, task, store, sinks = range(5)
     return _sequence(
         "The walk of a record through SparkRunner",

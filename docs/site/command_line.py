@@ -34,7 +34,7 @@ The examples of each command are run by the test suite. This page is made of the
 
 
 def page() -> str:
-    """The page, as the commands are now."""
+    """Return the page that the commands make now."""
     sections = (f"## {' '.join(names)}\n\n{_help(*names)}" for names in _names())
     return "\n".join([_BEGINNING, _help(), *sections])
 

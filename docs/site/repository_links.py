@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def _source_of(uri: str) -> Path:
-    """The file of the repository that a page is made of."""
+    """Return the repository file that is the source of a page."""
     for name, known in PAGES.items():
         if uri == known:
             return ROOT / name
@@ -63,7 +63,7 @@ def _source_of(uri: str) -> Path:
 
 
 def _uri_of(source: Path, target: str) -> str | None:
-    """The page that a link of a document leads to; ``None`` where the link is right as it is."""
+    """Return the page that a link leads to; ``None`` if the link needs no change."""
     if "://" in target:
         return None
     path = (source.parent / target).resolve()
@@ -79,7 +79,7 @@ def _uri_of(source: Path, target: str) -> str | None:
 
 
 def _outside(document: Path) -> dict[str, Path]:
-    """The pages that stand for what a document links to outside of ``docs/``."""
+    """Return the pages that stand for link targets outside of ``docs/``."""
     if document.suffix != ".md":
         return {}
     found: dict[str, Path] = {}
