@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import suppress
 from queue import Full, Queue
 from typing import cast
 
@@ -58,8 +57,10 @@ class CatalogRecorder:
         definition = definition_from_metadata(request.metadata)
         if definition is not None and self._store.catalog_url is not None:
             # A catalog that is stuck falls behind instead of holding up commits; the log has the topology.
-            with suppress(Full):
+            try:
                 self._waiting.put_nowait(definition)
+            except Full:
+                _LOG.warning("the catalog is behind; it can be rebuilt from the log: its writer is stuck")
 
     def close(self) -> None:
         """Record what is waiting and stop; abandon a catalog that is still opening."""
