@@ -26,9 +26,8 @@ from millpond.statestore.log.writer import publish_log_boundary
 from millpond.statestore.rows.files import read_row_files
 from millpond.statestore.types import Clock, Objects, Sequencer, Superstep, TableVersion
 
+# Commits younger than this stay whatever the retention; writers trust a version that they saw for a third of it.
 KEPT_MS: Final = 30_000
-"""Commits younger than this stay whatever the retention; writers trust a version that they saw for a third of it."""
-
 _DELETED_AT_ONCE: Final = 1_000
 _READ_MAX: Final = 1_000
 _OWN_NAME: Final = re.compile(r"^computation=([^/]*)/(\d{10,})-[0-9a-f]{32}\.parquet$")
@@ -36,15 +35,11 @@ _OF_VERSION: Final = re.compile(r"^_delta_log/(\d{20})\.(?:json|crc|checkpoint(?
 
 
 def delete_files(objects: Objects, paths: Iterable[str]) -> None:
-    """Delete files in bounded batches, in the given order."""
     rest = iter(paths)
     while batch := list(islice(rest, _DELETED_AT_ONCE)):
         reach("garbage.before_delete")
         objects.delete(batch)
         reach("garbage.deleted")
-
-
-# ---------------------------------------------------------------------- removed files
 
 
 def collect_removed(survey: Survey, *, dry_run: bool) -> Collection:
@@ -63,9 +58,6 @@ def collect_removed(survey: Survey, *, dry_run: bool) -> Collection:
     if not dry_run:
         delete_files(survey.objects, sizes)
     return Collection(kind="vacuum", paths=tuple(sizes), freed_bytes=sum(sizes.values()))
-
-
-# ---------------------------------------------------------------------- orphans
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +154,6 @@ def _added_since_horizon(survey: Survey, unnamed: Iterable[str]) -> frozenset[st
     return frozenset(needed)
 
 
-# ---------------------------------------------------------------------- the log
-
-
 def collect_log(survey: Survey, clock: Clock, seen: TableVersion | None, *, dry_run: bool) -> Collection:
     """Delete commit files and checkpoints behind a checkpoint that the horizon has passed.
 
@@ -201,7 +190,6 @@ def _write_checkpoints_of_savepoints(survey: Survey, limit: TableVersion) -> Non
 
 
 def _log_limit(survey: Survey, clock: Clock, seen: TableVersion | None) -> TableVersion:
-    """Return the version of the checkpoint before which everything may be deleted."""
     if survey.settled is None:
         return TableVersion(0)
     log = Log(survey.objects)

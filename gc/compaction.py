@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,9 +48,8 @@ from millpond.statestore.rows.row import ROW_SCHEMA, Fence, lengths_of, lists_of
 from millpond.statestore.rows.row_format import COMPACTED_PAGED_BYTES_MIN, ParquetRowFormat, RowFormat
 from millpond.statestore.types import Objects, Superstep
 
+# Default size of all files together up to which a compaction runs in memory.
 MEMORY_BYTES_MAX: Final = 1 << 26
-"""Default size of all files together up to which a compaction runs in memory."""
-
 _SPREAD: Final = 0.2
 _CRC32_MAX: Final = 0xFFFF_FFFF
 
@@ -109,7 +109,6 @@ class Compaction:
 
     @property
     def superstep(self) -> Superstep:
-        """The newest superstep among the files."""
         return Superstep(max(file.max_superstep or 0 for file in self.files))
 
 
@@ -145,7 +144,6 @@ def plan_compaction(
 
 
 def in_order_of_time(files: Iterable[LiveFile]) -> list[LiveFile]:
-    """Return files by the supersteps of their rows, oldest first."""
     return sorted(files, key=lambda file: (file.max_superstep or 0, file.added_version, file.path))
 
 
@@ -190,13 +188,9 @@ def _is_garbage_due(settled: Sequence[LiveFile], policy: CompactionPolicy) -> bo
     is_worth_it = len(settled) > policy.fan_in or oldest.size_bytes >= policy.small_bytes
     # Intervals of a computation grow alike. With one share for all they would be rewritten together, and until the
     # retention has passed the disk would hold all of them twice.
-    share = policy.garbage_ratio * _spread(oldest.path)
+    spread = 1 + _SPREAD * (2 * zlib.crc32(oldest.path.encode()) / _CRC32_MAX - 1)
+    share = policy.garbage_ratio * spread
     return is_worth_it and sum(file.size_bytes for file in young) >= share * oldest.size_bytes
-
-
-def _spread(path: str) -> float:
-    """Return a factor from 0.8 to 1.2 that is fixed for a path."""
-    return 1 + _SPREAD * (2 * zlib.crc32(path.encode()) / _CRC32_MAX - 1)
 
 
 def _is_stretch(settled: Sequence[LiveFile], start: int) -> bool:
@@ -209,22 +203,10 @@ def _is_stretch(settled: Sequence[LiveFile], start: int) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
-    """Files, oldest first, that will be replaced by one for each interval that they hold keys of.
-
-    Attributes:
-        parts: for each interval, the same files, and whether none of its other files is older.
-    """
-
-    files: tuple[LiveFile, ...]
-    parts: tuple[Compaction, ...]
-
-
 def plan_parting(
     files: Sequence[LiveFile], intervals: Sequence[Interval], *, before: Superstep
-) -> Parting | None:
-    """Return the oldest stretch of files to part, or ``None`` if none can be parted now.
+) -> tuple[Compaction, ...]:
+    """Return the oldest stretch of files to part, once for each interval that they hold keys of; empty if none can be now.
 
     A stretch belongs to one former interval, so its files lie next to each other in time in each part of it. ``intervals`` are
     the computation's live intervals in key order; files with rows of superstep ``before`` or a later one stay.
@@ -234,16 +216,17 @@ def plan_parting(
     first = next((at for at, file in enumerate(ordered) if _is_shared(file, lows)), None)
     if first is None or any(file.max_superstep is None or not file.interval_id for file in ordered):
         # A file that another engine rewrote mixes old rows with new ones, so no stretch of time is certain.
-        return None
-    former = Interval.from_app_id(ordered[first].interval_id)
+        return ()
+    former_id = ordered[first].interval_id
+    former = Interval.from_app_id(former_id)
     heirs = [interval for interval in intervals if former is not None and former.overlaps(interval)]
     near = (file for file in ordered[first:] if any(file.overlaps(interval) for interval in heirs))
-    stretch = [*takewhile(lambda file: _belongs(file, ordered[first].interval_id, before), near)]
+    stretch = [
+        *takewhile(lambda file: file.interval_id == former_id and (file.max_superstep or 0) < before, near)
+    ]
     while stretch and not _is_shared(stretch[-1], lows):
         stretch.pop()
-    if not stretch:
-        return None
-    parts = tuple(
+    return tuple(
         Compaction(
             interval=interval,
             files=tuple(stretch),
@@ -252,27 +235,19 @@ def plan_parting(
         for interval in heirs
         if any(file.overlaps(interval) for file in stretch)
     )
-    return Parting(files=tuple(stretch), parts=parts)
-
-
-def _belongs(file: LiveFile, interval_id: str, before: Superstep) -> bool:
-    return file.interval_id == interval_id and (file.max_superstep or 0) < before
 
 
 def _is_shared(file: LiveFile, lows: Sequence[str]) -> bool:
-    """Return True if a file may hold keys of more than one of the intervals that begin at ``lows``."""
     if len(lows) < 2 or file.min_key is None or file.max_key is None:
         return len(lows) > 1
     return locate(lows, file.min_key) != locate(lows, file.max_key)
 
 
 _STREAMED_BYTES: Final = 1 << 27
+# The least that a compaction through the disk decodes of one file at a time.
 _BATCH_BYTES_MIN: Final = 1 << 20
-"""Least number of bytes of one file that a compaction through the disk decodes at a time."""
-
+# Read by key until the next compaction, so even small files have a page index.
 _COMPACTED: Final = ParquetRowFormat(COMPACTED_PAGED_BYTES_MIN)
-"""Files that are read by key until the next compaction have a page index even when they are small."""
-
 _Index = npt.NDArray[np.int64]
 
 
@@ -293,13 +268,13 @@ class Compacted:
 
     def write(self, fence: Fence) -> IntervalWrite:
         """Return the interval's part of the commit that replaces the old files, under the owner's next fence."""
-        added = () if self.file is None else (self.file,)
+        added: tuple[RowFile, ...] = ()
+        if self.file is not None:
+            added = (replace(self.file, sequencer=fence.sequencer, commit_number=fence.commit_number),)
         return IntervalWrite(
             interval=self.compaction.interval,
             fence=fence,
-            added=tuple(
-                replace(file, sequencer=fence.sequencer, commit_number=fence.commit_number) for file in added
-            ),
+            added=added,
             removed=tuple(file.path for file in self.compaction.files),
         )
 
@@ -323,11 +298,11 @@ def compact_files(
     """Read the files of a compaction and write their replacement; nothing is committed.
 
     Files of more than ``memory_bytes_max`` together are merged through the local disk (Parquet only), in memory that does not
-    grow with them; the result is equivalent. ``fence`` is the owner's last or next one, and no row may be newer. ``token``
-    is 32 unique hexadecimal digits. ``scratch`` needs room for the old files and the new one; by default it is
-    the system's temporary folder.
+    grow with them; the result is equivalent. ``scratch`` needs room for the old files and the new one; by default it is
+    the system's temporary folder. ``fence`` is the owner's last or next one, and no row may be newer.
     """
-    if compaction.size_bytes > memory_bytes_max and isinstance(row_format, ParquetRowFormat):
+    is_parquet = isinstance(row_format, ParquetRowFormat)
+    if compaction.size_bytes > memory_bytes_max and is_parquet:
         file = _compact_through_disk(objects, compaction, rules, fence, token, scratch)
         reach("compaction.file_written")
         return Compacted(compaction=compaction, file=file)
@@ -343,7 +318,7 @@ def compact_files(
         superstep=compaction.superstep,
         fence=fence,
         token=token,
-        row_format=_COMPACTED if isinstance(row_format, ParquetRowFormat) else row_format,
+        row_format=_COMPACTED if is_parquet else row_format,
     )
     # Another process may commit the file, and a process can only sync its own files.
     objects.sync()
@@ -359,7 +334,6 @@ def _compact_through_disk(
     token: str,
     scratch: str | None,
 ) -> RowFile | None:
-    """Merge the sorted files, one range of keys after the other."""
     with ExitStack() as opened:
         folder = Path(opened.enter_context(_scratch_folder(scratch)))
         batch_bytes = max(_BATCH_BYTES_MIN, _STREAMED_BYTES // len(compaction.files))
@@ -395,7 +369,10 @@ def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:
             return
         # The current batches hold all updates up to this key, and at least one batch ends with it.
         bound = min(_key(head, head.num_rows - 1) for head in waiting)
-        counts = [0 if head is None else _rows_up_to(head, bound) for head in heads]
+        counts = [
+            0 if head is None else bisect_right(range(head.num_rows), bound, key=partial(_key, head))
+            for head in heads
+        ]
         pieces = [head.slice(0, rows) for head, rows in zip(heads, counts, strict=True) if head and rows]
         yield pa.concat_tables(pieces)
         heads = [head and head.slice(rows) for head, rows in zip(heads, counts, strict=True)]
@@ -404,10 +381,6 @@ def stretches(runs: Sequence[Run]) -> Iterator[pa.Table]:
 def _key(table: pa.Table, row: int) -> str:
     key: str = table.column("key")[row].as_py()
     return key
-
-
-def _rows_up_to(table: pa.Table, bound: str) -> int:
-    return bisect_right(range(table.num_rows), bound, key=lambda row: _key(table, row))
 
 
 @contextmanager
@@ -421,10 +394,7 @@ def _scratch_folder(parent: str | None) -> Iterator[str]:
 
 
 def compact_updates(updates: pa.Table, rules: CompactionRules, *, is_complete: bool) -> pa.Table:
-    """Return one update per key, sorted by key, equivalent to all of its updates, without garbage.
-
-    ``updates`` may come in any order; ``is_complete`` means that no older updates of these keys exist elsewhere.
-    """
+    """Return one update per key, sorted, equivalent to all of its updates (in any order), without garbage."""
     combined = combine_updates(updates)
     keys = combined.column("key").combine_chunks()
     slots = pc.index_in(updates.column("key").combine_chunks(), value_set=keys).to_numpy().astype(np.int64)
@@ -444,10 +414,7 @@ def _is_needed(rows: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def _record_ids(updates: pa.Table, slots: _Index, count: int, retention: IdRetention) -> pa.ListArray:
-    """Return per key the ids of all its updates that may be redelivered, null where there are none.
-
-    ``slots`` gives the key of each update, as an index below ``count``.
-    """
+    """Return per key the ids of its updates that may be redelivered; ``slots`` is the key of each update, below ``count``."""
     lists = updates.column("record_ids").combine_chunks()
     ids, owners = lists.flatten(), slots[pc.list_parent_indices(lists).to_numpy()]
     kept = np.flatnonzero(retention.keeps(ids))
@@ -461,15 +428,14 @@ def _record_ids(updates: pa.Table, slots: _Index, count: int, retention: IdReten
 def _productions(
     updates: pa.Table, slots: _Index, count: int, pending_from: Superstep
 ) -> pa.ListArray | pa.Array:
-    """Return per key the productions of its updates of ``pending_from`` and later, null where there are none."""
     lists = updates.column("productions").combine_chunks()
-    owners = pc.list_parent_indices(lists).to_numpy()
-    pending = updates.column("superstep").to_numpy()[owners] >= pending_from
-    kept = np.flatnonzero(pending)
+    parents = pc.list_parent_indices(lists).to_numpy()
+    kept = np.flatnonzero(updates.column("superstep").to_numpy()[parents] >= pending_from)
     if not len(kept):
         return nulls(lists.type, count)
-    kept = kept[np.argsort(slots[owners[kept]], kind="stable")]
-    lengths = np.bincount(slots[owners[kept]], minlength=count)
+    owners = slots[parents]
+    kept = kept[np.argsort(owners[kept], kind="stable")]
+    lengths = np.bincount(owners[kept], minlength=count)
     return _lists(lists.flatten().take(pa.array(kept)), lengths, "productions")
 
 

@@ -29,19 +29,13 @@ _TRIES: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """The result of a collector, or its plan on a dry run.
-
-    Attributes:
-        made: the files that replaced the deleted ones, or that made the deletion possible.
-        freed_bytes: space freed, now or once the removed files are vacuumed; 0 where unknown.
-        skipped: reasons why garbage was left, one sentence each.
-    """
+    """The result of a collector, or its plan on a dry run."""
 
     kind: str
     paths: tuple[str, ...] = ()
-    made: tuple[str, ...] = ()
-    freed_bytes: int = 0
-    skipped: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()  # what replaced the deleted files, or made the deletion possible
+    freed_bytes: int = 0  # now, or once the removed files are vacuumed; 0 where unknown
+    skipped: tuple[str, ...] = ()  # reasons why garbage was left, one sentence each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +151,6 @@ class Survey:
 
 
 def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
-    """Survey a store and, unless it is a dry run, publish the horizon."""
     log = Log(objects)
     listed = objects.list("")
     latest = log.latest_version()
@@ -168,7 +161,10 @@ def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
     # Savepoints that were committed while the horizon was being published count too.
     newest.follow(log, log.latest_version() or latest)
     savepoints = open_savepoints(newest.snapshot.txns)
-    settled = _settled_version(log, horizon.version, dry_run=dry_run)
+    checkpoints = log.inventory().checkpoints
+    before = [checkpoint.version for checkpoint in checkpoints if checkpoint.version <= horizon.version]
+    # A dry run counts on the checkpoint that a real round would write first.
+    settled = horizon.version if dry_run else max(before, default=None)
     return Survey(
         objects=objects,
         data_files=frozenset(path for path in listed if not path.startswith(f"{LOG_FOLDER}/")),
@@ -178,10 +174,7 @@ def survey(objects: Objects, horizons: Horizons, *, dry_run: bool) -> Survey:
         horizon=horizon,
         savepoints=savepoints,
         pinned=_files_of(log, savepoints, newest.version),
-        rests_on=(
-            commit_path(newest.version),
-            *(path for checkpoint in log.inventory().checkpoints for path in checkpoint.paths),
-        ),
+        rests_on=(commit_path(newest.version), *(path for known in checkpoints for path in known.paths)),
     )
 
 
@@ -194,11 +187,3 @@ def _files_of(log: Log, savepoints: Iterable[Savepoint], newest: TableVersion) -
             # The log does not reach back that far: that version is unreadable.
             continue
     return frozenset(files)
-
-
-def _settled_version(log: Log, horizon: TableVersion, *, dry_run: bool) -> TableVersion | None:
-    if dry_run:
-        # A real round would write a checkpoint first.
-        return horizon
-    versions = [checkpoint.version for checkpoint in log.inventory().checkpoints]
-    return max((version for version in versions if version <= horizon), default=None)

@@ -37,14 +37,7 @@ from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity, security_of
 from millpond.statestore.leases.zookeeper_lease import SESSION_TIMEOUT_MS
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
-from millpond.statestore.loading.load import (
-    LoadBeginning,
-    Loaded,
-    LoadedForm,
-    LoadProgress,
-    LoadTarget,
-    load_rows,
-)
+from millpond.statestore.loading.load import Load, LoadBeginning, Loaded, LoadProgress
 from millpond.statestore.loading.source import LoadSource
 from millpond.statestore.log.committer import Committer
 from millpond.statestore.log.high_water import (
@@ -443,10 +436,22 @@ class Store(Closeable):
 
             store.load("counts", [{"key": "EWR", "state": 7, "timers": [{"at": noon, "tag": "flush"}]}])
         """
-        form, rng = LoadedForm(codec or JsonCodec(), state_version), self._rng
-        writes, at = self._lease_factory, (self.lineage, self.path)
-        target = LoadTarget(self.committer, writes, self.objects, rng, self.row_format, *at)
-        return load_rows(target, computation, rows, form, intervals, told, beginning)
+        load = Load(
+            committer=self.committer,
+            leases=self._lease_factory,
+            objects=self.objects,
+            rng=self._rng,
+            row_format=self.row_format,
+            lineage=self.lineage,
+            path=self.path,
+            computation=computation,
+            codec=codec or JsonCodec(),
+            state_version=state_version,
+            intervals=intervals,
+            on_progress=told,
+            beginning=beginning,
+        )
+        return load.run(rows)
 
     def rows_view(self, computation: str, version: int | None = None) -> RowsView:
         """Return a view of exactly one row per key of a computation, at the newest or an older table version."""

@@ -349,9 +349,9 @@ class PartingSchedule(Schedule):
         for computation in [name for name, at in self._due_after.items() if at <= superstep]:
             live = [owned.interval for owned in self.ownership.of(computation)]
             files = self.store.committer.snapshot.files_in(computation)
-            parting = plan_parting(files, live, before=superstep)
-            if parting is not None:
-                self._task = self._prepare(parting.parts, superstep, watermark, during_round=during_round)
+            parts = plan_parting(files, live, before=superstep)
+            if parts:
+                self._task = self._prepare(parts, superstep, watermark, during_round=during_round)
                 if self._task is not None:
                     return
                 continue

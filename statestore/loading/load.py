@@ -69,18 +69,9 @@ _PARQUET: Final = ParquetRowFormat(COMPACTED_PAGED_BYTES_MIN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The result of a load.
+    """The result of a load: numbers of rows, key intervals and row files, and the files' size."""
 
-    Attributes:
-        version: the table version that has the rows.
-        computation: the computation.
-        rows: number of rows.
-        intervals: number of key intervals.
-        files: number of row files.
-        size_bytes: total size of the files.
-    """
-
-    version: TableVersion
+    version: TableVersion  # that has the rows
     computation: str
     rows: int
     intervals: int
@@ -88,190 +79,148 @@ class Loaded:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedForm:
-    """The encoding of a load's states; ``state_version`` applies to rows without a version."""
-
-    codec: Codec
-    state_version: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LoadTarget:
-    """The store that a load adds rows to.
-
-    A load is a writer with its own leases, so a pipeline that runs on the same `Store` object holds its leases against
-    the load. ``new_leases`` is ``None`` for a store that was opened read-only.
-    """
+@dataclass(slots=True, kw_only=True)
+class Load:
+    """One load, a writer with its own leases: a pipeline on the same `Store` object keeps its leases from the load."""
 
     committer: Committer
-    new_leases: Callable[[str, str], Leases] | None
+    leases: Callable[[str, str], Leases] | None  # none for a store that was opened read-only
     objects: Objects
     rng: Rng
     row_format: RowFormat
     lineage: Lineage
     path: str
+    computation: str
+    codec: Codec
+    state_version: int  # of rows without a version
+    intervals: int | None
+    on_progress: LoadProgress
+    beginning: LoadBeginning | None
+    _written: int = 0
 
+    def run(self, source: LoadSource) -> Loaded:
+        """Add the rows of a table; `Store.load` explains the arguments and errors."""
+        self._check_arguments()
+        self._refuse_rows(self.committer.refresh())
+        with ExitStack() as opened:
+            staging = opened.enter_context(closing(Staging(Path(opened.enter_context(_scratch_folder())))))
+            for piece in pieces_of(source):
+                staging.add(staged_rows(piece, self.codec, before=staging.rows))
+                self.on_progress("read", staging.rows, None)
+            if not staging.rows and self.beginning is None:
+                raise InvalidError("the table has no rows", computation=self.computation)
+            staging.sort()
+            # Only now: a table that cannot be loaded must not disturb a running pipeline.
+            leases = opened.enter_context(closing(self._new_leases()))
+            opened.enter_context(exclusive(leases))
+            return self._commit(staging, self._fence(leases, staging))
 
-def load_rows(
-    target: LoadTarget,
-    computation: str,
-    source: LoadSource,
-    form: LoadedForm,
-    intervals: int | None,
-    on_progress: LoadProgress,
-    beginning: LoadBeginning | None = None,
-) -> Loaded:
-    """Add the rows of a table; `Store.load` explains the arguments and errors."""
-    if target.new_leases is None:
-        raise InvalidError("the store was opened read-only", path=target.path)
-    if not isinstance(computation, str) or not computation or computation in _RESERVED:
-        raise InvalidError(
-            "computation must be a name that is not empty and not reserved", computation=computation
+    def _check_arguments(self) -> None:
+        name, count, version = self.computation, self.intervals, self.state_version
+        if not isinstance(name, str) or not name or name in _RESERVED:
+            raise InvalidError(
+                "computation must be a name that is not empty and not reserved", computation=name
+            )
+        if count is not None and (type(count) is not int or count < 1):
+            raise InvalidError("intervals must be a whole number of at least 1", intervals=count)
+        if type(version) is not int or not 0 <= version < _VERSION_END:
+            raise InvalidError("state_version must be a whole number of at least 0", state_version=version)
+
+    def _refuse_rows(self, snapshot: Snapshot) -> None:
+        if snapshot.files_in(self.computation):
+            raise InvalidError(
+                "cannot load into a computation that already has rows: use another name, or rewind the store to "
+                "a version before its first row",
+                computation=self.computation,
+            )
+
+    def _new_leases(self) -> Leases:
+        if self.leases is None:
+            raise InvalidError("the store was opened read-only", path=self.path)
+        return self.leases(self.lineage.current.id, self.rng.token())
+
+    def _fence(self, leases: Leases, staging: Staging) -> tuple[Lease, ...]:
+        """Take and fence the computation's intervals: the existing ones, or as many as wanted."""
+        snapshot = self.committer.refresh()
+        known, wanted = tuple(snapshot.live_intervals(self.computation)), self.intervals
+        cuts = () if known else staging.cuts(wanted or 1)
+        taken = self._take(leases, snapshot, known or intervals_from_boundaries(self.computation, cuts))
+        positions = self.lineage.unrecorded_location(self.path)
+        if not known:
+            positions |= {AppId.DECLARED_INTERVALS.of(self.computation, wanted or 0): snapshot.version + 1}
+        writes = tuple(
+            IntervalWrite(interval=lease.interval, fence=Fence(lease.sequencer, CommitNumber(0)))
+            for lease in taken
         )
-    if intervals is not None and (type(intervals) is not int or intervals < 1):
-        raise InvalidError("intervals must be a whole number of at least 1", intervals=intervals)
-    if type(form.state_version) is not int or not 0 <= form.state_version < _VERSION_END:
-        raise InvalidError(
-            "state_version must be a whole number of at least 0", state_version=form.state_version
+        self.committer.commit(CommitRequest(kind="fence", writes=writes, positions=positions))
+        reach("lease.fenced")
+        # Again, behind the fence: a pipeline may have written rows since the first look, but can no longer.
+        self._refuse_rows(self.committer.refresh())
+        return taken
+
+    def _take(self, leases: Leases, snapshot: Snapshot, intervals: Sequence[Interval]) -> tuple[Lease, ...]:
+        fences = {interval: snapshot.fence_of(interval) for interval in intervals}
+        above = {one: Sequencer(0) if fence is None else fence.sequencer for one, fence in fences.items()}
+        try:
+            taken = leases.take_all(above, on_held="refuse")
+        except ConflictError as error:
+            raise ConflictError(
+                "a pipeline with this computation is running: stop it first",
+                computation=self.computation,
+                **{name: value for name, value in error.details.items() if name == "holder"},
+            ) from error
+        reach("lease.taken")
+        return taken
+
+    def _commit(self, staging: Staging, owned: Sequence[Lease]) -> Loaded:
+        computation, beginning = self.computation, self.beginning or LoadBeginning()
+        writes = tuple(self._write(staging, lease) for lease in owned)
+        # The files took a while: a lease that expired meanwhile ends the load here instead of at the fence.
+        for lease in owned:
+            lease.check()
+        written_at = self.committer.refresh().version + 1
+        words = (AppId.CODEC.of(computation, str(self.codec.name)), *beginning.words)
+        positions = {**beginning.positions, **dict.fromkeys(words, written_at)}
+        state_version = max(self.state_version, staging.state_version())
+        if state_version:
+            positions[AppId.STATE_VERSION.of(computation, state_version)] = written_at
+        committed = self.committer.commit(
+            CommitRequest(
+                kind="load",
+                writes=writes,
+                positions=positions,
+                metadata={"computation": computation, "rows": staging.rows},
+                source_offsets=beginning.source_offsets,
+            )
         )
-    _refuse_rows(target.committer.refresh(), computation)
-    with ExitStack() as opened:
-        folder = Path(opened.enter_context(_scratch_folder()))
-        staging = opened.enter_context(closing(Staging(folder)))
-        for piece in pieces_of(source):
-            staging.add(staged_rows(piece, form.codec, before=staging.rows))
-            on_progress("read", staging.rows, None)
-        if not staging.rows and beginning is None:
-            raise InvalidError("the table has no rows", computation=computation)
-        staging.sort()
-        # Only now: a table that cannot be loaded must not disturb a running pipeline.
-        leases = opened.enter_context(
-            closing(target.new_leases(target.lineage.current.id, target.rng.token()))
-        )
-        opened.enter_context(exclusive(leases))
-        owned = _fence(target, leases, computation, intervals, staging)
-        return _commit(target, computation, form, staging, owned, on_progress, beginning or LoadBeginning())
-
-
-def _fence(
-    target: LoadTarget, leases: Leases, computation: str, wanted: int | None, staging: Staging
-) -> tuple[Lease, ...]:
-    """Take and fence the computation's intervals: the existing ones, or as many as wanted."""
-    snapshot = target.committer.refresh()
-    known = tuple(snapshot.live_intervals(computation))
-    taken = _take(
-        leases, snapshot, known or intervals_from_boundaries(computation, staging.cuts(wanted or 1))
-    )
-    positions = target.lineage.unrecorded_location(target.path)
-    if not known:
-        positions |= {AppId.DECLARED_INTERVALS.of(computation, wanted or 0): snapshot.version + 1}
-    writes = (
-        IntervalWrite(interval=lease.interval, fence=Fence(lease.sequencer, CommitNumber(0)))
-        for lease in taken
-    )
-    target.committer.commit(CommitRequest(kind="fence", writes=tuple(writes), positions=positions))
-    reach("lease.fenced")
-    # Again, behind the fence: a pipeline may have written rows since the first look, but can no longer.
-    _refuse_rows(target.committer.refresh(), computation)
-    return taken
-
-
-def _commit(
-    target: LoadTarget,
-    computation: str,
-    form: LoadedForm,
-    staging: Staging,
-    owned: Sequence[Lease],
-    on_progress: LoadProgress,
-    beginning: LoadBeginning,
-) -> Loaded:
-    is_parquet = isinstance(target.row_format, ParquetRowFormat)
-    row_format = _PARQUET if is_parquet else target.row_format
-    writing = _Writing(target.objects, target.rng, row_format, form.state_version)
-    writes = tuple(writing.interval(staging, lease, on_progress) for lease in owned)
-    # The files took a while: a lease that expired meanwhile ends the load here instead of at the fence.
-    for lease in owned:
-        lease.check()
-    written_at = target.committer.refresh().version + 1
-    words = (AppId.CODEC.of(computation, str(form.codec.name)), *beginning.words)
-    positions = {**beginning.positions, **dict.fromkeys(words, written_at)}
-    state_version = max(form.state_version, staging.state_version())
-    if state_version:
-        positions[AppId.STATE_VERSION.of(computation, state_version)] = written_at
-    committed = target.committer.commit(
-        CommitRequest(
-            kind="load",
-            writes=writes,
-            positions=positions,
-            metadata={"computation": computation, "rows": staging.rows},
-            source_offsets=beginning.source_offsets,
-        )
-    )
-    files = [file for one in writes for file in one.added]
-    return Loaded(
-        version=committed.version,
-        computation=computation,
-        rows=staging.rows,
-        intervals=len(owned),
-        files=len(files),
-        size_bytes=sum(file.size_bytes for file in files),
-    )
-
-
-def _refuse_rows(snapshot: Snapshot, computation: str) -> None:
-    if snapshot.files_in(computation):
-        raise InvalidError(
-            "cannot load into a computation that already has rows: use another name, or rewind the store to "
-            "a version before its first row",
+        files = [file for one in writes for file in one.added]
+        return Loaded(
+            version=committed.version,
             computation=computation,
+            rows=staging.rows,
+            intervals=len(owned),
+            files=len(files),
+            size_bytes=sum(file.size_bytes for file in files),
         )
 
-
-def _take(leases: Leases, snapshot: Snapshot, intervals: Sequence[Interval]) -> tuple[Lease, ...]:
-    fences = {interval: snapshot.fence_of(interval) for interval in intervals}
-    above = {one: Sequencer(0) if fence is None else fence.sequencer for one, fence in fences.items()}
-    try:
-        taken = leases.take_all(above, on_held="refuse")
-    except ConflictError as error:
-        raise ConflictError(
-            "a pipeline with this computation is running: stop it first",
-            computation=intervals[0].computation,
-            **{name: value for name, value in error.details.items() if name == "holder"},
-        ) from error
-    reach("lease.taken")
-    return taken
-
-
-class _Writing:
-    """A writer of the row files of a load."""
-
-    def __init__(self, objects: Objects, rng: Rng, row_format: RowFormat, state_version: int) -> None:
-        self._state_version = state_version
-        self._objects = objects
-        self._rng = rng
-        self._row_format = row_format
-        self._rows = 0
-
-    def interval(self, staging: Staging, lease: Lease, on_progress: LoadProgress) -> IntervalWrite:
+    def _write(self, staging: Staging, lease: Lease) -> IntervalWrite:
         """Write the files of one interval; they stay invisible until they are committed."""
         fence = Fence(lease.sequencer, CommitNumber(1))
         files: list[RowFile] = []
         for table in _files_worth(staging.rows_of(lease.interval)):
             lease.check()
-            files.append(
-                write_row_file(
-                    self._objects,
-                    lease.interval,
-                    _row_updates(table, fence, self._state_version),
-                    superstep=_NO_SUPERSTEP,
-                    fence=fence,
-                    token=self._rng.token(),
-                    row_format=self._row_format,
-                )
+            file = write_row_file(
+                self.objects,
+                lease.interval,
+                _row_updates(table, fence, self.state_version),
+                superstep=_NO_SUPERSTEP,
+                fence=fence,
+                token=self.rng.token(),
+                row_format=_PARQUET if isinstance(self.row_format, ParquetRowFormat) else self.row_format,
             )
-            self._rows += table.num_rows
-            on_progress("write", self._rows, staging.rows)
+            files.append(file)
+            self._written += table.num_rows
+            self.on_progress("write", self._written, staging.rows)
         return IntervalWrite(interval=lease.interval, fence=fence, added=tuple(files))
 
 
@@ -291,29 +240,19 @@ def _files_worth(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 def _row_updates(staged: pa.Table, fence: Fence, state_version: int) -> pa.Table:
     count = staged.num_rows
-    columns = {
-        "sequencer": _constant(fence.sequencer, count),
-        "commit_number": _constant(fence.commit_number, count),
-        "superstep": _constant(_NO_SUPERSTEP, count),
-        "deleted": pa.array(np.zeros(count, np.bool_)),
-    }
+    numbers = {"sequencer": fence.sequencer, "commit_number": fence.commit_number, "superstep": _NO_SUPERSTEP}
+    columns = {name: pa.array(np.full(count, number, np.int64)) for name, number in numbers.items()}
+    columns["deleted"] = pa.array(np.zeros(count, np.bool_))
     versions = staged.column(STATE_VERSION)
     if state_version:
         versions = pc.fill_null(versions, pa.scalar(state_version, pa.int32()))
     has_state = pc.or_(*(staged.column(name).is_valid() for name in ("state", "state_bytes")))
     columns[STATE_VERSION] = pc.if_else(has_state, versions, pa.scalar(None, pa.int32()))
-    for column in ROW_SCHEMA:
-        if column.name in columns:
-            continue
-        if column.name in staged.column_names:
-            columns[column.name] = staged.column(column.name).cast(column.type)
-        else:
-            columns[column.name] = pa.nulls(count, column.type)
+    for name, kind in zip(ROW_SCHEMA.names, ROW_SCHEMA.types, strict=True):
+        if name not in columns:
+            is_staged = name in staged.column_names
+            columns[name] = staged.column(name).cast(kind) if is_staged else pa.nulls(count, kind)
     return pa.Table.from_arrays([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
-
-
-def _constant(value: int, count: int) -> pa.Array:
-    return pa.array(np.full(count, value, np.int64))
 
 
 def _scratch_folder() -> TemporaryDirectory[str]:

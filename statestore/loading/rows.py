@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from millpond.statestore.errors import DataError, InvalidError, UnavailableError
 from millpond.statestore.interval import CUT_CHARACTERS_MAX, Interval
-from millpond.statestore.loading.source import Column, Piece, is_text
+from millpond.statestore.loading.source import Column, Piece, first_line, is_text
 from millpond.statestore.loading.timers import LoadedTimers, read_timers
 from millpond.statestore.rows.codec import Codec
 from millpond.statestore.rows.row import STATE_VERSION
@@ -25,41 +25,29 @@ if TYPE_CHECKING:
     import duckdb
 
 
+# A row on its way into a store; times are microseconds.
 _TIMER: Final = pa.struct(
-    [
-        pa.field("tag", pa.string()),
-        pa.field("domain", pa.string()),
-        pa.field("at", pa.int64()),
-        pa.field("output_at", pa.int64()),
-    ]
+    {"tag": pa.string(), "domain": pa.string(), "at": pa.int64(), "output_at": pa.int64()}
 )
-
 STAGED_SCHEMA: Final = pa.schema(
-    [
-        pa.field("key", pa.string()),
-        pa.field("state", pa.string()),
-        pa.field("state_bytes", pa.binary()),
-        pa.field("timers", pa.list_(_TIMER)),
-        pa.field("hold", pa.int64()),
-        pa.field(STATE_VERSION, pa.int32()),
-    ]
+    {
+        "key": pa.string(),
+        "state": pa.string(),
+        "state_bytes": pa.binary(),
+        "timers": pa.list_(_TIMER),
+        "hold": pa.int64(),
+        STATE_VERSION: pa.int32(),
+    }
 )
-"""A row on its way into a store; times are microseconds."""
 
 
 def staged_rows(piece: Piece, codec: Codec, before: int) -> pa.Table:
-    """Convert a piece to `STAGED_SCHEMA`, in order; ``before`` counts the rows before it, for errors.
-
-    Raises:
-        InvalidError: a key is null or not text, the codec does not read a state, a timer is malformed, or a
-            row has neither state nor timers.
-    """
+    """Convert a piece to `STAGED_SCHEMA`, in order; ``before`` counts the rows before it, for errors."""
     columns = piece.columns
     keys = _keys(columns["key"], before)
     texts, blobs = _states(columns.get("state"), columns.get("state_bytes"), codec, keys)
     timers = read_timers(columns.get("timers"), keys)
-    state = blobs if texts is None else texts
-    _check_whole(keys, state, timers)
+    _check_whole(keys, blobs if texts is None else texts, timers)
     return pa.Table.from_arrays(
         [
             keys,
@@ -80,9 +68,7 @@ def _versions(column: Column | None, rows: int) -> pa.Int32Array:
     try:
         versions = (column if isinstance(column, pa.Array) else pa.array(column)).cast(pa.int32())
     except (pa.ArrowException, TypeError, ValueError) as cause:
-        raise InvalidError(
-            "state_version must be a whole number", reason=str(cause).partition("\n")[0]
-        ) from cause
+        raise InvalidError("state_version must be a whole number", reason=first_line(cause)) from cause
     if pc.any(pc.less(versions, 0)).as_py():
         raise InvalidError("state_version must be at least 0", state_version=pc.min(versions).as_py())
     return pc.if_else(pc.equal(versions, 0), pa.scalar(None, pa.int32()), versions)
@@ -110,8 +96,7 @@ def _keys(column: Column, before: int) -> pa.StringArray:
             raise InvalidError("a key is not text", row=before + wrong, type=type(column[wrong]).__name__)
         keys = _array(column, pa.string(), "a key has no UTF-8 form")
     if keys.null_count:
-        row = pc.index(keys.is_null(), True).as_py()
-        raise InvalidError("a key is null", row=before + row)
+        raise InvalidError("a key is null", row=before + pc.index(keys.is_null(), True).as_py())
     return keys
 
 
@@ -158,32 +143,30 @@ def _blobs(column: Column) -> pa.BinaryArray:
 def _checked(encoded: pa.Array, codec: Codec, keys: pa.StringArray) -> pa.Array:
     """Check that the codec reads each encoded state."""
     for row, text in enumerate(encoded.to_pylist()):
-        if text is not None:
-            try:
+        try:
+            if text is not None:
                 codec.decode(text)
-            except DataError as cause:
-                raise InvalidError(
-                    "a state is not what the codec stores",
-                    key=keys[row].as_py(),
-                    codec=codec.name,
-                    reason=cause.details.get("reason", cause.message),
-                ) from cause
+        except DataError as cause:
+            raise InvalidError(
+                "a state is not what the codec stores",
+                key=keys[row].as_py(),
+                codec=codec.name,
+                reason=cause.details.get("reason", cause.message),
+            ) from cause
     return encoded
 
 
 def _encoded(values: Sequence[Any], codec: Codec, keys: pa.StringArray) -> pa.Array:
     encoded: list[str | bytes | None] = []
-    encode = codec.encode
     try:
         # On an error, the list's length is the index of the bad value.
-        encoded.extend(None if value is None else encode(value) for value in values)
+        encoded.extend(None if value is None else codec.encode(value) for value in values)
     except InvalidError as error:
         error.add_note(f"in the state of the key {keys[len(encoded)].as_py()!r}")
         raise
     kind = pa.string() if codec.is_text else pa.binary()
-    return _array(
-        encoded, kind, "a codec must give text that has a UTF-8 form, or bytes, as its is_text says"
-    )
+    message = "a codec must give text that has a UTF-8 form, or bytes, as its is_text says"
+    return _array(encoded, kind, message)
 
 
 def _values(array: pa.Array) -> list[Any]:
@@ -205,7 +188,7 @@ def _array(values: Sequence[Any], kind: pa.DataType, message: str) -> pa.Array:
     try:
         return pa.array(values, kind)
     except (pa.ArrowException, TypeError, ValueError) as cause:
-        raise InvalidError(message, reason=str(cause).partition("\n")[0]) from cause
+        raise InvalidError(message, reason=first_line(cause)) from cause
 
 
 def _is_blob(kind: pa.DataType) -> bool:
@@ -226,7 +209,8 @@ class Staging:
         self._error = duckdb.Error
         self._connection = duckdb.connect(str(folder / "rows.duckdb"))
         self._execute(f"set memory_limit = '{_MEMORY_LIMIT}'")
-        self._execute(f"set temp_directory = '{_quoted(folder / 'spilled')}'")
+        spilled = str(folder / "spilled").replace("'", "''")
+        self._execute(f"set temp_directory = '{spilled}'")
         self._connection.register("piece", STAGED_SCHEMA.empty_table())
         self._execute("create table staged as from piece")
         self.rows: int = 0
@@ -250,7 +234,7 @@ class Staging:
             )
 
     def state_version(self) -> int:
-        """Return the greatest ``state_version`` of a row; 0 for none."""
+        """Return the greatest version of a row; 0 for none."""
         found = self._execute(f"select coalesce(max({STATE_VERSION}), 0) from sorted").fetchall()  # noqa: S608 - a name
         return int(found[0][0])
 
@@ -265,7 +249,6 @@ class Staging:
         return sorted({key[:CUT_CHARACTERS_MAX] for (key,) in found if key[:CUT_CHARACTERS_MAX] > lowest})
 
     def rows_of(self, interval: Interval) -> Iterator[pa.Table]:
-        """Yield the rows of an interval in key order, in batches."""
         bounds = "key >= $low" + ("" if interval.high is None else " and key < $high")
         params = {"low": interval.low} | ({} if interval.high is None else {"high": interval.high})
         query = f"select * from sorted where {bounds} order by rowid"  # noqa: S608 - the bounds are parameters
@@ -285,11 +268,5 @@ class Staging:
             raise _failed(cause) from cause
 
 
-def _quoted(path: Path) -> str:
-    return str(path).replace("'", "''")
-
-
 def _failed(cause: Exception) -> UnavailableError:
-    return UnavailableError(
-        "the rows could not be sorted on this machine's disk", reason=str(cause).partition("\n")[0]
-    )
+    return UnavailableError("the rows could not be sorted on this machine's disk", reason=first_line(cause))

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from millpond.statestore.errors import InvalidError, MillpondError
+from millpond.statestore.errors import InvalidError
 
 LoadSource: TypeAlias = Any
 """A table (Arrow, pandas, Polars, Spark, anything with Arrow's C stream interface), a reader of record batches, the path
@@ -47,8 +47,7 @@ class Piece:
 def pieces_of(source: LoadSource) -> Iterator[Piece]:
     """Yield the rows of a source in pieces of bounded size; a Spark DataFrame is collected to the driver."""
     if isinstance(source, str | Path):
-        reader = open_file(Path(source))
-        yield from _of_batches(reader)
+        yield from _of_batches(_open_file(Path(source)))
     elif isinstance(source, pa.Table):
         yield from _of_batches(source.to_batches(_PIECE_ROWS))
     elif isinstance(source, pa.RecordBatchReader):
@@ -69,7 +68,7 @@ def pieces_of(source: LoadSource) -> Iterator[Piece]:
         yield from _of_mappings(iter(source))
 
 
-def open_file(path: Path) -> pa.RecordBatchReader:
+def _open_file(path: Path) -> pa.RecordBatchReader:
     """Open a Parquet, CSV or JSON file; states and timers of CSV and JSON stay JSON text."""
     import duckdb
 
@@ -88,7 +87,7 @@ def open_file(path: Path) -> pa.RecordBatchReader:
         relation = connection.sql(f"from {reader}", params=[str(path)])
         return relation.to_arrow_reader(_PIECE_ROWS)
     except duckdb.Error as cause:
-        raise _unreadable(cause, path=path) from cause
+        raise InvalidError("the table cannot be read", reason=first_line(cause), path=path) from cause
 
 
 def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
@@ -96,10 +95,8 @@ def _of_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
     while True:
         try:
             batch = next(iterator, None)
-        except MillpondError:
-            raise
         except (pa.ArrowException, OSError) as cause:
-            raise _unreadable(cause) from cause
+            raise InvalidError("the table cannot be read", reason=first_line(cause)) from cause
         if batch is None:
             return
         _check_columns(batch.schema.names)
@@ -127,7 +124,8 @@ def _of_series(series: Any) -> Column:
     try:
         found = pa.array(series, from_pandas=True)
     except (pa.ArrowException, ValueError) as cause:
-        raise _unreadable(cause, column=series.name) from cause
+        reason = first_line(cause)
+        raise InvalidError("the table cannot be read", reason=reason, column=series.name) from cause
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
@@ -157,8 +155,9 @@ def _check_columns(names: Iterable[str]) -> None:
         )
 
 
-def _unreadable(cause: Exception, **details: object) -> InvalidError:
-    return InvalidError("the table cannot be read", reason=str(cause).partition("\n")[0], **details)
+def first_line(cause: Exception) -> str:
+    """Return the gist of a library's error: further lines may quote the data."""
+    return str(cause).partition("\n")[0]
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.loading.source import Column, is_text
+from millpond.statestore.loading.source import Column, first_line, is_text
 from millpond.statestore.rows.row import TimeDomain, lengths_of, lists_of
 
 _FIELDS: Final = ("tag", "domain", "at", "output_at")
@@ -50,11 +50,7 @@ class LoadedTimers:
 
 
 def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
-    """Convert a column of timers: lists of structs or mappings, or JSON text of such lists.
-
-    Raises:
-        InvalidError: a timer is malformed, or two timers of a key have the same tag and domain; ``keys`` names the key.
-    """
+    """Convert a column of timers: lists of structs or mappings, or JSON of such lists; ``keys`` are for errors."""
     lists = None if column is None else _as_lists(column, keys)
     if lists is None or not pc.sum(pc.list_value_length(lists)).as_py():
         return _none(len(keys))
@@ -62,7 +58,9 @@ def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
     owners = np.repeat(np.arange(len(keys), dtype=np.int64), counts)
     fields = _fields(lists.flatten())
     at = _times(fields["at"], "at")
-    _refuse_null(at, "at", owners, keys)
+    if at.null_count:
+        row = int(owners[pc.index(at.is_null(), True).as_py()])
+        raise _malformed("one has no time", field="at", key=keys[row].as_py())
     domains, names = _domains(fields["domain"])
     output_at = _times(fields["output_at"], "output_at")
     tags = pc.fill_null(_text(fields["tag"], "tag"), "")
@@ -74,20 +72,16 @@ def read_timers(column: Column | None, keys: pa.StringArray) -> LoadedTimers:
     if order is not None:
         at, names, tags, output_at = (array.take(order) for array in (at, names, tags, output_at))
     is_holding = pc.invert(pc.ends_with(names, _FREE)).to_numpy(zero_copy_only=False)
-    return LoadedTimers(
-        counts=counts,
-        flat=(tags, names, at, output_at),
-        holds=_holds(owners, output_at, is_holding, len(keys)),
-    )
+    holds = np.full(len(keys), _UNHELD, np.int64)
+    np.minimum.at(holds, owners[is_holding], output_at.to_numpy()[is_holding])
+    held = pa.array(holds, mask=holds == _UNHELD)
+    return LoadedTimers(counts=counts, flat=(tags, names, at, output_at), holds=held)
 
 
 def _none(count: int) -> LoadedTimers:
     text, number = pa.array([], pa.string()), pa.array([], pa.int64())
-    return LoadedTimers(
-        counts=np.zeros(count, np.int64),
-        flat=(text, text, number, number),
-        holds=pa.nulls(count, pa.int64()),
-    )
+    flat, holds = (text, text, number, number), pa.nulls(count, pa.int64())
+    return LoadedTimers(counts=np.zeros(count, np.int64), flat=flat, holds=holds)
 
 
 def _as_lists(column: Column, keys: pa.StringArray) -> pa.Array | None:
@@ -102,11 +96,10 @@ def _as_lists(column: Column, keys: pa.StringArray) -> pa.Array | None:
         try:
             column = pa.array([None if timers is None else list(timers) for timers in column])
         except (pa.ArrowException, TypeError, ValueError) as cause:
-            raise _malformed(str(cause).partition("\n")[0]) from cause
+            raise _malformed(first_line(cause)) from cause
     if column.null_count == len(column):
         return None
-    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-    if not is_list:
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         raise _malformed(f"they are {column.type}")
     return column
 
@@ -146,7 +139,7 @@ def _times(column: pa.Array, name: str) -> pa.Int64Array:
         else:
             raise _malformed("a time must be microseconds or have a zone", field=name, type=kind)
     except pa.ArrowException as cause:
-        raise _malformed(str(cause).partition("\n")[0], field=name) from cause
+        raise _malformed(first_line(cause), field=name) from cause
     bounds = pc.min_max(times).as_py()
     if bounds["min"] is not None and (bounds["min"] < _EARLIEST or bounds["max"] > _LATEST):
         raise _malformed("a time must be in the years 1 to 9999", field=name)
@@ -163,7 +156,6 @@ def _text(column: pa.Array, name: str) -> pa.StringArray:
 
 
 def _domains(column: pa.Array) -> tuple[pa.StringArray, pa.StringArray]:
-    """Return, by timer, the domain and the name of the clock."""
     encoded = pc.fill_null(_text(column, "domain"), TimeDomain.EVENT.value).dictionary_encode()
     clocks = [_clock(name) for name in encoded.dictionary.to_pylist()]
     domains, names = (pa.array(parts, pa.string()) for parts in zip(*clocks, strict=True))
@@ -184,12 +176,6 @@ def _clock(name: str) -> tuple[str, str]:
     return TimeDomain.EVENT.value, f"{_PERCENTILE}{share!r}{free}"
 
 
-def _refuse_null(times: pa.Array, name: str, owners: _Numbers, keys: pa.StringArray) -> None:
-    if times.null_count:
-        row = int(owners[pc.index(times.is_null(), True).as_py()])
-        raise _malformed("one has no time", field=name, key=keys[row].as_py())
-
-
 def _firing_order(
     owners: _Numbers,
     at: pa.Array,
@@ -202,7 +188,7 @@ def _firing_order(
     """Return the order by row, time, domain, percentile and tag; ``None`` if no row has two timers."""
     if counts.max() <= 1:
         return None
-    percentiles = [float(_bare(name).partition("@")[2] or 100.0) for name in names.to_pylist()]
+    percentiles = [float(name.removesuffix(_FREE).partition("@")[2] or 100.0) for name in names.to_pylist()]
     table = pa.table({"row": owners, "at": at, "domain": domains, "percentile": percentiles, "tag": tags})
     same = table.group_by(["row", "domain", "tag"]).aggregate([("at", "count")])
     repeated = same.filter(pc.greater(same.column("at_count"), 1))
@@ -212,16 +198,6 @@ def _firing_order(
     return pc.sort_indices(
         table, [(name, "ascending") for name in ("row", "at", "domain", "percentile", "tag")]
     )
-
-
-def _bare(name: str) -> str:
-    return name.removesuffix(_FREE)
-
-
-def _holds(owners: _Numbers, output_at: pa.Array, is_holding: npt.NDArray[np.bool_], count: int) -> pa.Array:
-    holds = np.full(count, _UNHELD, np.int64)
-    np.minimum.at(holds, owners[is_holding], output_at.to_numpy()[is_holding])
-    return pa.array(holds, mask=holds == _UNHELD)
 
 
 def _malformed(reason: str, **details: object) -> InvalidError:
