@@ -41,7 +41,7 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.objects.ranges import MeteredObjects
 from millpond.statestore.rows.record_ids import IdRetention
 from millpond.statestore.types import TIME_MIN_US, Superstep, WallTimeMicros
-from millpond.testing.fixtures.interval_run import IntervalRun
+from tests.fixtures.interval_run import IntervalRun
 
 _INTERVAL: Final = Interval("rows")
 _MIB: Final = 2**20

@@ -62,8 +62,8 @@ from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import EventTimeMicros
-from millpond.testing.fixtures.row_updates import row_updates
-from millpond.testing.fixtures.supersteps import commit
+from tests.fixtures.row_updates import row_updates
+from tests.fixtures.supersteps import commit
 
 PHASES: Final = ("plan", "pack", "reports", "commit", "upkeep")
 """The parts of the driver's work in a superstep, in their order."""

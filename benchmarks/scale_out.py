@@ -27,7 +27,7 @@ from millpond.executor.spark.session import spark_session
 from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.plan import InputPosition
 from millpond.statestore.system import SystemClock
-from millpond.testing.processes.local_cluster import local_cluster
+from tests.processes.local_cluster import local_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

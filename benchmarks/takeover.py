@@ -25,7 +25,7 @@ from benchmarks.json_result import tell_result
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
-from millpond.testing.processes.relay import Relay
+from tests.processes.relay import Relay
 
 
 def measure(rounds: int = 40, session_timeout_ms: int = 2_000) -> dict[str, Any]:

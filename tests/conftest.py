@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from xdist.remote import Producer
 
-    from millpond.testing.servers.postgresql import PostgreSQL
     from millpond.testing.servers.s3_server import S3Server
     from millpond.testing.servers.secured_zookeeper import SecuredZooKeeper
+    from tests.servers.postgresql import PostgreSQL
 
 settings.register_profile("dev", max_examples=30, stateful_step_count=30, deadline=None)
 settings.register_profile(
@@ -189,7 +189,7 @@ def secured_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secu
 def postgresql() -> Iterator[PostgreSQL]:
     """One PostgreSQL server on a Unix socket for the whole run."""
     from millpond.statestore.system import SystemClock
-    from millpond.testing.servers.postgresql import PostgreSQL
+    from tests.servers.postgresql import PostgreSQL
 
     with PostgreSQL(SystemClock()) as server:
         yield server

@@ -71,15 +71,13 @@ SUB_ROOMS_BELOW: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "spark_compat": ("replay",),
     },
     "testing": {
-        "oracles": (),
         "servers": (),
-        "spark_code": (),
         "faults": ("servers",),
         "fixtures": ("faults",),
         "processes": ("fixtures",),
-        "transcripts": ("fixtures", "oracles"),
-        "simulation": ("fixtures", "oracles"),
-        TOP: ("processes", "transcripts", "simulation", "spark_code"),
+        "transcripts": ("fixtures",),
+        "simulation": ("fixtures",),
+        TOP: ("processes", "transcripts", "simulation"),
     },
 }
 """

@@ -15,8 +15,8 @@ import pytest
 
 import millpond as mp
 from millpond.statestore.failpoint import listening
-from millpond.testing.fixtures.both_runners import Play, plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import Play, plays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

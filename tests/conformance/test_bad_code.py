@@ -17,8 +17,8 @@ from millpond.executor.pipeline.nodes import OnError
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.system import SystemClock
-from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,9 +18,9 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.testing.fixtures.both_runners import plays
-from millpond.testing.fixtures.changes import Form, Step, changes_in, scores_of_teams, standing_sums
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import plays
+from tests.fixtures.changes import Form, Step, changes_in, scores_of_teams, standing_sums
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

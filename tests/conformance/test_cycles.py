@@ -12,9 +12,9 @@ import pytest
 
 from millpond.executor.windows.pipeline import Pipeline
 from millpond.statestore.errors import InvalidError
-from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
-from millpond.testing.fixtures.feedback import DAY_US, pages, pages_by_day
+from tests.fixtures.both_runners import plays
+from tests.fixtures.feedback import DAY_US, pages, pages_by_day
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 import millpond as mp
-from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 
 Open = Callable[[Callable[[], Any]], Play]
 

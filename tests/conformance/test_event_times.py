@@ -17,8 +17,8 @@ from millpond.executor.windows.combiners import ToList
 from millpond.executor.windows.pipeline import Pipeline
 from millpond.executor.windows.time_triggers import AfterWatermark
 from millpond.executor.windows.window_fns import FixedWindows
-from millpond.testing.fixtures.both_runners import Play, plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import Play, plays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

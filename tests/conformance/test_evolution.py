@@ -18,8 +18,8 @@ from millpond.executor.time.watermark_policies import Monotone
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.rows.codec import BytesCodec, JsonCodec, MsgpackCodec
-from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import plays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

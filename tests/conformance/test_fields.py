@@ -10,8 +10,8 @@ import pytest
 from deltalake import DeltaTable
 
 import millpond as mp
-from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import plays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from millpond.executor.time.watermark_policies import BoundedDisorder, Watermark
 from millpond.executor.windows.combiners import Count
 from millpond.executor.windows.pipeline import Pipeline
 from millpond.executor.windows.window_fns import FixedWindows
-from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import plays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

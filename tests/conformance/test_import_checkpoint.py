@@ -25,8 +25,8 @@ from millpond.executor.spark_compat.spark_query import (
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import listening
 from millpond.statestore.store import Store
-from millpond.testing.spark_code.group_functions import grouped
-from millpond.testing.spark_code.stateful_processors import SEEN, AllTypes, Remembering, Sums, Timers
+from tests.spark_code.group_functions import grouped
+from tests.spark_code.stateful_processors import SEEN, AllTypes, Remembering, Sums, Timers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
-from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import plays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,8 +17,8 @@ from millpond.executor.run.directory_injector import FILE_ROW, DirectoryInjector
 from millpond.executor.time.watermark_policies import ManualWatermark, MarkColumn
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MIN_US
-from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import plays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import millpond as mp
-from millpond.testing.fixtures.both_runners import LocalPlay, plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import LocalPlay, plays
 from tests.payloads import (
     PAYMENT_AVRO,
     PAYMENT_JSON,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from millpond.testing.fixtures.both_runners import Play
+    from tests.fixtures.both_runners import Play
 
 _AT = dt.datetime(2026, 11, 23, 17, 0, tzinfo=dt.UTC)
 _ROWS = pa.schema([("value", pa.binary()), ("topic", pa.string()), ("offset", pa.int64())])

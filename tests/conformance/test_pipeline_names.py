@@ -19,8 +19,8 @@ from millpond.executor.replay.repair_plan import plan_rewind
 from millpond.statestore.failpoint import listening
 from millpond.statestore.history.verification import verify_store
 from millpond.statestore.leases.memory import MemoryLeases
-from millpond.testing.fixtures.both_runners import Play, plays
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from tests.fixtures.both_runners import Play, plays
 
 Open = Callable[[Callable[[], Any]], Play]
 SECOND_US = 1_000_000

@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from millpond.executor.spark_compat.spark_query import apply_in_pandas_with_state, transform_with_state
-from millpond.testing.fixtures.micro_batches import ROCKSDB, STATE_STORE, micro_batches
 from millpond.testing.fixtures.own_writer import OwnWriter
-from millpond.testing.spark_code.group_functions import expecting
-from millpond.testing.spark_code.stateful_processors import SEEN, Alarms, Fading
+from tests.fixtures.micro_batches import ROCKSDB, STATE_STORE, micro_batches
+from tests.spark_code.group_functions import expecting
+from tests.spark_code.stateful_processors import SEEN, Alarms, Fading
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,8 +11,8 @@ import pytest
 
 import millpond as mp
 from millpond.executor.superstep.letter_retries import waiting_letter_requests
-from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 
 SECOND = 1_000_000
 Open = Callable[[Callable[[], Any]], Play]

@@ -17,8 +17,8 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.statestore.interval import Interval
-from millpond.testing.fixtures.both_runners import Play, plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import Play, plays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -32,9 +32,9 @@ from millpond.statestore.rows.files import read_row_files, write_row_file
 from millpond.statestore.rows.row import PARTITION_COLUMN, ROW_SCHEMA, STATE_VERSION, Fence
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, TableVersion
-from millpond.testing.fixtures.commit_requests import fence_request
 from millpond.testing.fixtures.determinism import SeededRng
-from millpond.testing.fixtures.row_updates import row_updates
+from tests.fixtures.commit_requests import fence_request
+from tests.fixtures.row_updates import row_updates
 
 if TYPE_CHECKING:
     from pathlib import Path

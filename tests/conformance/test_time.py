@@ -24,8 +24,8 @@ from millpond.executor.windows.combiners import Count
 from millpond.executor.windows.pipeline import Pipeline as WindowedPipeline
 from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.types import TIME_MIN_US
-from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import plays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,8 +15,8 @@ from millpond.executor.computation.records import Record
 from millpond.executor.computation.timers import Timer
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.time.watermark_policies import BoundedDisorder
-from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import plays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,9 +21,9 @@ from millpond.executor.spark_compat.spark_query import (
     transform_with_state,
 )
 from millpond.statestore.errors import InvalidError
-from millpond.testing.fixtures.micro_batches import ROCKSDB, STATE_STORE, micro_batches
-from millpond.testing.spark_code.group_functions import grouped, grouped_in_arrow
-from millpond.testing.spark_code.stateful_processors import (
+from tests.fixtures.micro_batches import ROCKSDB, STATE_STORE, micro_batches
+from tests.spark_code.group_functions import grouped, grouped_in_arrow
+from tests.spark_code.stateful_processors import (
     SEEN,
     AllTypes,
     Failing,
@@ -33,7 +33,7 @@ from millpond.testing.spark_code.stateful_processors import (
     Seeded,
     Timers,
 )
-from millpond.testing.spark_code.window_processors import WindowEchoes, Windowed
+from tests.spark_code.window_processors import WindowEchoes, Windowed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

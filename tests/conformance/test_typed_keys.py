@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 import millpond as mp
 from millpond.statestore.view import connect
-from millpond.testing.fixtures.both_runners import plays
 from millpond.testing.fixtures.determinism import ManualClock
-from millpond.testing.fixtures.typed_keys import KEY_TYPES, key_values
+from tests.fixtures.both_runners import plays
+from tests.fixtures.typed_keys import KEY_TYPES, key_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from millpond.testing.fixtures.both_runners import Play
+    from tests.fixtures.both_runners import Play
 
 pytestmark = pytest.mark.timeout(300)
 

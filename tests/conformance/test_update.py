@@ -15,8 +15,8 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.time.watermark_policies import Monotone
 from millpond.statestore.errors import InvalidError
-from millpond.testing.fixtures.both_runners import Play, plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import Play, plays
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,8 +17,8 @@ from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.executor.superstep.delivery import ProductionSource, read_productions
 from millpond.statestore.types import Superstep
-from millpond.testing.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.both_runners import LocalPlay, Play, SparkPlay, plays
 
 Open = Callable[[Callable[[], EnginePipeline]], Play]
 

@@ -24,7 +24,6 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.testing.processes.failing_code import FAILURES, Fragile
 from millpond.testing.processes.ledger import (
     LEDGER,
     ROWS,
@@ -35,6 +34,7 @@ from millpond.testing.processes.ledger import (
     numbered,
     written,
 )
+from tests.processes.failing_code import FAILURES, Fragile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

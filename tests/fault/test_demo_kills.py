@@ -22,7 +22,7 @@ import pytest
 import millpond as mp
 from examples.zeitgeist.results import Results, read_results
 from millpond.statestore.system import SystemClock
-from millpond.testing.processes.tree import command_of, descendants_of
+from tests.processes.tree import command_of, descendants_of
 from tests.short_lived import SHORT_LIVED
 
 pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.slow]

@@ -13,8 +13,8 @@ from typing import IO, Final
 import orjson
 import pytest
 
-from millpond.testing.processes.cluster_homes import KEYS
-from millpond.testing.processes.tree import command_of, descendants_of
+from tests.processes.cluster_homes import KEYS
+from tests.processes.tree import command_of, descendants_of
 
 pytestmark = [pytest.mark.fault, pytest.mark.spark_all, pytest.mark.slow]
 
@@ -30,7 +30,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self._log = (folder / "log").open("wb")
-        module = "millpond.testing.processes.cluster_homes"
+        module = "tests.processes.cluster_homes"
         command = [sys.executable, "-m", module, str(folder), str(EXECUTORS), str(INTERVALS)]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log

@@ -20,9 +20,9 @@ from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.log.high_water import Mark
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Sequencer, TableVersion
-from millpond.testing.processes.lease_holder import INTERVAL
 from millpond.testing.servers.tcp_proxy import TcpProxy
 from millpond.testing.servers.zookeeper import Ensemble, wait_until
+from tests.processes.lease_holder import INTERVAL
 
 pytestmark = [pytest.mark.fault, pytest.mark.zookeeper]
 
@@ -81,7 +81,7 @@ def proxy(zookeeper_hosts: str) -> Iterator[TcpProxy]:
 @pytest.fixture
 def holder(zookeeper_hosts: str, store_id: str) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lease on `INTERVAL`, in a short session."""
-    command = [sys.executable, "-m", "millpond.testing.processes.lease_holder"]
+    command = [sys.executable, "-m", "tests.processes.lease_holder"]
     process = subprocess.Popen(
         [*command, zookeeper_hosts, store_id, str(SHORT_SESSION_MS)],
         stdin=subprocess.PIPE,

@@ -20,9 +20,9 @@ from deltalake import DeltaTable
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.testing.faults.report import FaultReport
-from millpond.testing.processes.cluster_copy import COPY
-from millpond.testing.processes.tree import command_of, descendants_of
 from millpond.testing.servers.zookeeper import wait_until
+from tests.processes.cluster_copy import COPY
+from tests.processes.tree import command_of, descendants_of
 from tests.short_lived import SHORT_LIVED
 
 pytestmark = [pytest.mark.fault, pytest.mark.spark, pytest.mark.slow]
@@ -44,7 +44,7 @@ class Driver:
         self.folder = folder
         self._log = folder / "driver.log"
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "millpond.testing.processes.cluster_copy", str(folder), str(RECORDS)]
+        command = [sys.executable, "-m", "tests.processes.cluster_copy", str(folder), str(RECORDS)]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | SHORT_LIVED

@@ -9,7 +9,7 @@ import pytest
 
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
-from millpond.testing.processes.relay import Relay
+from tests.processes.relay import Relay
 
 pytestmark = pytest.mark.fault
 

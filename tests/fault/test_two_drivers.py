@@ -30,7 +30,7 @@ class Driver:
     """A driver as a process of its own; what it says is kept."""
 
     def __init__(self, folder: Path, hosts: str) -> None:
-        command = [sys.executable, "-m", "millpond.testing.processes.spark_driver"]
+        command = [sys.executable, "-m", "tests.processes.spark_driver"]
         command += [str(folder / "pond"), hosts, str(folder / "input")]
         self._log = folder / f"driver-{len(list(folder.glob('driver-*')))}.log"
         with self._log.open("wb") as log:

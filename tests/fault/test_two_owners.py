@@ -24,8 +24,8 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import TableVersion
 from millpond.testing.processes.ledger import ROWS, ledger_of, ledger_pipeline, numbered
-from millpond.testing.processes.owner import Owner
 from millpond.testing.servers.zookeeper import wait_until
+from tests.processes.owner import Owner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

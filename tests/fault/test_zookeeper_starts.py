@@ -41,7 +41,7 @@ class User:
     """Another process that uses servers of folders."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "millpond.testing.processes.server_user"]
+        command = [sys.executable, "-m", "tests.processes.server_user"]
         # The server that users have, which is slower than that of other tests.
         environment = {name: value for name, value in os.environ.items() if name != OPTIONS_VARIABLE}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

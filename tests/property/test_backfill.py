@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millpond as mp
-from millpond.testing.fixtures.computations import SECOND_US, Count, Window
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from tests.fixtures.computations import SECOND_US, Count, Window
 
 START_US = 1_700_000_000 * SECOND_US
 # Not those whose timers records move: which records a timer comes before depends on the watermark that they meet.

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.windows.window_fns import FixedWindows
 from millpond.statestore.store import Store
-from millpond.testing.fixtures.changes import Step, changes_in, scores_of_teams, standing_sums
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from tests.fixtures.changes import Step, changes_in, scores_of_teams, standing_sums
 
 SIZE_US = 10
 

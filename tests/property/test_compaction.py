@@ -16,8 +16,8 @@ from millpond.statestore.history.verification import verify_store
 from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.types import TableVersion
-from millpond.testing.fixtures.case_player import CasePlayer
-from millpond.testing.fixtures.pipelines import Case, cases
+from tests.fixtures.case_player import CasePlayer
+from tests.fixtures.pipelines import Case, cases
 
 Rows = dict[str, dict[str, tuple[Any, ...]]]
 

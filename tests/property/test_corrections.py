@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import millpond as mp
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.panes import ShownPanes
+from tests.fixtures.panes import ShownPanes
 
 _SCORES = st.one_of(st.integers(-9, 9), st.floats(-9, 9), st.sampled_from([1e17, -1e17, 2.5, 1e-300]))
 _ROWS = st.lists(st.tuples(st.sampled_from("xyz"), _SCORES), min_size=1, max_size=8)

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from millpond.testing.oracles.trigger import percentiles_of
-from millpond.testing.oracles.window import OraclePane, WindowSpec
-from millpond.testing.transcripts.window_runs import LocalWindowRun, SparkWindowRun, arrived
-from millpond.testing.transcripts.window_scripts import (
+from tests.oracle_examples import EXAMPLES, examples, in_shares
+from tests.oracles.trigger import percentiles_of
+from tests.oracles.window import OraclePane, WindowSpec
+from tests.oracles.window_runs import LocalWindowRun, SparkWindowRun, arrived
+from tests.oracles.window_scripts import (
     Move,
     cut,
     row_formats,
@@ -23,7 +24,6 @@ from millpond.testing.transcripts.window_scripts import (
     together,
     window_specs,
 )
-from tests.oracle_examples import EXAMPLES, examples, in_shares
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -46,13 +46,13 @@ from millpond.statestore.rows.record_ids import IdRetention
 from millpond.statestore.rows.row_format import IpcRowFormat
 from millpond.statestore.store import Store
 from millpond.statestore.types import Superstep
-from millpond.testing.fixtures.computations import SECOND_US, Count, Window
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.interval_run import IntervalRun
 from millpond.testing.fixtures.own_writer import OwnWriter
-from millpond.testing.processes.failing_code import Fragile
 from millpond.testing.processes.ledger import LEDGER, ROWS, START_US, Ledger
 from millpond.testing.simulation.chance import Draw
+from tests.fixtures.computations import SECOND_US, Count, Window
+from tests.fixtures.interval_run import IntervalRun
+from tests.processes.failing_code import Fragile
 
 Row = dict[str, Any]
 _Choice = TypeVar("_Choice")

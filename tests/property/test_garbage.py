@@ -36,8 +36,8 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.statestore.types import Objects, TableVersion
 from millpond.statestore.view import RowsView
-from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from tests.fixtures.commit_requests import fence_request, superstep_request
 
 _IS_LONG = os.environ.get("HYPOTHESIS_PROFILE", "dev") != "dev"
 SECOND = 1_000_000

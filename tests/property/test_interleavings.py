@@ -37,10 +37,10 @@ from millpond.statestore.store import Store
 from millpond.statestore.system import RetryPolicy
 from millpond.statestore.types import Sequencer, TableVersion
 from millpond.testing.faults.report import FaultReport
-from millpond.testing.fixtures.commit_requests import Bench, fence_request, superstep_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.interleavings import Explored, Stage, explore
 from millpond.testing.processes.ledger import ledger_pipeline
+from tests.fixtures.commit_requests import Bench, fence_request, superstep_request
+from tests.fixtures.interleavings import Explored, Stage, explore
 
 pytestmark = pytest.mark.slow
 

@@ -26,8 +26,8 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.rows.codec import MsgpackCodec
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.rows.row_format import IpcRowFormat
-from millpond.testing.fixtures.interval_run import Attempt, IntervalRun
-from millpond.testing.oracles.model import ModelBundle, ModelInterval, ModelRecord
+from tests.fixtures.interval_run import Attempt, IntervalRun
+from tests.oracles.model import ModelBundle, ModelInterval, ModelRecord
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,9 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.types import TableVersion
-from millpond.testing.fixtures.case_player import CasePlayer
 from millpond.testing.fixtures.determinism import SeededRng
-from millpond.testing.fixtures.pipelines import Case, cases
+from tests.fixtures.case_player import CasePlayer
+from tests.fixtures.pipelines import Case, cases
 
 Rows = dict[str, dict[str, tuple[Any, ...]]]
 

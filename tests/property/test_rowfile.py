@@ -15,7 +15,7 @@ from millpond.statestore.rows.merge import MERGE_COLUMNS, combine_updates, merge
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import IpcRowFormat, ParquetRowFormat, RowFormat
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
-from millpond.testing.fixtures.row_updates import merged_rows, row_histories, row_updates
+from tests.fixtures.row_updates import merged_rows, row_histories, row_updates
 
 _TIME_COLUMNS = {"hold", "at", "output_at"}
 

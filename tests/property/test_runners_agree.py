@@ -22,8 +22,8 @@ from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.pipelines import Case, cases
-from millpond.testing.oracles.model_pipeline import ModelPipeline
+from tests.fixtures.pipelines import Case, cases
+from tests.oracles.model_pipeline import ModelPipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

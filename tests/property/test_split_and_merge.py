@@ -14,10 +14,10 @@ from millpond.executor.superstep.commit import Totals
 from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.history.verification import verify_store
 from millpond.statestore.interval import Interval
-from millpond.testing.fixtures.case_player import CasePlayer
 from millpond.testing.fixtures.cuts import random_cut
 from millpond.testing.fixtures.determinism import SeededRng
-from millpond.testing.fixtures.pipelines import Case, cases
+from tests.fixtures.case_player import CasePlayer
+from tests.fixtures.pipelines import Case, cases
 
 
 class Player(CasePlayer):

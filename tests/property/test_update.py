@@ -15,8 +15,8 @@ from millpond.executor.superstep.commit import Totals
 from millpond.gc.compaction import CompactionPolicy
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.history.verification import verify_store
-from millpond.testing.fixtures.case_player import CasePlayer
-from millpond.testing.fixtures.pipelines import Case, Node, cases, graphs
+from tests.fixtures.case_player import CasePlayer
+from tests.fixtures.pipelines import Case, Node, cases, graphs
 
 Graph = tuple[tuple[Node, ...], bool]
 _NAMES = tuple(f"c{number}" for number in range(4))

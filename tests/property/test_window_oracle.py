@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from millpond.statestore.rows.row_format import RowFormat
 from millpond.statestore.types import TIME_MAX_US
-from millpond.testing.oracles.trigger import TriggerSpec, percentiles_of, waits_in_event_time
-from millpond.testing.oracles.window import Arrival, OraclePane, WindowOracle, WindowSpec
-from millpond.testing.transcripts.window_runs import LocalWindowRun, SparkWindowRun, arrived, phases_of
-from millpond.testing.transcripts.window_scripts import (
+from tests.oracle_examples import EXAMPLES, examples, in_shares
+from tests.oracles.trigger import TriggerSpec, percentiles_of, waits_in_event_time
+from tests.oracles.window import Arrival, OraclePane, WindowOracle, WindowSpec
+from tests.oracles.window_runs import LocalWindowRun, SparkWindowRun, arrived, phases_of
+from tests.oracles.window_scripts import (
     Move,
     Scene,
     cut,
@@ -31,7 +32,6 @@ from millpond.testing.transcripts.window_scripts import (
     window_fns,
     window_specs,
 )
-from tests.oracle_examples import EXAMPLES, examples, in_shares
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,9 +12,9 @@ import pytest
 import millpond as mp
 from millpond.statestore.rows.row_format import IpcRowFormat
 from millpond.testing.transcripts.command import failure_of, failures_of, read_documents
-from millpond.testing.transcripts.features import constructor_names, cover
 from millpond.testing.transcripts.runs import LocalTranscriptRun, SparkTranscriptRun
 from millpond.testing.transcripts.transcript import read_transcript
+from tests.oracles.features import constructor_names, cover
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

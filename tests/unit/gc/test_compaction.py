@@ -24,7 +24,7 @@ from millpond.statestore.types import (
     TableVersion,
     WallTimeMicros,
 )
-from millpond.testing.fixtures.row_updates import row_histories, row_updates
+from tests.fixtures.row_updates import row_histories, row_updates
 
 ALL = CompactionRules(
     pending_from=Superstep(0), ids=IdRetention.of(TIME_MIN_US, WallTimeMicros(0), slack_us=0)

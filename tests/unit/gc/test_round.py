@@ -42,7 +42,7 @@ from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import Store
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep, TableVersion
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.row_updates import row_updates
+from tests.fixtures.row_updates import row_updates
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS

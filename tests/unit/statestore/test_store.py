@@ -31,8 +31,8 @@ from millpond.statestore.rows.row import Fence
 from millpond.statestore.store import LeaseFactory, Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
-from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from tests.fixtures.commit_requests import fence_request, superstep_request
 from tests.tidy import ROOT
 
 CLOCK = SystemClock()

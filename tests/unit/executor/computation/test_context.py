@@ -23,7 +23,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.codec import BytesCodec, Codec, JsonCodec
 from millpond.statestore.rows.key_text import encode_key
-from millpond.testing.fixtures.interval_run import IntervalRun
+from tests.fixtures.interval_run import IntervalRun
 
 Hook = Callable[[Context, Any], None]
 

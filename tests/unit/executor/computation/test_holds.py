@@ -19,7 +19,7 @@ from millpond.executor.ownership.ownership import scan_interval
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
-from millpond.testing.fixtures.interval_run import IntervalRun
+from tests.fixtures.interval_run import IntervalRun
 
 INTERVAL = Interval("c")
 Hook = Callable[[Any], None]

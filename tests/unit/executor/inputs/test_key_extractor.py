@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from millpond.executor.inputs.keys import check_key_extractor, extract_key, extract_key_column, extract_keys
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.key_text import encode_key
-from millpond.testing.fixtures.typed_keys import key_types, key_values
+from tests.fixtures.typed_keys import key_types, key_values
 
 
 class Decoded:

@@ -10,7 +10,7 @@ from millpond.executor.computation.timers import Timer
 from millpond.executor.interval.row_reader import ColdRows
 from millpond.statestore.rows.merge import merge_updates
 from millpond.statestore.rows.row import TimeDomain
-from millpond.testing.fixtures.row_updates import row_updates
+from tests.fixtures.row_updates import row_updates
 
 
 def cold(count: int) -> ColdRows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import millpond as mp
-from millpond.testing.fixtures.computations import Count
+from tests.fixtures.computations import Count
 
 
 def _run(streams: tuple[str, ...], batches: list[tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from millpond.executor.pipeline.nodes import ComputationNode, OnLate
 from millpond.statestore.errors import InternalError, InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.row import ROW_SCHEMA
-from millpond.testing.fixtures.interval_run import IntervalRun
+from tests.fixtures.interval_run import IntervalRun
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

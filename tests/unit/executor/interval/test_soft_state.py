@@ -23,7 +23,7 @@ from millpond.statestore.errors import DataError, InternalError
 from millpond.statestore.interval import Interval
 from millpond.statestore.rows.record_ids import fingerprints
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
-from millpond.testing.fixtures.interval_run import IntervalRun
+from tests.fixtures.interval_run import IntervalRun
 
 INTERVAL = Interval("c")
 

@@ -17,8 +17,8 @@ from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
-from millpond.testing.fixtures.computations import Count
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from tests.fixtures.computations import Count
 
 WHOLE = Interval("count")
 KEYS = "abcxyz"

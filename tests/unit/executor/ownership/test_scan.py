@@ -22,9 +22,9 @@ from millpond.statestore.objects.ranges import MeteredObjects
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
-from millpond.testing.fixtures.commit_requests import fence_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.row_updates import row_updates
+from tests.fixtures.commit_requests import fence_request
+from tests.fixtures.row_updates import row_updates
 
 ALL = Interval("c")
 CONTROL = control_interval("p")

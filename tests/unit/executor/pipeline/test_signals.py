@@ -8,7 +8,7 @@ import pytest
 
 import millpond as mp
 from millpond.executor.pipeline.nodes import SIGNALS
-from millpond.testing.fixtures.panes import SeenPanes
+from tests.fixtures.panes import SeenPanes
 
 
 def waiting(**options: Any) -> mp.Pipeline:

@@ -10,7 +10,7 @@ from millpond.executor.pipeline.nodes import addressed, is_addressed
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.sink import DeltaSink
 from millpond.statestore.errors import InvalidError
-from millpond.testing.fixtures.pipelines import Case, cases
+from tests.fixtures.pipelines import Case, cases
 
 
 def chain(*modes: str) -> EnginePipeline:

@@ -18,7 +18,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.supersteps import commit
+from tests.fixtures.supersteps import commit
 
 
 class Engine:

@@ -16,7 +16,7 @@ from millpond.executor.spark.key_sql import arrow_key_columns, check_key_type, k
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.key_columns import encode_key_columns
 from millpond.statestore.rows.key_text import encode_key
-from millpond.testing.fixtures.typed_keys import KEY_TYPES, key_values
+from tests.fixtures.typed_keys import KEY_TYPES, key_values
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

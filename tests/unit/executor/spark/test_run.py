@@ -25,10 +25,10 @@ from millpond.statestore.errors import FencedError, InvalidError
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import LeaseFactory, Store
 from millpond.statestore.system import SystemClock
-from millpond.testing.processes.failing_code import Fragile
 from millpond.testing.processes.ledger import LEDGER, ROWS, ledger_of, ledger_pipeline, numbered, written
-from millpond.testing.processes.spark_task_failures import BATCHES
 from millpond.testing.servers.zookeeper import wait_until
+from tests.processes.failing_code import Fragile
+from tests.processes.spark_task_failures import BATCHES
 from tests.short_lived import SHORT_LIVED
 from tests.tidy import ROOT
 
@@ -201,7 +201,7 @@ def test_failed_tasks_and_killed_workers_are_repeated(tmp_path: Path, leases: Le
         [
             sys.executable,
             "-m",
-            "millpond.testing.processes.spark_task_failures",
+            "tests.processes.spark_task_failures",
             str(tmp_path / "pond"),
             str(marks),
         ],

@@ -21,7 +21,7 @@ from millpond.executor.spark.session import (
     spark_has_delta,
     spark_session,
 )
-from millpond.testing.processes.tree import command_of
+from tests.processes.tree import command_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

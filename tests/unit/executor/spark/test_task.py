@@ -39,7 +39,7 @@ from millpond.statestore.log.files import LiveFile
 from millpond.statestore.objects.disk_tier import DiskOptions
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, WallTimeMicros
-from millpond.testing.fixtures.interval_run import live_file
+from tests.fixtures.interval_run import live_file
 
 LOW, HIGH = Interval("first", "", "m"), Interval("first", "m")
 SECOND_LOW, SECOND_HIGH = Interval("second", "", "m"), Interval("second", "m")

@@ -33,8 +33,8 @@ from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, TableVersion, WallTimeMicros
 from millpond.testing.faults.faulty_objects import FaultyObjects
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.row_updates import row_updates
-from millpond.testing.fixtures.supersteps import commit
+from tests.fixtures.row_updates import row_updates
+from tests.fixtures.supersteps import commit
 
 KEYS = pa.array(["a", "b", "c", "d"])
 LEFT, RIGHT = Interval("first", "", "c"), Interval("first", "c")

@@ -29,7 +29,7 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.files import write_row_file
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep
-from millpond.testing.fixtures.row_updates import row_updates
+from tests.fixtures.row_updates import row_updates
 
 FENCE = Fence(Sequencer(1), CommitNumber(1))
 

@@ -23,7 +23,7 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, EventTimeMicros, Sequencer, Superstep, WallTimeMicros
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
-from millpond.testing.fixtures.interval_run import live_file
+from tests.fixtures.interval_run import live_file
 
 INTERVAL = Interval("c")
 

@@ -6,7 +6,7 @@ import numpy as np
 
 import millpond as mp
 from millpond.executor.time.observations import DEFAULT_MEMBER, Watch, observe_times
-from millpond.testing.fixtures.computations import Count
+from tests.fixtures.computations import Count
 
 
 def test_no_records_say_nothing():

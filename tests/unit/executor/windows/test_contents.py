@@ -8,7 +8,7 @@ import pytest
 
 import millpond as mp
 from millpond.executor.windows.window import WindowState
-from millpond.testing.fixtures.panes import SeenPanes
+from tests.fixtures.panes import SeenPanes
 
 
 class Above(mp.Trigger):

@@ -20,7 +20,7 @@ from millpond.statestore.errors import InvalidError
 from millpond.statestore.store import Store
 from millpond.statestore.types import TIME_MAX_US
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.feedback import DAY_US, pages, pages_by_day
+from tests.fixtures.feedback import DAY_US, pages, pages_by_day
 
 
 class _Late(Computation):

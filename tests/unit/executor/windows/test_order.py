@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import millpond as mp
-from millpond.testing.fixtures.panes import SeenPanes
+from tests.fixtures.panes import SeenPanes
 
 
 def pairs(size: int, step: str) -> list[Any]:

@@ -10,7 +10,7 @@ import millpond as mp
 from millpond.executor.time.clocks import Clocks
 from millpond.executor.windows.key_windows import KeyWindows, WindowStates
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.panes import ShownPanes
+from tests.fixtures.panes import ShownPanes
 
 
 def _injected(pipeline: mp.Pipeline) -> mp.DataflowStream:

@@ -36,7 +36,7 @@ from millpond.statestore.types import (
     Superstep,
 )
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.row_updates import Update, row_updates
+from tests.fixtures.row_updates import Update, row_updates
 
 LOW, HIGH, ALARM = Interval("counter", "", "M"), Interval("counter", "M"), Interval("spike alarm")
 END_TIMER = {"tag": "end", "domain": "event", "at": TIME_MAX_US, "output_at": TIME_MAX_US}

@@ -15,7 +15,7 @@ from millpond.cli.main import main
 from millpond.executor.local.runner import LocalRunner
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.statestore.store import Store
-from millpond.testing.fixtures.computations import Count
+from tests.fixtures.computations import Count
 
 pytestmark = pytest.mark.zookeeper
 

@@ -15,8 +15,8 @@ from millpond.statestore.interval import Interval
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
-from millpond.testing.fixtures.commit_requests import fence_request
 from millpond.testing.fixtures.determinism import ManualClock
+from tests.fixtures.commit_requests import fence_request
 
 
 @pytest.fixture

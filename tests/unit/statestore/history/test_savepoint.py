@@ -17,7 +17,7 @@ from millpond.statestore.log.rules import CommitRequest
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock
 from millpond.statestore.types import TableVersion
-from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
+from tests.fixtures.commit_requests import fence_request, superstep_request
 
 
 def opened(path: Path) -> Store:

@@ -13,7 +13,7 @@ from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import append, create_table
 from millpond.statestore.log.writer import LogWriter
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
-from millpond.testing.fixtures.commit_requests import Bench
+from tests.fixtures.commit_requests import Bench
 
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("day", pa.string())])
 

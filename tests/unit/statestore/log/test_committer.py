@@ -22,7 +22,7 @@ from millpond.statestore.log.snapshot import load
 from millpond.statestore.rows.row import Fence, pack_fence
 from millpond.statestore.system import RetryPolicy
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
-from millpond.testing.fixtures.commit_requests import (
+from tests.fixtures.commit_requests import (
     Bench,
     fence_request,
     row_file,

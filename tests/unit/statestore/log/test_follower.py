@@ -26,8 +26,8 @@ from millpond.statestore.log.table import append, create_rows_table
 from millpond.statestore.log.writer import LogWriter, log_boundary, publish_log_boundary
 from millpond.statestore.objects.obstore import open_objects
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
-from millpond.testing.fixtures.commit_requests import Bench, fence_request, superstep_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from tests.fixtures.commit_requests import Bench, fence_request, superstep_request
 
 if TYPE_CHECKING:
     from pathlib import Path

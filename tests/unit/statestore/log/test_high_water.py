@@ -5,7 +5,7 @@ from __future__ import annotations
 from millpond.statestore.log.high_water import Mark, MemoryHighWater, check_high_water
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.types import TableVersion
-from millpond.testing.fixtures.commit_requests import Bench
+from tests.fixtures.commit_requests import Bench
 
 
 class TestMemoryHighWater:

@@ -22,8 +22,8 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.types import TableVersion
 from millpond.testing.faults.faulty_objects import FaultyObjects
-from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from tests.fixtures.commit_requests import fence_request, superstep_request
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,8 @@ from millpond.statestore.log.table import create_rows_table
 from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.types import TableVersion
 from millpond.testing.faults.power_cut import PowerCutFiles
-from millpond.testing.fixtures.commit_requests import fence_request, superstep_request
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
+from tests.fixtures.commit_requests import fence_request, superstep_request
 
 LOW = Interval("counter", "", "m")
 CALLS_MAX = 64

@@ -17,7 +17,7 @@ from millpond.statestore.log.rules import CommitRequest, IntervalWrite
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
-from millpond.testing.fixtures.commit_requests import (
+from tests.fixtures.commit_requests import (
     Bench,
     fence_request,
     row_file,

@@ -13,7 +13,7 @@ from millpond.statestore.log.files import LiveFile, row_file_to_add
 from millpond.statestore.log.snapshot import NO_TABLE, RESTORED_VERSION, Snapshot
 from millpond.statestore.rows.row import Fence, pack_fence
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
-from millpond.testing.fixtures.commit_requests import row_file
+from tests.fixtures.commit_requests import row_file
 
 FENCE = Fence(Sequencer(1), CommitNumber(1))
 LOW, HIGH = Interval("counter", "", "m"), Interval("counter", "m")

@@ -12,7 +12,7 @@ from millpond.statestore.log.log import Log
 from millpond.statestore.log.snapshot import load
 from millpond.statestore.log.table import check_format, create_rows_table, create_table, store_id_of
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
-from millpond.testing.fixtures.commit_requests import Bench
+from tests.fixtures.commit_requests import Bench
 
 
 @pytest.fixture

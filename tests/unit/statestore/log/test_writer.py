@@ -20,7 +20,7 @@ from millpond.statestore.log.writer import FAILPOINTS
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, Sequencer, TableVersion
 from millpond.testing.faults.faulty_objects import Fault, FaultyObjects
-from millpond.testing.fixtures.commit_requests import (
+from tests.fixtures.commit_requests import (
     Bench,
     fence_request,
     superstep_request,

@@ -8,7 +8,7 @@ import pytest
 from millpond.statestore.errors import DataError
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.rows.row_format import DecodedFiles, FileKey, ParquetRowFormat, decode_rows
-from millpond.testing.fixtures.row_updates import row_updates
+from tests.fixtures.row_updates import row_updates
 
 ROOM = 64 << 10
 ROW = {"key": "a", "sequencer": 1, "commit_number": 1, "superstep": 1, "state": "1"}

@@ -35,7 +35,7 @@ from millpond.statestore.rows.merge import merge_updates
 from millpond.statestore.rows.row import ROW_SCHEMA, STATE_VERSION, Fence
 from millpond.statestore.rows.row_format import ROWS_PER_GROUP, IpcRowFormat, RowFormat
 from millpond.statestore.types import CommitNumber, Objects, Sequencer, Superstep
-from millpond.testing.fixtures.row_updates import row_updates
+from tests.fixtures.row_updates import row_updates
 
 FENCE = Fence(Sequencer(3), CommitNumber(7))
 PATH = row_file_path("c", Superstep(12), "0" * 32)

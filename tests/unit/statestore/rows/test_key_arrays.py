@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.key_columns import check_key_type, encode_key_columns
 from millpond.statestore.rows.key_text import encode_key
-from millpond.testing.fixtures.typed_keys import key_types, key_values
+from tests.fixtures.typed_keys import key_types, key_values
 
 
 @given(st.data())

@@ -21,7 +21,7 @@ from millpond.statestore.rows.key_columns import (
     typed_columns,
 )
 from millpond.statestore.rows.key_text import encode_key
-from millpond.testing.fixtures.typed_keys import key_types, key_values, same_key
+from tests.fixtures.typed_keys import key_types, key_values, same_key
 
 KINDS = st.lists(key_types(), min_size=1, max_size=3)
 

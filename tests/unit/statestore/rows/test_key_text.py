@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.rows.key_text import decode_key, encode_key, is_typed
-from millpond.testing.fixtures.typed_keys import compare_keys, key_types, key_values, same_key
+from tests.fixtures.typed_keys import compare_keys, key_types, key_values, same_key
 
 KINDS = st.lists(key_types(), min_size=1, max_size=3)
 

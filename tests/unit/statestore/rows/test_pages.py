@@ -34,7 +34,7 @@ from millpond.statestore.rows.record_ids import BlockFilter, fingerprints
 from millpond.statestore.rows.row import ROW_SCHEMA, Fence
 from millpond.statestore.rows.row_format import file_name_of, parquet_seal_holds
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
-from millpond.testing.fixtures.row_updates import Update, row_updates
+from tests.fixtures.row_updates import Update, row_updates
 
 FENCE = Fence(Sequencer(1), CommitNumber(1))
 PATH = row_file_path("c", Superstep(1), "0" * 32)

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 
 from millpond.statestore.rows.merge import ROWS_VIEW_COLUMNS, SqlDialect, merge_updates, rows_query
-from millpond.testing.fixtures.row_updates import row_histories, row_updates
+from tests.fixtures.row_updates import row_histories, row_updates
 
 
 @given(row_histories())

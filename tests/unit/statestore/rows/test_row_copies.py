@@ -19,7 +19,7 @@ from millpond.statestore.rows.page_index import PageIndexes
 from millpond.statestore.rows.row import Fence
 from millpond.statestore.types import CommitNumber, Sequencer, Superstep
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
-from millpond.testing.fixtures.row_updates import row_updates
+from tests.fixtures.row_updates import row_updates
 
 FENCE = Fence(Sequencer(1), CommitNumber(1))
 PATH = row_file_path("c", Superstep(1), "0" * 32)

@@ -34,7 +34,7 @@ from millpond.statestore.types import (
     TableVersion,
     WallTimeMicros,
 )
-from millpond.testing.fixtures.row_updates import Update, row_updates
+from tests.fixtures.row_updates import Update, row_updates
 
 INTERVAL = Interval("counter")
 LAST = Fence(Sequencer(9), CommitNumber(9))

@@ -1,1 +1,0 @@
-"""Slow, obvious models that tests compare the engine with."""
