@@ -91,6 +91,7 @@ class AppId(StrEnum):
     # In a sink's own table: the last superstep delivered. See `sink_app_id`.
     SINK = "millpond/sink/"
 
+    @lru_cache(maxsize=65_536)
     def of(self, *parts: str | int) -> str:
         """Return the id of this kind with these parts."""
         return self + quoted(*parts)
@@ -100,9 +101,8 @@ class AppId(StrEnum):
         return tuple(unquote(part) for part in app_id.removeprefix(self).split("/"))
 
 
-@lru_cache(maxsize=4_096)
 def quoted(*parts: str | int) -> str:
-    """Join quoted parts with slashes; each superstep needs the same ones."""
+    """Join quoted parts with slashes."""
     return "/".join(quote(str(part), safe="") for part in parts)
 
 

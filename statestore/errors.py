@@ -55,8 +55,10 @@ class MillpondError(Exception):
     def __init__(self, message: str, **details: object) -> None:
         self.message = message
         self.details = details
-        pairs = " ".join(f"{name}=`{value}`" for name, value in details.items())
-        super().__init__(f"{message} {pairs}" if pairs else message)
+        text = message
+        for name, value in details.items():
+            text += f" {name}=`{value}`"
+        super().__init__(text)
 
     def __reduce__(self) -> tuple[object, tuple[object, ...], dict[str, object]]:
         # The default would pass the formatted text as the message; the dictionary has the notes.

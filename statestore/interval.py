@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 from urllib.parse import unquote
@@ -43,6 +44,7 @@ class Interval:
         )
 
     @property
+    @lru_cache(maxsize=65_536)  # noqa: B019 - intervals are few, and each commit names the same ones
     def app_id(self) -> str:
         """The Delta application id under which the interval's commits are fenced."""
         # The mark keeps a high key distinct from an unbounded interval, even if the key were empty.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from operator import add, attrgetter, sub
 from typing import Any, Final, TypeAlias
 
@@ -35,9 +34,6 @@ _COUNTERS: Final = (
     "productions",
 )
 _values: Final = attrgetter(*_COUNTERS)
-# The names of a pipeline's counters are the same in every commit.
-_total_app_id: Final = lru_cache(maxsize=1_024)(AppId.TOTAL.of)
-_count_app_id: Final = lru_cache(maxsize=65_536)(AppId.COUNT.of)
 
 _Counts: TypeAlias = Mapping[str, Mapping[str, int]]
 
@@ -78,10 +74,10 @@ class Totals:
 
     def positions(self, pipeline: str) -> dict[str, int]:
         """Return the totals as the store keeps them, by application id."""
-        kept = {_total_app_id(pipeline, name): value for name, value in self.items()}
+        kept = {AppId.TOTAL.of(pipeline, name): value for name, value in self.items()}
         for computation, counts in self.by_computation.items():
             for name, value in counts.items():
-                kept[_count_app_id(pipeline, computation, name)] = value
+                kept[AppId.COUNT.of(pipeline, computation, name)] = value
         return kept
 
     @classmethod

@@ -20,7 +20,6 @@ from millpond.statestore.log.action import Action, Add, CommitInfo, Metadata, Ot
 
 _SEAL: Final = "seal"
 _ACTIONS: Final = "actions"
-_SEALING: Final = (_SEAL, _ACTIONS)
 _UNSEALED: Final = "0" * 64
 _UNSEALED_FIELD: Final = f'"{_SEAL}":"{_UNSEALED}"'.encode()
 
@@ -37,14 +36,14 @@ def encode(actions: Iterable[Action]) -> bytes:
         >>> encode([Txn(app_id="a", version=1)])
         b'{"txn":{"appId":"a","version":1}}\n'
     """
-    ordered = sorted(actions, key=lambda action: not isinstance(action, CommitInfo))
-    count = len(ordered)
+    given = tuple(actions)
+    infos = [action for action in given if isinstance(action, CommitInfo)]
     try:
-        lines = [orjson.dumps(_to_json(action, count)) for action in ordered]
+        lines = [orjson.dumps(line) for line in _to_json(given, infos)]
     except TypeError as error:
         raise InvalidError("a value in the commit cannot be written as JSON", cause=error) from error
     data = b"\n".join([*lines, b""])
-    if ordered and isinstance(ordered[0], CommitInfo) and ordered[0].millpond is not None:
+    if infos and infos[0].millpond is not None:
         seal = f'"{_SEAL}":"{digest_of(data)}"'.encode()
         return data.replace(_UNSEALED_FIELD, seal, 1)
     return data
@@ -78,35 +77,37 @@ def _verify_seal(data: bytes, actions: tuple[Action, ...], path: str) -> None:
             raise DataError("the commit file's bytes have changed since it was written", path=path)
 
 
-def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _to_json(action: Action, count: int) -> dict[str, Any]:
-    match action:
-        case Add():
-            return {"add": _add_to_json(action)}
-        case Remove():
-            return {"remove": _remove_to_json(action)}
-        case Txn():
-            return {
-                "txn": _present(
-                    {"appId": action.app_id, "version": action.version, "lastUpdated": action.updated_ms}
-                )
-            }
-        case CommitInfo():
-            return {"commitInfo": _commit_info_to_json(action, count)}
-        case Protocol():
-            return {
-                "protocol": {
+def _to_json(actions: tuple[Action, ...], infos: list[CommitInfo]) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = [{"commitInfo": _commit_info_to_json(info, len(actions))} for info in infos]
+    # A superstep's commit is mostly transactions, so their branch is the shortest.
+    for action in actions:
+        match action:
+            case Txn():
+                txn: dict[str, Any] = {"appId": action.app_id, "version": action.version}
+                if action.updated_ms is not None:
+                    txn["lastUpdated"] = action.updated_ms
+                lines.append({"txn": txn})
+            case Add():
+                lines.append({"add": _add_to_json(action)})
+            case Remove():
+                lines.append({"remove": _remove_to_json(action)})
+            case CommitInfo():
+                pass
+            case Protocol():
+                protocol = {
                     "minReaderVersion": action.min_reader_version,
                     "minWriterVersion": action.min_writer_version,
                 }
-            }
-        case Metadata():
-            return {"metaData": _metadata_to_json(action)}
-        case Other():
-            raise DataError("an unknown action cannot be written", name=action.name)
+                lines.append({"protocol": protocol})
+            case Metadata():
+                lines.append({"metaData": _metadata_to_json(action)})
+            case Other():
+                raise DataError("an unknown action cannot be written", name=action.name)
+    return lines
+
+
+def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _add_to_json(add: Add) -> dict[str, Any]:
@@ -148,8 +149,9 @@ def _commit_info_to_json(info: CommitInfo, count: int) -> dict[str, Any]:
         "engineInfo": info.engine_info,
     }
     if info.millpond is not None:
-        own = {name: value for name, value in info.millpond.items() if name not in _SEALING}
-        fields["millpond"] = {_SEAL: _UNSEALED, _ACTIONS: count, **own}
+        sealing = {_SEAL: _UNSEALED, _ACTIONS: count}
+        # First and last: the fields of a commit that was read have an older seal, and the seal leads the object.
+        fields["millpond"] = {**sealing, **info.millpond, **sealing}
     return _present(fields)
 
 

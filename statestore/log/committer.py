@@ -23,7 +23,7 @@ from millpond.statestore.log.snapshot import Snapshot, catch_up, load
 from millpond.statestore.log.table import with_row_columns
 from millpond.statestore.log.writer import CommitDraft, Committed, LogWriter
 from millpond.statestore.rows.row import pack_fence
-from millpond.statestore.system import RetryPolicy, collector_paused
+from millpond.statestore.system import RetryPolicy
 from millpond.statestore.types import Clock, Rng, Superstep, TableVersion
 
 
@@ -82,18 +82,41 @@ class Committer(LogWriter):
 class _RequestPlan:
     request: CommitRequest
 
-    @collector_paused()
     def build(self, snapshot: Snapshot, now_ms: int) -> CommitDraft:
         request = self.request
         # The fence is checked on the snapshot whose next version this commit will be, not on one from earlier.
         check_commit(request, snapshot)
-        actions = [*self._columns(snapshot), *self._transactions(now_ms), *self._files(snapshot, now_ms)]
+        fences: dict[str, int] = {}
+        watermarks: dict[str, JsonValue] = {}
+        rows = 0
+        for write in request.writes:
+            app_id = write.interval.app_id
+            fences[app_id] = pack_fence(write.fence.sequencer, write.fence.commit_number)
+            if write.watermark is not None:
+                watermarks[app_id] = int(write.watermark)
+            for file in write.added:
+                rows += file.rows
+        actions = self._columns(snapshot)
+        actions += [
+            Txn(app_id=app_id, version=version, updated_ms=now_ms)
+            for app_id, version in (fences | dict(request.positions)).items()
+        ]
+        self._add_files(actions, snapshot, now_ms)
+        fields: dict[str, JsonValue] = {**request.metadata, "kind": request.kind}
+        parameters = {"kind": request.kind, "intervals": str(len(request.writes))}
+        superstep = _superstep(request)
+        if superstep is not None:
+            fields["superstep"], parameters["superstep"] = superstep, str(superstep)
+        if watermarks:
+            fields["watermarks"] = watermarks
+        if offsets := _source_offsets(request, snapshot):
+            fields["source_offsets"] = offsets
         return CommitDraft(
             operation=f"MILLPOND {request.kind.upper()}",
             actions=tuple(actions),
-            fields=_fields(request, snapshot),
-            parameters=_parameters(request),
-            rows=sum(file.rows for write in request.writes for file in write.added),
+            fields=fields,
+            parameters=parameters,
+            rows=rows,
         )
 
     def admit(self, winner: tuple[Action, ...]) -> None:
@@ -119,48 +142,31 @@ class _RequestPlan:
 
     def _columns(self, snapshot: Snapshot) -> list[Action]:
         # Tables of earlier versions have no column for versions of states; the first version that is recorded adds it.
-        is_needed = any(app_id.startswith(AppId.STATE_VERSION) for app_id in self.request.positions)
-        if snapshot.metadata is None or not is_needed:
-            return []
-        complete = with_row_columns(snapshot.metadata)
-        return [] if complete == snapshot.metadata else [complete]
+        for app_id in self.request.positions:
+            if app_id.startswith(AppId.STATE_VERSION) and snapshot.metadata is not None:
+                complete = with_row_columns(snapshot.metadata)
+                return [] if complete == snapshot.metadata else [complete]
+        return []
 
-    def _transactions(self, now_ms: int) -> list[Action]:
-        fences = {
-            write.interval.app_id: pack_fence(write.fence.sequencer, write.fence.commit_number)
-            for write in self.request.writes
-        }
-        return [
-            Txn(app_id=app_id, version=version, updated_ms=now_ms)
-            for app_id, version in (fences | dict(self.request.positions)).items()
-        ]
-
-    def _files(self, snapshot: Snapshot, now_ms: int) -> list[Action]:
-        actions: list[Action] = []
-        replaces = any(write.removed for write in self.request.writes)
+    def _add_files(self, actions: list[Action], snapshot: Snapshot, now_ms: int) -> None:
+        request, version = self.request, TableVersion(snapshot.version + 1)
         # A rewrite moves rows without changing them; readers that follow changes of data may skip it.
-        rewrite = replaces and self.request.kind != "superstep"
-        for write in self.request.writes:
-            actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]
+        rewrite = request.kind != "superstep" and any(write.removed for write in request.writes)
+        for write in request.writes:
+            if write.removed:
+                actions += [_remove(snapshot, path, now_ms, rewrite=rewrite) for path in write.removed]
             actions += [
-                row_file_to_add(
-                    file,
-                    write.interval,
-                    version=TableVersion(snapshot.version + 1),
-                    modification_time_ms=now_ms,
-                    rewrite=rewrite,
-                )
+                row_file_to_add(file, write.interval, version, now_ms, rewrite=rewrite)
                 for file in write.added
             ]
-        for old, new in self.request.renames.items():
+        for old, new in request.renames.items():
             actions += [
                 row_file_moved(file, new, now_ms, snapshot.statistics_of(file.path))
                 for file in snapshot.files_in(old)
             ]
-        for name in sorted(self.request.drops):
+        for name in sorted(request.drops):
             files = snapshot.files_in(name)
             actions += [_remove(snapshot, file.path, now_ms, rewrite=False) for file in files]
-        return actions
 
 
 def _remove(snapshot: Snapshot, path: str, now_ms: int, *, rewrite: bool) -> Remove:
@@ -175,42 +181,27 @@ def _remove(snapshot: Snapshot, path: str, now_ms: int, *, rewrite: bool) -> Rem
 
 
 def _superstep(request: CommitRequest) -> int | None:
-    supersteps = [
-        version for app_id, version in request.positions.items() if app_id.startswith(AppId.SUPERSTEP)
-    ]
-    return max(supersteps, default=None)
+    newest = None
+    for app_id, version in request.positions.items():
+        if app_id.startswith(AppId.SUPERSTEP) and (newest is None or version > newest):
+            newest = version
+    return newest
 
 
-def _fields(request: CommitRequest, snapshot: Snapshot) -> dict[str, JsonValue]:
-    watermarks: dict[str, JsonValue] = {
-        write.interval.app_id: int(write.watermark) for write in request.writes if write.watermark is not None
-    }
-    fields: dict[str, JsonValue] = {**request.metadata, "kind": request.kind}
-    superstep = _superstep(request)
-    if superstep is not None:
-        fields["superstep"] = superstep
-    if watermarks:
-        fields["watermarks"] = watermarks
+def _source_offsets(request: CommitRequest, snapshot: Snapshot) -> dict[str, JsonValue]:
+    # Each commit repeats all offsets: a log that was cleaned up starts from a checkpoint and one commit file.
+    if not request.source_offsets:
+        return {**snapshot.source_offsets}
     # Only the last source of a stream counts: a query whose checkpoint was replaced never reads on.
     streams = {_stream_of(app_id) for app_id in request.source_offsets}
     known = {
         app_id: at for app_id, at in snapshot.source_offsets.items() if _stream_of(app_id) not in streams
     }
-    offsets: dict[str, JsonValue] = {**known, **request.source_offsets}
-    if offsets:
-        # Each commit repeats all offsets: a log that was cleaned up starts from a checkpoint and one commit file.
-        fields["source_offsets"] = offsets
-    return fields
+    return {**known, **request.source_offsets}
 
 
 def _stream_of(app_id: str) -> str:
     return app_id.rpartition("/")[0]
-
-
-def _parameters(request: CommitRequest) -> dict[str, str]:
-    superstep = _superstep(request)
-    parameters = {"kind": request.kind, "intervals": str(len(request.writes))}
-    return parameters if superstep is None else {**parameters, "superstep": str(superstep)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,9 +117,9 @@ def _unpacked(packed: bytes) -> LiveFile:
 def row_file_to_add(
     file: RowFile,
     interval: Interval,
-    *,
     version: TableVersion,
     modification_time_ms: int,
+    *,
     rewrite: bool = False,
 ) -> Add:
     """Return the add action of a row file of ``interval``, to be committed as ``version``.

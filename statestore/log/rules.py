@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from millpond.statestore.app_ids import SAVEPOINT_RELEASED, AppId
-from millpond.statestore.errors import ConflictError, FencedError, InvalidError, check
+from millpond.statestore.errors import ConflictError, FencedError, InternalError, InvalidError, check
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import JsonValue
 from millpond.statestore.log.snapshot import Snapshot
@@ -109,6 +109,8 @@ def taken_intervals_are_live(request: CommitRequest, snapshot: Snapshot) -> None
     """
     # Number 0 is a taking. A former owner could otherwise take back the interval that was split behind its back.
     taken = [write for write in request.writes if write.fence.commit_number == 0]
+    if not taken:
+        return
     written = {write.interval for write in request.writes}
     live = {
         computation: snapshot.live_intervals(computation)
@@ -145,21 +147,26 @@ def removed_files_are_live(request: CommitRequest, snapshot: Snapshot) -> None:
 
 def request_is_whole(request: CommitRequest, _snapshot: Snapshot) -> None:
     """Require that a request names each interval, added file and removed file once."""
-    intervals = [write.interval for write in request.writes]
-    check(len(set(intervals)) == len(intervals), "a commit names an interval once")
-    added = [file.path for write in request.writes for file in write.added]
-    check(len(set(added)) == len(added), "a commit adds a file once")
-    fences = {interval.app_id for interval in intervals}
-    check(fences.isdisjoint(request.positions), "a position is no interval's fence")
-    removed = [path for write in request.writes for path in write.removed]
-    check(len(set(removed)) == len(removed), "a commit removes a file once")
+    fences: list[str] = []
+    files: list[str] = []
+    for write in request.writes:
+        fences.append(write.interval.app_id)
+        files += write.removed
+        for file in write.added:
+            files.append(file.path)
+    if len(set(fences)) < len(fences) or len(set(files)) < len(files):
+        raise InternalError("a commit names an interval or a file twice", intervals=fences, files=files)
+    if not request.positions.keys().isdisjoint(fences):
+        raise InternalError("a position is no interval's fence", intervals=fences)
 
 
 def positions_are_fenced(request: CommitRequest, _snapshot: Snapshot) -> None:
     """Require a fence with every consumed input: otherwise a former owner could consume inputs."""
+    if request.writes:
+        return
     # A position moves only together with a fence, because nothing else would stop a former owner from consuming.
     consumed = [app_id for app_id in request.positions if app_id.startswith(_FENCED_PREFIXES)]
-    if consumed and not request.writes:
+    if consumed:
         raise InvalidError(
             "a pipeline's position moves only with a write of one of its intervals", app_ids=consumed
         )
@@ -168,10 +175,11 @@ def positions_are_fenced(request: CommitRequest, _snapshot: Snapshot) -> None:
 def fences_are_sound(request: CommitRequest, _snapshot: Snapshot) -> None:
     """Require numbers in range, and no files in a takeover: its owner cannot have written any yet."""
     for write in request.writes:
-        number = write.fence.commit_number
-        check(write.fence.sequencer > 0, "sequencers count from 1", fence=write.fence)
-        check(0 <= number < _COMMIT_NUMBERS, "commit numbers have 32 bits", fence=write.fence)
-        check(number > 0 or not (write.added or write.removed), "a fence commit has no files")
+        sequencer, number = write.fence.sequencer, write.fence.commit_number
+        if sequencer <= 0 or not 0 <= number < _COMMIT_NUMBERS:
+            raise InternalError("sequencers count from 1, and commit numbers have 32 bits", fence=write.fence)
+        if not number and (write.added or write.removed):
+            raise InternalError("a fence commit has no files", interval=write.interval.app_id)
 
 
 def moved_computations_are_fenced(request: CommitRequest, snapshot: Snapshot) -> None:
@@ -192,15 +200,12 @@ def files_are_the_writers(request: CommitRequest, snapshot: Snapshot) -> None:
     for write in request.writes:
         for file in write.added:
             low, high, interval = file.min_key, file.max_key, write.interval
-            is_within = low <= high and interval.contains(low) and interval.contains(high)
-            check(is_within, "a file lies in its interval", path=file.path)
-            check(
-                Fence(file.sequencer, file.commit_number) == write.fence,
-                "a file was written for this commit",
-                path=file.path,
-                fence=write.fence,
-            )
-            check(snapshot.file(file.path) is None, "an added file is new", path=file.path)
+            if low > high or not (interval.contains(low) and interval.contains(high)):
+                raise InternalError("a file lies in its interval", path=file.path)
+            if (file.sequencer, file.commit_number) != (write.fence.sequencer, write.fence.commit_number):
+                raise InternalError("a file was written for this commit", path=file.path, fence=write.fence)
+            if snapshot.file(file.path) is not None:
+                raise InternalError("an added file is new", path=file.path)
 
 
 INVARIANTS: Final[tuple[Predicate, ...]] = (

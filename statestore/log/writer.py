@@ -273,10 +273,12 @@ class LogWriter:
         for _ in range(self._retry.versions_max):
             # Rules are checked in `build`, on the very snapshot whose next version the attempt will take. The put is
             # conditional on that version, so no other commit can slip in between check and commit.
-            draft = plan.build(self.snapshot, self._clock.now_us() // 1_000)
-            if draft is None:
-                return None
-            attempt = self._prepare(plan, draft)
+            with collector_paused():
+                now_ms = self._clock.now_us() // 1_000
+                draft = plan.build(self.snapshot, now_ms)
+                if draft is None:
+                    return None
+                attempt = self._prepare(plan, draft, now_ms)
             self._land(attempt)
             if attempt.outcome is _Outcome.DONE:
                 return attempt.committed
@@ -284,14 +286,12 @@ class LogWriter:
                 plan.admit(winner)
         raise ConflictError("other writers came first too often", versions=self._retry.versions_max)
 
-    @collector_paused()
-    def _prepare(self, plan: Plan, draft: CommitDraft) -> _Attempt:
+    def _prepare(self, plan: Plan, draft: CommitDraft, now_ms: int) -> _Attempt:
         if self.snapshot.protocol.min_writer_version > _WRITER_VERSION_MAX:
             raise InvalidError(
                 "the table requires a newer Delta writer than Millpond",
                 min_writer_version=self.snapshot.protocol.min_writer_version,
             )
-        now_ms = self._clock.now_us() // 1_000
         actions = (_commit_info(draft, self.snapshot, self.writer_id, now_ms), *draft.actions)
         data = encode(actions)
         return _Attempt(
@@ -422,16 +422,21 @@ def _lost_in_cleanup(attempt: _Attempt) -> OutcomeUnknownError:
 
 
 def _commit_info(draft: CommitDraft, snapshot: Snapshot, writer_id: str, now_ms: int) -> CommitInfo:
-    added = [action for action in draft.actions if isinstance(action, Add)]
-    removed = sum(isinstance(action, Remove) for action in draft.actions)
+    added = removed = added_bytes = 0
+    for action in draft.actions:
+        if isinstance(action, Add):
+            added += 1
+            added_bytes += action.size_bytes
+        elif isinstance(action, Remove):
+            removed += 1
     return CommitInfo(
         operation=draft.operation,
         timestamp_ms=now_ms,
         parameters=draft.parameters,
         metrics={
-            "numFiles": str(len(added)),
+            "numFiles": str(added),
             "numOutputRows": str(draft.rows),
-            "numOutputBytes": str(sum(add.size_bytes for add in added)),
+            "numOutputBytes": str(added_bytes),
             "numRemovedFiles": str(removed),
         },
         is_blind_append=bool(added) and removed == 0,
