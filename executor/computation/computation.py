@@ -90,13 +90,8 @@ class Computation:
     def process_record(self, context: Context, record: Record) -> None:  # noqa: ARG002 - a hook
         """Process one record; required unless the class overrides `process_records`.
 
-        Args:
-            context: state, timers and productions of the record's key; valid until the hook returns.
-            record: the record.
-
-        Raises:
-            InvalidError: the class does not override this hook. An exception from an override is handled
-                according to ``on_error`` and ``retries`` of `ComputationOptions`.
+        The context is valid until the hook returns. An exception is handled according to ``on_error`` and ``retries``
+        of `ComputationOptions`.
         """
         raise InvalidError(
             "the computation got a record but has no process_record", computation=type(self).__name__
@@ -107,27 +102,15 @@ class Computation:
 
         An override saves a call per record, and reads and sets the state once per bundle. It cannot rely on
         which records arrive together: bundles are not repeatable, after an exception each record is retried
-        in its own call, and with ``time_sorted`` each record has its own call.
-
-        Args:
-            context: state, timers and productions of the key; valid until the hook returns.
-            records: the records in order of event time, then arrival (see ``in_order_of_arrival``); valid
-                until the hook returns.
+        in its own call, and with ``time_sorted`` each record has its own call. Records are in order of event time, then
+        arrival (see ``in_order_of_arrival``), and valid until the hook returns.
         """
         process_record = self.process_record
         for record in records.one_by_one():
             process_record(context, record)
 
     def process_timer(self, context: Context, timer: Timer) -> None:  # noqa: ARG002 - a hook
-        """Process a timer that has fired and is no longer pending; required if the class sets timers.
-
-        Args:
-            context: state, timers and productions of the timer's key; valid until the hook returns.
-            timer: the timer, as it was set.
-
-        Raises:
-            InvalidError: the class does not override this hook.
-        """
+        """Process a timer that has fired and is no longer pending; required if the class sets timers."""
         raise InvalidError(
             "the computation set a timer but has no process_timer: write one", computation=type(self).__name__
         )
@@ -137,18 +120,12 @@ class Computation:
 
         It is called before a hook gets such a state, and by ``millpond upgrade`` for the remaining keys. A
         key without state is not upgraded. The row keeps the old state until it is written, so the method may
-        run again for the same state: the result must depend on the arguments alone.
+        run again for the same state: the result must depend on the arguments alone. An exception is handled as
+        one of the record or timer whose hook asked for the state.
 
         Args:
             state: the state, decoded with the codec of that version; it may be changed in place.
             version: the version that wrote it: any number below ``state_version``, not only the previous one.
-
-        Returns:
-            The new state.
-
-        Raises:
-            InvalidError: the class does not override this method. An exception from an override is handled as
-                one of the record or timer whose hook asked for the state.
 
         Example::
 

@@ -134,10 +134,7 @@ class _Producer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A use of a stream, counter or percentile that the program does not declare; the error ends the run.
-
-    ``name`` is ``None`` if the mistake is not about a name, which the input could have brought.
-    """
+    """A use of a name that the program does not declare, which ends the run; ``None`` if no name is wrong."""
 
     name: object
     error: InvalidError
@@ -216,8 +213,7 @@ class Context:
 
         It is the time of the input, less the computation's ``late_data_horizon`` for records, or an earlier
         time that already holds the output watermark: the ``output_at`` of a pending timer with ``holds``, or
-        a hold of the state. Holds from the beginning of the key's turn in the bundle count until the turn
-        ends.
+        a hold of the state, also one that has been released since the key's turn in the bundle began.
         """
         return EventTimeMicros(self._holds.floor())
 
@@ -227,16 +223,9 @@ class Context:
         return tuple(self._produces)
 
     def watermark_at(self, percentile: float) -> EventTimeMicros:
-        """Return a watermark before which about ``percentile`` percent of the input's records have come.
+        """Return the watermark, in microseconds, before which about ``percentile`` percent of the records have come.
 
-        Args:
-            percentile: one of the computation's ``percentiles``, or 100 for the low watermark.
-
-        Returns:
-            The watermark in microseconds (MillWheel §7.2).
-
-        Raises:
-            InvalidError: the computation does not declare this percentile.
+        The percentile is 100, for the low watermark, or declared in the computation's ``percentiles`` (MillWheel §7.2).
         """
         if percentile == EXACT:
             return self.watermark
@@ -259,15 +248,16 @@ class Context:
     ) -> None:
         """Set a timer: ``process_timer`` runs once the domain's clock reaches ``at`` (MillWheel §4.6).
 
-        The timer replaces a pending one of the same tag and domain. If ``at`` has already passed, the timer
-        fires in the current bundle.
+        The timer replaces a pending one of the same tag and domain. If ``at`` has already passed, the timer fires in
+        the current bundle. In a cycle without a ``feedback``, an event timer that holds an ``output_at`` before
+        ``at`` would wait for itself, so it is refused and ends the run.
 
         Args:
             at: when to fire.
             tag: the timer's name, unique within key and domain.
             domain: ``"event"`` waits for the low watermark, ``"wall"`` for the wall time.
-            output_at: the event time of the timer's productions. By default ``at`` for an event timer (or the
-                input's time, if that is later) and the input's time for a wall timer.
+            output_at: the event time of the timer's productions, not before `oldest_at`. By default ``at`` for an event
+                timer (or the input's time, if that is later) and the input's time for a wall timer.
             percentile: in the event domain, the watermark to wait for: 100 or one of the computation's
                 ``percentiles``. When the timer fires, at most ``100 - percentile`` percent of the records
                 before ``at`` are still to come, and those are not late.
@@ -277,12 +267,6 @@ class Context:
                 productions have the time of that watermark instead, and are on time too. By default event
                 timers hold, which never delays anything beyond ``at``, and wall timers hold only with an
                 ``output_at``.
-
-        Raises:
-            InvalidError: ``at`` is not a time, the domain is unknown, the percentile is not declared,
-                ``output_at`` is before `oldest_at`, or ``holds`` is neither true nor false. Also if the timer
-                could never fire, which ends the run: in a cycle without a ``feedback``, an event timer that
-                holds an ``output_at`` before ``at`` waits for itself.
 
         Example:
             ``context.set_timer(record.at + 60_000_000, tag="flush")``
@@ -346,15 +330,11 @@ class Context:
         Weak productions are delivered earlier; see ``productions`` of `ComputationOptions`.
 
         Args:
-            stream: one of the streams in the computation's ``produces``.
+            stream: one of the streams in the computation's ``produces``; any other ends the run.
             value: a JSON-compatible value, or ``bytes``.
             key: the record's key; by default the current key. A tuple makes a typed key, equal to columns
                 with these values: a whole number is no decimal, and no float.
-            at: the event time; by default the time of the current record or timer.
-
-        Raises:
-            InvalidError: the stream is not declared, which ends the run, ``at`` is before `oldest_at`
-                (MillWheel §4.5), or the tuple has a value of a type that cannot be a key.
+            at: the event time, not before `oldest_at` (MillWheel §4.5); by default that of the current record or timer.
         """
         whole_name = self._produces.get(stream)
         if whole_name is None:
@@ -370,14 +350,9 @@ class Context:
     def count(self, counter: str, amount: int = 1) -> None:
         """Add to a counter of the computation, summed over all its keys; see ``by_computation`` of `Totals`.
 
-        Counters are exactly-once, as state is: the additions of a failing hook are rolled back.
-
-        Args:
-            counter: one of the computation's ``counters``.
-            amount: a whole number from 0 to 2**40. A counter only rises: count decreases in a second one.
-
-        Raises:
-            InvalidError: the counter is not declared, which ends the run, or the amount is out of range.
+        Counters are exactly-once, as state is: the additions of a failing hook are rolled back. The counter must be
+        among the computation's ``counters``; any other ends the run. A counter only rises: the amount is a whole
+        number from 0 to 2**40, so count decreases in a second counter.
         """
         if counter not in self._declared_counters:
             self._refuse("counter", "counters", counter, self._declared_counters)

@@ -20,10 +20,8 @@ from millpond.statestore.types import EventTimeMicros
 class InputTime:
     """The event time of the input that user code is processing, in microseconds.
 
-    Attributes:
-        at: the default time of productions.
-        floor_at: the time of the oldest source record; no production may be smaller (MillWheel §4.5) …
-        slack_us: … by more than this, the computation's late data horizon.
+    Productions have the time ``at`` by default. None may be smaller than ``floor_at``, the time of the oldest source
+    record, by more than ``slack_us``, the computation's late data horizon (MillWheel §4.5).
     """
 
     __slots__ = ("at", "floor_at", "slack_us")
@@ -108,7 +106,7 @@ class Record:
         key: the consumer's key.
         value: the decoded value; each consumer has its own copy.
         at: the event time in microseconds since 1970 UTC.
-        stream: the name of the stream on which the record arrived.
+        stream: the stream on which the record arrived.
         late: True if the record is before the low watermark that the hook sees.
         id: the publisher's id; ``None`` if the record has none.
     """
@@ -228,10 +226,7 @@ class Records(Sequence[Record]):
         input_time.at = self._columns.span(self._start, self._stop)[1]
 
     def one_by_one(self) -> Iterator[Record]:
-        """Iterate the records, each as a separate input, as ``process_record`` sees them.
-
-        No production may be before the current record.
-        """
+        """Iterate the records as ``process_record`` sees them: no production may be before the current one."""
         # The hottest loop of the engine: it repeats `_made` to save a second generator.
         input_time, new = self._input, Record.__new__
         columns, key = self._columns, self._key

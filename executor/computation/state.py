@@ -76,10 +76,7 @@ class Holds:
         return min((timer.at for timer in self._timers.pending(TimeDomain.HOLD)), default=None)
 
     def floor(self) -> int:
-        """Return the earliest time to produce at: the input's less its slack, or an earlier held time.
-
-        Besides holds, the output times of timers with ``holds`` count as held.
-        """
+        """Return the earliest time to produce at: the input's less its slack, or a time that a hold or timer holds."""
         owed, floor = self._timers.owed_at(), max(TIME_MIN_US, self._input.floor_at - self._input.slack_us)
         return floor if owed is None else min(owed, floor)
 
@@ -125,9 +122,6 @@ class State:
         """Return the state, or ``default`` if the key has none.
 
         Each call returns another object. You may modify it, but only `set` saves the modification.
-
-        Args:
-            default: returned for a key without state.
         """
         value = self._value
         if value is not _UNREAD:
@@ -144,16 +138,10 @@ class State:
     def set(self, value: Any) -> None:
         """Replace the state with the value in its present form; to change it later, call `set` again.
 
-        `get` returns the codec's version of the value, with lists for tuples. A container is copied or
-        encoded each time: for a large state that many records of a bundle change, use `open`, or set it once
-        in ``process_records``.
-
-        Args:
-            value: any value that the computation's ``codec`` encodes.
-
-        Raises:
-            InvalidError: the codec refuses the value. A refused number or text, such as NaN, fails the
-                current record or timer when its hook or the key's turn ends.
+        `get` returns the codec's version of the value, with lists for tuples. A container is copied or encoded each
+        time: for a large state that many records of a bundle change, use `open`, or set it once in
+        ``process_records``. A number or text that the codec refuses, such as NaN, fails the current record or timer
+        when its hook or the key's turn ends.
         """
         if type(value) in _IMMUTABLE:
             self._value, self._is_live = value, True
@@ -172,12 +160,8 @@ class State:
     def open(self, make: Callable[[Any], OpenStateT]) -> OpenStateT:
         """Return the state as an object that hooks change in place, made and stored once per turn of the key.
 
-        All hooks of the key's turn in the bundle get the same object, and changes in it are kept without
-        `set`. Calling `get`, `set` or `delete` ends its use.
-
-        Args:
-            make: makes the object from the stored value (``None`` for a key without state); the same function
-                for the whole computation.
+        ``make`` gets the stored value (``None`` for a key without state). All hooks of the key's turn in the bundle
+        get the same object, and changes in it are kept without `set`. Calling `get`, `set` or `delete` ends its use.
         """
         opened = self._opened
         if opened is None:
@@ -186,18 +170,11 @@ class State:
         return cast(OpenStateT, opened)
 
     def hold(self, at: Moment, tag: str = "") -> None:
-        """Hold the computation's output watermark at ``at`` until the hold is released.
+        """Hold the computation's output watermark at ``at`` until the hold called ``tag`` is released or replaced.
 
-        The key may produce at a held time, however late its input is by then. No consumer's watermark passes
-        that time meanwhile, so a hold that is never released stops every downstream timer and window that
-        waits for a later event time.
-
-        Args:
-            at: the time to hold; not before ``context.oldest_at``.
-            tag: the hold's name; a second hold of the same name replaces the first.
-
-        Raises:
-            InvalidError: ``at`` is not a time, or is too early.
+        The key may produce at a held time, however late its input is by then; the time must not be before
+        ``context.oldest_at``. No consumer's watermark passes that time meanwhile, so a hold that is never released
+        stops every downstream timer and window that waits for a later event time.
         """
         self._holds.set(at, tag)
 
@@ -211,11 +188,7 @@ class State:
         return self._holds.oldest()
 
     def settle(self) -> StoredState | None:
-        """Encode the current value, at the end of the key's turn, for the engine; ``None`` without state.
-
-        Raises:
-            InvalidError: the codec refuses the value.
-        """
+        """Encode the current value, at the end of the key's turn, for the engine; ``None`` without state."""
         if self._opened is not None:
             self._value, self._opened = self._opened.to_json(), None
             self._is_live = self._value is not None

@@ -26,13 +26,11 @@ _REBUILD_SHARE: Final = 8
 
 
 class Timer(NamedTuple):
-    """A timer, as `Context.set_timer` set it (MillWheel §4.6).
+    """A timer, as `Context.set_timer` set it (MillWheel §4.6); times are in microseconds.
 
     Attributes:
-        tag: the timer's name; ``""`` by default.
-        domain: the clock that it waits for: event time or wall time.
-        at: when it fires, in microseconds: once the domain's clock has reached this time.
-        output_at: the event time of its productions in microseconds. In a fired timer that does not hold the
+        at: when it fires: once the clock of ``domain`` has reached this time.
+        output_at: the event time of its productions. In a fired timer that does not hold the
             output watermark, it is at least the input watermark.
         percentile: the event-time watermark that it waits for; 100 is the low watermark.
         holds: the output watermark stays at ``output_at`` until the timer has fired.

@@ -30,10 +30,7 @@ OnStuck = Callable[[InvalidError], None]
 
 
 class CodeTimeoutError(BaseException):
-    """Raised within user code that exceeds its time limit.
-
-    It is not an `Exception`, so that user code which catches all exceptions does not swallow it.
-    """
+    """Raised within user code that exceeds its time limit; no `Exception`, which the code might catch and ignore."""
 
 
 class UserCodeWatchdog:

@@ -305,10 +305,6 @@ class AvroPayload(Payload):
             unknown number. With ``"single_object"``, where ``schema`` itself is always known: a folder of
             ``.avsc`` files, or a list. All workers must be able to reach the folder or call the function.
 
-    Raises:
-        InvalidError: a schema cannot be read or is invalid, an argument does not fit the framing, or the
-            package is not installed.
-
     Example::
 
         payload = mp.AvroPayload("payment.avsc", framing="confluent", schemas="schemas/")
@@ -340,11 +336,7 @@ class AvroPayload(Payload):
         return [field["name"] for field in orjson.loads(self._schema)["fields"]]
 
     def decoder(self) -> Decoder:
-        """Return a function that reads the framing, then the encoding.
-
-        Raises:
-            InvalidError: a schema is invalid, or the package is not installed.
-        """
+        """Return a function that reads the framing, then the encoding."""
         try:
             import fastavro  # noqa: F401 - whether it is there
         except ImportError as cause:

@@ -45,7 +45,6 @@ class Injected:
     Attributes:
         keys: null where ``errors`` has an entry about the key.
         at: event times in microseconds; meaningless where ``errors`` has an entry.
-        ids: the publisher's ids; ``None`` if the injector declares none.
         errors: the reason why a row is unreadable, by its position.
         untimed: positions of the rows whose time is unreadable.
     """

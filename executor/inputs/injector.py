@@ -23,10 +23,7 @@ class InjectorNode:
 
     Attributes:
         stream: the stream that it feeds, which also names its input for the runners.
-        idle_after_us: the silence after which the stream no longer holds the watermark; ``None``: never.
-        skew_limit_us: how far its watermark may run ahead of the slowest computation; ``None``: no limit.
-        signals: on the stream of signals, the names that each windowed step waits for; empty on all others.
-            The stream of signals never ends and holds no watermark back.
+        signals: on the stream of signals, which never ends, the names that each windowed step waits for.
         is_assumed: the user gave no watermark policy, so the default is only assumed.
     """
 
@@ -47,7 +44,6 @@ class InjectorNode:
     is_assumed: bool = False
 
     def check_member(self, member: str | None) -> None:
-        """Refuse an unknown member."""
         if member is not None and member not in self.members:
             raise InvalidError(
                 "no such member is expected", stream=self.stream, member=member, members=list(self.members)

@@ -27,16 +27,10 @@ _REASON_MAX: Final = 300
 
 
 class Payload(ABC):
-    """The base class of payloads: encoded values in a column of a stream's rows.
+    """The base class of payloads: encoded values, bytes or text, in a ``column`` of a stream's rows.
 
     `AvroPayload`, `ProtobufPayload` and `JsonPayload` are ready to use. For another encoding write a subclass
     with a `decoder`.
-
-    Args:
-        column: the column that holds the encoded values: bytes, or text.
-
-    Raises:
-        InvalidError: ``column`` is not a name.
 
     Example::
 
@@ -70,13 +64,7 @@ class Payload(ABC):
         return None
 
     def decode(self, payload: bytes) -> dict[str, Any]:
-        """Decode a payload.
-
-        Args:
-            payload: the bytes.
-
-        Returns:
-            The fields of its value.
+        """Decode a payload to the fields of its value.
 
         Raises:
             InvalidError: the payload cannot be decoded; the error names schema, field and reason.
@@ -174,16 +162,10 @@ def read_schema_file(path: Path, what: str) -> bytes:
 class JsonPayload(Payload):
     """JSON text with a JSON Schema of any draft from 4 to 2020-12.
 
-    ``$schema`` names the draft; the default is the last one. A value has JSON's own types: a date stays text.
-    ``format`` is checked, for example ``date-time``. References must lead into the schema itself; none is
-    fetched. Needs ``millpond[json-schema]``.
-
-    Args:
-        schema: the path of the schema's file, its text, or a ``dict``.
-        column: the column with the text, as ``bytes`` or ``str``.
-
-    Raises:
-        InvalidError: the schema cannot be read or is invalid, or the package is not installed.
+    The schema is the path of its file, its text, or a ``dict``; the column has ``bytes`` or ``str``. ``$schema``
+    names the draft; the default is the last one. A value has JSON's own types: a date stays text. ``format`` is
+    checked, for example ``date-time``. References must lead into the schema itself; none is fetched. Needs
+    ``millpond[json-schema]``.
 
     Example::
 
@@ -213,11 +195,7 @@ class JsonPayload(Payload):
         return list(schema.get("properties", ()))
 
     def decoder(self) -> Decoder:
-        """Return a function that parses a payload and checks it.
-
-        Raises:
-            InvalidError: the schema is invalid, or the package is not installed.
-        """
+        """Return a function that parses a payload and checks it."""
         try:
             import jsonschema_rs
         except ImportError as cause:
@@ -280,7 +258,6 @@ class SchemaLookup:
         self._made: dict[int, Any] = {}
 
     def find(self, number: int) -> Any:
-        """Return the result of ``make`` for a schema."""
         made = self._made.get(number)
         if made is None:
             # Unbounded, because there are only as many schemas as the topic has had versions.
@@ -385,7 +362,6 @@ def rows_to_extract(node: _Injector, rows: Any) -> Any:
 
 
 def check_payload_column(payload: Payload, columns: Sequence[str], *, stream: str) -> None:
-    """Refuse rows without the column of the payload."""
     if payload.column not in columns:
         raise InvalidError(
             f"the input has no such payload column{did_you_mean(payload.column, columns)}",
@@ -396,7 +372,6 @@ def check_payload_column(payload: Payload, columns: Sequence[str], *, stream: st
 
 
 def original_row(row: Any) -> Any:
-    """Return the original row, decoded or not."""
     return row.row if isinstance(row, DecodedRow | UndecodedRow) else row
 
 

@@ -41,10 +41,6 @@ class ProtobufPayload(Payload):
             schema's number and the message's place in that schema. All of these are skipped, because a type
             can read messages of its other versions.
 
-    Raises:
-        InvalidError: the file cannot be read or is no descriptor set, it lacks the type, or the package is
-            not installed.
-
     Example::
 
         payload = mp.ProtobufPayload("shop.desc", "shop.Payment")
@@ -88,11 +84,7 @@ class ProtobufPayload(Payload):
         return message_type(self._descriptors, self._message)
 
     def decoder(self) -> Decoder:
-        """Return a function that parses a message and reads its fields.
-
-        Raises:
-            InvalidError: the descriptor set is invalid or lacks the type, or the package is not installed.
-        """
+        """Return a function that parses a message and reads its fields."""
         descriptor = self._type()
         from millpond.executor.inputs.protobuf_messages import reader_of
 

@@ -31,10 +31,8 @@ _MARK: Final = "@"
 class WeakStreams:
     """How a computation's productions are delivered within a superstep.
 
-    Attributes:
-        fused: the streams whose productions reach their consumers before the commit.
-        kept: the fused streams whose productions are also written to the producer's rows, for a sink or for a
-            consumer in another task.
+    Consumers get the productions of ``fused`` streams before the commit. Those of ``kept`` streams are also written
+    to the producer's rows, for a sink or for a consumer in another task.
     """
 
     fused: frozenset[str] = frozenset()
@@ -50,7 +48,6 @@ def addressed(stream: str, consumer: str = "") -> str:
 
 
 def is_addressed(stream: str) -> bool:
-    """Return True for a stream of fused productions that are stored for one consumer or for sinks."""
     return _MARK in stream
 
 
@@ -79,8 +76,6 @@ class ComputationNode:
     """A declared computation; `ComputationOptions` explains its options.
 
     Attributes:
-        computation: the user's code; one object, shared by all keys.
-        renamed_from: the name under which the store may have its rows.
         prefix: the prefix of its composite's names; empty outside of composites.
         cycle: the shortest cycle in which its output watermark holds its input watermark back: computation
             names that begin and end with this one. Empty without such a cycle; `Pipeline.check` fills it in.
@@ -158,10 +153,7 @@ SIGNALS = "window_signals"
 
 
 def control_interval(pipeline: str) -> Interval:
-    """Return the interval that the driver of a pipeline owns.
-
-    Every superstep's commit touches it, so that a commit without any other row is fenced too.
-    """
+    """Return the interval that a pipeline's driver owns: every commit touches it, so that each one is fenced."""
     return Interval(DEAD_LETTERS, f"{pipeline}/", f"{pipeline}0")
 
 

@@ -64,12 +64,7 @@ _Result = TypeVar("_Result")
 class Stream:
     """A named stream of one pipeline, as returned by `Pipeline.inject`, `Pipeline.stream` and `apply`.
 
-    A higher layer adds operations (windows, for example) in a subclass; a pipeline subclass returns that
-    class by setting ``stream_class``.
-
-    Attributes:
-        pipeline: the pipeline that the stream belongs to.
-        name: the stream's name, unique within the pipeline.
+    A pipeline subclass sets ``stream_class`` to a subclass of this one with further operations, such as windows.
     """
 
     pipeline: EnginePipeline
@@ -87,7 +82,7 @@ class Stream:
         produces: str | Sequence[str] | None = None,
         **options: Unpack[ComputationOptions],
     ) -> Self:
-        """Process this stream with a computation.
+        """Process this stream with a computation; return the stream that it produces to, the first one of several.
 
         Args:
             computation: an instance of the user's `Computation`.
@@ -97,12 +92,6 @@ class Stream:
             produces: the stream or streams that the computation produces to; by default one stream with the
                 computation's name.
             options: further settings; see `ComputationOptions`.
-
-        Returns:
-            The stream that the computation produces to; the first one if there are several.
-
-        Raises:
-            InvalidError: the declaration is invalid; the error names the wrong argument.
 
         Example:
             ``counts = words.apply(Counter(), name="counts", key="word")``
@@ -129,17 +118,9 @@ class Stream:
         return self.pipeline.transform(name, function, self, *args, **kwargs)
 
     def sink(self, name: str, sink: Sink) -> Self:
-        """Write this stream's records outside Millpond, each exactly once.
+        """Write this stream's records to ``sink``, outside Millpond, each exactly once; return this stream.
 
-        Args:
-            name: the sink's name, unique within the pipeline.
-            sink: the destination, for example a `DeltaSink`.
-
-        Returns:
-            This stream, so that calls can be chained.
-
-        Raises:
-            InvalidError: the name is malformed or taken, or ``sink`` is not a `Sink`.
+        The name is unique within the pipeline.
 
         Example:
             ``counts.sink("counts", DeltaSink("out/counts"))``
@@ -180,10 +161,6 @@ class EnginePipeline(Generic[StreamT_co]):
             missed the records in between. Unknown names are ignored.
         renamed_from: the pipeline's former name. The pipeline continues with everything that the store has
             under that name. Afterwards the argument has no effect and may stay in the code.
-
-    Raises:
-        InvalidError: a name is empty or contains a character that is not allowed, ``drop`` or ``retire`` is
-            not a list, or ``renamed_from`` is the same name.
 
     Example:
         >>> pipeline = Pipeline("zeitgeist")
@@ -283,12 +260,6 @@ class EnginePipeline(Generic[StreamT_co]):
                 columns are available as ``__row_offset`` and so on; records have the value alone. A row that
                 cannot be decoded becomes a dead letter with the original row.
 
-        Returns:
-            The stream.
-
-        Raises:
-            InvalidError: the name is malformed or taken, or an argument has the wrong type.
-
         Example:
             ``pipeline.inject("clicks", key="user", at="clicked_at", id="uuid", watermark=BoundedDisorder("30s"))``
         """
@@ -341,7 +312,7 @@ class EnginePipeline(Generic[StreamT_co]):
         produces: Sequence[str] = (),
         **options: Unpack[ComputationOptions],
     ) -> dict[str, StreamT_co]:
-        """Add a computation with any number of input and output streams.
+        """Add a computation with any number of input and output streams; return the output streams by name.
 
         Args:
             computation: an instance of the user's `Computation`.
@@ -350,12 +321,6 @@ class EnginePipeline(Generic[StreamT_co]):
                 the value, a list of fields, a function of the value, or ``None`` for the record's own key.
             produces: the names of the streams that the computation may produce to.
             options: further settings; see `ComputationOptions`.
-
-        Returns:
-            The streams in ``produces``, by name.
-
-        Raises:
-            InvalidError: the declaration is invalid; the error names the wrong argument.
 
         Example:
             ``pipeline.add(Join(), name="join", subscribes={"clicks": "user", "orders": "buyer"}, produces=["joined"])``
@@ -404,10 +369,7 @@ class EnginePipeline(Generic[StreamT_co]):
         self._sinks[name] = SinkNode(name=name, stream=stream, sink=sink)
 
     def stream(self, name: str) -> StreamT_co:
-        """Return the stream called ``name``, which may be declared later: this allows cycles.
-
-        Within a composite it is the composite's stream of that name.
-        """
+        """Return the stream of that name, in a composite its own; declared later, it makes a cycle."""
         return self.stream_class(self, self._named("stream", name, reserved=frozenset()))
 
     def transform(
@@ -418,26 +380,13 @@ class EnginePipeline(Generic[StreamT_co]):
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Apply a function from streams to streams as a composite, whose steps share a name prefix.
+        """Apply a function from streams to streams as a composite, whose steps share a name prefix; return its result.
 
         Everything the function declares (steps, streams, sinks, inputs) is named after the composite: its
         step ``clean`` is the computation ``visits.clean``, in SQL, in `millpond status` and everywhere else.
         So a function may be applied several times under different names, and composites may be nested. Code
         within the composite produces to its streams by their short names. Pass streams from outside as
-        arguments.
-
-        Args:
-            name: the composite's name; it is stored with every step, so keep it.
-            function: takes streams and any further arguments, and returns a stream, several, or nothing.
-            args: the arguments of the function.
-            kwargs: its keyword arguments.
-
-        Returns:
-            The function's result.
-
-        Raises:
-            InvalidError: the name is malformed, or a composite or computation has it; ``function`` is not
-                callable; or a declaration within is invalid.
+        arguments. The composite's name is stored with every step, so keep it.
 
         Example:
             ``matched = pipeline.transform("matching", match, clicks, orders, within="1h")``
@@ -476,18 +425,10 @@ class EnginePipeline(Generic[StreamT_co]):
         return other
 
     def check(self, inputs: Iterable[str] | None = None) -> Topology:
-        """Check everything that can be checked before the run, and freeze the result.
+        """Check everything that can be checked before the run, and return the checked, immutable graph.
 
-        Every runner calls this before it starts; call it directly to test a declaration.
-
-        Args:
-            inputs: the names of the inputs given to the runner; ``None`` skips their check.
-
-        Returns:
-            The checked, immutable graph.
-
-        Raises:
-            InvalidError: the graph is invalid; the error names the computation, stream, sink or input.
+        Every runner calls this before it starts; call it directly to test a declaration. ``inputs`` are the names of
+        the inputs given to the runner; ``None`` skips their check.
         """
         topology = _with_cycles(
             Topology(

@@ -95,10 +95,9 @@ def signal_rows(
     id_: str | None,
     watermarks: Iterable[EventTimeMicros],
 ) -> pa.Table:
-    """Return the row that carries a signal; its time is the end of its window, or now if that has passed.
+    """Return the row that carries a signal to ``step``, or to all steps that wait for it.
 
-    ``step=None`` addresses all steps that wait for the signal; ``watermarks`` are the steps' input
-    watermarks.
+    Its time is the end of its window, or now, by the input ``watermarks`` of the steps, if that has passed.
     """
     for name, value in (("key", key), ("id", id_)):
         if not isinstance(value, str) and (name == "key" or value is not None):

@@ -50,8 +50,6 @@ class Topology:
     Attributes:
         name: the pipeline's name; in a run the store's name for it, which is its first.
         injectors: the injectors, by the stream that each feeds.
-        computations: the computations, by name.
-        sinks: the sinks, by name.
         drop: former computations whose rows are removed.
         retire: former computations whose rows stay.
         composites: the computations of each composite, by its name.
@@ -92,23 +90,15 @@ class Topology:
         )
 
     def sampled_by(self, streams: Iterable[str]) -> frozenset[str]:
-        """Return the names of the computations whose keys ``streams`` sample.
-
-        A signal is no sample of a step's keys: it finds no windows where there are no intervals.
-        """
+        """Return the computations whose keys ``streams`` sample; signals sample none, having no windows to find."""
         return self.readers_of(stream for stream in streams if stream != SIGNALS)
 
     def id_scope(self, computation: str, stream: str, bare: int | None = None) -> bytes:
         """Return the prefix of the record ids of ``stream`` in the rows of ``computation``.
 
         Ids are unique per publisher: in a computation with several streams with ids, the same id on two
-        streams identifies two records. The ids of the first such stream have no prefix.
-
-        Args:
-            computation: the consumer.
-            stream: the injected stream.
-            bare: the recorded `stream_number` of the first stream, which never changes; ``None`` before it is
-                recorded.
+        streams identifies two records. The ids of the first such stream have no prefix; ``bare`` is its recorded
+        `stream_number`, which never changes.
         """
         # The recorded stream wins: stored ids stay valid when the code subscribes to the streams in another order.
         first = self.bare_stream(computation)
@@ -152,10 +142,7 @@ class Topology:
         return {node.renamed_from: node.name for node in nodes if node.renamed_from is not None}
 
     def current_stream(self, stream: str) -> str:
-        """Return the current name of a stream from before a computation was renamed.
-
-        A computation's own stream is renamed with it, and so is a consumer to which a stream is addressed.
-        """
+        """Return the current name of a stream from before a computation, its producer or consumer, was renamed."""
         former = self.former_names
         if not former:
             return stream
@@ -199,10 +186,7 @@ class Topology:
     def waves(self, planned: Collection[str]) -> tuple[tuple[str, ...], ...]:
         """Return the computations with work, or with weak productions to come, in groups that may run at once.
 
-        Each group comes after the groups that feed it.
-
-        Args:
-            planned: the computations that already have work.
+        Each group comes after the groups that feed it; ``planned`` already have work.
         """
         levels: dict[str, int] = {}
         for name in self.fused_order:
@@ -217,12 +201,7 @@ class Topology:
         return tuple(tuple(n for n, level in levels.items() if level == wave) for wave in range(count))
 
     def weak_streams(self, computation: str, *, keep_all: bool = False) -> WeakStreams:
-        """Return how a computation's productions are delivered within a superstep.
-
-        Args:
-            computation: its name.
-            keep_all: write them to its rows even without a sink.
-        """
+        """Return how productions are delivered within a superstep; ``keep_all`` writes them also without a sink."""
         fused = self.fused.get(computation, frozenset())
         kept = fused if keep_all else frozenset(stream for stream in fused if self.sinks_of(stream))
         return WeakStreams(fused=fused, kept=kept)
@@ -234,11 +213,7 @@ class Topology:
         return tuple(sorted(declared, reverse=True))
 
     def percentile(self, percentile: float) -> float:
-        """Return the percentile as a ``float``.
-
-        Raises:
-            InvalidError: it is below 100 and no computation declares it.
-        """
+        """Return the percentile as a ``float``, or refuse one below 100 that no computation declares."""
         if percentile == EXACT or percentile in self.percentiles:
             return float(percentile)
         raise InvalidError(
@@ -259,11 +234,7 @@ class Topology:
         return frozenset(self._consumers) | frozenset(self._sinks)
 
     def computation(self, name: str) -> ComputationNode:
-        """Return the computation called ``name``.
-
-        Raises:
-            InvalidError: the pipeline has no such computation.
-        """
+        """Return the computation called ``name``, or refuse an unknown name."""
         if name not in self.computations:
             raise InvalidError(
                 f"the pipeline has no such computation{did_you_mean(name, self.computations)}",
@@ -274,11 +245,7 @@ class Topology:
         return self.computations[name]
 
     def injector(self, stream: str) -> InjectorNode:
-        """Return the injector that feeds ``stream``.
-
-        Raises:
-            InvalidError: no injector feeds the stream.
-        """
+        """Return the injector that feeds ``stream``, or refuse a stream without one."""
         if stream not in self.injectors:
             raise InvalidError(
                 f"no injector feeds this stream{did_you_mean(stream, self.injectors)}",

@@ -47,8 +47,6 @@ class PartDifference:
     """Counts of equal and different rows of one computation or sink.
 
     Attributes:
-        name: the computation or sink.
-        equal: rows that are the same in both stores.
         changed: keys in both stores with another state or other timers; 0 for sinks, whose rows have no key.
         added: rows that only the first store has.
         missing: rows that only the second store has.
@@ -68,12 +66,9 @@ class PartDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreDifference:
-    """The difference between two stores.
+    """The difference between two stores at ``version`` and ``other_version``.
 
     Attributes:
-        version: the first store's version.
-        other_version: the second store's version.
-        computations: counts by computation.
         sinks: counts by sink; empty if the sinks' tables cannot be matched.
         rows: the different rows: ``computation``, ``key``, ``kind`` (``changed``, ``added``, ``missing``), ``parts``
             that differ, ``state`` and ``other_state``, ``timers`` and ``other_timers`` as text.
@@ -115,14 +110,9 @@ def compare_stores(
     """Compare the rows of two stores, and the sinks of a replay with its original's sinks.
 
     Dead letters are compared by content, not by their keys, which number them. The rows of one computation, of both
-    stores, are in memory at once.
-
-    Args:
-        store: the first store, such as a replay.
-        other: the second store, such as its original.
-        version: of the first store; its newest by default.
-        other_version: of the second store; by default the version that the replay ended with, or the newest.
-        computations: only these; by default all computations of either store.
+    stores, are in memory at once. The first store may be a replay of the second, its original; then ``other_version``
+    is by default the version that the replay ended with. Versions are the newest by default, computations all of
+    either store.
 
     Raises:
         InvalidError: there is no such version or computation, or the replay is incomplete.

@@ -59,9 +59,7 @@ def recorded_supersteps(
 ) -> Iterator[RecordedSuperstep]:
     """Yield the supersteps of a pipeline after ``snapshot`` up to ``until``, oldest first.
 
-    Raises:
-        InvalidError: commits have been collected, the store was repaired or rewound in between, or the supersteps
-            were not run by the local runner.
+    Refuses collected commits, repairs and rewinds in between, and supersteps that Spark ran.
     """
     journaled = {app_id: at for app_id, at in snapshot.txns.items() if _is_of_input(app_id, pipeline)}
     reached = {
@@ -153,13 +151,7 @@ _PIECE_RECORDS = 20_000
 
 
 class InputPart(RowSource):
-    """A section of an input, in which rows keep the numbers that they had in the original.
-
-    Args:
-        source: the available rows.
-        begins: the number of the first available row.
-        ends: the number after the last row of the section.
-    """
+    """A section of an input, from row number ``begins`` to before ``ends`` of the original."""
 
     def __init__(self, source: RowSource, begins: int, ends: int) -> None:
         self._source = source
@@ -168,7 +160,6 @@ class InputPart(RowSource):
 
     @property
     def count(self) -> int:
-        """The number of rows that the original had consumed, missing rows in front included."""
         return self._ends
 
     def pieces(self, start: int, records_max: int) -> Iterator[tuple[int, Rows]]:

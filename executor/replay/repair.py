@@ -1,10 +1,10 @@
 """Repair and rewind: one fenced commit that restores a version of a store.
 
-Everything is restored together: rows and input positions, so a runner reads later input again, if its source still has
-it. Two numbers do not fall. Fences rise, through leases taken for the repair, so a former owner can no
-longer write. Supersteps rise above every earlier one, so a sink that has the outputs of undone supersteps does not
-mistake their successors for repetitions. Rows with productions undelivered at the restored version are therefore rewritten under the new
-superstep.
+Everything is restored together: rows and input positions, so a runner reads later input again, if its source still
+has it. Two numbers do not fall. Fences rise, through leases taken for the repair, so a former owner can no longer
+write. Supersteps rise above every earlier one, so a sink that has the outputs of undone supersteps does not mistake
+their successors for repetitions. Rows with productions undelivered at the restored version are therefore rewritten
+under the new superstep.
 
 A log that can be read to its end stays, and older versions stay readable. Otherwise the repair's commit holds the whole
 state, a checkpoint repeats it, and the files of the old log are set aside. A repair killed at any moment leaves a
@@ -103,13 +103,9 @@ def repair_store(
 
 @contextmanager
 def hold_store(plan: RepairPlan, leases: Leases) -> Iterator[tuple[Lease, dict[Interval, Fence]]]:
-    """Hold the store exclusively: no pipeline, other repair or offline collection runs meanwhile.
+    """Hold the store exclusively, or raise `ConflictError` if a pipeline, repair or offline collection is running.
 
-    Yields:
-        The lock on offline maintenance, and the fences of the leases of every interval.
-
-    Raises:
-        ConflictError: another of these is running.
+    Yields the lock on offline maintenance, and the fences of the leases of every interval.
     """
     # Above both the newest known fence and the restored one, so that no former owner can write.
     newest = {

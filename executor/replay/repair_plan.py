@@ -69,7 +69,6 @@ class RepairPlan:
 
     @property
     def is_rollback(self) -> bool:
-        """True if commits are undone."""
         return self.state.version < self.newest
 
     def supersteps(self) -> dict[str, tuple[int, int]]:
@@ -156,11 +155,7 @@ class _Files:
 
 
 def plan_repair(objects: Objects, mark: Mark | None) -> RepairPlan:
-    """Find the newest state that can be restored; ``mark`` is the high-water mark, if it is known.
-
-    Raises:
-        DataError: there is none; restore the store from a copy.
-    """
+    """Find the newest state that can be restored; ``mark`` is the high-water mark, if it is known."""
     log, files = Log(objects), _Files(objects)
     inventory = log.inventory()
     latest = max(-1 if inventory.latest is None else inventory.latest, -1 if mark is None else mark.version)
@@ -241,12 +236,7 @@ def _newest_txns(log: Log, inventory: LogInventory, history: TableHistory) -> di
 
 
 def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> RepairPlan:
-    """Plan to return a sound store to a version; ``mark`` is the high-water mark, if it is known.
-
-    Raises:
-        InvalidError: there is no such version.
-        DataError: the log is damaged, or does not reach back that far.
-    """
+    """Plan to return a sound store to a version; ``mark`` is the high-water mark, if it is known."""
     log = Log(objects)
     latest = log.latest_version()
     histories = read_histories(log, mark)
@@ -283,8 +273,8 @@ def plan_rewind(objects: Objects, version: TableVersion, mark: Mark | None) -> R
 def sinks_of_rewind(plan: RepairPlan) -> dict[str, Superstep]:
     """Return, by pipeline, the superstep that a sink's table is rewound to.
 
-    It is the superstep before the version's last one, whose productions are undelivered there and will be delivered under
-    another number, also if no superstep is undone.
+    It is the superstep before the version's last one, whose productions are undelivered there and will be delivered
+    under another number, also if no superstep is undone.
     """
     if not plan.is_rollback:
         return {}

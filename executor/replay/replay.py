@@ -90,13 +90,7 @@ class ReplayPlan:
     ) -> dict[str, RowSource]:
         """Return the parts of the given inputs that the original consumed up to the last version.
 
-        Args:
-            topology: the pipeline.
-            given: the inputs.
-            since_version: whether they begin with the first row after the first version.
-
-        Raises:
-            InvalidError: an input is missing, or has fewer rows than were consumed.
+        With ``since_version`` the given inputs begin with the first row after the first version.
         """
         parts: dict[str, RowSource] = {}
         for stream in topology.injectors:
@@ -131,12 +125,7 @@ class ReplayPlan:
 def plan_replay(
     log: Log, first: Snapshot, last: Snapshot, topology: Topology, *, recorded: bool
 ) -> ReplayPlan:
-    """Plan a replay from the version ``first`` to ``last``.
-
-    Raises:
-        InvalidError: the versions are in the wrong order, the original has no pipeline of that name, or its log does
-            not record how it consumed its inputs.
-    """
+    """Plan a replay from the version ``first`` to ``last``."""
     if last.version < first.version:
         raise InvalidError(
             "the last version of a replay comes before its first", version=first.version, until=last.version
@@ -178,10 +167,6 @@ def begin_replay(
     """Plan a replay and create its fork, unless an earlier call with the same arguments has created it.
 
     Without ``until`` the replay ends where the earlier call did, or with the newest version.
-
-    Raises:
-        InvalidError: the path has another store or replay, or see `plan_replay`.
-        ConflictError: the version has been collected.
     """
     known = _known_note(store, path)
     if until is None and known is not None:
@@ -271,15 +256,9 @@ def repeat_supersteps(
     wall: ReplayClock,
     on_progress: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
-    """Repeat the recorded supersteps that the fork ``reached`` does not have yet.
+    """Repeat, on a stepping run, the recorded supersteps that the fork ``reached`` does not have yet.
 
-    Args:
-        run: a run on the fork, in stepping mode.
-        supersteps: the recorded supersteps.
-        parts: the rows by injected stream; rows of other streams are left out.
-        reached: the fork at present.
-        wall: the clock of the run.
-        on_progress: called after each superstep, with the number of supersteps done and the total.
+    ``parts`` has rows by injected stream; other streams are left out. ``wall`` is the run's clock.
     """
     pipeline = run.topology.name
     done = superstep_of(reached.txns, pipeline)
@@ -372,11 +351,10 @@ def replay(
             `LocalRunner.run` takes.
         version: the version of the original to begin with.
         until: the version up to which the original's input is replayed; its newest by default.
-        recorded: whether to repeat the original's supersteps: with the same rows, at the same wall time, under
-            the same watermarks of its inputs, whatever watermarks the new code declares. Otherwise one `LocalRunner.run`
+        recorded: repeat the original's supersteps: with the same rows, at the same wall time, under the same
+            watermarks of its inputs, whatever watermarks the new code declares. Otherwise one `LocalRunner.run`
             gets all rows, and ends the input where the original had ended it.
-        since_version: true if the inputs begin with the first row after the version; by default they begin with
-            the very first row.
+        since_version: the inputs begin with the first row after the version, not with the very first row.
         zookeeper: ``host:port,…`` of an ensemble for the replay's store; ``None`` runs a server next to it.
         cache_mib: soft-state budget, in MiB.
         progress: show a progress line and log supersteps.
@@ -459,29 +437,12 @@ def replay_on_spark(
 ) -> Replayed:
     """Run a pipeline on Spark over the sources of a past run, on a fork that begins with an older version.
 
-    Like `replay`, but with the present contents of the sources, in batches that Spark cuts. Checkpoints of streaming
-    queries in the original's folder are copied, and resume after the batches that the version had consumed. A source
-    of files that are not on this machine delivers the files that the original read after the version in one batch. The
-    original is only read; the sinks of the replay are tables in the replay's folder.
-
-    Args:
-        store: the original; read-only is enough.
-        path: location of the replay's store.
-        pipeline: the same code or other code, under the same pipeline name.
-        inputs: by injected stream, a DataFrame of the same source.
-        version: the version of the original to begin with.
-        spark: the session; one is created if there is none.
-        zookeeper: ``host:port,…`` of an ensemble for the replay's store; ``None`` runs a server next to it.
-        cache_mib: soft-state budget of a process, in MiB.
-        progress: show a progress line and log supersteps.
-        clock: the source of time.
-        rng: the source of names.
-
-    Raises:
-        InvalidError: see `replay`; or a bounded input has grown since.
-        ConflictError: the version has been collected.
-        DataError: bytes of the store are missing or wrong.
-        UnavailableError: a store, ZooKeeper or Spark cannot be reached.
+    Like `replay`, which explains the arguments and errors, but with the present contents of the sources, each a
+    DataFrame, in batches that Spark cuts. Checkpoints of streaming queries in the original's folder are copied, and
+    resume after the batches that the version had consumed. A source of files that are not on this machine delivers
+    the files that the original read after the version in one batch. A bounded input that has grown since is refused.
+    The original is only read; the sinks of the replay are tables in the replay's folder. Without ``spark`` a session
+    is created if needed.
 
     Example::
 

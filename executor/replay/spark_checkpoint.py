@@ -35,12 +35,7 @@ class Reached:
     planned: int
 
     def is_ahead_of(self, consumed: int) -> bool:
-        """Return whether Spark would skip a batch after ``consumed``, the last batch in the store (-1 for none).
-
-        Example:
-            >>> [Reached(done=4, planned=5).is_ahead_of(consumed) for consumed in (3, 4, 5)]
-            [True, False, False]
-        """
+        """Return True if Spark would skip a batch after ``consumed``, the last batch in the store (-1 for none)."""
         return self.done > consumed or self.planned > consumed + 1
 
 
@@ -68,13 +63,10 @@ def rewind_checkpoints(
     offsets: Mapping[str, str] = _NONE_KNOWN,
     dry_run: bool = False,
 ) -> tuple[str, ...]:
-    """Rewind checkpoints, and return the ids of the queries that a real or dry run changes.
+    """Rewind checkpoints in a folder, at any depth, and return the ids of the queries that a real or dry run changes.
 
-    Args:
-        folder: contains the checkpoints, at any depth.
-        batches: by query id, the last batch to keep; -1 for none.
-        offsets: by query id, Spark's entry for that batch, restored if Spark has removed it.
-        dry_run: change nothing.
+    ``batches`` has the last batch to keep by query id, -1 for none; ``offsets`` has Spark's entry for that batch,
+    which is restored if Spark has removed it.
     """
     rewound = []
     for query, checkpoint in checkpoints_in(folder).items():
@@ -94,12 +86,7 @@ def rewind_checkpoints(
 
 
 def by_query(entries: Mapping[str, _Entry]) -> dict[str, _Entry]:
-    """Select the entries of inputs, and key them by the ids of the queries that deliver the inputs.
-
-    Example:
-        >>> by_query({"millpond/input/p/clicks/51d0": 7, "millpond/superstep/p": 9})
-        {'51d0': 7}
-    """
+    """Select the entries of inputs, and key them by the ids of the queries that deliver the inputs."""
     return {
         AppId.INPUT.parts(app_id)[-1]: entry
         for app_id, entry in entries.items()

@@ -259,15 +259,10 @@ def _fits(cell: Any, field: pa.Field) -> bool:
 class SinkRecord:
     """A sink's record of a store in the sink's table: the last superstep of each incarnation.
 
-    A superstep's number is unique only within one incarnation of a store, so the record's name has the
-    incarnation. A sink refuses a store that was restored from an older copy if the table has later
-    supersteps, and refuses a copy that writes into the table of its original, or the reverse.
-
-    Args:
-        lineage: the store's lineage.
-        pipeline: the pipeline's name.
-        name: the sink's name.
-        reached: the store's last superstep when the sink is opened; ``None`` if unknown.
+    A superstep's number is unique only within one incarnation of a store, so the record's name has the incarnation. A
+    sink refuses a store that was restored from an older copy if the table has later supersteps, and refuses a copy
+    that writes into the table of its original, or the reverse. ``reached`` is the store's last superstep when the
+    sink is opened, if known.
     """
 
     lineage: Lineage
@@ -294,10 +289,7 @@ class SinkRecord:
         return ((incarnation, txns[app_id]) for app_id, incarnation in self.app_ids(txns))
 
     def limits(self, txns: Mapping[str, int], reached: Superstep) -> dict[str, int]:
-        """Return the highest superstep of each transaction that fits a store at superstep ``reached``.
-
-        Transactions of other copies of the store are left out.
-        """
+        """Return the highest superstep of each transaction of this copy that fits a store at superstep ``reached``."""
         limits = {}
         for app_id, incarnation in self.app_ids(txns):
             if not self.lineage.is_of_another_copy(incarnation):
@@ -313,12 +305,7 @@ class SinkRecord:
                 yield app_id, unquote(app_id.removeprefix(first).removeprefix("/")) or self.lineage.store_id
 
     def check(self, snapshot: Snapshot) -> None:
-        """Refuse a table whose record does not fit the store.
-
-        Raises:
-            InvalidError: the original of this copy, or another copy of this store, writes into the table.
-            DataError: the table is ahead of the point where an earlier incarnation was left.
-        """
+        """Refuse a table that another copy of the store writes, or that is ahead of where an incarnation was left."""
         # Runs again with each commit, because another copy may begin to write after the sink was opened.
         for incarnation, superstep in self.records(snapshot.txns):
             if self.lineage.is_of_another_copy(incarnation):
@@ -334,12 +321,7 @@ class SinkRecord:
                 refuse_sink_ahead(self.name, superstep, left)
 
     def check_on_opening(self, snapshot: Snapshot, path: str = "") -> None:
-        """Refuse a table that does not fit the store's present state; warn of rows from another store.
-
-        Raises:
-            InvalidError: another copy of this store writes into the table.
-            DataError: the table is ahead of the store.
-        """
+        """Refuse a table that another copy writes or that is ahead of the store; warn of rows from another store."""
         self.check(snapshot)
         self._warn_of_others(snapshot, path)
         if self.reached is not None:
@@ -360,7 +342,6 @@ class SinkRecord:
 
 
 def refuse_sink_ahead(sink: str, delivered: int, reached: int) -> None:
-    """Refuse a sink that is ahead of the store."""
     if delivered > reached:
         raise DataError(
             "the sink is ahead of the store, which was restored from an older copy: its next deliveries "

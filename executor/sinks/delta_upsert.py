@@ -282,12 +282,7 @@ def _table_of(ordered: Sequence[RowKey], rows: pa.Table, keys: Sequence[str]) ->
 
 @dataclass(slots=True)
 class RowChange:
-    """The change of one row.
-
-    Attributes:
-        put: the index of its new content among the superstep's rows; ``None`` without one.
-        taken_back: retracted contents: the row is deleted if it has one of them.
-    """
+    """The change of one row: the index of its new content among the superstep's rows, and contents that delete it."""
 
     put: int | None = None
     taken_back: list[str] = field(default_factory=list)

@@ -38,12 +38,8 @@ class SinkWriter(Protocol):
         """Store a superstep's productions, unless the sink has stored that superstep already.
 
         Store the superstep's number as durably as the records and together with them: it decides after a
-        crash.
-
-        Args:
-            superstep: the number of the committed superstep that produced them.
-            productions: the columns ``key`` (text), ``at`` (microseconds), ``value`` (JSON text) and
-                ``value_bytes``; one of the last two is null.
+        crash. The productions have the columns ``key`` (text), ``at`` (microseconds), ``value`` (JSON text) and
+        ``value_bytes``; one of the last two is null.
 
         Raises:
             InvalidError: the records do not fit the sink; the run stops.
@@ -68,12 +64,7 @@ class Sink(Protocol):
     ) -> SinkWriter:
         """Create the writer of one sink of one pipeline of one store.
 
-        Args:
-            store_id: the store whose supersteps are counted; each copy of a store has a different id here.
-            pipeline: the pipeline's name.
-            name: the sink's name in the pipeline.
-            clock: used for timestamps and waiting; by default the system's.
-            rng: used for file names; by default the system's.
+        Each copy of a store has a different ``store_id`` here. Clock and names of files are the system's by default.
 
         Raises:
             InvalidError: the destination holds something else.
@@ -88,12 +79,7 @@ class RecordingSink(Protocol):
     def open_for(
         self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> SinkWriter:
-        """Create the writer for one incarnation of a store.
-
-        Raises:
-            InvalidError: the destination belongs to another copy of the store.
-            DataError: the destination is ahead of the store.
-        """
+        """Create the writer, or refuse a destination of another copy of the store or ahead of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +106,6 @@ class DeltaSink:
         durability: what rows in a local folder survive; see `Store.open`. ``None`` takes the store's. With a
             weaker durability than the store's, a power cut can lose rows for good: the store counts a
             superstep as delivered once the table has it.
-
-    Raises:
-        InvalidError: the path is empty, a column's type has no Delta equivalent, or ``mode`` and ``keys`` do
-            not fit each other or the columns.
 
     Example:
         >>> DeltaSink("out/spikes", pa.schema([("key", pa.string()), ("flights", pa.int64())])).path
@@ -186,10 +168,6 @@ class DeltaSink:
         With ``mode="append"`` these are all productions, including retractions; with ``mode="upsert"`` the
         current row of each key.
 
-        Raises:
-            InvalidError: the table does not exist yet.
-            UnavailableError: the table cannot be read now.
-
         Example:
             ``balances.read().sort_by("key").to_pylist()``
         """
@@ -198,22 +176,16 @@ class DeltaSink:
     def open(
         self, store_id: str, pipeline: str, name: str, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> SinkWriter:
-        """Open the table, or create it; see `Sink.open`.
-
-        Raises:
-            InvalidError: the existing table has other columns or is partitioned.
-            UnavailableError: the folder or bucket cannot be opened.
-        """
+        """Open the table, or create it; see `Sink.open`."""
         return self.open_for(SinkRecord.of_store(store_id, pipeline, name), clock=clock, rng=rng)
 
     def open_for(
         self, record: SinkRecord, *, clock: Clock | None = None, rng: Rng | None = None
     ) -> SinkWriter:
-        """Open the table, or create it, for one incarnation of a store; see `Sink.open`.
+        """Open the table, or create it, for one incarnation of a store.
 
         Raises:
-            InvalidError: the existing table has other columns or is partitioned, or belongs to another copy
-                of the store.
+            InvalidError: the table has other columns or is partitioned, or belongs to another copy of the store.
             DataError: the table is ahead of the store, which was restored from an older copy.
             UnavailableError: the folder or bucket cannot be opened.
         """

@@ -22,12 +22,7 @@ def check_extractor(of: object) -> None:
 
 
 def extract(of: ValueExtractor, value: Any) -> Any:
-    """Return the part of ``value`` that ``of`` selects.
-
-    Example:
-        >>> extract("score", {"team": "red", "score": 7})
-        7
-    """
+    """Return the part of ``value`` that ``of`` selects."""
     if of is None:
         return value
     if callable(of):
@@ -82,22 +77,14 @@ class CombineFn:
         return accumulator
 
     def uncombine(self, accumulator: Any, value: Any) -> Any:  # noqa: ARG002 - for subclasses
-        """Return the accumulator with one earlier ``value`` removed; may modify and return the given one.
-
-        Raises:
-            InvalidError: the function has no inverse, or the accumulator does not hold the value.
-        """
+        """Return the accumulator with one earlier ``value`` removed, or refuse; may modify and return the given one."""
         raise InvalidError("this combiner does not support retractions", combiner=type(self).__name__)
 
     def uncombine_if_held(self, accumulator: Any, value: Any) -> tuple[Any, bool]:
-        """Retract a value that an earlier pane may have shown and cleared since.
+        """Retract a value that an earlier pane may have shown and cleared since; return True if that changed anything.
 
         Called in place of `uncombine` where panes clear the window's contents. By default numbers go below zero,
-        so that panes still add up. A combiner that refuses a value which it does not hold, such as a list,
-        overrides this method and leaves the accumulator unchanged.
-
-        Returns:
-            The accumulator, and whether the retraction has changed anything.
+        so that panes still add up. A list, which refuses a value that it does not hold, stays unchanged instead.
         """
         return self.uncombine(accumulator, value), True
 

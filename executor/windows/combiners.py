@@ -68,15 +68,11 @@ class Count(CombineFn):
 
 @dataclass(frozen=True)
 class Sum(_OfValue):
-    """Exact sum of whole numbers and floats, rounded once, when it is shown; the order does not matter.
+    """Exact sum of whole numbers and floats in any order, rounded once, when it is shown.
 
-    A retracted number leaves no trace. While no float is among the numbers, the sum is an ``int``, and otherwise
-    the ``float`` nearest to the exact sum. Infinities and NaN add up as in IEEE 754 and can be retracted.
-    So can a sum beyond the range of floats, which is infinite. JSON has no such numbers: a pane shows null in
-    their place, and the nearest float in place of whole numbers beyond 64 bits.
-
-    Args:
-        of: which part of an element is summed; the whole value by default.
+    A retracted number leaves no trace. Without floats the sum is an ``int``, otherwise the ``float`` nearest to the
+    exact sum. Infinities, NaN and sums beyond the range of floats follow IEEE 754 and can be retracted. A pane shows
+    null in their place, and the nearest float for whole numbers beyond 64 bits, because JSON has no such numbers.
 
     Example:
         >>> prices = Sum("price")
@@ -112,13 +108,7 @@ def _with_all(total: Total, numbers: list[Any]) -> Total:
 
 @dataclass(frozen=True)
 class Mean(_OfValue):
-    """Arithmetic mean of whole numbers and floats; ``None`` if there are none.
-
-    It is the float nearest to the exact mean, in any order of elements and after any retractions; see `Sum`.
-
-    Args:
-        of: which part of an element is averaged; the whole value by default.
-    """
+    """Arithmetic mean, the float nearest to the exact one in any order of elements; ``None`` without elements."""
 
     of: ValueExtractor = None
 
@@ -172,11 +162,7 @@ class _OfList(_OfValue):
 
 @dataclass(frozen=True)
 class ToList(_OfList):
-    """All elements, in order of arrival.
-
-    Args:
-        of: which part of an element is kept; the whole value by default.
-    """
+    """All elements, in order of arrival."""
 
     of: ValueExtractor = None
 
@@ -194,12 +180,8 @@ class TopN(_OfList):
 
     Args:
         count: number of elements to emit, at least 1.
-        of: which part of an element is compared and kept; the whole value by default.
         smallest: emit the smallest instead, smallest first.
         retractable: keep all elements, so that they can be retracted; memory then grows with them.
-
-    Raises:
-        InvalidError: a count below 1.
 
     Example:
         >>> TopN(2).add_all([], [3, 1, 2])
@@ -251,13 +233,7 @@ class TopN(_OfList):
 
 @dataclass(frozen=True)
 class Max(TopN):
-    """The greatest element; ``None`` if there is none.
-
-    Args:
-        of: which part of an element is compared and kept; the whole value by default.
-        smallest: take the smallest instead, as `Min` does.
-        retractable: keep all elements, so that they can be retracted.
-    """
+    """The greatest element; ``None`` if there is none. `TopN` explains ``retractable``."""
 
     count: int = field(default=1, init=False, repr=False)
 
@@ -267,12 +243,7 @@ class Max(TopN):
 
 @dataclass(frozen=True)
 class Min(Max):
-    """The smallest element; ``None`` if there is none.
-
-    Args:
-        of: which part of an element is compared and kept; the whole value by default.
-        retractable: keep all elements, so that they can be retracted.
-    """
+    """The smallest element; ``None`` if there is none. `TopN` explains ``retractable``."""
 
     smallest: bool = field(default=True, init=False, repr=False)
 
@@ -284,11 +255,7 @@ def canonical_text(of: ValueExtractor, value: Any) -> str:
 
 @dataclass(frozen=True)
 class CountDistinct(_OfValue):
-    """Exact number of distinct values; memory grows with that number.
-
-    Args:
-        of: which part of an element is counted; the whole value by default.
-    """
+    """Exact number of distinct values; memory grows with that number."""
 
     of: ValueExtractor = None
 
@@ -321,14 +288,7 @@ class CountDistinct(_OfValue):
 
 @dataclass(frozen=True)
 class Quantiles(ToList):
-    """Exact quantiles of numbers, by nearest rank; memory grows with the number of elements.
-
-    Args:
-        of: which part of an element is ranked; the whole value by default.
-        at: the quantiles to compute, each from 0 to 1.
-
-    Raises:
-        InvalidError: a quantile out of bounds.
+    """Exact quantiles ``at`` of numbers, each from 0 to 1, by nearest rank; memory grows with the number of elements.
 
     Example:
         >>> Quantiles(at=(0.5, 1)).extract([4, 1, 3, 2])
@@ -349,20 +309,11 @@ class Quantiles(ToList):
 
 
 class LastN(CombineFn):
-    """The last ``n`` elements in the order of arrival, combined.
+    """The last ``n`` elements (at least 1) in the order of arrival, combined; retractions are not supported.
 
-    With a trigger that fires every so many elements it makes sliding windows by count. With
-    ``Repeatedly(AfterCount(10))``, accumulating, a pane of the last ``n`` elements follows every ten.
-    It stores these elements, and combines them for each pane. When windows merge, their elements count as
-    having arrived in the order of the windows. Retractions are not supported, since an element that has left
-    the last ``n`` is gone.
-
-    Args:
-        n: number of elements, at least 1.
-        combine: combines the elements; by default into their list.
-
-    Raises:
-        InvalidError: ``n`` is not an integer of at least 1, or ``combine`` is no `CombineFn`.
+    With a trigger that fires every so many elements it makes sliding windows by count: a pane of the last ``n``
+    elements follows every ten with ``Repeatedly(AfterCount(10))``, accumulating. The elements are stored, and combined
+    for each pane, by default into their list. Elements of merged windows count in the order of the windows.
 
     Example:
         >>> last = LastN(2)

@@ -103,12 +103,6 @@ class _Parallel(_Composite, _NotifyingAll):
 class AfterAny(_Parallel):
     """A trigger that fires when any of its triggers fires, and finishes when any of them has finished.
 
-    Args:
-        triggers: one or more triggers.
-
-    Raises:
-        InvalidError: no triggers, or an argument that is not a trigger.
-
     Example:
         >>> AfterAny(AfterCount(100), AfterProcessingTime("1m"))
         AfterAny(AfterCount(count=100), AfterProcessingTime(delay='1m', domain=<TimeDomain.WALL: 'wall'>, align_to=None))
@@ -122,26 +116,14 @@ class AfterAny(_Parallel):
 
 
 class OrFinally(AfterAny):
-    """A trigger that fires as ``trigger`` does, until ``until`` fires, which ends both.
-
-    Args:
-        trigger: the trigger to repeat.
-        until: the trigger whose firing is the last one.
-    """
+    """A trigger that fires as ``trigger`` does, until ``until`` fires, which ends both."""
 
     def __init__(self, trigger: Trigger, until: Trigger) -> None:
         super().__init__(trigger, until)
 
 
 class AfterAll(_Parallel):
-    """A trigger that fires when all of its triggers are ready, and finishes when all of them have finished.
-
-    Args:
-        triggers: one or more triggers.
-
-    Raises:
-        InvalidError: no triggers, or an argument that is not a trigger.
-    """
+    """A trigger that fires when all of its triggers are ready, and finishes when all of them have finished."""
 
     def should_fire(self, context: TriggerContext) -> bool:
         return all(trigger.should_fire(context.child(name)) for name, trigger in self.children.items())
@@ -154,12 +136,6 @@ class AfterEach(_Composite, NotifyingActive):
     """A trigger that fires as its first trigger until that one has finished, then as its second, and so on.
 
     A merged window continues from the least advanced of its sources.
-
-    Args:
-        triggers: one or more triggers, in order.
-
-    Raises:
-        InvalidError: no triggers, or an argument that is not a trigger.
     """
 
     def active(self, context: TriggerContext) -> str:
@@ -218,9 +194,6 @@ class Never(Trigger):
 class Repeatedly(_NotifyingAll):
     """A trigger that restarts another each time it finishes, and never finishes itself.
 
-    Args:
-        trigger: the trigger to repeat.
-
     Example:
         >>> Repeatedly(AfterCount(10))
         Repeatedly(trigger=AfterCount(count=10))
@@ -250,16 +223,9 @@ class Repeatedly(_NotifyingAll):
 
 @dataclass(frozen=True)
 class RepeatCount(Repeatedly):
-    """A trigger that repeats another until it has fired ``count`` times.
+    """A trigger that repeats another until it has fired ``count`` times, at least once.
 
     A merged window continues from the least advanced of its sources.
-
-    Args:
-        trigger: the trigger to repeat.
-        count: number of firings, at least 1.
-
-    Raises:
-        InvalidError: a count below 1.
     """
 
     count: int = 1
@@ -281,12 +247,7 @@ class RepeatCount(Repeatedly):
 
 @dataclass(frozen=True)
 class RepeatUntil(Repeatedly):
-    """A trigger that repeats another until ``until`` fires; that firing emits a last pane.
-
-    Args:
-        trigger: the trigger to repeat.
-        until: the trigger that ends it.
-    """
+    """A trigger that repeats another until ``until`` fires; that firing emits a last pane."""
 
     until: Trigger
 

@@ -1,4 +1,4 @@
-"""Triggers on the contents of a window (counts, bytes, user functions, the combined value) and on signals from outside."""
+"""Triggers on a window's contents (counts, bytes, user functions, the combined value) and on signals from outside."""
 
 from __future__ import annotations
 
@@ -49,15 +49,9 @@ def _check_count(name: str, count: object) -> None:
 
 @dataclass(frozen=True)
 class AfterCount(_AfterAmount):
-    """A trigger that fires once, when the window has received ``count`` elements.
+    """A trigger that fires once, when the window has received ``count`` elements, at least 1.
 
     Where triggers are asked once per bundle (``asked="bundle"``), a pane may hold more than ``count``.
-
-    Args:
-        count: number of elements, at least 1.
-
-    Raises:
-        InvalidError: a count that is not an integer of at least 1.
     """
 
     count: int
@@ -75,13 +69,9 @@ class AfterCount(_AfterAmount):
 
 @dataclass(frozen=True)
 class AfterBytes(_AfterAmount):
-    """A trigger that fires once, when the values of the window's elements add up to ``size`` bytes of JSON.
+    """A trigger that fires once, when the values of the window's elements add up to ``size`` bytes, at least 1.
 
-    Args:
-        size: number of bytes, at least 1; a value of type ``bytes`` counts with its length.
-
-    Raises:
-        InvalidError: a size that is not an integer of at least 1.
+    A value of type ``bytes`` counts with its length, any other with the length of its JSON.
     """
 
     size: int
@@ -162,9 +152,6 @@ class ResultIs(_OnFlag):
     Args:
         condition: takes the combined value and returns whether to fire; it must not modify the value.
 
-    Raises:
-        InvalidError: the condition is not callable.
-
     Example:
         >>> odd = ResultIs(lambda total: total % 2 == 1)
     """
@@ -192,7 +179,7 @@ class ResultIs(_OnFlag):
 
 @dataclass(frozen=True)
 class AfterSignal(_OnFlag):
-    """A trigger that fires once, when a signal of this name arrives for the window; wrap it in `Repeatedly` to fire again.
+    """A trigger that fires once, when a signal of this name arrives for the window; to fire again, use `Repeatedly`.
 
     ``run.signal(name, key, window)`` gives the signal, on either runner. The signal goes through a superstep and its
     fenced commit as records do, so it takes effect exactly once. A signal for a window without elements has
@@ -200,9 +187,6 @@ class AfterSignal(_OnFlag):
 
     Args:
         name: the signal's name: letters, digits and ``_ - .``.
-
-    Raises:
-        InvalidError: the name is malformed.
 
     Example:
         >>> AfterAny(AfterSignal("release"), AfterWatermark())

@@ -212,7 +212,7 @@ class _Opened:
         return {**fields, **counts}
 
     def special(self) -> float:
-        """Return the sum if it is not finite, and otherwise 0; a retraction without its number makes a count negative."""
+        """Return the sum if it is not finite, otherwise 0; a retraction without its number makes a count negative."""
         counts = self.specials
         if counts["nan"]:
             return math.nan
@@ -227,7 +227,7 @@ class _Opened:
 
 
 def _plain_fields(total: Total) -> tuple[int, Sequence[float], int] | None:
-    """Return the number of floats, their parts and the sum of the whole numbers; ``None`` for a total with other fields."""
+    """Return count and parts of the floats, and the sum of whole numbers; ``None`` for a total with other fields."""
     if isinstance(total, int):
         return 0, (), total
     if isinstance(total, float) or "parts" not in total:

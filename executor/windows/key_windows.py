@@ -238,14 +238,6 @@ def as_of(timer: Timer, clocks: Clocks) -> Clocks:
     Panes must follow from event time, not from the steps in which watermarks happen to advance. So
     a watermark counts as no further than the timer's time, and a watermark of a higher percentile than the
     timer's counts as still before it.
-
-    Example:
-        >>> clocks = as_of(
-        ...     Timer("", TimeDomain.EVENT, at=10, output_at=10, percentile=90.0),
-        ...     Clocks(watermark=25, wall_time=0, percentile_watermarks={90.0: 30, 50.0: 40}),
-        ... )
-        >>> clocks.watermark, clocks.percentile_watermarks
-        (9, {90.0: 10, 50.0: 10})
     """
 
     def bounded(percentile: float, watermark: int) -> EventTimeMicros:
@@ -285,16 +277,7 @@ WINDOW_COUNTERS: Final = (_DROPPED, _AFTER_LAST, _AFTER_CLEAR, _SIGNALS_MISSED)
 
 
 class KeyWindows:
-    """The windows of one key during one hook.
-
-    Args:
-        finish: turns a combined value into the values to emit; ``None`` emits the combined value.
-        clocks: in an event timer's hook, the clocks at the timer's time; see `as_of`.
-
-    Attributes:
-        output: the values to produce, in order.
-        counts: the counts of this hook, by `WINDOW_COUNTERS`.
-    """
+    """The windows of one key during one hook; ``output`` is to be produced, in order, and ``counts`` added."""
 
     def __init__(
         self,

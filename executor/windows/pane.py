@@ -23,10 +23,6 @@ def as_json_numbers(value: Any) -> Any:
     """Replace numbers that JSON lacks: infinities and NaN by null, whole numbers beyond 64 bits by the nearest float.
 
     Only the value and the fields of a dict are looked at.
-
-    Example:
-        >>> as_json_numbers({"sum": 2**64, "mean": float("nan"), "count": 3})
-        {'sum': 1.8446744073709552e+19, 'mean': None, 'count': 3}
     """
     if type(value) is dict:
         if all(map(_is_json_number, value.values())):
@@ -67,10 +63,8 @@ class Pane:
     Attributes:
         index: 0, 1, 2 … over all panes of the window.
         nonspeculative_index: 0, 1, 2 … over the panes that are not early; -1 for early panes.
-        timing: early, on time or late.
-        is_last: no further pane of the window follows.
-        is_retraction: whether it retracts the pane with these indices; timing, percentile, production
-            time and trigger are then taken from the pane that replaces it.
+        is_retraction: it retracts the pane with these indices; timing, percentile, production time and trigger
+            are then taken from the pane that replaces it.
         watermark_percentile: the estimated share of the window's input that has arrived, from 0 to
             100: the greatest requested percentile whose watermark has passed the window's end.
             ``None`` for late panes.
@@ -115,14 +109,7 @@ class Pane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowedValue:
-    """A value with its window and pane.
-
-    Attributes:
-        value: the result.
-        window: the window's bounds.
-        at: the pane's event time, in microseconds since 1970 UTC.
-        pane: which firing of the window this is.
-    """
+    """A value with its window and pane; ``at`` is the pane's event time, in microseconds since 1970 UTC."""
 
     value: Any
     window: Window

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 class Pipeline(EnginePipeline[DataflowStream]):
     """A graph of injectors, computations, windowed steps and sinks, connected by named streams.
 
-    Args:
-        name: the pipeline's name, under which the store keeps the pipeline's input positions.
+    The store keeps the pipeline's input positions under its name. `EnginePipeline` explains the arguments.
 
     Example:
         >>> pipeline = Pipeline("zeitgeist")
@@ -63,7 +62,8 @@ class Pipeline(EnginePipeline[DataflowStream]):
 
         A pipeline with several injected streams needs a function and a query for each. The functions of this
         object and one store share one run: the leases, the supersteps, the options. A stream with other input,
-        or none, needs no function, but a stream without event time holds back the steps after it.
+        or none, needs no function, but a stream without event time holds back the steps after it. Close one of the
+        functions when the queries have ended.
 
         Where `inject` names no watermark, the stream takes the delay from the query's ``withWatermark`` on the
         column ``at``. A ``withWatermark`` on another column gives no event time, which causes a warning.
@@ -72,13 +72,6 @@ class Pipeline(EnginePipeline[DataflowStream]):
             store: path of the store, created if it does not exist, or an open store, which stays open.
             into: the injected stream.
             options: the options of `SparkRunner`, ``tick_ms`` among them. Give each once, or the same in each call.
-
-        Returns:
-            The function. Close it, or any other that shares the run, when the queries have ended.
-
-        Raises:
-            InvalidError: the pipeline is invalid or has no such stream, an option is wrong, or another call for the
-                same run gave another value for it.
 
         Example::
 

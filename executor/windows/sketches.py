@@ -44,14 +44,8 @@ class _Sketch(CombineFn):
 class ApproximateCountDistinct(_Sketch):
     """Estimated number of distinct values.
 
-    Args:
-        of: which part of an element is counted; the whole value by default.
-        precision: base-2 logarithm of the sketch's bucket count, from 4 to 21. The relative
-            standard error is 1.04 divided by the square root of the bucket count: 1.6 % at 12,
-            in 2 KiB.
-
-    Raises:
-        InvalidError: a precision out of bounds.
+    ``precision``, from 4 to 21, is the base-2 logarithm of the sketch's bucket count. The relative standard error is
+    1.04 divided by the square root of the bucket count: 1.6 % at 12, in 2 KiB.
     """
 
     of: ValueExtractor = None
@@ -83,15 +77,7 @@ class ApproximateCountDistinct(_Sketch):
 
 @dataclass(frozen=True)
 class ApproximateQuantiles(_Sketch):
-    """Estimated quantiles of numbers, most accurate at both ends.
-
-    Args:
-        of: which part of an element is ranked; the whole value by default.
-        at: the quantiles to estimate, each from 0 to 1.
-
-    Raises:
-        InvalidError: a quantile out of bounds.
-    """
+    """Estimated quantiles ``at`` of numbers, each from 0 to 1; most accurate at both ends."""
 
     of: ValueExtractor = None
     at: tuple[float, ...] = (0.5,)

@@ -57,12 +57,7 @@ Asked: TypeAlias = Literal["element", "bundle"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowingStrategy:
-    """Windowing, triggering and accumulation of a step: where, when and how panes are emitted.
-
-    The fields are the arguments of `DataflowStream.window`. The default is one global window.
-
-    Raises:
-        InvalidError: an argument is invalid, or windows merge but the trigger cannot.
+    """Windowing, triggering and accumulation of a step; the fields are the arguments of `DataflowStream.window`.
 
     Example:
         >>> strategy = WindowingStrategy(window_fn=FixedWindows("1h"), trigger=AfterWatermark(late=AfterCount(1)))

@@ -57,28 +57,19 @@ class DataflowStream(Stream):
 
         Args:
             window_fn: assigns each record to windows.
-            trigger: when a window emits a pane; by default, when the watermark passes the window's end
-                and again for each late record.
-            accumulation: how a pane relates to earlier panes of its window: ``"discarding"`` (only the
-                elements since), ``"accumulating"`` (all elements so far) or ``"retracting"`` (all, after
-                a retraction of the previous pane).
-            incremental: whether each pane is preceded by retractions of the previous one in any other mode,
-                too. Downstream steps then hold the last pane of each window, such as its latest change
-                with ``"discarding"``.
+            trigger: by default, when the watermark passes the window's end, and again for each late record.
+            accumulation: ``"discarding"``: a pane has the elements since the previous pane of its window;
+                ``"accumulating"``: all so far; ``"retracting"``: all, after a retraction of the previous pane.
+            incremental: retract the previous pane in any other mode, too. Downstream steps then hold the last pane of
+                each window, such as its latest change with ``"discarding"``.
             allowed_lateness: how long after its end a window still accepts late records.
             timestamp_combiner: how a pane's event time follows from its window and elements.
             closing: whether an expiring window emits a last pane: ``"never"``, ``"if_non_empty"`` (if it
                 holds elements that no pane has shown) or ``"always"``.
-            emit_empty_on_time: whether the on-time pane is emitted even if no element arrived since the
-                previous pane.
-            asked: when the trigger is asked: after each ``"element"``, in the order of arrival, so that
-                panes do not depend on how the input is cut, or once per ``"bundle"``, which makes
-                fewer panes of a busy key.
-            of: which part of a record's value is the element that triggers and combiners see: a field
-                name, a function of the value, or ``None`` for the whole value.
-
-        Raises:
-            InvalidError: an argument is invalid, or the arguments contradict each other.
+            emit_empty_on_time: emit the on-time pane even if no element arrived since the previous pane.
+            asked: ``"element"`` asks the trigger after each element, in the order of arrival, so that panes do not
+                depend on how the input is cut; ``"bundle"`` makes fewer panes of a busy key.
+            of: the part of a record's value that triggers and combiners see: a field name or a function of the value.
 
         Example:
             >>> hourly = scores.window(FixedWindows("1h"), allowed_lateness="1d", accumulation="accumulating")
@@ -107,12 +98,8 @@ class DataflowStream(Stream):
     ) -> DataflowStream:
         """Replace each value by any number of values; windows, panes and retractions are kept.
 
-        Args:
-            function: takes a value and returns the values that replace it; it must be deterministic, so
-                that a retraction yields the values it retracts.
-            name: the step's name and the name of its output stream.
-            key: how to extract the key under which the step runs; the record's key by default.
-            options: see `ComputationOptions`.
+        The function must be deterministic, so that a retraction yields the values it retracts. ``name`` names the
+        step and its output stream. ``key`` extracts the key under which the step runs; the record's key by default.
 
         Example:
             >>> words = lines.flat_map(str.split, name="words")
@@ -137,17 +124,9 @@ class DataflowStream(Stream):
     def union(
         self, *others: DataflowStream, name: str, **options: Unpack[ComputationOptions]
     ) -> DataflowStream:
-        """Join this stream and others into one; keys, windows, panes and retractions are kept.
+        """Join this stream and others of its pipeline into one; keys, windows, panes and retractions are kept.
 
         Records of different streams are in no order.
-
-        Args:
-            others: further streams of the same pipeline, at least one.
-            name: the step's name and the name of its output stream.
-            options: see `ComputationOptions`.
-
-        Raises:
-            InvalidError: no other stream, a stream of another pipeline, or the same stream twice.
 
         Example:
             ``visits = web.union(app, name="visits")``
@@ -183,13 +162,11 @@ class DataflowStream(Stream):
 
         Args:
             function: takes a value and its event time in microseconds since 1970 UTC and returns the
-                new time: microseconds, or a ``datetime`` with a zone; it must return the same time for
-                a retraction.
+                new time: microseconds, or a ``datetime`` with a zone; the same for a retraction.
             name: the step's name and the name of its output stream.
-            late_data_horizon: how far back a time may be moved; a value that is moved further is
-                refused and becomes a dead letter. With ``"unbounded"`` the watermark is not held: values
-                may be moved back freely, and may be late.
-            key: how to extract the key under which the step runs; the record's key by default.
+            late_data_horizon: how far back a time may be moved; a value that is moved further becomes a dead letter.
+                ``"unbounded"`` does not hold the watermark: values may be moved back freely, and may be late.
+            key: extracts the key under which the step runs; the record's key by default.
             options: see `ComputationOptions`.
 
         Example:
@@ -201,13 +178,7 @@ class DataflowStream(Stream):
 
 @dataclass(frozen=True, slots=True)
 class WindowedStream:
-    """A stream with a windowing strategy; returned by `DataflowStream.window`.
-
-    Attributes:
-        stream: the stream whose records are grouped.
-        strategy: windows, trigger, accumulation and lateness.
-        of: which part of a record's value is the element; ``None`` is the whole value.
-    """
+    """A stream with a windowing strategy; returned by `DataflowStream.window`."""
 
     stream: DataflowStream
     strategy: WindowingStrategy
@@ -221,10 +192,7 @@ class WindowedStream:
         key: KeyExtractor = None,
         **options: Unpack[ComputationOptions],
     ) -> WindowedStream:
-        """Replace each value by any number of values before it is windowed; see `DataflowStream.flat_map`.
-
-        Windows follow from event time, which stays. A custom window function that reads values receives the new ones.
-        """
+        """Replace each value by any number of values before it is windowed, by its event time, which stays."""
         return replace(self, stream=self.stream.flat_map(function, name=name, key=key, **options))
 
     def map(
@@ -287,19 +255,14 @@ class WindowedStream:
                 The combined value is then an object with these fields, each of which may be a column
                 of a sink. A field with the name of an argument or an option must be given in a mapping.
             name: the step's name, its table in SQL, and the name of its output stream.
-            key: how to extract the grouping key from a value (of a windowed step's result: from the
+            key: extracts the grouping key from a value (of a windowed step's result: from the
                 value inside its envelope); the record's key by default.
-            result: takes the key, the combined value and the window, and returns the value to emit, by
-                default the combined value. Use it to emit the key too, so that a later step can
-                group by it.
+            result: takes the key, the combined value and the window, and returns the value to emit, for example
+                with the key, so that a later step can group by it.
             fields: several combine functions, and options; see `ComputationOptions`.
 
         Returns:
             The stream of panes: envelopes with ``value``, ``window``, ``at`` and ``pane``.
-
-        Raises:
-            InvalidError: a combiner is not a `CombineFn` instance, there is none, one combiner is given
-                together with fields, or the step is invalid; the error names the step.
 
         Example:
             >>> by_team = scores.combine(Sum("score"), name="sums", result=lambda team, score, _: [team, score])
@@ -333,10 +296,9 @@ class WindowedStream:
 
         Args:
             count: the number of keys to show, at least 1.
-            combine: combines the elements of a key into the value to rank by, for example ``Count()``;
-                values must be comparable with each other.
+            combine: combines the elements of a key into the value to rank by, for example ``Count()``.
             name: the name of the second step, its table in SQL, and the name of its output stream.
-            key: how to extract the key from a value; the record's key by default.
+            key: extracts the key from a value; the record's key by default.
             among: takes a key and returns the group within which it is ranked; by default all keys are one
                 group, which is one row of the store.
             smallest: rank the smallest first instead.
@@ -345,9 +307,6 @@ class WindowedStream:
         Returns:
             The stream of panes, by group: lists of ``{"key": …, "value": …}``. Keys with equal values are
             in the order of the keys, likewise greatest first.
-
-        Raises:
-            InvalidError: a count below 1, or ``combine`` is not a `CombineFn` instance.
 
         Example:
             ``best = sales.window(FixedWindows("1d")).top(3, Sum("amount"), key="product", name="best")``
@@ -379,16 +338,8 @@ class WindowedStream:
     ) -> DataflowStream:
         """Pass all elements of each key and window to a function, and emit each returned value in an envelope.
 
-        The window's elements are kept as a list until its contents are discarded. Prefer `combine` where
-        a combine function exists.
-
-        Args:
-            function: takes the elements in order of arrival, the window and the pane, and returns the
-                values to emit.
-            name: the step's name, its table in SQL, and the name of its output stream.
-            key: how to extract the grouping key from a value (of a windowed step's result: from the
-                value inside its envelope); the record's key by default.
-            options: see `ComputationOptions`.
+        The function takes the elements in order of arrival, the window and the pane. The elements are kept until the
+        window's contents are discarded: prefer `combine` where a combine function exists, which explains the arguments.
         """
         computation = WindowedComputation(
             self.strategy, ToList(), name, of=self.of, finish=_OfWindow(function)
@@ -528,23 +479,15 @@ def co_group(
 ) -> DataflowStream:
     """Group several streams of one pipeline by key and window, the basis of joins (Beam's CoGroupByKey).
 
+    A pane's value is an object with one list per tag; use ``flat_map`` to turn the lists into joined rows.
+
     Args:
-        streams: the input streams, by tag.
-        strategy: where in event time elements are grouped, when groups are emitted, and how panes
-            of one window relate.
+        streams: the input streams, by tag; each stream once.
+        strategy: windows, trigger, accumulation and lateness.
         name: the step's name, its table in SQL, and the name of its output stream.
-        keys: how to extract the grouping key from a value, by tag; by default the record's key.
-        of: which part of a value is kept, by tag: a field name or a function of the value; by default
-            the whole value.
+        keys: extracts the grouping key from a value, by tag; by default the record's key.
+        of: the part of a value that is kept, by tag: a field name or a function; by default the whole value.
         options: see `ComputationOptions`.
-
-    Returns:
-        The stream of panes. A pane's value is an object with one list per tag; use ``flat_map`` to
-        turn the lists into joined rows.
-
-    Raises:
-        InvalidError: no streams, streams of different pipelines, one stream under two tags, a tag in
-            ``keys`` or ``of`` that no stream has, or an invalid extractor in ``of``.
 
     Example:
         >>> joined = co_group({"bid": bids, "auction": auctions}, strategy, name="joined", keys={"bid": "auction"})

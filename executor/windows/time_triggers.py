@@ -29,12 +29,7 @@ _DUE: Final = "due"
 
 
 def next_stroke(now: int, reference: int, period: int) -> int:
-    """Return the first time after ``now`` that is a whole number of periods away from ``reference``; all in one unit.
-
-    Example:
-        >>> next_stroke(now=20, reference=5, period=10), next_stroke(now=25, reference=5, period=10)
-        (25, 35)
-    """
+    """Return the first time after ``now`` that is whole periods away from ``reference``; all in one unit."""
     return now - (now - reference) % period + period
 
 
@@ -90,15 +85,8 @@ class AfterDelay(_AtTime):
     """A trigger that fires once, ``delay`` after the window's first element was seen.
 
     Stream time (``"event"``) is the low watermark, as in the Dataflow patent, so a late element waits
-    as long as any other. Where no watermark is known yet, stream time is the element's time.
-
-    Args:
-        delay: how long to wait.
-        domain: on which clock.
-        align_to: round the time up to a multiple of this duration, so that many windows fire together.
-
-    Raises:
-        InvalidError: a negative delay, or an unknown clock.
+    as long as any other. Where no watermark is known yet, stream time is the element's time. With ``align_to``
+    the time is rounded up to a multiple of this duration, so that many windows fire together.
     """
 
     delay: Duration
@@ -124,16 +112,7 @@ class AfterDelay(_AtTime):
 
 @dataclass(frozen=True)
 class AfterProcessingTime(AfterDelay):
-    """A trigger that fires once, ``delay`` of processing time after the first element that it sees.
-
-    Args:
-        delay: how long to wait.
-        domain: always the wall clock.
-        align_to: round the time up to a multiple of this duration.
-
-    Raises:
-        InvalidError: a negative delay, or a domain other than the wall clock.
-    """
+    """`AfterDelay` on the wall clock: fires once, ``delay`` after the first element that it sees."""
 
     delay: Duration = 0
 
@@ -145,17 +124,10 @@ class AfterProcessingTime(AfterDelay):
 
 @dataclass(frozen=True)
 class AtPeriod(_AtTime):
-    """A trigger that fires once, at the next tick of a periodic clock.
+    """A trigger that fires once, at the next tick of a periodic clock that has a tick at ``reference``.
 
-    Inside `Repeatedly`, each tick emits the elements that have arrived since the last tick.
-
-    Args:
-        reference: one tick of the clock: microseconds since 1970 UTC, or a ``datetime`` with a zone.
-        period: the time between ticks.
-        domain: on which clock.
-
-    Raises:
-        InvalidError: the period is not positive, or the reference is not a time.
+    Inside `Repeatedly`, each tick emits the elements that have arrived since the last tick. The reference is in
+    microseconds since 1970 UTC, or a ``datetime`` with a zone.
     """
 
     reference: Instant
@@ -233,15 +205,9 @@ class Default(_AtEnd):
 class WatermarkPercentile(_AtEnd):
     """A trigger that fires once, when a percentile watermark passes the window's end.
 
-    A percentile watermark is the event time up to which a share of the input is estimated to have
-    arrived. Below 100 the pane is early, and elements that arrive after it are not late: put several
-    in an `AfterEach` to emit at increasing levels of completeness.
-
-    Args:
-        percentile: above 0 and at most 100, which is the low watermark itself.
-
-    Raises:
-        InvalidError: a percentile out of bounds.
+    A percentile watermark (above 0 and at most 100, the low watermark) is the event time up to which a share of the
+    input is estimated to have arrived. Below 100 the pane is early, and elements that arrive after it are not late:
+    put several in an `AfterEach` to emit at increasing levels of completeness.
 
     Example:
         >>> AfterEach(WatermarkPercentile(90), Default())
@@ -276,10 +242,6 @@ class AfterWatermark(NotifyingActive):
 
     The early and late triggers restart after each of their firings. Without ``late`` the trigger
     finishes with the on-time pane, and later elements are dropped.
-
-    Args:
-        early: when to emit panes before the window's end.
-        late: when to emit panes with late elements.
 
     Example:
         >>> trigger = AfterWatermark(early=AfterProcessingTime("1m"), late=AfterCount(1))

@@ -41,7 +41,6 @@ class TriggerEvent:
     Attributes:
         path: the trigger's path in the tree; the root's is empty.
         label: the trigger's name in panes.
-        is_finished: whether it has fired for the last time.
         asked: the request about the contents, of the trigger or of a descendant.
     """
 
@@ -57,8 +56,6 @@ class TriggerTimer:
 
     Attributes:
         path: the trigger's path in the tree.
-        tag: the timer's name within the trigger.
-        domain: the clock it waits for.
         percentile: in the event-time domain, which watermark: 100 is the low watermark.
         at: once it has fired, the time it was set to, in microseconds.
     """
@@ -70,15 +67,10 @@ class TriggerTimer:
     at: int | None = field(default=None, compare=False)
 
     def to_text(self) -> str:
-        """Return the timer's name within its window; `parse_timer` is the inverse.
+        """Return the timer's name within its window, such as ``0/||event@90.0``; `parse_timer` is the inverse.
 
-        A separator within path or tag is quoted. A last, empty part then marks the name as quoted.
-
-        Example:
-            >>> TriggerTimer("0/", "", TimeDomain.EVENT, 90.0).to_text()
-            '0/||event@90.0'
-            >>> TriggerTimer("0/", "a|b", TimeDomain.EVENT).to_text()
-            '0/|a%7Cb|event|'
+        A separator within path or tag is quoted, and a last, empty part then marks the name as quoted:
+        ``0/|a%7Cb|event|``.
         """
         clock = clock_name(self.domain, self.percentile)
         if _SEPARATOR in self.path or _SEPARATOR in self.tag:
@@ -169,11 +161,8 @@ class TriggerContext:
         """Return the combined value of the window's contents, as a pane would show it now (the patent's ``peekValue``).
 
         In `Trigger.on_element` the value includes the element, in `Trigger.on_merge` the contents of all merged
-        windows. The call costs as much as the combiner's ``extract``. The value may be part of the window's
-        state: do not modify it.
-
-        Raises:
-            InvalidError: the context is one of the ``sources`` of a merge, whose contents are gone.
+        windows; the ``sources`` of a merge have none. The call costs as much as the combiner's ``extract``. Do not
+        modify the value: it may be part of the window's state.
         """
         if self._combine is None:
             raise InvalidError("the contents of a window that was merged cannot be read", window=self.window)
@@ -185,14 +174,7 @@ class TriggerContext:
         return self.watermark if domain is TimeDomain.EVENT else self.wall_time
 
     def watermark_at(self, percentile: float) -> int:
-        """Return a percentile watermark, in microseconds.
-
-        Args:
-            percentile: 100, or a percentile listed in `Trigger.percentiles`.
-
-        Raises:
-            InvalidError: the trigger does not list the percentile.
-        """
+        """Return the watermark of 100 or of a percentile listed in `Trigger.percentiles`, in microseconds."""
         if percentile == EXACT:
             return self.watermark
         if percentile not in self._percentile_watermarks:
@@ -262,15 +244,10 @@ class TriggerContext:
     def set_timer(
         self, at: int, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
     ) -> None:
-        """Have the trigger asked again once a clock reaches ``at``.
+        """Have the trigger asked again once a clock reaches ``at``, in microseconds.
 
-        Replaces the pending timer with the same tag and clock.
-
-        Args:
-            at: when, in microseconds.
-            domain: on which clock.
-            tag: the timer's name within the trigger.
-            percentile: in the event-time domain, which watermark: 100, or one of `Trigger.percentiles`.
+        Replaces the pending timer with the same tag and clock. In the event-time domain ``percentile`` is 100, or one
+        of `Trigger.percentiles`.
         """
         self._state.timers[TriggerTimer(self.path, tag, domain, percentile).to_text()] = at
 
@@ -289,10 +266,7 @@ class TriggerContext:
     # -- firing ----------------------------------------------------------------------------
 
     def ask(self, contents: Contents) -> None:
-        """From `Trigger.on_fire`, ask to keep or clear the contents.
-
-        Only the two ``…_BY_DEFAULT`` modes of `Accumulation` honour the request.
-        """
+        """Ask to keep or clear the contents, from `Trigger.on_fire`; only the ``…_BY_DEFAULT`` modes comply."""
         self.firing.contents = contents
 
     @property
@@ -343,10 +317,7 @@ class Trigger:
 
     @property
     def percentiles(self) -> frozenset[float]:
-        """The percentile watermarks below 100 that the trigger and its children read.
-
-        The engine maintains only the percentiles listed here; `TriggerContext.watermark_at` refuses any other.
-        """
+        """The percentile watermarks below 100 that the trigger and its children read, the only ones maintained."""
         return frozenset[float]().union(*(child.percentiles for child in self.children.values()))
 
     @property
@@ -356,10 +327,7 @@ class Trigger:
 
     @property
     def waits_for_end(self) -> bool:
-        """True if no element can make the trigger fire before a watermark has passed the window's end.
-
-        The engine then adds a bundle of elements at once.
-        """
+        """True if nothing fires before a watermark passes the window's end, so that a bundle may be added at once."""
         return False
 
     # -- notifications ----------------------------------------------------------------------
@@ -379,12 +347,7 @@ class Trigger:
         """Join the state of ``context.sources``, which have merged into the window and are dropped afterwards."""
 
     def on_signal(self, context: TriggerContext, name: str) -> None:
-        """Handle a signal from outside for the window; by default, pass it to the children.
-
-        Args:
-            context: the trigger's context.
-            name: the signal's name, which the trigger must list in `signals`.
-        """
+        """Handle a signal from outside, whose name is in `signals`; by default, pass it to the children."""
         for child_name, child in self.children.items():
             child.on_signal(context.child(child_name), name)
 
@@ -408,18 +371,11 @@ class Trigger:
         raise NotImplementedError
 
     def on_fire(self, context: TriggerContext) -> bool:
-        """Handle the firing of this trigger, and return True if the trigger has finished.
-
-        Must be overridden. May call `TriggerContext.ask` to keep or clear the contents.
-        """
+        """Handle the firing of this trigger, and return True if it has finished. Must be overridden."""
         raise NotImplementedError
 
     def fire(self, context: TriggerContext) -> bool:
-        """Call `on_fire` and record the firing; a composite calls this on its children, never `on_fire`.
-
-        Returns:
-            True if the trigger has finished.
-        """
+        """Call `on_fire`, record the firing, and return True if it was the last; composites call this on children."""
         firing = context.firing
         before, firing.contents = firing.contents, Contents.DEFAULT
         finished = self.on_fire(context)

@@ -1,4 +1,4 @@
-"""Windows, the elements grouped into them, and how window functions assign and merge them (Dataflow model; Streaming 102).
+"""Windows, their elements, and how window functions assign and merge them (Dataflow model; Streaming 102).
 
 A window is only its bounds. A `WindowFn` decides which elements belong to it, a `Trigger` when
 its contents are emitted. `WindowState` is the part that a row stores.
@@ -28,12 +28,7 @@ class Window(NamedTuple):
         return min(self.end - 1, INSTANT_MAX_US)
 
     def overlaps(self, other: Window) -> bool:
-        """Return True if the windows share an instant; adjacent windows do not.
-
-        Example:
-            >>> Window(0, 10).overlaps(Window(10, 20))
-            False
-        """
+        """Return True if the windows share an instant; adjacent windows do not."""
         return self.start < other.end and other.start < self.end
 
     def span(self, other: Window) -> Window:
@@ -68,12 +63,7 @@ class Element(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Windows that merge into one.
-
-    Attributes:
-        sources: the windows to merge; the result may be among them.
-        result: the window they merge into; it must contain every source.
-    """
+    """Windows that merge into ``result``, which may be among them and must contain them all."""
 
     sources: tuple[Window, ...]
     result: Window
@@ -110,10 +100,7 @@ class WindowFn:
         raise NotImplementedError
 
     def merge(self, windows: Sequence[Window]) -> Iterable[Merge]:  # noqa: ARG002 - for subclasses
-        """Return the merges to apply to a key's windows; each window may be a source of at most one merge.
-
-        Called after `assign` has introduced new windows, if `is_merging` is set.
-        """
+        """Return the merges to apply when a key gets new windows; each window may be a source of at most one."""
         return ()
 
     def output_at(self, window: Window, at: int) -> int:  # noqa: ARG002 - for subclasses
@@ -171,12 +158,7 @@ def element_output_at(
 
 
 def combined(combiner: TimestampCombiner, first: int | None, second: int | None) -> int | None:
-    """Combine two optional times; ``None`` is neutral.
-
-    Example:
-        >>> combined(TimestampCombiner.LATEST, 3, 5), combined(TimestampCombiner.EARLIEST, 3, None)
-        (5, 3)
-    """
+    """Combine two optional times; ``None`` is neutral."""
     if first is None or second is None:
         return second if first is None else first
     return max(first, second) if combiner is TimestampCombiner.LATEST else min(first, second)
@@ -202,16 +184,14 @@ class WindowState:
 
     Attributes:
         news: number of elements since the last pane.
-        index: number of panes so far.
-        nonspeculative_index: number of panes so far that were not early.
-        has_ended: whether a trigger has fired at or after the window's end.
+        index: number of panes so far; ``nonspeculative_index`` counts those that were not early.
+        has_ended: a trigger has fired at or after the window's end.
         output_at: the next pane's event time as far as elements determine it, in microseconds.
-        is_held: whether elements that arrived in time wait for a pane, perhaps until the window
-            expires; the output watermark is held for that pane.
+        is_held: the output watermark is held for a pane of elements that arrived in time.
         trigger: trigger state, by the trigger's path in the tree.
         timers: pending trigger timers, by `TriggerTimer.to_text`.
         emitted: envelopes that the next pane retracts, in retracting mode.
-        is_closed: whether the trigger has finished; later elements are dropped.
+        is_closed: the trigger has finished, so later elements are dropped.
     """
 
     window: Window

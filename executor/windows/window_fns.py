@@ -33,18 +33,11 @@ class GlobalWindows(WindowFn):
 
 @dataclass(frozen=True)
 class FixedWindows(WindowFn):
-    """Consecutive windows of one size (tumbling windows).
-
-    Args:
-        size: the length of each window.
-        offset: shifts the window starts from multiples of the size since 1970 UTC.
+    """Consecutive windows of one size (tumbling windows); ``offset`` shifts them from multiples of it since 1970 UTC.
 
     Example:
         >>> FixedWindows("10us").assign(Element(value=1, at=25, key="k"))
         (Window(start=20, end=30),)
-
-    Raises:
-        InvalidError: the size is not positive.
     """
 
     size: Duration
@@ -66,12 +59,6 @@ class UnalignedFixedWindows(WindowFn):
     """Fixed windows with a different phase for each key, so that not all windows end at once.
 
     A key's phase is a hash of the key, the same in every process (the windowing patent's unaligned windows).
-
-    Args:
-        size: the length of each window.
-
-    Raises:
-        InvalidError: the size is not positive.
     """
 
     size: Duration
@@ -95,20 +82,14 @@ _WINDOWS_MAX: Final = 10_000
 
 @dataclass(frozen=True)
 class SlidingWindows(WindowFn):
-    """Windows of one size that start at a fixed period and may overlap.
+    """Windows of one size that start at a fixed period and may overlap; an element may be in 10,000 of them.
 
-    Args:
-        size: the length of each window.
-        period: the distance between the starts of consecutive windows; a period longer than the size
-            leaves gaps, and elements in a gap are dropped.
-        offset: shifts the window starts from multiples of the period since 1970 UTC.
+    A period longer than the size leaves gaps, and elements in a gap are dropped. ``offset`` shifts the starts from
+    multiples of the period since 1970 UTC.
 
     Example:
         >>> SlidingWindows("10us", "5us").assign(Element(value=1, at=7, key="k"))
         (Window(start=0, end=10), Window(start=5, end=15))
-
-    Raises:
-        InvalidError: size or period is not positive, or an element would be in more than 10,000 windows.
     """
 
     size: Duration
@@ -144,15 +125,9 @@ def _windows(last: int, count: int, size_us: int, period_us: int) -> tuple[Windo
 class Sessions(WindowFn):
     """Windows of activity: each element opens a window of length ``gap``; overlapping windows merge.
 
-    Args:
-        gap: the length of silence that ends a session.
-
     Example:
         >>> list(Sessions("10us").merge([Window(0, 10), Window(5, 15), Window(15, 25)]))
         [Merge(sources=(Window(start=0, end=10), Window(start=5, end=15)), result=Window(start=0, end=15))]
-
-    Raises:
-        InvalidError: the gap is not positive.
     """
 
     is_merging: ClassVar[bool] = True
@@ -196,17 +171,12 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 class CalendarWindows(WindowFn):
     """Windows of ``count`` calendar units each; where clocks change, a local day has 23, 24 or 25 hours.
 
-    Args:
-        unit: ``"days"``, ``"weeks"``, ``"months"`` or ``"years"``.
-        count: units per window, counted from 1970 (weeks from Monday 1970-01-05).
-        zone: IANA name of the time zone at whose midnights windows start.
+    Units are counted from 1970, weeks from Monday 1970-01-05. ``zone`` is the IANA name of the time zone at whose
+    midnights windows start.
 
     Example:
         >>> CalendarWindows("days").assign(Element(value=1, at=5, key="k"))
         (Window(start=0, end=86400000000),)
-
-    Raises:
-        InvalidError: an unknown unit or zone, or a count below 1.
     """
 
     unit: CalendarUnit

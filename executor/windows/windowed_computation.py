@@ -149,12 +149,7 @@ class WindowedComputation(Computation):
 
 @dataclass(frozen=True, slots=True)
 class PaneKey:
-    """A key extractor that looks inside the envelope of a windowed step's result.
-
-    Example:
-        >>> PaneKey("team")({"team": "red"})
-        'red'
-    """
+    """A key extractor that looks inside the envelope of a windowed step's result."""
 
     extractor: KeyExtractor
 
