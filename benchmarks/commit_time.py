@@ -154,7 +154,7 @@ def _tables(shapes: tuple[tuple[int, int], ...]) -> Iterator[list[Table]]:
     """The tables, on disk as in production, with one ZooKeeper for all."""
     with ExitStack() as resources:
         work = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="millpond-commits-")))
-        server = EmbeddedZooKeeper(work / "zookeeper", SystemClock(), SystemRng())
+        server = EmbeddedZooKeeper(work / "zookeeper", SystemClock(), SystemRng(), is_open=True)
         hosts = server.start_or_join()
         resources.callback(server.close)
         yield [

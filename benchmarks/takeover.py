@@ -37,7 +37,7 @@ def measure(rounds: int = 40, session_timeout_ms: int = 2_000) -> dict[str, Any]
     """
     clock = SystemClock()
     with tempfile.TemporaryDirectory(prefix="millpond-takeover-") as folder:
-        server = EmbeddedZooKeeper(Path(folder) / "zookeeper", clock, SystemRng())
+        server = EmbeddedZooKeeper(Path(folder) / "zookeeper", clock, SystemRng(), is_open=True)
         hosts = server.start_or_join()
         try:
             path = Path(folder) / "pond"

@@ -18,7 +18,8 @@ from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.leases.zookeeper_high_water import ask_for_mark, local_server
 from millpond.statestore.leases.zookeeper_lease import ZooKeeperLeases
-from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
+from millpond.statestore.leases.zookeeper_process import check_name
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper, local_security
 from millpond.statestore.log.high_water import LINGER_MS, Mark, StoredMark
 from millpond.statestore.log.log import Log
 from millpond.statestore.log.table import create_rows_table
@@ -39,8 +40,10 @@ def mark_to_read(
     if hosts is None:
         return None
     try:
-        return ask_for_mark(hosts, incarnation, clock, security)
-    except UnavailableError as error:
+        known = security if zookeeper is not None else local_security(place)
+        return ask_for_mark(hosts, incarnation, clock, known)
+    except (UnavailableError, InvalidError) as error:
+        # InvalidError: the server has a new secret since it was read, or belongs to another user.
         if zookeeper is not None:
             raise
         _LOG.info("the high-water mark of ZooKeeper is not checked: %s", error)
@@ -146,6 +149,8 @@ def check_options(
             "pass zookeeper='host:port,…'",
             path=root,
         )
+    if local is not None and not read_only:
+        check_name(local)
     if adopt is not None and read_only:
         raise InvalidError(
             "cannot adopt a store that is opened read-only: open it without read_only=True", adopt=adopt
@@ -179,8 +184,9 @@ def zookeeper_leases(
         if server is not None:
             hosts = server.start_or_join()
             resources.callback(server.close)
+        known = security if server is None else server.security
         return ZooKeeperLeases(
-            hosts, incarnation, writer_id, clock, session_timeout_ms=session_timeout_ms, security=security
+            hosts, incarnation, writer_id, clock, session_timeout_ms=session_timeout_ms, security=known
         )
 
     return connect

@@ -15,7 +15,7 @@ refused instead of read as older data. ``read_only`` starts no server and takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
@@ -206,6 +206,10 @@ class Store(Closeable):
         check_location(local, path, create=create and not read_only)
         root = place_of(path)
         check_options(local, root, zookeeper, leases, adopt, read_only=read_only)
+        if local is not None and create and not read_only:
+            # The store is for this user alone, unless its folder was made for others beforehand.
+            with suppress(OSError):  # reported below, with its cause
+                local.mkdir(mode=0o700, parents=True, exist_ok=True)
         objects = open_objects(f"{root}/{ROWS_FOLDER}", options, durability=durability)
         if Log(objects).latest_version() is None:
             create_store(objects, root, clock, rng, create=create and not read_only)

@@ -169,7 +169,7 @@ def zookeeper_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
     from millpond.statestore.system import SystemClock, SystemRng
 
-    server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), SystemClock(), SystemRng())
+    server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"), SystemClock(), SystemRng(), is_open=True)
     yield server.start_or_join()
     server.close()
 

@@ -52,7 +52,7 @@ def archive(file: Path) -> None:
 
 
 def _serve_alone(folder: Path) -> None:
-    server = EmbeddedZooKeeper(folder, CLOCK, SystemRng())
+    server = EmbeddedZooKeeper(folder, CLOCK, SystemRng(), is_open=True)
     _use(server.start_or_join())
     server.close()
 

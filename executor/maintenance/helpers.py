@@ -103,7 +103,8 @@ class HelperProcess(Executor):
             return self._child
         self._end()
         paths = json.dumps([path or str(Path.cwd()) for path in sys.path])
-        command = [sys.executable, "-c", _START, paths, str(os.getpid())]
+        # Otherwise a json.py of the current folder would run: the parent's paths come only after the first import.
+        command = [sys.executable, "-P", "-c", _START, paths, str(os.getpid())]
         # An interrupt typed at a terminal goes to both, but only the parent may decide when the child ends. The child
         # inherits the blocked signal from its first instruction on.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -22,10 +22,11 @@ from millpond.executor.maintenance.offline_gc import collect_offline
 from millpond.executor.maintenance.offline_upgrade import Upgraded, upgrade_offline
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.gc.round import CollectionRound
-from millpond.statestore.errors import UnavailableError
+from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.history.verification import Verified, verify_store
 from millpond.statestore.leases.zookeeper_client import security_of
 from millpond.statestore.leases.zookeeper_high_water import ask_for_mark, local_server
+from millpond.statestore.leases.zookeeper_server import local_security
 from millpond.statestore.log.high_water import Mark, later_mark, list_marks, newest_mark
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
@@ -241,7 +242,11 @@ def _read_mark(opened: Store, place: StoreAt) -> Mark | None:
             note("the high-water mark is not checked: the store's ZooKeeper server is not running")
         return stored
     try:
+        if not place.zookeeper:
+            security = local_security(opened.path)
         return later_mark(stored, ask_for_mark(hosts, opened.lineage.current.id, SystemClock(), security))
-    except UnavailableError as error:
+    except (UnavailableError, InvalidError) as error:
+        if place.zookeeper and isinstance(error, InvalidError):
+            raise
         note(f"the high-water mark of ZooKeeper is not checked: {error.message}")
         return stored

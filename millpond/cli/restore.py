@@ -341,6 +341,7 @@ def _held(store: StoreAt) -> Iterator[_Held]:
             server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
             hosts = server.start_or_join()
             resources.callback(server.close)
+            security = server.security
         leases = ZooKeeperLeases(hosts, lineage.current.id, rng.token(), clock, security=security)
         resources.callback(leases.close)
         yield _Held(root, options, objects, leases)

@@ -101,7 +101,7 @@ class Soak:
             server = held.enter_context(S3Server(self._clock))
             proxy = held.enter_context(S3Proxy(server.port, self._clock))
             # Its own ensemble, without faults: only the worker's memory is of interest.
-            calm = EmbeddedZooKeeper(self._folder / "calm", self._clock, self._rng)
+            calm = EmbeddedZooKeeper(self._folder / "calm", self._clock, self._rng, is_open=True)
             held.callback(calm.close)
             steady = self._steady(nest, calm.start_or_join())
             self._sampler = held.enter_context(UsageSampler(steady.usage, self._clock, _SAMPLE_EVERY_MS))

@@ -149,7 +149,7 @@ def _decode(node: Node, path: str) -> Mark:
 def local_server(place: str) -> str | None:
     """Return ``host:port`` of the server in the folder of the store at ``place``, or ``None`` when none runs."""
     server = None if "://" in place else recorded_server(Path(place) / "zookeeper")
-    return f"127.0.0.1:{server.port}" if server is not None and server.is_running() else None
+    return f"127.0.0.1:{server.port}" if server is not None and server.is_own() else None
 
 
 def ask_for_mark(

@@ -1,11 +1,17 @@
 """One ZooKeeper server as a Java process, from PySpark's jars; and the ``java`` program that servers and Spark run on.
 
 A server runs in its own session, so an interrupt at the terminal does not reach it. It is identified by its process id and
-start time, because another process may get the same id.
+start time, because another process may get the same id. Whoever made the folder may have written its record, so the server
+also keeps a lock in the folder, and a process that does not is never signalled.
+
+The server runs in its folder and names its files relative to it: a folder's name, whatever letters it has, is in no
+configuration.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -13,8 +19,10 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -55,19 +63,20 @@ _SETTINGS: Final = {
     # Every client is a process of this machine, which is one address.
     "maxClientCnxns": "0",
     "admin.enableServer": "false",
-    "4lw.commands.whitelist": "*",
+    # Everybody on the machine may ask these, so they are as few as `ServerProcess` needs.
+    "4lw.commands.whitelist": "srvr,conf,ruok",
     "autopurge.snapRetainCount": "3",
     "autopurge.purgeInterval": "1",
     "preAllocSize": "1024",
 }
-_LOG_CONFIGURATION: Final = """\
+_LOG_CONFIGURATION: Final = b"""\
 status = error
 appender.file.type = RollingFile
 appender.file.name = file
-appender.file.fileName = {log}
-appender.file.filePattern = {log}.%i
+appender.file.fileName = server.log
+appender.file.filePattern = server.log.%i
 appender.file.layout.type = PatternLayout
-appender.file.layout.pattern = %d{{ISO8601}} %p %c{{1}}: %m%n
+appender.file.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
 appender.file.policies.type = Policies
 appender.file.policies.size.type = SizeBasedTriggeringPolicy
 appender.file.policies.size.size = 1MB
@@ -79,6 +88,7 @@ rootLogger.appenderRef.file.ref = file
 # The process records itself before it becomes the server, so that no server can run unrecorded. Its earlier
 # output goes to the process that starts it, whose wait ends with the last `exec`.
 _RECORD_AND_BECOME: Final = """\
+umask 077
 cd "$1" && port="$2" && shift 2 && : >server.out || exit 1
 boot="" ticks=""
 if [ -e /proc/self/stat ]; then
@@ -94,12 +104,20 @@ mv server.json.new server.json || exit 1
 exec "$@" </dev/null >server.out 2>&1
 """
 _DATA: Final = "data"
+_CONFIGURATION: Final = "zoo.cfg"
+_RUNNING: Final = "running"
+_PLACE_OPTION: Final = "-Dmillpond.zookeeper="
+JAAS_OPTION: Final = "-Djava.security.auth.login.config="
 _LOG: Final = "server.log"
 _START_LINE: Final = "--- a server starts ---\n"
 _POLL_MS: Final = 20
 _END_MS: Final = 5_000
 _ANSWER_CHARACTERS_MAX: Final = 64 * 1024
 _WORDS_CHARACTERS_MAX: Final = 2_000
+_HAS_PROC: Final = Path("/proc/self/stat").exists()
+_READ_BYTES_MAX: Final = 2**20
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_OTHER_LETTERS: Final = re.compile(r"[^ ->@-~\n]+")
 _ENDED: Final = ("Z", "X", "x")
 """States of a process that has ended but has not been reaped."""
 
@@ -178,21 +196,34 @@ class ServerProcess:
     def is_serving(self) -> bool:
         """Return True if a server with this folder's data answers on the port and takes part in its ensemble."""
         # A member without a quorum, or still starting, reports that instead of its mode.
-        place = f"dataDir={self.folder / _DATA}"
-        return "Mode: " in answer(self.port, "srvr") and place in answer(self.port, "conf")
+        place = _comparable(f"dataDir={self.folder / _DATA}")
+        return "Mode: " in answer(self.port, "srvr") and place in _comparable(answer(self.port, "conf"))
 
     def wait_serving(self, clock: Clock, timeout_ms: float) -> bool:
         """Wait until the server serves; return False if the process ends or the time runs out."""
         deadline_us = clock.monotonic_us() + int(timeout_ms * 1_000)
-        while not self.is_serving():
-            if not self.is_running() or clock.monotonic_us() >= deadline_us:
+        # Another user's program may answer on the port of a server that has ended.
+        while self.is_running():
+            if self.is_serving():
+                return True
+            if clock.monotonic_us() >= deadline_us:
                 return False
             clock.sleep_ms(_POLL_MS)
-        return True
+        return False
+
+    def is_own(self) -> bool:
+        """Return True while the recorded process runs and proves to be a server of this folder."""
+        return self.is_running() and (
+            _is_locked(self.folder / _RUNNING) or _names_folder(self.process_id, self.folder)
+        )
+
+    def is_secured(self) -> bool:
+        """Return True if the server was started with users and passwords."""
+        return any(word.startswith(JAAS_OPTION) for word in _command_of(self.process_id))
 
     def signal(self, number: int) -> None:
         """Send a signal, if the process is this server."""
-        if self.is_running():
+        if self.is_own():
             try:
                 os.kill(self.process_id, number)
             except ProcessLookupError:
@@ -214,9 +245,9 @@ class ServerProcess:
 
     def last_words(self) -> str:
         """Return the end of the server's output and log, for errors."""
-        files = [file for name in ("server.out", _LOG) if (file := self.folder / name).exists()]
+        read = (read_own(self.folder / name).decode(errors="replace") for name in ("server.out", _LOG))
         # The log also holds the lines of earlier servers of this folder.
-        texts = [file.read_text(errors="replace").rpartition(_START_LINE)[2] for file in files]
+        texts = [text.rpartition(_START_LINE)[2] for text in read]
         return "\n".join(_end_of(text) for text in texts if text)
 
 
@@ -236,30 +267,36 @@ def launch(
     add to the program's options, as the environment's `OPTIONS_VARIABLE` does.
     """
     user_options = _user_options(environment)
-    folder = folder.resolve()
+    folder = place_of_server(folder)
+    make_folder(folder)
     forget(folder)
-    data, log, configuration = folder / _DATA, folder / _LOG, folder / "zoo.cfg"
-    data.mkdir(parents=True, exist_ok=True)
-    lines = {**_SETTINGS, "dataDir": str(data), "clientPort": str(port), **(settings or {})}
-    configuration.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
-    log_configuration = folder / "log4j2.properties"
-    log_configuration.write_text(_LOG_CONFIGURATION.format(log=log))
-    with log.open("a") as lines_of_log:
+    lines = {**_SETTINGS, "dataDir": f"./{_DATA}", "clientPort": str(port), **(settings or {})}
+    write_own(folder / _CONFIGURATION, "".join(f"{name}={value}\n" for name, value in lines.items()).encode())
+    write_own(folder / "log4j2.properties", _LOG_CONFIGURATION)
+    with os.fdopen(open_own(folder / _LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "w") as lines_of_log:
         lines_of_log.write(_START_LINE)
     command = [
         java,
         *_JAVA_OPTIONS,
         *java_options,
         *user_options,
-        f"-Dlog4j2.configurationFile={log_configuration}",
+        "-Dlog4j2.configurationFile=log4j2.properties",
+        f"{_PLACE_OPTION}{folder}",
         "-cp",
         class_path(jars),
         _MAIN_CLASS,
-        str(configuration),
+        _CONFIGURATION,
     ]
     # Start it through a shell that ends at once. The server is then no child of this process, which may end first,
     # and every user treats the server in the same way.
-    output = _run_detached(["/bin/sh", "-c", _RECORD_AND_BECOME, "sh", str(folder), str(port), *command])
+    shell = ["/bin/sh", "-c", _RECORD_AND_BECOME, "sh", str(folder), str(port), *command]
+    lock = open_own(folder / _RUNNING, os.O_RDWR | os.O_CREAT)
+    try:
+        # The server inherits the lock, and with it the proof that it was started here.
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        output = _run_detached(shell, lock)
+    finally:
+        os.close(lock)
     server = recorded_server(folder)
     if server is None:
         failure = UnavailableError("zookeeper's server cannot be started", folder=folder)
@@ -275,7 +312,7 @@ def _user_options(environment: Mapping[str, str]) -> list[str]:
         raise InvalidError("java's options cannot be read", variable=OPTIONS_VARIABLE, cause=error) from error
 
 
-def _run_detached(command: list[str]) -> str:
+def _run_detached(command: list[str], lock: int) -> str:
     """Run a command detached from this process, in its own session; return its output until it closes that."""
     shell = ["/bin/sh", "-c", '"$@" &', "sh", *command]
     try:
@@ -286,6 +323,9 @@ def _run_detached(command: list[str]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=(lock,),
+            # In the locale C Java cannot open a folder whose name is not ASCII.
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
             text=True,
             errors="replace",
         ).stdout
@@ -296,12 +336,12 @@ def _run_detached(command: list[str]) -> str:
 def recorded_server(folder: Path) -> ServerProcess | None:
     """Return the server that was started last in ``folder``, whether or not it still runs."""
     try:
-        pairs = json.loads((folder / "server.json").read_bytes())
+        pairs = json.loads(read_own(folder / "server.json"))
         return ServerProcess(
             process_id=int(pairs["process_id"]),
             port=int(pairs["port"]),
             started=" ".join(pairs["started"].split()),
-            folder=folder.resolve(),
+            folder=place_of_server(folder),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -312,6 +352,130 @@ def forget(folder: Path) -> None:
     (folder / "server.json").unlink(missing_ok=True)
 
 
+def place_of_server(folder: Path) -> Path:
+    """Return the absolute path of a server's folder, which is itself no link."""
+    return folder.parent.resolve() / folder.name
+
+
+def check_name(folder: Path) -> None:
+    """Refuse a folder whose name would break lines of logs and of answers."""
+    if _CONTROL.search(str(folder)):
+        raise InvalidError(
+            "a store's folder must have no control characters in its name: rename it",
+            folder=ascii(str(folder)),
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Make a server's folder for this user alone, and refuse what a server would follow out of it.
+
+    Raises:
+        InvalidError: the folder's name has control characters, or a file in it is a link, a pipe or a device.
+    """
+    check_name(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for made in (folder, folder / _DATA):
+        if made.is_symlink():
+            raise _no_file(made)
+        made.mkdir(mode=0o700, exist_ok=True)
+    if (status := folder.stat()).st_uid == os.geteuid() and status.st_mode & 0o077:
+        folder.chmod(0o700)
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            # A running server replaces its files at any moment.
+            with suppress(FileNotFoundError):
+                mode = path.lstat().st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    raise _no_file(path)
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of a server's folder, for this user alone; a link or a pipe is refused."""
+    try:
+        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENXIO}:
+            raise _no_file(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise _no_file(path)
+    return opened
+
+
+def read_own(path: Path) -> bytes:
+    """Return the end of a file of a server's folder; nothing where there is none."""
+    try:
+        with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _READ_BYTES_MAX))
+            return file.read(_READ_BYTES_MAX)
+    except OSError:
+        return b""
+
+
+def write_own(path: Path, data: bytes) -> None:
+    """Replace a file of a server's folder by a new one."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        file.write(data)
+    new.replace(path)
+
+
+def _no_file(path: Path) -> InvalidError:
+    return InvalidError(
+        "a file of the store's zookeeper must be no link, pipe or device: remove it", path=path
+    )
+
+
+def _is_locked(path: Path) -> bool:
+    """Return True while another process has a file's lock."""
+    try:
+        with os.fdopen(open_own(path, os.O_RDWR), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, InvalidError):
+        return False
+    return False
+
+
+def _names_folder(process_id: int, folder: Path) -> bool:
+    """Return True if this user's process is a ZooKeeper whose command line names the folder.
+
+    A file system may lose the lock, and servers of earlier versions have none.
+    """
+    if not _is_of_this_user(process_id):
+        return False
+    words = _command_of(process_id)
+    places = {f"{_PLACE_OPTION}{folder}", str(folder / _CONFIGURATION)}
+    return _MAIN_CLASS in words and not places.isdisjoint(words)
+
+
+def _is_of_this_user(process_id: int) -> bool:
+    if not _HAS_PROC:
+        return _asked_ps(process_id, "uid").strip() == str(os.geteuid())
+    try:
+        return Path(f"/proc/{process_id}").stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _command_of(process_id: int) -> list[str]:
+    """Return the words of a process's command line; none if it has ended."""
+    if not _HAS_PROC:
+        return _asked_ps(process_id, "command").split()
+    try:
+        return os.fsdecode(Path(f"/proc/{process_id}/cmdline").read_bytes()).split("\0")
+    except OSError:
+        return []
+
+
+def _comparable(text: str) -> str:
+    """Return a text of Java's in which paths look as ours do: its locale may lack some of their letters."""
+    return _OTHER_LETTERS.sub("?", text.replace("/./", "/"))
+
+
 def _end_of(text: str) -> str:
     """Return the last complete lines of a text."""
     end = text[-_WORDS_CHARACTERS_MAX:]
@@ -320,7 +484,7 @@ def _end_of(text: str) -> str:
 
 def _started(process_id: int) -> str | None:
     """Return the start time of a process, or ``None`` if it has ended; no two processes of one id share a start time."""
-    if not Path("/proc/self/stat").exists():
+    if not _HAS_PROC:
         return _started_after_ps(process_id)
     try:
         stat = Path(f"/proc/{process_id}/stat").read_text(errors="replace")
@@ -333,15 +497,20 @@ def _started(process_id: int) -> str | None:
 
 def _started_after_ps(process_id: int) -> str | None:
     """Return the start time where there is no ``/proc``, to the second."""
-    shown = subprocess.run(  # noqa: S603 - our own command
-        ["/bin/ps", "-o", "stat=", "-o", "lstart=", "-p", str(process_id)],
+    state, *others = _asked_ps(process_id, "stat", "lstart").split() or ["Z"]
+    return None if state[0] in _ENDED else " ".join(others)
+
+
+def _asked_ps(process_id: int, *columns: str) -> str:
+    names = [word for column in columns for word in ("-o", f"{column}=")]
+    return subprocess.run(  # noqa: S603 - our own command
+        ["/bin/ps", "-ww", *names, "-p", str(process_id)],
         check=False,
         stdout=subprocess.PIPE,
         env={"LC_ALL": "C"},
         text=True,
-    )
-    state, *others = shown.stdout.split() or ["Z"]
-    return None if state[0] in _ENDED else " ".join(others)
+        errors="surrogateescape",
+    ).stdout
 
 
 @cache

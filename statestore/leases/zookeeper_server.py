@@ -4,6 +4,10 @@ The first process that opens a store starts the server and records its process i
 join it. Every user holds a shared lock on the file ``users``, and the last one to close, who can lock it alone, stops the
 server. Locks end with their process, so killed users do not count. ``lock`` serialises starting, joining and stopping.
 Losing the folder is safe, because sequencers are raised above the table's.
+
+Every user of the machine can reach the server's port, so it admits only sessions that know its secret. The secret is in a
+file that only this user can read, and is drawn anew by the first process. The nodes have no access lists: no other
+session comes near them, and a server of an earlier version serves them too.
 """
 
 from __future__ import annotations
@@ -11,15 +15,18 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from millpond.statestore.errors import InvalidError, UnavailableError
+from millpond.statestore.leases.zookeeper_client import OPEN_ENSEMBLE, Grant, ZooKeeperSecurity
 from millpond.statestore.leases.zookeeper_process import (
     HOST,
+    JAAS_OPTION,
     ServerProcess,
     find_jars,
     find_java,
@@ -27,8 +34,13 @@ from millpond.statestore.leases.zookeeper_process import (
     free_ports,
     is_free,
     launch,
+    make_folder,
+    open_own,
+    place_of_server,
+    read_own,
     recorded_server,
     refuse_old_java,
+    write_own,
 )
 from millpond.statestore.types import Clock, Rng
 
@@ -41,8 +53,51 @@ _PORT_TAKEN: Final = "BindException"
 """The name of Java's error, which unlike its message is the same in every language."""
 
 
+_USER: Final = "millpond"
+_SECRET: Final = "secret"  # noqa: S105 - the name of a file
+_JAAS: Final = "jaas.conf"
+_SECRET_TEXT: Final = re.compile(rb"[0-9a-f]{32,128}")
+_SECURED: Final = {
+    "authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+    "enforce.auth.enabled": "true",
+    "enforce.auth.schemes": "sasl",
+}
+_USERS: Final = """\
+Server {{
+    org.apache.zookeeper.server.auth.DigestLoginModule required user_{user}="{secret}";
+}};
+"""
+
+
+class OwnServerSecurity(ZooKeeperSecurity):
+    """The credentials of a store's own server, whose nodes have no access lists."""
+
+    @property
+    def access_list(self) -> tuple[Grant, ...]:
+        return ()
+
+
+def security_of_server(server: ServerProcess) -> ZooKeeperSecurity:
+    """Return how to connect to a folder's server, which is open if an earlier version has started it."""
+    if not server.is_secured():
+        return OPEN_ENSEMBLE
+    secret = read_own(server.folder / _SECRET)
+    if not _SECRET_TEXT.fullmatch(secret):
+        raise UnavailableError(
+            "the secret of the store's zookeeper cannot be read: use the store as the user who has opened it",
+            file=server.folder / _SECRET,
+        )
+    return OwnServerSecurity(user=_USER, password=secret.decode())
+
+
+def local_security(place: str) -> ZooKeeperSecurity:
+    """Return how to connect to the server of the store at ``place``."""
+    server = recorded_server(Path(place) / "zookeeper")
+    return OPEN_ENSEMBLE if server is None else security_of_server(server)
+
+
 class EmbeddedZooKeeper:
-    """This process's part in the server of a folder.
+    """This process's part in the server of a folder. With ``is_open``, for tests, the server admits everybody.
 
     A running server may be silent for ``answer_timeout_ms`` before it is replaced. A new one may take ``ready_timeout_ms`` until
     it serves; the wait ends early if the process ends.
@@ -56,14 +111,16 @@ class EmbeddedZooKeeper:
         *,
         port: int | None = None,
         java: str | None = None,
+        is_open: bool = False,
         answer_timeout_ms: int = _ANSWER_MS,
         ready_timeout_ms: int = _READY_MS,
     ) -> None:
-        self._folder = folder.resolve()
+        self._folder = place_of_server(folder)
         self._clock = clock
         self._rng = rng
         self._port = port
         self._java = java
+        self._is_open = is_open
         self._answer_timeout_ms = answer_timeout_ms
         self._ready_timeout_ms = ready_timeout_ms
         self._use: int | None = None
@@ -75,15 +132,38 @@ class EmbeddedZooKeeper:
 
         Another call restarts a server that has died, on its old port if that is free.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with self._locked():
-            server = self._joinable() or self._start()
-            self._server = server
+        make_folder(self._folder)
+        with self._locked(), ExitStack() as undone:
             if self._use is None:
-                self._use = os.open(self._folder / "users", os.O_RDWR | os.O_CREAT, 0o644)
+                self._use = open_own(self._folder / "users", os.O_RDWR | os.O_CREAT)
+                undone.callback(self._leave)
+                if not self._is_open and _lock_alone(self._use):
+                    self._begin_alone()
                 fcntl.flock(self._use, fcntl.LOCK_SH)
                 atexit.register(self.close)
-        return f"{HOST}:{server.port}"
+            self._server = self._joinable() or self._start()
+            undone.pop_all()
+        return f"{HOST}:{self._server.port}"
+
+    @property
+    def security(self) -> ZooKeeperSecurity:
+        """The credentials of the server that `start_or_join` has found or started."""
+        return OPEN_ENSEMBLE if self._server is None else security_of_server(self._server)
+
+    def _begin_alone(self) -> None:
+        """Draw a new secret, because a copy of the folder may have told the last one; end an open server."""
+        server = recorded_server(self._folder)
+        if server is not None and server.is_own():
+            if server.is_secured():
+                return
+            server.stop(self._clock)
+        write_own(self._folder / _SECRET, (self._rng.token() + self._rng.token()).encode())
+
+    def _leave(self) -> None:
+        if self._use is not None:
+            _unlock(self._use)
+        self._use = None
+        atexit.unregister(self.close)
 
     def close(self) -> None:
         """Stop using the server, and stop it if it has no other user."""
@@ -93,14 +173,12 @@ class EmbeddedZooKeeper:
         with self._locked() if self._folder.exists() else nullcontext():
             if _lock_alone(self._use):
                 self._stop()
-            _unlock(self._use)
-        self._use = None
-        atexit.unregister(self.close)
+            self._leave()
 
     def _joinable(self) -> ServerProcess | None:
         """Return the server that is running already."""
         server = recorded_server(self._folder)
-        if server is None:
+        if server is None or not server.is_own():
             return None
         # A hanging server and a starting one (its starter was killed) look alike at first; only the
         # hanging one is still silent at the time-out, and is replaced.
@@ -123,7 +201,7 @@ class EmbeddedZooKeeper:
             with ExitStack() as undone:
                 # On failure and on interruption alike: a half-started server must not be abandoned.
                 undone.callback(self._stop)
-                server = launch(self._folder, port, java=java, jars=jars)
+                server = launch(self._folder, port, java=java, jars=jars, **self._secured())
                 if server.wait_serving(self._clock, self._ready_timeout_ms):
                     undone.pop_all()
                     return server
@@ -132,6 +210,13 @@ class EmbeddedZooKeeper:
             if _PORT_TAKEN not in failure.__notes__[0]:
                 break
         raise failure
+
+    def _secured(self) -> dict[str, Any]:
+        if self._is_open:
+            return {}
+        secret = read_own(self._folder / _SECRET).decode(errors="replace")
+        write_own(self._folder / _JAAS, _USERS.format(user=_USER, secret=secret).encode())
+        return {"settings": _SECURED, "java_options": (JAAS_OPTION + _JAAS,)}
 
     def _failure(self, server: ServerProcess, java: str) -> UnavailableError:
         """Return the error of a server that does not start, with its last output."""
@@ -177,7 +262,7 @@ class EmbeddedZooKeeper:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Exclude the other processes that start, join or stop this folder's server."""
-        descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_own(self._folder / "lock", os.O_RDWR | os.O_CREAT)
         deadline_us = self._clock.monotonic_us() + 3 * _READY_MS * 1_000
         try:
             while not _lock_alone(descriptor):

@@ -243,7 +243,7 @@ def test_wiped_zookeeper_brings_no_sequencer_back(ensemble: Ensemble, open_lease
 
 def test_restarted_embedded_server_keeps_leases(tmp_path: Path, open_leases: Open) -> None:
     """Killing the embedded server suspends its leases; started again, it still knows whose they are."""
-    server = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng())
+    server = EmbeddedZooKeeper(tmp_path, CLOCK, SystemRng(), is_open=True)
     leases = open_leases(server.start_or_join(), "w1")
     lease = leases.take(INTERVAL, above=NOTHING)
     process = recorded_server(tmp_path)

@@ -75,7 +75,7 @@ def stop(path: Path) -> Callable[[], object]:
 @pytest.mark.slow
 def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
     """Within its session a run pauses while ZooKeeper is away, killed or hanging, and goes on by itself."""
-    server = EmbeddedZooKeeper(tmp_path / "zookeeper", CLOCK, SystemRng())
+    server = EmbeddedZooKeeper(tmp_path / "zookeeper", CLOCK, SystemRng(), is_open=True)
     with (
         Store.open(tmp_path / "one", zookeeper=server.start_or_join(), session_timeout_ms=30_000) as killed,
         Store.open(tmp_path / "other", session_timeout_ms=30_000) as hanging,

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _open(folder: Path, opened: ExitStack) -> str:
-    server = EmbeddedZooKeeper(folder, SystemClock(), SystemRng())
+    server = EmbeddedZooKeeper(folder, SystemClock(), SystemRng(), is_open=True)
     hosts = server.start_or_join()
     opened.callback(server.close)
     client = KazooClient(hosts, timeout=_CONNECT_S)

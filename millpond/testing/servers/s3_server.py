@@ -78,7 +78,7 @@ class S3Server:
         Raises:
             UnavailableError: it ended at once, because moto or Flask is missing, say.
         """
-        command = [sys.executable, "-m", "millpond.testing.servers.s3_server"]
+        command = [sys.executable, "-P", "-m", "millpond.testing.servers.s3_server"]
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

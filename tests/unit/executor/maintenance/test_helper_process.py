@@ -36,6 +36,14 @@ helper.submit(time.sleep, 600)
 sys.stdin.read()
 """
 
+CALLS_HELPER = """
+import operator
+from millpond.executor.maintenance.helpers import HelperProcess
+helper = HelperProcess("helper")
+print(helper.submit(operator.add, 1, 2).result())
+helper.shutdown()
+"""
+
 
 @pytest.fixture
 def helper():
@@ -135,6 +143,18 @@ def test_it_ends_with_its_parent():
         assert is_alive(process_id)
         parent.kill()
     assert wait_until(lambda: not is_alive(process_id), SystemClock())
+
+
+def test_nothing_is_imported_from_the_current_folder(tmp_path):
+    """A program that lies elsewhere, and does not import from the current folder, has no helper that does."""
+    here, program = tmp_path / "here", tmp_path / "there" / "program.py"
+    for folder in (here, program.parent):
+        folder.mkdir()
+    for name in ("json", "pickle", "signal"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    program.write_text(CALLS_HELPER)
+    done = subprocess.run([sys.executable, program], cwd=here, check=True, capture_output=True, text=True)
+    assert (done.stdout, (tmp_path / "ran").exists()) == ("3\n", False)
 
 
 class Count(Computation):
