@@ -461,14 +461,22 @@ class Store(Closeable):
         """Return a view of exactly one row per key of a computation, at the newest or an older table version."""
         return RowsView.of(self.snapshot(version), self.objects, computation)
 
-    def sql(self, version: int | None = None) -> duckdb.DuckDBPyConnection:
+    def sql(self, version: int | None = None, *, allow_files: bool = False) -> duckdb.DuckDBPyConnection:
         """Open a DuckDB connection with one view per computation, named after it, at one table version.
+
+        Queries reach only these views and tables that you register with the connection, so that they may come from
+        somebody else.
+
+        Args:
+            version: a table version, by default the newest.
+            allow_files: let queries also read and write files, attach databases, load extensions, name variables of
+                Python and change settings.
 
         Example::
 
             store.sql().sql("select key, state ->> 'count' from window_counter")
         """
-        return connect(self.snapshot(version), self.objects)
+        return connect(self.snapshot(version), self.objects, allow_files=allow_files)
 
     def close(self) -> None:
         """Release leases, close connections, and stop the embedded server if no other process uses it."""

@@ -60,10 +60,21 @@ WHOLE_ROW_SCHEMA: Final = pa.schema([*ROWS_VIEW_SCHEMA, *(ROW_SCHEMA.field(name)
 _NUMBERS: Final = count()
 
 
-def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
+_LOCKED: Final = (
+    "set python_enable_replacements = false",
+    "set autoinstall_known_extensions = false",
+    "set autoload_known_extensions = false",
+    "set allow_persistent_secrets = false",
+    "set enable_external_access = false",
+    "set lock_configuration = true",
+)
+"""Settings that confine a query to the tables of its connection; the last one makes the others final."""
+
+
+def connect(snapshot: Snapshot, objects: Objects, *, allow_files: bool = False) -> duckdb.DuckDBPyConnection:
     """Open an in-memory DuckDB in which each computation is a view of that name.
 
-    The schemas ``record_ids`` and ``productions`` also have a view of each computation, with a row for each record
+    Unless ``allow_files``, queries reach only these views and what their caller registers. The schemas ``record_ids`` and ``productions`` also have a view of each computation, with a row for each record
     id or undelivered production. A computation that is owned but has no rows yet, such as ``dead_letters``, is an
     empty view. The first query reads the rows. Times are shown in UTC.
 
@@ -82,7 +93,7 @@ def connect(snapshot: Snapshot, objects: Objects) -> duckdb.DuckDBPyConnection:
         for computation in computations:
             _register_values(connection, RowsView.of(snapshot, objects, computation), name)
     connection.execute("use main")
-    return connection
+    return connection if allow_files else confined(connection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,6 +372,13 @@ def fresh_duckdb() -> duckdb.DuckDBPyConnection:
 
     connection = duckdb.connect()
     connection.execute("set TimeZone = 'UTC'")
+    return connection
+
+
+def confined(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+    """Refuse files, networks, extensions, Python variables and other settings to the connection's queries."""
+    for setting in _LOCKED:
+        connection.execute(setting)
     return connection
 
 

@@ -22,7 +22,7 @@ from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Superstep
-from millpond.statestore.view import RowsView, fresh_duckdb
+from millpond.statestore.view import RowsView, confined, fresh_duckdb
 
 if TYPE_CHECKING:
     import duckdb
@@ -87,8 +87,10 @@ class StoreDifference:
         """True if nothing differs."""
         return all(part.is_empty for part in (*self.computations, *self.sinks))
 
-    def to_duckdb(self) -> duckdb.DuckDBPyConnection:
+    def to_duckdb(self, *, allow_files: bool = False) -> duckdb.DuckDBPyConnection:
         """Open an in-memory database with the tables ``rows`` and ``sink_rows``.
+
+        Queries reach nothing else, unless ``allow_files``; see `Store.sql`.
 
         Example:
             ``difference.to_duckdb().sql("select computation, count(*) from rows group by all")``
@@ -96,7 +98,7 @@ class StoreDifference:
         connection = fresh_duckdb()
         connection.register("rows", self.rows)
         connection.register("sink_rows", self.sink_rows)
-        return connection
+        return connection if allow_files else confined(connection)
 
 
 def compare_stores(

@@ -10,6 +10,7 @@ import click
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
 from millpond.cli.terminal.opening import StoreAt, store_argument, version_in
 from millpond.cli.terminal.output import json_option, print_json, print_table
+from millpond.cli.terminal.queries import allow_files_option, told_of_query
 from millpond.executor.replay.difference import StoreDifference, compare_stores
 from millpond.statestore.errors import MillpondError
 from millpond.statestore.store import Store
@@ -56,6 +57,7 @@ _TROUBLE: Final = 3
 @click.option(
     "--sql", "query", metavar="QUERY", help="Query the differences instead: the tables rows and sink_rows."
 )
+@allow_files_option
 @json_option("One JSON object: counts, then a line for each row that differs.")
 def diff(
     new: str,
@@ -66,6 +68,7 @@ def diff(
     limit: int,
     query: str | None,
     *,
+    allow_files: bool,
     as_json: bool,
 ) -> None:
     """Compare the keys, states and timers of NEW and STORE, and of a replay its sinks as well.
@@ -88,12 +91,14 @@ def diff(
         click.echo(f"Error: {error}", err=True)
         raise SystemExit(_TROUBLE) from error
     if query is not None:
-        found = difference.to_duckdb().sql(query)
-        rows = [tuple(row) for row in found.fetchall()]
+        with told_of_query(("rows", "sink_rows")):
+            connection = difference.to_duckdb(allow_files=allow_files).execute(query)
+            names = [name for name, *_ in connection.description or ()]
+            rows = [tuple(row) for row in connection.fetchall()]
         if as_json:
-            print_json(dict(zip(found.columns, row, strict=True)) for row in rows)
+            print_json(dict(zip(names, row, strict=True)) for row in rows)
         else:
-            print_table("", found.columns, rows)
+            print_table("", names, rows)
     elif as_json:
         _print_lines(difference, limit)
     else:

@@ -20,8 +20,8 @@ from millpond.cli.completion import complete_computation
 from millpond.cli.terminal.cli_help import Example, TeachingCommand
 from millpond.cli.terminal.opening import StoreAt, check_computation, store_argument, version_option
 from millpond.cli.terminal.output import json_option, note, print_json, print_table, time_text
+from millpond.cli.terminal.queries import allow_files_option, told_of_query
 from millpond.statestore.errors import InvalidError
-from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.key_text import is_typed
 from millpond.statestore.view import RowsView, connect
 
@@ -233,20 +233,23 @@ def _timer_text(timer: Mapping[str, Any]) -> str:
     help="How to print the answer.",
 )  # fmt: skip
 @click.option("--json", "shape", flag_value="json", help="The same as --format json.")
-def sql(store: StoreAt, query: str, version: str | None, shape: str) -> None:
+@allow_files_option
+def sql(store: StoreAt, query: str, version: str | None, shape: str, *, allow_files: bool) -> None:
     """Query STORE in SQL (DuckDB's dialect).
 
     Each computation is a table of that name with exactly one row per key: key, state, state_bytes,
     timers, hold, superstep, sequencer, commit_number, record_ids, productions (the undelivered ones). The
     tables record_ids.NAME and productions.NAME have one row per id and per production. All tables show the same version
     of the store, so joins are consistent. State is JSON text by default: state ->> 'field' extracts a field.
-    Times are in UTC. Names with special characters go in double quotes.
+    Times are in UTC. Names with special characters go in double quotes. A query reaches nothing but these tables, unless
+    --allow-files.
     """
-    with store.reading(version) as (opened, snapshot), connect(snapshot, opened.objects) as connection:
-        try:
-            _answer(connection, query, shape)
-        except duckdb.Error as error:
-            raise _refusal(error, snapshot) from error
+    with (
+        store.reading(version) as (opened, snapshot),
+        connect(snapshot, opened.objects, allow_files=allow_files) as connection,
+        told_of_query(snapshot.computations),
+    ):
+        _answer(connection, query, shape)
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, query: str, shape: str) -> None:
@@ -271,13 +274,3 @@ def _answer(connection: duckdb.DuckDBPyConnection, query: str, shape: str) -> No
 def _fields(relation: duckdb.DuckDBPyRelation) -> str:
     quoted = ('"' + name.replace('"', '""') + '"' for name in relation.columns)
     return ", ".join(f"{column} := {column}" for column in quoted)
-
-
-def _refusal(error: duckdb.Error, snapshot: Snapshot) -> InvalidError:
-    reason, _, more = str(error).strip().partition("\n")
-    refused = InvalidError(
-        f"the query was refused: {reason}", tables=", ".join(snapshot.computations) or "none has rows yet"
-    )
-    if more.strip():
-        refused.add_note(more.strip("\n"))
-    return refused

@@ -98,7 +98,7 @@ class TeachingGroup(click.Group):
         home = self.homes.get(cmd_name)
         if home is None:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = getattr(import_module(home), cmd_name.replace("-", "_"))
+        command: click.Command = getattr(import_module(home), cmd_name.replace("-", "_"))  # of the package
         return command
 
     def resolve_command(

@@ -104,7 +104,7 @@ def _module(name: str) -> ModuleType:
         sys.path.insert(0, here)
     invalidate_caches()
     try:
-        return import_module(name)
+        return import_module(name)  # named by the user
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing == name or name.startswith(f"{missing}."):

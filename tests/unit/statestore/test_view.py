@@ -187,6 +187,57 @@ class TestDuckDB:
             ).fetchall()
         assert row == (AT, "end")
 
+    @pytest.mark.parametrize(
+        "query",
+        [
+            "from read_csv('{secret}')",
+            "from read_text('{secret}')",
+            "from read_blob('{secret}')",
+            "from '{secret}'",
+            "from glob('{folder}/*')",
+            "from sniff_csv('{secret}')",
+            "from json_execute_serialized_sql(json_serialize_sql('from read_text(''{secret}'')'))",
+            "copy (select 1) to '{folder}/copied.csv'",
+            "export database '{folder}/exported'",
+            "attach '{folder}/attached.db'",
+            "call enable_logging(storage = 'file', storage_path = '{folder}/log')",
+            "create persistent secret mine (type s3)",
+            "install httpfs",
+            "load httpfs",
+            "from variable_of_python",
+            "select getenv('HOME')",
+            "set enable_external_access = true",
+            "set temp_directory = '{folder}'",
+            "reset TimeZone",
+            "pragma enable_profiling",
+        ],
+    )
+    def test_query_reaches_only_the_views(self, tmp_path: Path, query: str) -> None:
+        variable_of_python = pa.table({"secret": [1]})
+        table = Table(MemoryObjects())
+        busy(table)
+        secret = tmp_path / "secret.csv"
+        secret.write_text("a,b\n1,2\n")
+        with connect(table.committer.snapshot, table.objects) as connection:
+            with pytest.raises(duckdb.Error):
+                connection.execute(query.format(secret=secret, folder=tmp_path)).fetchall()
+
+            views = connection.execute("from model").fetchall()
+            extras = connection.execute("select * from record_ids.model, productions.model").fetchall()
+        assert (len(views), extras) == (1, [])
+        assert [path.name for path in tmp_path.iterdir()] == [secret.name]
+        del variable_of_python
+
+    def test_files_are_joined_where_allowed(self, tmp_path: Path) -> None:
+        variable_of_python = pa.table({"key": ["EWR 17"]})
+        table = Table(MemoryObjects())
+        busy(table)
+        (tmp_path / "keys.csv").write_text("key\nEWR 17\n")
+        query = f"select key from model join read_csv('{tmp_path}/keys.csv') using (key) join variable_of_python using (key)"
+        with connect(table.committer.snapshot, table.objects, allow_files=True) as connection:
+            assert connection.execute(query).fetchall() == [("EWR 17",)]
+        del variable_of_python
+
     def test_equal_to_arrow(self) -> None:
         """DuckDB gives the very table that Arrow gives."""
         table = Table(MemoryObjects())

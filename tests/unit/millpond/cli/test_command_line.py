@@ -267,6 +267,23 @@ class TestSql:
         assert run("sql", pond, "create table x (y int)").exit_code == 0
         assert run("sql", pond, "from x").exit_code == 1
 
+    def test_files_are_read_only_where_allowed(self, pond: str, tmp_path: Path) -> None:
+        file = tmp_path / "named.csv"
+        file.write_text("key,airport\nEWR,Newark\n")
+        query = f"select airport from counter join read_csv('{file}') using (key)"
+        refused = run("sql", pond, query, "--json")
+
+        assert refused.exit_code == 1
+        assert "--allow-files lets a query reach files" in refused.stderr
+        assert lines_of("sql", pond, query, "--json", "--allow-files") == [{"airport": "Newark"}]
+
+    @pytest.mark.parametrize("query", ["selec", "from read_text('/etc/passwd')", "install httpfs"])
+    def test_a_bad_query_of_differences_is_refused(self, pond: str, query: str) -> None:
+        result = run("diff", pond, pond, "--sql", query)
+
+        assert "the query was refused" in result.stderr
+        assert isinstance(result.exception, SystemExit)
+
     @pytest.mark.parametrize("query", ["selec", "from nowhere", "select state::int from counter"])
     def test_a_bad_question_is_refused(self, pond: str, query: str) -> None:
         """DuckDB's reason is passed on with the names of the tables, and no traceback."""

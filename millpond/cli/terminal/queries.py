@@ -1,0 +1,37 @@
+"""Queries in SQL on a command line: the files that they may reach, and the errors of their author."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import click
+import duckdb
+
+from millpond.statestore.errors import InvalidError
+
+allow_files_option: Final = click.option(
+    "--allow-files", is_flag=True,
+    help="Let the query read and write files, attach databases, load extensions and change settings.",
+)  # fmt: skip
+
+
+@contextmanager
+def told_of_query(tables: Iterable[str]) -> Iterator[None]:
+    """Turn an error of DuckDB into one that names the tables, and the option if the query needs it."""
+    try:
+        yield
+    except duckdb.Error as error:
+        reason, _, more = str(error).strip().partition("\n")
+        way_out = "; --allow-files lets a query reach files" if _is_confined(reason) else ""
+        refused = InvalidError(
+            f"the query was refused: {reason}{way_out}", tables=", ".join(tables) or "none has rows yet"
+        )
+        if more.strip():
+            refused.add_note(more.strip("\n"))
+        raise refused from error
+
+
+def _is_confined(reason: str) -> bool:
+    return ("disabled" in reason and "configuration" in reason) or "configuration has been locked" in reason
