@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
         if home is None:
             raise
     warnings.warn(f"mp.{name} has moved: use mp.{home}.{name}", DeprecationWarning, stacklevel=2)
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)  # of the package
 
 
 @lru_cache(maxsize=1)

@@ -131,6 +131,10 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (tidy.ragged_lines, "Makefile", "one too many\n\n"),
     (tidy.skips, "tests/unit/test_x.py", "import pytest\npytest.skip('no data')"),
     (tidy.skips, "tests/unit/test_x.py", "from pytest import mark\n@mark.skipif(True)\ndef f(): ..."),
+    (tidy.bytes_that_run, "executor/x.py", "import pickle\npickle.loads(column)"),
+    (tidy.bytes_that_run, "executor/x.py", "from cloudpickle import loads\nloads(column)"),
+    (tidy.bytes_that_run, "executor/x.py", "import numpy as np\nnp.load(path)"),
+    (tidy.bytes_that_run, "millpond/cli/x.py", "eval(text)"),
 ]
 
 
@@ -178,6 +182,8 @@ ALLOWED: list[tuple[Rule, str, str]] = [
         "tests/conformance/test_leases.py",
         "import pytest\npytest.skip('no Docker engine answers')",
     ),
+    (tidy.bytes_that_run, "executor/x.py", "import pickle\npickle.loads(answer)  # our child's"),
+    (tidy.bytes_that_run, "executor/x.py", "import json\njson.loads(column)"),
 ]
 
 

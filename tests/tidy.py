@@ -407,6 +407,24 @@ def skips(source: Source) -> Iterator[Finding]:
             yield source.finding(node, "bring along what the test needs, or name it in MAY_SKIP")
 
 
+_RUNS_ITS_BYTES: Final = (
+    *(f"{module}.{name}" for module in ("pickle", "cloudpickle", "marshal") for name in ("load", "loads")),
+    *("pickle.Unpickler", "shelve.open", "numpy.load", "pandas.read_pickle", "eval", "exec"),
+    *("yaml.load", "yaml.unsafe_load", "yaml.full_load", "importlib.import_module", "importlib.__import__"),
+)
+
+
+def bytes_that_run(source: Source) -> Iterator[Finding]:
+    """Whatever turns bytes or names into code states on its line why they are ours."""
+    if not source.is_package_code:
+        return
+    names, lines = _imported_names(source), source.text.splitlines()
+    for node in source.nodes():
+        is_call = isinstance(node, ast.Call) and _dotted(node.func, names) in _RUNS_ITS_BYTES
+        if is_call and "#" not in lines[node.lineno - 1]:
+            yield source.finding(node, "this runs what it reads: say on the line why the bytes are ours")
+
+
 RULES: Final[tuple[Callable[[Source], Iterator[Finding]], ...]] = (
     banned_modules,
     arrows_point_down,
@@ -417,6 +435,7 @@ RULES: Final[tuple[Callable[[Source], Iterator[Finding]], ...]] = (
     leftovers,
     ragged_lines,
     skips,
+    bytes_that_run,
 )
 """All rules about one file, run over every source."""
 

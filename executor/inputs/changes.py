@@ -22,9 +22,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.statestore.errors import InvalidError
 
-_META_PREFIX: Final = "__change_"
+META_PREFIX: Final = "__change_"
+_FIRST_ROWS: Final = 1_000
 CHANGE_SIGN: Final = "__change_sign"
 CHANGE_ERROR: Final = "__change_error"
 DELTA_TYPE: Final = "_change_type"
@@ -54,12 +56,12 @@ _NO_WORD: Final = "the row has no field that says what kind of change it is"
 
 def meta_field(name: str) -> str:
     """Return the field of a flat row for the change's own field ``name``: ``ts_ms`` becomes ``__change_ts_ms``."""
-    return _META_PREFIX + name
+    return META_PREFIX + name
 
 
 def image_names(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the images' fields."""
-    return tuple(name for name in names if not name.startswith(_META_PREFIX))
+    return tuple(name for name in names if not name.startswith(META_PREFIX))
 
 
 def renamed(change: str, name: str) -> str:
@@ -71,13 +73,26 @@ def renamed(change: str, name: str) -> str:
 def flat_rows(change: str, rows: Any) -> Any:
     """Return changes as flat rows; ``change`` is the field with the kind of change."""
     if not isinstance(rows, pa.Table):
+        _refuse_reserved_fields(rows)
         flat = [image for row in rows for image in _flat(change, row)]
         return _in_order(flat)
+    refuse_reserved(rows.column_names, META_PREFIX)
     if change not in rows.column_names:
         raise InvalidError("the input has no such change column", column=change, columns=rows.column_names)
     if {"before", "after"} <= set(rows.column_names):
-        return [image for row in rows.to_pylist() for image in _flat(change, row)]
+        listed = rows.to_pylist()
+        _refuse_reserved_fields(listed)
+        return [image for row in listed for image in _flat(change, row)]
     return in_commit_order(_flat_table(change, rows))
+
+
+def _refuse_reserved_fields(rows: Sequence[Any]) -> None:
+    """Refuse fields of changes and of their images that a flat row has itself, as they would be lost."""
+    mappings = [row for row in rows[:_FIRST_ROWS] if isinstance(row, Mapping)]
+    images = [row.get(name) for row in mappings for name in ("before", "after")]
+    refuse_reserved(
+        set().union(*mappings, *(image for image in images if isinstance(image, Mapping))), META_PREFIX
+    )
 
 
 def _in_order(rows: list[Any]) -> list[Any]:
@@ -185,7 +200,7 @@ def images(rows: Any) -> Any:
     if isinstance(rows, pa.Table):
         return rows.select(list(image_names(rows.column_names)))
     return [
-        {name: value for name, value in row.items() if not name.startswith(_META_PREFIX)}
+        {name: value for name, value in row.items() if not name.startswith(META_PREFIX)}
         if isinstance(row, Mapping)
         else row
         for row in rows

@@ -21,6 +21,7 @@ from millpond.executor.inputs.changes import change_errors, change_signs, images
 from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
 from millpond.executor.inputs.keys import KeyExtractor, RowValues, extract_key_column, extract_keys, key_names
 from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow, value_of_row
+from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.time.instants import InstantColumn, TimeReading, instant_column_us, parse_instant_us
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.time.watermark_policies import IngressTime, MarkColumn
@@ -79,6 +80,7 @@ def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequenc
     mappings = [row for row in rows[:_FIRST_ROWS] if isinstance(row, Mapping)]
     if not mappings:
         return
+    refuse_reserved(set().union(*mappings))
     for extractor in {node.key if key is None else key for key in keys}:
         for name in key_names(extractor):
             _check_key_cells(node.stream, name, _check_field(node.stream, "key", name, mappings))

@@ -99,7 +99,7 @@ class Payload(ABC):
 
 @lru_cache(maxsize=64)
 def _restored(pickled: bytes) -> Payload:
-    kind, declared = cloudpickle.loads(pickled)
+    kind, declared = cloudpickle.loads(pickled)  # a part of what is being unpickled
     payload: Payload = kind.__new__(kind)
     vars(payload).update(declared, _decoder=None, _pickled=pickled)
     return payload

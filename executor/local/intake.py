@@ -33,6 +33,7 @@ from millpond.executor.inputs.extraction import (
 )
 from millpond.executor.inputs.injector import InjectorNode
 from millpond.executor.inputs.payload import original_row
+from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.interval.bundle import DeadLetter, Deliveries
 from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
@@ -52,6 +53,7 @@ def check_fit(topology: Topology, stream: str, rows: Rows, *, with_mappings: boo
     if isinstance(rows, pa.Table):
         # A missing column is an error of this call and must not end the run.
         with told_of_stream(stream):
+            refuse_reserved(rows.column_names)
             for key in keys:
                 read_injected(injector, key, rows.slice(0, 0))
     else:

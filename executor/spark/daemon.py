@@ -35,7 +35,7 @@ def import_modules() -> bool:
         os.environ[_ALLOCATOR] = "background_thread:false"
     gc.disable()
     for module in MODULES:
-        importlib.import_module(module)
+        importlib.import_module(module)  # of `MODULES`
     gc.freeze()
     gc.enable()
     if is_default:

@@ -21,6 +21,7 @@ from millpond.executor.inputs.changes import (
     CHANGE_ERROR,
     CHANGE_SIGN,
     ENVELOPE_WORDS,
+    META_PREFIX,
     SIGN_OF_WORD,
     UNKNOWN_CHANGE,
     meta_field,
@@ -29,6 +30,7 @@ from millpond.executor.inputs.changes import (
 from millpond.executor.inputs.injector import InjectorNode
 from millpond.executor.inputs.payload import ROW_PREFIX
 from millpond.executor.inputs.positions import BOUNDED_SOURCE
+from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.pipeline.nodes import INPUT, Backfill
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.spark.key_sql import quoted
@@ -59,6 +61,7 @@ def flat_frame(change: str | None, frame: DataFrame) -> DataFrame:
     """
     if change is None:
         return frame
+    refuse_reserved(frame.columns, META_PREFIX)
     if change not in frame.columns:
         raise InvalidError("the input has no such change column", column=change, columns=frame.columns)
     if {"before", "after"} <= set(frame.columns):
@@ -81,6 +84,7 @@ def _unfolded(change: str, frame: DataFrame) -> DataFrame:
                 column=name,
                 type=kind.simpleString(),
             )
+        refuse_reserved(kind.names, META_PREFIX)
     meta = [name for name in frame.columns if name not in ("before", "after")]
     word = quoted(change)
     whens = [

@@ -8,7 +8,7 @@ because a key's input must not depend on the order in which Spark merges rows.
 
 from __future__ import annotations
 
-import pickle
+import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ from millpond.executor.spark.worker_process import WorkerProcess
 from millpond.executor.superstep.delivery import ProductionSource, deliveries_in, keyed_productions
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, parse_instant_us
 from millpond.executor.time.observations import InputObservation, observe_times
-from millpond.statestore.errors import DataError, InvalidError, check
+from millpond.statestore.errors import DataError, InvalidError, ObjectMissingError, check
 
 _DEAD_LETTERS_MAX: Final = 100_000
 
@@ -163,7 +163,8 @@ class RoutedRecords:
         at = _times(readable, self._columns.at).to_numpy(zero_copy_only=False)
         if self._source.injector is None:
             return observe_times(self._source.watch, at, records=records)
-        node, own = cloudpickle.loads(self._source.injector), readable
+        node = cloudpickle.loads(self._source.injector)  # written by the driver of this run
+        own = readable
         if self._columns.sign is None:
             own = readable.select(self._columns.own)
         rows = rows_to_extract(node, own)
@@ -236,7 +237,7 @@ _ROWS_MAX: Final = 1 << 16
 _FILE_BITS: Final = 32
 _HEADER_BYTES: Final = 8
 _FAILED: Final = -1
-"""The header of a row with a pickled error, in place of the number of bytes read."""
+"""The header of a row with an error, in place of the number of bytes read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +277,7 @@ def make_routing_task(
         except DataError as failure:
             # A retry would fail in the same way, so the task that gets this row reports the error to the driver.
             slot = min(route.first for route in routes.consumers.values()) % routes.slots
-            yield _row(slot, _FAILED.to_bytes(_HEADER_BYTES, "little", signed=True) + pickle.dumps(failure))
+            yield _row(slot, _FAILED.to_bytes(_HEADER_BYTES, "little", signed=True) + _packed_error(failure))
 
     return task
 
@@ -364,6 +365,26 @@ def _packed(rows: pa.Table, read_bytes: int) -> bytes:
     return packed
 
 
+# As JSON and not pickled, because these bytes travel in a column among those of the input.
+def _packed_error(error: DataError) -> bytes:
+    fields = {
+        "is_missing": isinstance(error, ObjectMissingError),
+        "message": error.message,
+        "details": {name: str(value) for name, value in error.details.items()},
+        "notes": getattr(error, "__notes__", []),
+    }
+    return json.dumps(fields).encode()
+
+
+def _unpacked_error(packed: bytes) -> DataError:
+    fields = json.loads(packed)
+    kind = ObjectMissingError if fields["is_missing"] else DataError
+    error = kind(fields["message"], **fields["details"])
+    for note in fields["notes"]:
+        error.add_note(note)
+    return error
+
+
 def pop_productions(
     batches: Iterable[pa.RecordBatch],
 ) -> tuple[RoutedProductions | None, list[pa.RecordBatch]]:
@@ -380,7 +401,7 @@ def pop_productions(
             packed = row.as_buffer()
             header = int.from_bytes(packed[:_HEADER_BYTES].to_pybytes(), "little", signed=True)
             if header == _FAILED:
-                raise pickle.loads(packed[_HEADER_BYTES:].to_pybytes())  # noqa: S301 - written by our own tasks
+                raise _unpacked_error(packed[_HEADER_BYTES:].to_pybytes())
             read_bytes += header
             tables.append(pa.ipc.open_stream(packed[_HEADER_BYTES:]).read_all())
         records = batch.filter(column.is_null()).drop_columns([PRODUCTIONS])

@@ -21,6 +21,7 @@ from millpond.executor.inputs.extraction import Rows, read_injected
 from millpond.executor.inputs.injector import InjectorNode
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, key_names
 from millpond.executor.inputs.payload import check_payload_column, rows_to_extract
+from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.spark.key_sql import check_key_type, key_sql, position_sql, quoted
@@ -193,6 +194,8 @@ def _spread(
 
 
 def _carried(names: Sequence[str]) -> tuple[str, ...]:
+    # Otherwise a task would believe that the input's bytes came from another task.
+    refuse_reserved(names)
     for name in names:
         if "." in name or "`" in name:
             raise InvalidError(

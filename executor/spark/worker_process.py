@@ -82,7 +82,7 @@ def _import_failures(modules: tuple[str, ...], batches: Iterable[pa.RecordBatch]
         continue  # Spark ends a worker that leaves rows unread
     for module in modules:
         try:
-            importlib.import_module(module)
+            importlib.import_module(module)  # of the pipeline itself
         except Exception as error:  # noqa: BLE001 - a user's module may raise anything
             failure = {"module": module, "reason": f"{type(error).__name__}: {error}"}
             yield pa.RecordBatch.from_pylist([failure])
@@ -185,7 +185,8 @@ class WorkerProcess:
         self.setting: WorkerSetting = setting
         self.name: str = f"{platform.node()}/{os.getpid()}"
         try:
-            self.nodes: Mapping[str, ComputationNode] = cloudpickle.loads(setting.code)
+            nodes: Mapping[str, ComputationNode] = cloudpickle.loads(setting.code)  # the driver's own
+            self.nodes = nodes
         except ImportError as failure:
             # This worker may be younger than the run, so `check_importable` has not asked it.
             raise _import_error(failure.name, failure) from failure

@@ -393,7 +393,7 @@ class TransformWithState(ComputationOfRows):
             self.late_data_horizon: LateDataHorizon = "unbounded"
         self._handle: ProcessorHandle | None = None
         # Like Spark's driver before the query starts, run `init` of a copy: it may have effects on the processor.
-        copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(processor))
+        copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(processor))  # the caller's own
         handle = ProcessorHandle(self._time_mode)
         copy.init(handle)
         copy.close()

@@ -131,7 +131,7 @@ def load_workload(name: str) -> Callable[[], Workload]:
     """
     module, _, attribute = name.partition(":")
     try:
-        workload = getattr(importlib.import_module(module), attribute)
+        workload = getattr(importlib.import_module(module), attribute)  # named by the user
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidError("a workload is named module:Class", workload=name, reason=error) from error
     if not (isinstance(workload, type) and issubclass(workload, Workload)):
