@@ -210,7 +210,7 @@ class Store(Closeable):
             # The store is for this user alone, unless its folder was made for others beforehand.
             with suppress(OSError):  # reported below, with its cause
                 local.mkdir(mode=0o700, parents=True, exist_ok=True)
-        objects = open_objects(f"{root}/{ROWS_FOLDER}", options, durability=durability)
+        objects = open_objects(root, options, folder=ROWS_FOLDER, durability=durability)
         if Log(objects).latest_version() is None:
             create_store(objects, root, clock, rng, create=create and not read_only)
         marks = open_objects(root, options) if check_mark or not read_only else None

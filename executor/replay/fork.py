@@ -17,6 +17,7 @@ from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.history.fork import Forked, fork_table
 from millpond.statestore.history.lineage import ROWS_FOLDER, check_location, local_folder, place_of
 from millpond.statestore.log.snapshot import Snapshot
+from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.obstore import open_objects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
@@ -71,7 +72,7 @@ def fork_store(
     with store.reading(version) as snapshot:
 
         def fork_rows(folder: str) -> Forked:
-            target = open_objects(f"{folder}/{ROWS_FOLDER}", store.storage_options)
+            target = open_objects(folder, store.storage_options, folder=ROWS_FOLDER)
             return fork_table(store.objects, target, place, snapshot.version, clock, rng, on_progress=told)
 
         if local is None:
@@ -103,7 +104,9 @@ def _take_checkpoints(store: Store, folder: Path, snapshot: Snapshot) -> None:
     theirs = local_folder(store.path)
     if theirs is None or not (theirs / _CHECKPOINTS).is_dir():
         return
-    shutil.copytree(theirs / _CHECKPOINTS, folder / _CHECKPOINTS)
+    source, copy = LocalObjects(theirs / _CHECKPOINTS), LocalObjects(folder / _CHECKPOINTS, "os_cache")
+    for path in source.list(""):
+        copy.copy_from(source, path)
     found = checkpoints_in(folder / _CHECKPOINTS)
     # Of a query that had not begun by then the version knows nothing.
     consumed = dict.fromkeys(found, -1) | by_query(snapshot.txns)

@@ -213,7 +213,7 @@ def _known_note(store: Store, path: str | Path) -> ReplayNote | None:
 
 def _is_forked(store: Store, path: str | Path) -> bool:
     """Return whether the noted store exists: on an object store the note is written first."""
-    rows = open_objects(f"{place_of(path)}/{ROWS_FOLDER}", store.storage_options)
+    rows = open_objects(place_of(path), store.storage_options, folder=ROWS_FOLDER)
     return Log(rows).latest_version() is not None
 
 

@@ -9,14 +9,17 @@ batches; the files of an older batch are restored from the store.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import orjson
 
 from millpond.statestore.app_ids import AppId
+from millpond.statestore.errors import ObjectExistsError, ObjectMissingError
+from millpond.statestore.objects.local import LocalObjects
 
 _Entry = TypeVar("_Entry")
 
@@ -43,17 +46,27 @@ def reached_batches(folder: Path) -> dict[str, Reached]:
     """Return the progress of all checkpoints in a folder, by query id."""
     reached = {}
     for query, checkpoint in checkpoints_in(folder).items():
-        done, planned = (
-            max((int(path.name) for path in _batches(checkpoint, part)), default=-1) for part in _PARTS
-        )
+        done, planned = (max(map(int, _batches(_files_in(checkpoint), part)), default=-1) for part in _PARTS)
         reached[query] = Reached(done=done, planned=planned)
     return reached
 
 
 def checkpoints_in(folder: Path) -> dict[str, Path]:
-    """Return the checkpoints in a folder, at any depth, by query id."""
-    found = ((_id_of(metadata), metadata.parent) for metadata in sorted(folder.rglob("metadata")))
+    """Return the checkpoints in a folder, at any depth, by query id; a link in it raises `DataError`."""
+    if not folder.is_dir():
+        return {}
+    files = _files_in(folder)
+    # Spark would follow a link, and so would everything that is written here.
+    files.refuse_links()
+    paths = [PurePath(path) for path in files.list("")]
+    found = (
+        (_id_of(files.get(str(path))), folder / path.parent) for path in paths if path.name == "metadata"
+    )
     return {query: checkpoint for query, checkpoint in found if query is not None}
+
+
+def _files_in(folder: Path) -> LocalObjects:
+    return LocalObjects(folder, "os_cache")
 
 
 def rewind_checkpoints(
@@ -72,14 +85,13 @@ def rewind_checkpoints(
     for query, checkpoint in checkpoints_in(folder).items():
         if query not in batches:
             continue
-        last = batches[query]
-        later = list(_later(checkpoint, last))
+        last, files = batches[query], _files_in(checkpoint)
+        later = list(_later(files, last))
         if not dry_run and query in offsets and last >= 0:
-            _write_missing(checkpoint, last, offsets[query])
+            _write_missing(files, last, offsets[query])
         # Commits first: after a kill in between, Spark repeats a batch, which the store recognises.
-        for path in () if dry_run else later:
-            path.unlink(missing_ok=True)
-            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        if not dry_run:
+            files.delete(later)
         if later:
             rewound.append(query)
     return tuple(rewound)
@@ -94,31 +106,30 @@ def by_query(entries: Mapping[str, _Entry]) -> dict[str, _Entry]:
     }
 
 
-def _write_missing(checkpoint: Path, batch: int, entry: str) -> None:
+def _write_missing(files: LocalObjects, batch: int, entry: str) -> None:
     # Before anything is removed: a kill in between leaves a checkpoint that is ahead, which the next call rewinds.
     for part, text in (("offsets", entry), ("commits", _DONE)):
-        target = checkpoint / part / str(batch)
-        if not target.exists():
-            target.write_text(text)
-            target.with_name(f".{target.name}.crc").unlink(missing_ok=True)
+        with suppress(ObjectExistsError):
+            files.put_if_absent(f"{part}/{batch}", text.encode())
+            files.delete([f"{part}/.{batch}.crc"])
 
 
-def _later(checkpoint: Path, batch: int) -> Iterator[Path]:
+def _later(files: LocalObjects, batch: int) -> Iterator[str]:
     # Newest first: a kill in between leaves no gap.
     for part in _PARTS:
-        later = [path for path in _batches(checkpoint, part) if int(path.name) > batch]
-        yield from sorted(later, key=lambda path: int(path.name), reverse=True)
+        later = [name for name in _batches(files, part) if int(name) > batch]
+        for name in sorted(later, key=int, reverse=True):
+            yield from (f"{part}/{name}", f"{part}/.{name}.crc")
 
 
-def _batches(checkpoint: Path, part: str) -> Iterator[Path]:
-    return (path for path in (checkpoint / part).glob("*") if path.name.isdecimal())
+def _batches(files: LocalObjects, part: str) -> list[str]:
+    names = (path.removeprefix(f"{part}/") for path in files.list(part))
+    return [name for name in names if name.isdecimal()]
 
 
-def _id_of(metadata: Path) -> str | None:
-    if not metadata.is_file():
-        return None
+def _id_of(metadata: bytes) -> str | None:
     try:
-        fields = orjson.loads(metadata.read_bytes())
+        fields = orjson.loads(metadata)
     except ValueError:
         return None
     return fields.get("id") if isinstance(fields, dict) else None
@@ -142,15 +153,17 @@ def forget_later_files(checkpoint: Path, batch: int) -> None:
     Sources that are not local folders stay unchanged. So does a source some of whose later files are gone: then Spark
     reports the missing files itself.
     """
-    for source in sorted((checkpoint / _SOURCES).glob("*")):
-        last = _NO_NOTE if batch < 0 else _last_note(checkpoint / _OFFSETS / str(batch), source.name)
+    files = _files_in(checkpoint)
+    for source in sorted({path.split("/")[1] for path in files.list(_SOURCES)}):
+        last = _NO_NOTE if batch < 0 else _last_note(files, batch, source)
         if last is not None:
-            _forget(source, last)
+            _forget(files, f"{_SOURCES}/{source}", last)
 
 
-def _forget(source: Path, last: int) -> None:
-    logs = [path for path in source.iterdir() if path.name.removesuffix(".compact").isdecimal()]
-    notes = {line: note for path in logs for line, note in _notes(path)}
+def _forget(files: LocalObjects, source: str, last: int) -> None:
+    paths = files.list(source)
+    logs = [path for path in paths if path.rpartition("/")[2].removesuffix(".compact").isdecimal()]
+    notes = {line: note for path in logs for line, note in _notes(files.get(path))}
     if None in notes.values():
         return
     known = {line: note for line, note in notes.items() if note is not None}
@@ -158,15 +171,14 @@ def _forget(source: Path, last: int) -> None:
     if not later or not all(_is_there(str(note["path"])) for note in later):
         return
     kept = sorted((note["batchId"], line) for line, note in known.items() if note["batchId"] <= last)
-    for path in source.iterdir():
-        path.unlink()
+    files.delete(paths)
     if last > _NO_NOTE:
-        (source / f"{last}.compact").write_bytes(b"\n".join([_VERSION, *(line for _, line in kept)]))
+        files.put(f"{source}/{last}.compact", b"\n".join([_VERSION, *(line for _, line in kept)]))
 
 
-def _notes(path: Path) -> Iterator[tuple[bytes, Mapping[str, Any] | None]]:
+def _notes(data: bytes) -> Iterator[tuple[bytes, Mapping[str, Any] | None]]:
     """Yield the lines of a log file with their parsed notes; ``None`` for any other line."""
-    version, *lines = path.read_bytes().split(b"\n")
+    version, *lines = data.split(b"\n")
     if version != _VERSION:
         yield version, None
     for line in lines:
@@ -181,12 +193,12 @@ def _note(line: bytes) -> Mapping[str, Any] | None:
     return note if isinstance(note, dict) and {"path", "batchId"} <= note.keys() else None
 
 
-def _last_note(offsets: Path, source: str) -> int | None:
+def _last_note(files: LocalObjects, batch: int, source: str) -> int | None:
     """Return the offset of a file source at the end of a batch; ``None`` for other kinds of sources."""
     try:
-        line = offsets.read_bytes().split(b"\n")[_LINES_BEFORE_OFFSETS + int(source)]
+        line = files.get(f"{_OFFSETS}/{batch}").split(b"\n")[_LINES_BEFORE_OFFSETS + int(source)]
         offset = orjson.loads(line)
-    except (OSError, ValueError, IndexError):
+    except (ObjectMissingError, ValueError, IndexError):
         return None
     last = offset.get("logOffset") if isinstance(offset, dict) else None
     return last if isinstance(last, int) else None

@@ -69,7 +69,7 @@ class SinkFolder:
             )
             if Log(table).latest_version() is not None:
                 return table
-            if not Log(open_objects(f"{parent}/{ROWS_FOLDER}", self.storage_options)).latest_version():
+            if not Log(open_objects(str(parent), self.storage_options, folder=ROWS_FOLDER)).latest_version():
                 raise DataError(
                     "the parent of this fork is gone, and its sinks with it: give this one a separate sink",
                     sink=record.name,

@@ -27,9 +27,10 @@ from millpond.executor.spark.session import (
     worker_calls,
 )
 from millpond.executor.superstep.dead_letters import DeadLetterLimit
-from millpond.statestore.history.lineage import place_of
+from millpond.statestore.history.lineage import local_folder, place_of
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
+from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import Clock, Durability, Rng
@@ -267,9 +268,12 @@ class SparkRunner:
 
     def checkpoint(self, stream: str) -> str:
         """Return the location of the checkpoint of a stream's query, in the store's folder."""
+        return checkpoint_path(self._root, stream)
+
+    @property
+    def _root(self) -> str:
         store = self._options.store
-        root = store.path if isinstance(store, Store) else place_of(store)
-        return checkpoint_path(root, stream)
+        return store.path if isinstance(store, Store) else place_of(store)
 
     def _open_run(
         self,
@@ -298,6 +302,10 @@ class SparkRunner:
     def _start_queries(
         self, run: SparkRun, inputs: Mapping[str, DataFrame], trigger: Mapping[str, Any]
     ) -> None:
+        root = local_folder(self._root)
+        if root is not None:
+            # Spark would write through a link.
+            LocalObjects(root / "checkpoints", "os_cache").refuse_links()
         starts = {
             stream: partial(self._start_query, run, stream, frame, trigger)
             for stream, frame in inputs.items()

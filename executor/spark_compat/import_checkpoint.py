@@ -38,6 +38,7 @@ from millpond.statestore.app_ids import AppId
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.history.lineage import local_folder
 from millpond.statestore.loading.load import LoadBeginning, LoadProgress
+from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.rows.key_columns import key_columns_of, key_word
 from millpond.statestore.store import Store
 from millpond.statestore.system import SystemRng
@@ -115,8 +116,9 @@ def fetch_checkpoint(spark: SparkSession, path: str | Path, folder: Path) -> Que
 def put_checkpoint(checkpoint: QueryCheckpoint, target: Path, query: str) -> None:
     """Replace ``target`` by the checkpoint of a new, stateless query that continues after the last finished batch."""
     staged = target.with_name(f".{target.name}.importing")
+    # Make the folder above, which must not be a link.
+    LocalObjects(target.parent, "os_cache")
     shutil.rmtree(staged, ignore_errors=True)
-    staged.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(checkpoint.folder, staged, ignore=shutil.ignore_patterns(".*.crc"))
     (staged / _METADATA).write_bytes(orjson.dumps({"id": query}))
     rewind_checkpoints(staged, {query: checkpoint.batch})

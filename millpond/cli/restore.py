@@ -330,7 +330,7 @@ def _held(store: StoreAt) -> Iterator[_Held]:
         raise InvalidError(
             "there is no store at this path: a store is the folder that a runner was given", path=store.path
         )
-    objects = open_objects(f"{root}/{ROWS_FOLDER}", options)
+    objects = open_objects(root, options, folder=ROWS_FOLDER)
     security = security_of(store.zookeeper, store.zookeeper_security)
     clock, rng = SystemClock(), SystemRng()
     lineage, hosts = _lineage(objects), store.zookeeper

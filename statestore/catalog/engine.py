@@ -11,6 +11,7 @@ version opens the other's catalog; this one neither reads nor writes them.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,12 +45,32 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import LRUCache
 
 from millpond.statestore.errors import DataError, InternalError, InvalidError, MillpondError, UnavailableError
+from millpond.statestore.objects.system_files import ForeignFileError, SystemFiles, is_file
 from millpond.statestore.types import Clock
 
 _WRITES: Final = "millpond_writes"
 _WRITE_LOCK: Final = 0x63617461  # "cata"
 _BUSY_TIMEOUT_MS: Final = 30_000
 _SQLITE_ARGUMENTS: Final[dict[str, Any]] = {"check_same_thread": False, "timeout": _BUSY_TIMEOUT_MS / 1_000}
+# SQLite's own files next to a database, which it opens and deletes by name.
+_COMPANIONS: Final = ("-wal", "-shm", "-journal")
+# A rollback journal that ends with it names a "super-journal", any file at all, which SQLite then deletes. Only a
+# transaction over several databases, which we never make, writes one.
+_SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
+# Bounds for a database that somebody else may have made: of a value, and of the steps of a transaction. A thousandth of
+# each is enough for a catalog.
+_VALUE_BYTES_MAX: Final = 1 << 26
+_STEPS_AT_ONCE: Final = 1_000_000
+_STEPS_MAX: Final = 200
+_COLUMN: Final = r'"?\w+"?(?: (?:BIGINT|FLOAT|INTEGER|TEXT|VARCHAR\(\d+\)))?(?: NOT NULL)?'
+_KEY: Final = r'(?:CONSTRAINT "?\w+"? )?PRIMARY KEY \([\w", ]+\)'
+# The statements that have made the tables and indexes of every version.
+_PLAIN: Final = re.compile(
+    rf'CREATE TABLE "?\w+"? \(\s*(?:{_KEY}|{_COLUMN})(?:,\s*(?:{_KEY}|{_COLUMN}))*\s*\)'
+    r'|CREATE INDEX "?\w+"? ON "?\w+"? \([\w", ]+\)'
+)
+_OWN_PREFIX: Final = "millpond_"
+_REMOVE_IT: Final = "remove it, and it is rebuilt from the log"
 _WAL_ATTEMPTS: Final = 250
 _WAL_PAUSE_MS: Final = 20
 _COMPILED_MAX: Final = 500
@@ -168,6 +189,8 @@ def _sqlite_engine(url: URL, *, create: bool) -> Engine:
     if in_memory:
         # With a single connection all threads share one in-memory database.
         options |= {"pool_size": 1, "max_overflow": 0}
+    else:
+        _check_files(str(url.database))
     if create or in_memory:
         options["connect_args"] = _SQLITE_ARGUMENTS
     else:
@@ -182,21 +205,65 @@ def _sqlite_engine(url: URL, *, create: bool) -> Engine:
     return engine
 
 
+def _check_files(database: str) -> None:
+    """Refuse files that would lead SQLite out of the store's folder."""
+    try:
+        for suffix in ("", *_COMPANIONS):
+            is_file(database + suffix)
+        path = Path(database).absolute()
+        tail = SystemFiles(str(path.parent)).read_tail(f"{path}-journal", len(_SUPER_JOURNAL)).data
+        if tail == _SUPER_JOURNAL:
+            raise DataError(f"the catalog's journal names another file: {_REMOVE_IT}", path=database)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except ForeignFileError as error:
+        raise DataError(
+            f"the catalog must be a file, not a link, folder, FIFO or device: {_REMOVE_IT}",
+            path=error.filename,
+        ) from error
+
+
 def _prepare_sqlite(dbapi_connection: Any, _record: object) -> None:
     # Keep the driver from beginning transactions, because _begin_sqlite does.
     dbapi_connection.isolation_level = None
-    dbapi_connection.execute("PRAGMA synchronous = NORMAL")
+    # Whoever made the file may have put code into its schema.
+    for setting in ("trusted_schema = OFF", "cell_size_check = ON", "synchronous = NORMAL"):
+        dbapi_connection.execute(f"PRAGMA {setting}")
+    dbapi_connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _VALUE_BYTES_MAX)
 
 
 def _begin_sqlite(connection: Connection) -> None:
+    _bound_steps(connection.connection.dbapi_connection)
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+def _bound_steps(raw: Any) -> None:
+    """Interrupt the transaction that begins now when it takes far more steps than any of ours."""
+    left = iter(range(_STEPS_MAX))
+    raw.set_progress_handler(lambda: next(left, None) is None, _STEPS_AT_ONCE)
+
+
 def _check_connection(engine: Engine, clock: Clock, *, create: bool) -> None:
     with _translated(engine), engine.connect() as connection:
-        if engine.dialect.name == "sqlite" and create:
-            _use_write_ahead_log(connection.connection.dbapi_connection, clock)
+        if engine.dialect.name == "sqlite":
+            raw = connection.connection.dbapi_connection
+            if create:
+                _use_write_ahead_log(raw, clock)
+            _check_schema(raw, engine.url)
+
+
+def _check_schema(raw: Any, url: URL) -> None:
+    """Refuse tables with code of their own: a trigger, a view or an expression runs whatever its maker chose."""
+    _bound_steps(raw)
+    for table, name, text in raw.execute("SELECT tbl_name, name, sql FROM sqlite_master"):
+        is_ours = table.lower() in METADATA.tables or table.lower().startswith(_OWN_PREFIX)
+        if is_ours and text is not None and not _PLAIN.fullmatch(text):
+            raise DataError(
+                f"the catalog must have plain tables and indexes only: {_REMOVE_IT}",
+                url=_without_password(url),
+                name=name,
+            )
 
 
 def _use_write_ahead_log(raw: Any, clock: Clock) -> None:
@@ -222,11 +289,13 @@ def _translated(engine: Engine) -> Iterator[None]:
 
 
 def _to_millpond_error(error: Exception, url: str) -> MillpondError:
+    if "interrupted" in str(error):
+        return DataError(f"the catalog takes too long to read: {_REMOVE_IT}", url=url)
     unavailable = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, sqlite3.OperationalError)
     if isinstance(error, unavailable):
         return UnavailableError("the catalog does not answer", url=url)
     if type(error) in {exc.DatabaseError, sqlite3.DatabaseError}:
-        return DataError("the catalog is damaged: remove it, and it is rebuilt from the log", url=url)
+        return DataError(f"the catalog is damaged: {_REMOVE_IT}", url=url)
     return InternalError("the catalog refused a statement", url=url)
 
 

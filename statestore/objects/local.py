@@ -18,24 +18,26 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-from millpond.statestore.errors import InvalidError, ObjectExistsError, ObjectMissingError, UnavailableError
+from millpond.statestore.errors import (
+    DataError,
+    InvalidError,
+    ObjectExistsError,
+    ObjectMissingError,
+    UnavailableError,
+)
 from millpond.statestore.objects.ranges import ByteRange, Tail
+from millpond.statestore.objects.system_files import (
+    ForeignFileError,
+    LostWriteError,
+    SystemFiles,
+    is_object_path,
+)
 from millpond.statestore.types import DURABILITIES, Durability
-
-_PIECE_BYTES: Final = 8 << 20
-# The kernel writes its journal once for concurrent syncs, so more threads gain nothing.
-_SYNCS_AT_ONCE: Final = 4
-# Errors of file systems (some over a network) that cannot sync folders, and need not.
-_NO_FOLDER_SYNC: Final = frozenset({errno.EBADF, errno.EINVAL})
-
-
-class LostWriteError(OSError):
-    """A sync failed: the writes may be lost, and a later sync would not report it."""
 
 
 class FileSystem(Protocol):
@@ -46,14 +48,15 @@ class FileSystem(Protocol):
 
     `create`, `link` and `make_folder` raise `FileExistsError` if the name is taken. `read_ranges` gives shorter parts
     where the file ends, and `walk` all files below a folder, in any order, or nothing if it is missing. `sync` skips
-    missing paths and raises `LostWriteError` if writes may be lost.
+    missing paths and raises `LostWriteError` if writes may be lost. A link, a FIFO or a device in the place of a file or
+    folder raises `ForeignFileError`.
     """
 
     def create(self, path: str, pieces: Iterable[bytes]) -> None: ...
     def read(self, path: str) -> bytes: ...
     def read_pieces(self, path: str) -> Iterator[bytes]: ...
     def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]: ...
-    def size_bytes(self, path: str) -> int: ...
+    def read_tail(self, path: str, size_bytes: int) -> Tail: ...
     def link(self, source: str, target: str) -> None: ...
     def replace(self, source: str, target: str) -> None: ...
     def remove(self, path: str) -> None: ...
@@ -63,108 +66,7 @@ class FileSystem(Protocol):
     def sync(self, paths: Collection[str]) -> None: ...
 
 
-class SystemFiles:
-    """The operating system's file system."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_owner = 0
-
-    def create(self, path: str, pieces: Iterable[bytes]) -> None:
-        with open(path, "xb") as file:  # noqa: PTH123 - paths are text here, as the hot path has them
-            try:
-                file.writelines(pieces)
-                file.flush()
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(path)  # noqa: PTH108
-                raise
-
-    def read(self, path: str) -> bytes:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            return file.readall()
-
-    def read_pieces(self, path: str) -> Iterator[bytes]:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            while piece := file.read(_PIECE_BYTES):
-                yield piece
-
-    def read_ranges(self, path: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            return [os.pread(file.fileno(), part.end - part.start, part.start) for part in ranges]
-
-    def size_bytes(self, path: str) -> int:
-        return os.stat(path).st_size  # noqa: PTH116
-
-    def link(self, source: str, target: str) -> None:
-        os.link(source, target)
-
-    def replace(self, source: str, target: str) -> None:
-        os.replace(source, target)  # noqa: PTH105
-
-    def remove(self, path: str) -> None:
-        os.unlink(path)  # noqa: PTH108
-
-    def make_folder(self, path: str) -> None:
-        os.mkdir(path)  # noqa: PTH102
-
-    def is_folder(self, path: str) -> bool:
-        return os.path.isdir(path)  # noqa: PTH112
-
-    def walk(self, folder: str) -> Iterator[str]:
-        try:
-            with os.scandir(folder) as entries:
-                listed = list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            # The folder is missing, or a collector removed it after its name was read.
-            return
-        for entry in listed:
-            if entry.is_dir():
-                yield from self.walk(entry.path)
-            else:
-                yield entry.path
-
-    def sync(self, paths: Collection[str]) -> None:
-        if len(paths) == 1:
-            _sync(*paths)
-            return
-        # Wait for all before raising, so that no sync is still running when the caller handles the error.
-        started = [self._threads().submit(_sync, path) for path in paths]
-        for error in [future.exception() for future in started]:
-            if error is not None:
-                raise error
-
-    def _threads(self) -> ThreadPoolExecutor:
-        with self._lock:
-            # A forked process inherits the pool without its threads.
-            if self._pool is None or self._pool_owner != os.getpid():
-                self._pool = ThreadPoolExecutor(_SYNCS_AT_ONCE, "millpond-sync")
-                self._pool_owner = os.getpid()
-            return self._pool
-
-
-def _sync(path: str) -> None:
-    """Sync one file or folder; folders by the rule of PostgreSQL's ``fsync_fname``."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    except PermissionError:
-        if os.path.isdir(path):  # noqa: PTH112
-            # A folder above the store: without permission, this process cannot have changed it.
-            return
-        raise
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno in _NO_FOLDER_SYNC and os.path.isdir(path):  # noqa: PTH112
-            return
-        raise LostWriteError(error.errno, error.strerror, path) from error
-    finally:
-        os.close(descriptor)
-
-
+_PIECE_BYTES: Final = 8 << 20
 # Each temporary file of an object belongs to a dead process or to a concurrent writer.
 _STAGED_MAX: Final = 1_000
 _MISSING: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -184,7 +86,7 @@ class LocalObjects:
             raise InvalidError("there is no such durability", durability=durability, known=DURABILITIES)
         self.url: Final[str] = str(Path(path).absolute())
         self.durability: Final[Durability] = durability
-        self._files: FileSystem = files or SystemFiles()
+        self._files: FileSystem = files or SystemFiles(self.url)
         self._syncs = durability == "disk"
         self._lock = threading.Lock()
         self._one_sync = threading.Lock()
@@ -228,10 +130,7 @@ class LocalObjects:
 
     def read_tail(self, path: str, size_bytes: int) -> Tail:
         with self._errors(path, _MISSING):
-            target = self._target(path)
-            end = self._files.size_bytes(target)
-            (data,) = self._files.read_ranges(target, [ByteRange(max(0, end - size_bytes), end)])
-            return Tail(data, end)
+            return self._files.read_tail(self._target(path), size_bytes)
 
     def download(self, path: str, target: Path) -> None:
         """Copy the object into another local file, piece by piece."""
@@ -244,16 +143,23 @@ class LocalObjects:
 
     def upload(self, path: str, source: Path) -> None:
         """Create the object from another local file, piece by piece."""
-        self._publish(path, SystemFiles().read_pieces(str(source)), self._link)
+        with source.open("rb") as file:
+            self._publish(path, iter(partial(file.read, _PIECE_BYTES), b""), self._link)
+
+    def copy_from(self, other: LocalObjects, path: str) -> None:
+        """Create the object from the one of another folder, piece by piece."""
+        self._publish(path, other._files.read_pieces(other._target(path)), self._link)
 
     def link_from(self, other: LocalObjects, path: str) -> None:
         """Give an object of another folder a second name here, which survives a power cut after the next `sync`.
 
         It raises `OSError` if the object is missing, the folders are on different disks, or the disk has no hard links.
         """
-        target = self._target(path)
+        target, source = self._target(path), other._target(path)
+        # A link below the other folder could name any file of this user.
+        other._files.read_ranges(source, ())
         self._use_folder(_folder_of(target))
-        self._link(other._target(path), target)
+        self._link(source, target)
         self._record_unsynced((target, _folder_of(target)))
 
     def list(self, prefix: str, start_after: str | None = None) -> Sequence[str]:
@@ -262,6 +168,11 @@ class LocalObjects:
             start = len(self.url) + 1
             paths = [path[start:] for path in self._files.walk(folder) if not _is_staged(path)]
         return sorted(path for path in paths if start_after is None or path > start_after)
+
+    def refuse_links(self) -> None:
+        """Raise `DataError` for anything but files and folders, before another program reads or writes here."""
+        with self._errors(""):
+            SystemFiles(self.url).refuse_links()
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete the objects; a power cut may bring them back until the next sync."""
@@ -382,29 +293,36 @@ class LocalObjects:
     # -- paths and errors ------------------------------------------------------------------
 
     def _target(self, path: str) -> str:
-        if any(part in {"", ".", ".."} for part in path.split("/")):
-            raise ValueError(f"not a path of an object: {path!r}")
+        if not is_object_path(path):
+            raise DataError("no object of a store can have this path", path=path, store=self.url)
         return f"{self.url}/{path}"
 
     @contextmanager
     def _errors(self, path: str, missing: tuple[type[OSError], ...] = ()) -> Iterator[None]:
         try:
             yield
-        except (ObjectExistsError, UnavailableError):
-            raise
         except missing as error:
             raise ObjectMissingError("the object is missing", path=path, store=self.url) from error
-        except (OSError, ValueError) as error:
+        except ForeignFileError as error:
+            raise DataError(
+                "a store's files and folders must not be links, FIFOs, devices or sockets: remove it, or restore the "
+                "file from a copy",
+                path=path,
+                store=self.url,
+                found=error.filename,
+            ) from error
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise DataError("the path is too long for this disk", path=path, store=self.url) from error
             raise UnavailableError(
                 f"the object store failed{_way_out(error)}", path=path, store=self.url, cause=error
             ) from error
 
 
-def _way_out(error: OSError | ValueError) -> str:
-    number = error.errno if isinstance(error, OSError) else None
-    if number in {errno.EACCES, errno.EPERM, errno.EROFS}:
+def _way_out(error: OSError) -> str:
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         return ": this user may not write there; grant the permission, or use another folder"
-    if number in {errno.ENOSPC, errno.EDQUOT}:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return ": the disk is full; make room, and waiting work resumes"
     return ""
 

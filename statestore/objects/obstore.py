@@ -227,15 +227,23 @@ def disk_errors(**details: object) -> Iterator[None]:
 
 
 def open_objects(
-    url: str, storage_options: Mapping[str, str] | None = None, *, durability: Durability | None = None
+    url: str,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    folder: str = "",
+    durability: Durability | None = None,
 ) -> Objects:
     """Open the object store at a path, ``file://…`` or the URL of a cloud store; a missing local folder is created.
 
-    ``durability`` is for local folders, by default `DEFAULT_DURABILITY`; a cloud store always has ``"disk"``.
+    The path may be a link. A ``folder`` below it, which becomes the root, may not: whoever made the store could lead
+    its readers elsewhere. ``durability`` is for local folders, by default `DEFAULT_DURABILITY`; a cloud store always has
+    ``"disk"``.
     """
     local = _local_path(url)
     if local is not None:
-        return LocalObjects(local, DEFAULT_DURABILITY if durability is None else durability)
+        root = local.resolve() if local.is_symlink() else local
+        return LocalObjects(root / folder, DEFAULT_DURABILITY if durability is None else durability)
+    url = f"{url.rstrip('/')}/{folder}" if folder else url
     if durability not in (None, "disk"):
         raise InvalidError(
             "an object store acknowledges only what is durable: durability is for local folders",

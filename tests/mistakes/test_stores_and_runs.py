@@ -13,7 +13,8 @@ import pytest
 import millpond as mp
 from millpond.statestore.log.log import Log, commit_path
 from millpond.statestore.log.table import FORMAT_VERSION_KEY, STORE_ID_KEY, create_table
-from millpond.statestore.objects.local import LocalObjects, SystemFiles
+from millpond.statestore.objects.local import LocalObjects
+from millpond.statestore.objects.system_files import SystemFiles
 from millpond.statestore.rows.row import ROW_SCHEMA
 from millpond.statestore.system import SystemClock, SystemRng
 from millpond.statestore.types import TableVersion
@@ -84,8 +85,8 @@ class Refusing(SystemFiles):
     Tests may run as root, who may write everywhere, and with room on the disk.
     """
 
-    def __init__(self, number: int, *, is_refusing: bool = True) -> None:
-        super().__init__()
+    def __init__(self, root: Path, number: int, *, is_refusing: bool = True) -> None:
+        super().__init__(str(root))
         self.number = number
         self.is_refusing = is_refusing
 
@@ -106,13 +107,13 @@ class Refusing(SystemFiles):
 def test_a_folder_that_may_not_be_written_to(told: Told, tmp_path: Path) -> None:
     """The folder of a new store cannot be made."""
     with told.by_error(tmp_path / "pond", "Permission denied"):
-        LocalObjects(tmp_path / "pond", files=Refusing(errno.EACCES))
+        LocalObjects(tmp_path / "pond", files=Refusing(tmp_path / "pond", errno.EACCES))
 
 
 @pytest.mark.mistake("disk-full")
 def test_a_full_disk(told: Told, tmp_path: Path) -> None:
     """A run waits for room as long as it was told to; `tests/fault/test_full_disk.py` fills a real disk."""
-    files = Refusing(errno.ENOSPC, is_refusing=False)
+    files = Refusing(tmp_path / "rows", errno.ENOSPC, is_refusing=False)
     with mp.Store.in_memory(objects=LocalObjects(tmp_path / "rows", files=files)) as store:
         runner = mp.LocalRunner(store, progress=False, upkeep=None, pause_timeout_ms=0)
         running = runner.start(counting(), stepping=True)

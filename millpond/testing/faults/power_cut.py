@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from millpond.statestore.objects.ranges import ByteRange
+from millpond.statestore.objects.ranges import ByteRange, Tail
 
 CHANGES: Final = ("create", "link", "replace", "remove", "make_folder", "sync")
 """The calls that `PowerCutFiles.before` is told of."""
@@ -85,9 +85,10 @@ class PowerCutFiles:
         contents = self.read(path)
         return [contents[part.start : part.end] for part in ranges]
 
-    def size_bytes(self, path: str) -> int:
-        """How long a file is."""
-        return len(self.read(path))
+    def read_tail(self, path: str, size_bytes: int) -> Tail:
+        """The end of a file's contents."""
+        contents = self.read(path)
+        return Tail(contents[-size_bytes:], len(contents))
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name."""

@@ -11,9 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from millpond.statestore.errors import InvalidError, ObjectExistsError, ObjectMissingError, UnavailableError
-from millpond.statestore.objects.local import LocalObjects, LostWriteError, SystemFiles
+from millpond.statestore.errors import (
+    DataError,
+    InvalidError,
+    ObjectExistsError,
+    ObjectMissingError,
+    UnavailableError,
+)
+from millpond.statestore.objects.local import LocalObjects
 from millpond.statestore.objects.obstore import open_objects
+from millpond.statestore.objects.system_files import LostWriteError, SystemFiles
 from millpond.testing.faults.power_cut import PowerCutFiles
 from millpond.testing.fixtures.determinism import SeededRng
 
@@ -243,9 +250,9 @@ class TestFailures:
         """A path with a part that is no name reads and writes nothing."""
         objects = LocalObjects(tmp_path / "pond")
 
-        with pytest.raises(UnavailableError):
+        with pytest.raises(DataError, match="can have this path"):
             objects.get(path)
-        with pytest.raises(UnavailableError):
+        with pytest.raises(DataError, match="can have this path"):
             objects.put(path, b"")
         assert [path.name for path in tmp_path.iterdir()] == ["pond"]
 
@@ -347,7 +354,7 @@ class TestSystemFiles:
     def test_a_failed_sync_among_several_is_an_error(self, tmp_path: Path) -> None:
         """Of paths that are synced together, one that cannot be opened fails the call, and one that is missing does not."""
         (tmp_path / "loop").symlink_to("loop")
-        files = SystemFiles()
+        files = SystemFiles(str(tmp_path))
 
         files.sync([str(tmp_path), str(tmp_path / "missing")])
         with pytest.raises(OSError, match="loop"):
@@ -355,10 +362,10 @@ class TestSystemFiles:
 
     def test_a_file_system_without_folder_syncs_is_taken_as_it_is(self) -> None:
         """A folder whose file system knows no sync needs none; a file that cannot be synced may be lost."""
-        SystemFiles().sync(["/proc"])
+        SystemFiles("/pond").sync(["/proc"])
 
         with pytest.raises(LostWriteError, match="/dev/null"):
-            SystemFiles().sync(["/dev/null"])
+            SystemFiles("/pond").sync(["/dev/null"])
 
     def test_a_file_that_cannot_be_written_is_not_left_behind(self, tmp_path: Path) -> None:
         """When the contents fail midway the error comes to the caller and the name is free again."""
@@ -368,7 +375,7 @@ class TestSystemFiles:
             raise OSError(errno.ENOSPC, "no room")
 
         with pytest.raises(OSError, match="no room"):
-            SystemFiles().create(str(tmp_path / "a"), pieces())
+            SystemFiles(str(tmp_path)).create(str(tmp_path / "a"), pieces())
         assert list(tmp_path.iterdir()) == []
 
 
