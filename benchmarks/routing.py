@@ -16,7 +16,7 @@ import click
 
 from benchmarks.json_result import tell_result
 from benchmarks.numbers import numbers
-from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.extraction import InjectorNode
 from millpond.executor.spark.routing import Router
 from millpond.executor.spark.session import spark_session
 from millpond.executor.spark.task_plan import Route

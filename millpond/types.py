@@ -3,7 +3,7 @@
 from millpond.executor.computation.context import DomainName as DomainName
 from millpond.executor.computation.state import OpenState as OpenState
 from millpond.executor.inputs.avro_payload import AvroFraming as AvroFraming
-from millpond.executor.inputs.injector import FieldExtractor as FieldExtractor
+from millpond.executor.inputs.extraction import FieldExtractor as FieldExtractor
 from millpond.executor.inputs.keys import KeyExtractor as KeyExtractor
 from millpond.executor.inputs.payload import Payload as Payload
 from millpond.executor.inputs.payload import SchemaLike as SchemaLike

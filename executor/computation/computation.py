@@ -141,14 +141,12 @@ class Computation:
 
 
 def codec_of(computation: Computation, version: int) -> Codec:
-    """Return the codec of a computation's states of one version."""
     if version == computation.state_version:
         return computation.codec
     return computation.codecs.get(version, computation.codec)
 
 
 def upgrade(computation: Computation, name: str, key: str, former: FormerState) -> FormerState:
-    """Return a former state with the result of ``upgrade_state``; ``name`` and ``key`` are for errors."""
     try:
         # The old bytes need the old codec, the result today's.
         state = codec_of(computation, former.version).decode(former.encoded)

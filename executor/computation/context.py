@@ -93,7 +93,6 @@ class Productions:
         return len(self.at)
 
     def append(self, stream: str, key: str, value: Any, at: int) -> None:
-        """Add a production; ``bytes`` stay bytes, any other value becomes JSON."""
         is_bytes = isinstance(value, bytes)
         text = None if is_bytes else _encode(value)
         # Within a store only: an object with the fields of a pane must not be taken for one.

@@ -93,7 +93,6 @@ class RecordColumns:
         return scoped
 
     def id(self, index: int) -> bytes | None:
-        """Return the record's id, as the publisher gave it."""
         scoped = self.scoped_id(index)
         # With several streams, each id begins with its stream's name: see `Topology.id_scope`.
         return None if scoped is None else scoped.removeprefix(f"{self.streams[index]}\0".encode())
@@ -199,7 +198,7 @@ class Records(Sequence[Record]):
         self._stop = 0
 
     def bind(self, key: str, start: int, stop: int) -> None:
-        """Switch to the records ``start`` to ``stop``, all of ``key``."""
+        """Switch to the records ``start`` to ``stop``, all of ``key``, for the engine."""
         self._key = key
         self._start = start
         self._stop = stop

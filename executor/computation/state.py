@@ -57,7 +57,6 @@ class Holds:
         self._input = input_time
 
     def set(self, at: Moment, tag: str) -> None:
-        """Hold a time; replaces a hold of the same tag."""
         moment = to_micros(at)
         if moment < self.floor():
             raise InvalidError(
@@ -207,7 +206,6 @@ class KeyState(State):
     __slots__ = ()
 
     def bind(self, stored: StoredState | None) -> None:
-        """Switch to the state of another key, or back to an earlier state of the same key."""
         # Not `_reset`: this runs for each key, and a call costs as much as the assignments.
         self._encoded = stored  # type: ignore[assignment]  # only `UpgradingState` is given former ones
         self._value = _UNREAD

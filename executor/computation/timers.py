@@ -97,7 +97,6 @@ class EarliestByKey:
         return self._at.get(key)
 
     def put(self, times: Mapping[str, int], without: Iterable[str] = ()) -> None:
-        """Set the times of some keys and remove the times of the keys in ``without``."""
         known, heap = self._at, self._heap
         for key in without if known else ():
             known.pop(key, None)
@@ -114,7 +113,6 @@ class EarliestByKey:
             self._clean()
 
     def fill(self, keys: Sequence[str], at: npt.NDArray[np.int64]) -> None:
-        """Replace everything with these keys and times."""
         self._at = dict(zip(keys, at.tolist(), strict=True))
         order = np.argsort(at)
         # A sorted list is a heap already.
@@ -186,7 +184,6 @@ class TimerQueue:
         hold: KeyTimes,
         percentiles: Mapping[float, KeyTimes] | None = None,
     ) -> None:
-        """Replace everything with the earliest times of all keys."""
         self._event = {}
         for percentile, times in {EXACT: event, **(percentiles or {})}.items():
             self._event[percentile] = EarliestByKey()

@@ -61,8 +61,6 @@ class UserCodeWatchdog:
             user_code_timeout_ms=self._timeout_ms,
         )
 
-    # -- for the caller of the code -------------------------------------------------------------
-
     def begin(self, key: str) -> None:
         """Start a key's turn; from now on `CodeTimeoutError` may be raised in this thread.
 
@@ -94,8 +92,6 @@ class UserCodeWatchdog:
         else:
             with self._by_thread():
                 yield
-
-    # -- watching --------------------------------------------------------------------------
 
     @contextmanager
     def _by_signal(self) -> Iterator[None]:

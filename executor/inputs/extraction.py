@@ -18,16 +18,29 @@ import pyarrow.compute as pc
 
 from millpond.executor.computation.values import ArrowValues, ChangedValues, PythonValues, Values
 from millpond.executor.inputs.changes import change_errors, change_signs, images, signed_ids
-from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
-from millpond.executor.inputs.keys import KeyExtractor, RowValues, extract_key_column, extract_keys, key_names
-from millpond.executor.inputs.payload import ROW_DICTS, TEXT_TYPES, UndecodedRow, value_of_row
+from millpond.executor.inputs.keys import KeyExtractor, KeyField, extract_key_column, extract_keys, key_names
+from millpond.executor.inputs.payload import (
+    ROW_DICTS,
+    TEXT_TYPES,
+    Payload,
+    UndecodedRow,
+    decoded_rows,
+    value_of_row,
+)
 from millpond.executor.inputs.reserved import refuse_reserved
-from millpond.executor.time.instants import InstantColumn, TimeReading, instant_column_us, parse_instant_us
+from millpond.executor.time.instants import (
+    DEFAULT_READING,
+    InstantColumn,
+    TimeReading,
+    instant_column_us,
+    parse_instant_us,
+)
 from millpond.executor.time.observations import InputObservation
-from millpond.executor.time.watermark_policies import IngressTime, MarkColumn
+from millpond.executor.time.watermark_policies import IngressTime, MarkColumn, WatermarkPolicy
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.codec import PlainObject
 from millpond.statestore.rows.key_text import encode_key
+from millpond.statestore.rows.record_ids import ID_SLACK_US
 from millpond.statestore.rows.row import has_envelope_fields
 from millpond.statestore.types import TIME_MIN_US, EventTimeMicros
 
@@ -37,6 +50,48 @@ _ID_TYPES: Final = TEXT_TYPES | {pa.binary(), pa.large_binary()}
 
 Rows: TypeAlias = "pa.Table | Sequence[Mapping[str, Any]]"
 """Outside rows: an Arrow table, or one mapping of fields per row."""
+
+
+FieldExtractor: TypeAlias = str | Callable[[Any], Any]
+"""Where an injector finds a time, id or member: a column's name, or a function of the row as a ``dict``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectorNode:
+    """A declared injector; `Pipeline.inject` explains its arguments.
+
+    Attributes:
+        stream: the stream that it feeds, which also names its input for the runners.
+        signals: on the stream of signals, which never ends, the names that each windowed step waits for.
+        is_assumed: the user gave no watermark policy, so the default is only assumed.
+    """
+
+    stream: str
+    key: KeyField
+    at: FieldExtractor | IngressTime
+    id: FieldExtractor | None
+    watermark: WatermarkPolicy
+    idle_after_us: int | None = None
+    members: tuple[str, ...] = ()
+    member: FieldExtractor | None = None
+    skew_limit_us: int | None = None
+    id_slack_us: int = ID_SLACK_US
+    times: TimeReading = DEFAULT_READING
+    signals: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    change: str | None = None
+    payload: Payload | None = None
+    is_assumed: bool = False
+
+    def check_member(self, member: str | None) -> None:
+        if member is not None and member not in self.members:
+            raise InvalidError(
+                "no such member is expected", stream=self.stream, member=member, members=list(self.members)
+            )
+
+
+def rows_to_extract(node: InjectorNode, rows: Any) -> Any:
+    """Return rows as the injector's extractors see them: with the payload decoded, if there is one."""
+    return rows if node.payload is None else decoded_rows(node.payload, rows, stream=node.stream)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +120,7 @@ def read_injected(
     if isinstance(rows, pa.Table):
         keys = extract_key_column(wanted, rows)
     else:
-        keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), RowValues(rows))
+        keys = extract_keys(wanted, pa.nulls(len(rows), pa.string()), rows.__getitem__)
     times = _event_times(node, rows, stamp_at)
     ids, id_errors = _ids(node.id, rows)
     errors = {**id_errors, **times.errors, **keys.errors}
@@ -90,7 +145,6 @@ def check_fields(node: InjectorNode, keys: Iterable[KeyExtractor], rows: Sequenc
 
 
 def _check_field(stream: str, use: str, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the cells of a field that at least one row has."""
     cells = [row[name] for row in rows if name in row]
     if not cells:
         fields = [field for field in rows[0] if isinstance(field, str)]
@@ -136,7 +190,6 @@ def member_names(node: InjectorNode, rows: Rows) -> list[str | None] | None:
 
 
 def scoped_ids(ids: pa.BinaryArray | None, scope: bytes) -> pa.BinaryArray | None:
-    """Return record ids with their scope before them; see `Topology.id_scope`."""
     if ids is None or not scope:
         return ids
     return pc.binary_join_element_wise(pa.scalar(scope, pa.binary()), ids, pa.scalar(b"", pa.binary()))
@@ -173,7 +226,6 @@ def oldest_time(node: InjectorNode, rows: Rows) -> EventTimeMicros | None:
 
 
 def readable_times(node: InjectorNode, rows: Rows) -> npt.NDArray[np.int64]:
-    """Return the readable times of the rows, in their order."""
     times = _event_times(node, rows)
     return np.delete(times.at, list(times.errors)) if times.errors else times.at
 
@@ -205,7 +257,6 @@ def delivered_values(node: InjectorNode, rows: Rows, at: npt.NDArray[np.int64]) 
 
 
 def row_values(rows: Rows) -> Values:
-    """Return the rows as record values: each is a ``dict`` of its fields."""
     if isinstance(rows, pa.Table):
         return ArrowValues(rows)
     if any(map(has_envelope_fields, rows)):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from types import NoneType
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,12 +33,6 @@ returns text or a tuple.
 """
 
 
-class ValueSequence(Protocol):
-    def __len__(self) -> int: ...
-
-    def value(self, index: int) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractedKeys:
     """The keys of a column, null exactly where ``errors`` has an entry."""
@@ -48,7 +42,6 @@ class ExtractedKeys:
 
 
 def check_key_extractor(extractor: object, **subject: object) -> None:
-    """Refuse an invalid key extractor; ``subject`` is for the error."""
     if extractor is None or callable(extractor):
         return
     if isinstance(extractor, list | tuple):
@@ -78,7 +71,6 @@ def settled_key(extractor: KeyExtractor) -> KeyExtractor:
 
 
 def key_names(extractor: KeyExtractor) -> tuple[str, ...]:
-    """Return the fields of a key; none for a function or for the record's own key."""
     if isinstance(extractor, str):
         return (extractor,)
     return () if extractor is None or callable(extractor) else tuple(extractor)
@@ -134,26 +126,28 @@ def _encodable(key: str) -> Key:
     return Key(key)
 
 
-def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, values: ValueSequence) -> ExtractedKeys:
-    """Return the keys of many records, decoding values only if the extractor needs them."""
+def extract_keys(extractor: KeyExtractor, own_keys: pa.Array, value: Callable[[int], Any]) -> ExtractedKeys:
+    """Return the keys of many records, reading values by index only if the extractor needs them."""
     if extractor is None:
         return _text_column(own_keys)
-    if isinstance(extractor, tuple) and (texts := _made_at_once(extractor, values)) is not None:
+    if (
+        isinstance(extractor, tuple)
+        and (texts := _made_at_once(extractor, [value(row) for row in range(len(own_keys))])) is not None
+    ):
         return ExtractedKeys(keys=texts)
     keys: list[str | None] = []
     errors: dict[int, str] = {}
-    for row in range(len(values)):
+    for row in range(len(own_keys)):
         try:
-            keys.append(extract_key(extractor, None, values.value(row)))
+            keys.append(extract_key(extractor, None, value(row)))
         except InvalidError as error:
             keys.append(None)
             errors[row] = str(error)
     return ExtractedKeys(keys=pa.array(keys, pa.string()), errors=errors)
 
 
-def _made_at_once(names: tuple[str, ...], values: ValueSequence) -> pa.StringArray | None:
+def _made_at_once(names: tuple[str, ...], rows: Sequence[Any]) -> pa.StringArray | None:
     """Return typed keys by columns, which is much faster; ``None`` unless each column has one simple type."""
-    rows = [values.value(row) for row in range(len(values))]
     if not rows or not ROW_DICTS.issuperset(map(type, rows)):
         return None
     try:
@@ -181,23 +175,10 @@ _SIMPLE: Final[dict[type, pa.DataType]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RowValues:
-    """Rows as a `ValueSequence`."""
-
-    rows: Sequence[Mapping[str, Any]]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def value(self, index: int) -> Any:
-        return self.rows[index]
-
-
 def extract_key_column(extractor: KeyField, rows: pa.Table) -> ExtractedKeys:
     """Return the keys of an Arrow table; a column's name costs no decoding."""
     if callable(extractor):
-        return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), RowValues(rows.to_pylist()))
+        return extract_keys(extractor, pa.nulls(rows.num_rows, pa.string()), rows.to_pylist().__getitem__)
     for name in key_names(extractor):
         if name not in rows.column_names:
             hint = did_you_mean(name, rows.column_names)

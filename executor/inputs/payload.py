@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import cloudpickle
 import orjson
@@ -236,7 +236,6 @@ SchemasById = str | Path | Mapping[int, Any] | Callable[[int], Any]
 
 
 def schema_id(payload: bytes) -> int:
-    """Return the schema's number from a payload in Confluent's wire format."""
     if len(payload) < CONFLUENT_HEADER or payload[0]:
         raise InvalidError(
             "the payload is not in Confluent's wire format, which begins with a zero byte and four bytes of a schema's number",
@@ -328,7 +327,6 @@ ROW_DICTS: Final[frozenset[Any]] = frozenset((dict, DecodedRow))
 
 
 def decoded_rows(payload: Payload, rows: Any, *, stream: str) -> list[Any]:
-    """Decode the payload of each row: a `DecodedRow` or an `UndecodedRow` for each."""
     if isinstance(rows, pa.Table):
         return list(_of_table(payload, rows, stream))
     _check_rows(payload, rows, stream)
@@ -349,18 +347,6 @@ def decoded_values(payload: Payload, rows: Any, *, stream: str) -> list[dict[str
     return [row.value for row in decoded]
 
 
-class _Injector(Protocol):
-    @property
-    def stream(self) -> str: ...
-    @property
-    def payload(self) -> Payload | None: ...
-
-
-def rows_to_extract(node: _Injector, rows: Any) -> Any:
-    """Return rows as the injector's extractors see them: with the payload decoded, if there is one."""
-    return rows if node.payload is None else decoded_rows(node.payload, rows, stream=node.stream)
-
-
 def check_payload_column(payload: Payload, columns: Sequence[str], *, stream: str) -> None:
     if payload.column not in columns:
         raise InvalidError(
@@ -376,7 +362,6 @@ def original_row(row: Any) -> Any:
 
 
 def value_of_row(row: Any) -> Any:
-    """Return a decoded row's value; ``None`` for an undecoded row."""
     return row.value if isinstance(row, DecodedRow) else None
 
 

@@ -24,7 +24,6 @@ def percentile_watermark_app_id(pipeline: str, kind: str, name: str, percentile:
 
 
 def counts_by_computation(positions: Mapping[str, int], pipeline: str) -> dict[str, dict[str, int]]:
-    """Return every counter of a pipeline's computations, by computation and name."""
     counts: dict[str, dict[str, int]] = {}
     for app_id, value in positions.items():
         if app_id.startswith(AppId.COUNT):
@@ -96,12 +95,10 @@ def consumed_elsewhere(positions: Mapping[str, int], pipeline: str, source: str)
 
 
 def superstep_of(positions: Mapping[str, int], pipeline: str) -> Superstep:
-    """Return the last committed superstep; 0 before the first."""
     return Superstep(positions.get(AppId.SUPERSTEP.of(pipeline), 0))
 
 
 def input_positions(positions: Mapping[str, int], pipeline: str, stream: str) -> dict[str, int]:
-    """Return source id → last consumed batch of one input."""
     prefix = AppId.INPUT.of(pipeline, stream, "")
     return {
         unquote(app_id.removeprefix(prefix)): version

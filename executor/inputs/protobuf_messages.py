@@ -206,7 +206,6 @@ class _UnfitError(Exception):
 
 
 def reader_of(descriptor: Any) -> Callable[[bytes], dict[str, Any]]:
-    """Return a function that reads messages of a type."""
     kind, name = GetMessageClass(descriptor), descriptor.full_name
     convert = _of_message(descriptor, {})
 

@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from millpond.executor.inputs.extraction import Rows, oldest_time, readable_times
-from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.extraction import InjectorNode, Rows, oldest_time, readable_times
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
 from millpond.executor.local.rows import RowSource, source_of
 from millpond.executor.local.run import LocalRun

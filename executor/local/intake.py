@@ -22,6 +22,7 @@ import pyarrow as pa
 from millpond.executor.computation.values import Values
 from millpond.executor.inputs.extraction import (
     Injected,
+    InjectorNode,
     Rows,
     check_fields,
     delivered_values,
@@ -31,7 +32,6 @@ from millpond.executor.inputs.extraction import (
     scoped_ids,
     with_marks,
 )
-from millpond.executor.inputs.injector import InjectorNode
 from millpond.executor.inputs.payload import original_row
 from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.interval.bundle import DeadLetter, Deliveries

@@ -9,9 +9,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from millpond.executor.inputs.extraction import Rows, row_count
-from millpond.executor.inputs.injector import InjectorNode
-from millpond.executor.inputs.payload import rows_to_extract
+from millpond.executor.inputs.extraction import InjectorNode, Rows, row_count, rows_to_extract
 from millpond.statestore.errors import InvalidError
 
 RowsLike: TypeAlias = Any

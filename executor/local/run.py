@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from millpond.executor.inputs.changes import flat_rows
-from millpond.executor.inputs.extraction import Rows
-from millpond.executor.inputs.payload import rows_to_extract
+from millpond.executor.inputs.extraction import Rows, rows_to_extract
 from millpond.executor.inputs.positions import LOCAL_SOURCE, after_the_end
 from millpond.executor.local.engine import LocalBatch
 from millpond.executor.local.intake import Arrival, OutsideRows, Receipt, UpdateEntry, check_fit

@@ -21,8 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millpond.executor.inputs.extraction import Rows, check_fields, read_injected, row_count, sorted_by_time
-from millpond.executor.inputs.payload import rows_to_extract
+from millpond.executor.inputs.extraction import (
+    Rows,
+    check_fields,
+    read_injected,
+    row_count,
+    rows_to_extract,
+    sorted_by_time,
+)
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, LOCAL_SOURCE, consumed_before
 from millpond.executor.local.engine import LocalBatch, LocalEngine, LocalInputs, LocalResults
 from millpond.executor.local.intake import Intake, OutsideRows, Taken

@@ -16,7 +16,7 @@ from typing import Any, Final
 import cloudpickle
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.inputs.injector import FieldExtractor
+from millpond.executor.inputs.extraction import FieldExtractor
 from millpond.executor.inputs.keys import check_key_extractor
 from millpond.executor.inputs.payload import ROW_PREFIX, Payload
 from millpond.executor.pipeline.nodes import DEAD_LETTERS, SIGNALS, ComputationNode

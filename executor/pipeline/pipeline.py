@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 
 from millpond.executor.computation.computation import Computation
 from millpond.executor.computation.context import declared_counters
-from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
+from millpond.executor.inputs.extraction import FieldExtractor, InjectorNode
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, check_key_extractor, settled_key
 from millpond.executor.inputs.payload import Payload
 from millpond.executor.pipeline.checks import (

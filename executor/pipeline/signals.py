@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.extraction import InjectorNode
 from millpond.executor.pipeline.nodes import SIGNALS, ComputationNode, Subscription
 from millpond.executor.pipeline.topology import Topology
 from millpond.executor.time.instants import INSTANT_MAX_US, INSTANT_MIN_US, TimeReading

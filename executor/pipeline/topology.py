@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import TopologicalSorter
 
-from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.extraction import InjectorNode
 from millpond.executor.inputs.positions import stream_number
 from millpond.executor.pipeline.nodes import (
     DEAD_LETTERS,

@@ -153,7 +153,6 @@ def compare_stores(
 
 
 def _note_of(store: Store, other: Store) -> ReplayNote | None:
-    """Return the first store's note if it is a replay of the second store."""
     if store.path.startswith("memory:"):
         return None
     note = read_note(open_objects(store.path, store.storage_options))

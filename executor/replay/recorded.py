@@ -86,7 +86,6 @@ def recorded_supersteps(
 
 
 def _refuse_changes(commit: LoggedCommit) -> None:
-    """Refuse a commit that a replay cannot repeat."""
     what = _NOT_REPEATED.get(commit.kind)
     if what is None and any(
         app_id.startswith(AppId.LETTERS) and at % 2 == 0 for app_id, at in commit.txns.items()

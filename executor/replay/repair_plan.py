@@ -138,7 +138,6 @@ class _Files:
         return True
 
     def sources_of(self, path: str, history: TableHistory) -> tuple[Add, ...] | None:
-        """Return the intact files that a file was compacted from; ``None`` if some of them are gone."""
         change = history.maker_of(path)
         if change is None or change.kind not in _COMPACTION_KINDS:
             return None
@@ -226,7 +225,6 @@ def _is_of_log(path: str) -> bool:
 
 
 def _newest_txns(log: Log, inventory: LogInventory, history: TableHistory) -> dict[str, int]:
-    """Return the last known transactions: of the history, and of single readable commits after it."""
     txns = history.state.txns
     for commit in readable_commits(
         log, (version for version in inventory.versions if version > history.newest)

@@ -66,7 +66,6 @@ class ReplayNote:
 
 
 def read_note(folder: Objects) -> ReplayNote | None:
-    """Read the note in a store's folder; ``None`` if the store is not a replay."""
     try:
         return ReplayNote(**orjson.loads(folder.get(NOTE)))
     except ObjectMissingError:
@@ -125,7 +124,6 @@ class ReplayPlan:
 def plan_replay(
     log: Log, first: Snapshot, last: Snapshot, topology: Topology, *, recorded: bool
 ) -> ReplayPlan:
-    """Plan a replay from the version ``first`` to ``last``."""
     if last.version < first.version:
         raise InvalidError(
             "the last version of a replay comes before its first", version=first.version, until=last.version
@@ -218,7 +216,6 @@ def _is_forked(store: Store, path: str | Path) -> bool:
 
 
 def with_own_sinks(pipeline: EnginePipeline, fork: Store, clock: Clock, rng: Rng) -> EnginePipeline:
-    """Return the pipeline with sinks in the folder of a fork."""
     folder = SinkFolder(store=fork.path, storage_options=fork.storage_options, clock=clock, rng=rng)
     name_in_store = as_stored(pipeline.check(), fork.snapshot()).name
 
@@ -411,7 +408,6 @@ def replay(
 
 
 def _run_on(run: LocalRun, plan: ReplayPlan, parts: Mapping[str, RowSource]) -> None:
-    """Process all rows in one run, like `LocalRunner.run`."""
     consume_inputs(run, parts, finish=plan.has_ended)
     for stream, part in parts.items():
         if plan.has_ended:

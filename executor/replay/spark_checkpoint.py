@@ -43,7 +43,6 @@ class Reached:
 
 
 def reached_batches(folder: Path) -> dict[str, Reached]:
-    """Return the progress of all checkpoints in a folder, by query id."""
     reached = {}
     for query, checkpoint in checkpoints_in(folder).items():
         done, planned = (max(map(int, _batches(_files_in(checkpoint), part)), default=-1) for part in _PARTS)

@@ -70,7 +70,6 @@ class ColumnWatch:
         self._sink = sink
 
     def look(self, values: Sequence[Any]) -> None:
-        """Look for the columns in the values of the first superstep that has values."""
         if not self._unseen or not values:
             return
         # Only the first superstep with values is searched: later ones would pay for a warning given already.
@@ -91,7 +90,6 @@ class ColumnWatch:
 def sink_table(
     productions: pa.Table, schema: pa.Schema | None, sink: str, watch: ColumnWatch | None = None
 ) -> pa.Table:
-    """Return the productions as a table with the sink's columns, in the same order."""
     _refuse_bytes(productions, sink)
     if schema is None:
         return _as_texts(productions.select(SINK_SCHEMA.names).cast(SINK_SCHEMA))
@@ -117,7 +115,6 @@ def _as_texts(table: pa.Table) -> pa.Table:
 
 
 def retractions(productions: pa.Table, sink: str) -> list[bool]:
-    """Return, for each production in order, True if it is a retraction."""
     values = _decoded(productions, sink)
     return [is_envelope(value) and bool(value["pane"]["is_retraction"]) for value in values]
 

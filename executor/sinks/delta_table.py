@@ -220,7 +220,6 @@ def _is_within(at: Mapping[str, int], limits: Mapping[str, int]) -> bool:
 
 
 def read_rows(objects: Objects, version: TableVersion) -> pa.Table:
-    """Return the rows of a table at a version; no columns if it has no files."""
     paths = replay_log(Log(objects), version).adds
     tables = [pq.read_table(pa.BufferReader(objects.get(path))) for path in paths]
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
@@ -311,7 +310,6 @@ def _plan(log: Log, snapshot: Snapshot, record: SinkRecord, superstep: Superstep
 
 
 def _undone(changes: Sequence[Change], ahead: Mapping[str, int], url: str) -> list[Change]:
-    """Return the deliveries of later supersteps, newest first."""
     undone, left = [], set(ahead)
     for change in reversed(changes):
         moved = dict(change.txns_before)

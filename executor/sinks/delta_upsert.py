@@ -129,8 +129,6 @@ class UpsertSinkWriter(TableWriter):
             guard=self._record.check,
         )
 
-    # -- leaves ----------------------------------------------------------------------------
-
     def _leaves(self, snapshot: Snapshot) -> list[_Leaf]:
         """Return the table's files in key order, after the files of other engines."""
         self._known = {file.path: self._known.get(file.path) or _leaf_of(file) for file in snapshot.files}
@@ -165,7 +163,6 @@ class UpsertSinkWriter(TableWriter):
                 yield leaf, self._with(kept, rows, changes, new), index == len(leaves) - 1
 
     def _without(self, table: pa.Table, touched: Mapping[str, RowChange]) -> pa.Table:
-        """Return a leaf's rows except the replaced and retracted ones."""
         if not touched or not table.num_rows:
             return table
         texts = key_texts(key_columns(table, self._keys))
@@ -199,8 +196,6 @@ class UpsertSinkWriter(TableWriter):
         size = rows_max if is_last or rows <= rows_max else -(-rows // -(-rows // rows_max))
         for start in range(0, rows, size):
             yield table.slice(start, size)
-
-    # -- files -----------------------------------------------------------------------------
 
     def _read(self, leaf: _Leaf) -> pa.Table:
         data = self._objects.get(leaf.file.path)
@@ -269,7 +264,6 @@ def _keys_by_leaf(leaves: Sequence[_Leaf], keys: Iterable[RowKey]) -> dict[int, 
 
 
 def _table_of(ordered: Sequence[RowKey], rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the columns of keys, in the form of `key_columns`."""
     kinds = key_columns(rows.slice(0, 0), keys).schema
     arrays = [
         pa.array(
@@ -289,7 +283,6 @@ class RowChange:
 
 
 def key_columns(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the key columns as plain numbers and text."""
     return pa.table({f"k{index}": _plain(table.column(name), name) for index, name in enumerate(keys)})
 
 
@@ -307,7 +300,6 @@ def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def row_keys(columns: pa.Table) -> list[RowKey]:
-    """Return the key of each row, from `key_columns`."""
     lists = [column.to_pylist() for column in columns.columns]
     return [
         tuple((value is not None, 0 if value is None else value) for value in row)
@@ -335,7 +327,6 @@ def contents(table: pa.Table, keys: Sequence[str]) -> list[str]:
 
 
 def net_changes(table: pa.Table, keys: Sequence[str], retracts: Sequence[bool]) -> dict[RowKey, RowChange]:
-    """Return the net changes of a superstep's rows in order of production, by key."""
     changes: dict[RowKey, RowChange] = {}
     texts = contents(table, keys)
     pending: dict[RowKey, list[int]] = {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import cloudpickle
 import pyarrow as pa
 
-from millpond.executor.inputs.payload import rows_to_extract
+from millpond.executor.inputs.extraction import rows_to_extract
 from millpond.executor.inputs.positions import BOUNDED_SOURCE, after_the_end
 from millpond.executor.interval.worker import IntervalPlan
 from millpond.executor.pipeline.nodes import ComputationNode, is_addressed

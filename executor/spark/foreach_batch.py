@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, Unpack
 from weakref import WeakValueDictionary
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.inputs.injector import FieldExtractor
+from millpond.executor.inputs.extraction import FieldExtractor
 from millpond.executor.inputs.keys import KeyField
 from millpond.executor.inputs.payload import Payload
 from millpond.executor.pipeline.nodes import (

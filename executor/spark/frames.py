@@ -27,7 +27,7 @@ from millpond.executor.inputs.changes import (
     meta_field,
     renamed,
 )
-from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.extraction import InjectorNode
 from millpond.executor.inputs.payload import ROW_PREFIX
 from millpond.executor.inputs.positions import BOUNDED_SOURCE
 from millpond.executor.inputs.reserved import refuse_reserved

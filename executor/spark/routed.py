@@ -24,9 +24,15 @@ import pyarrow.compute as pc
 
 from millpond.executor.computation.values import ArrowValues, ChangedValues, JsonValues, Values
 from millpond.executor.inputs.changes import change_signs, in_commit_order, signed_ids
-from millpond.executor.inputs.extraction import member_names, row_values, scoped_ids, with_marks
+from millpond.executor.inputs.extraction import (
+    member_names,
+    row_values,
+    rows_to_extract,
+    scoped_ids,
+    with_marks,
+)
 from millpond.executor.inputs.keys import extract_key_column
-from millpond.executor.inputs.payload import decoded_values, rows_to_extract
+from millpond.executor.inputs.payload import decoded_values
 from millpond.executor.interval.bundle import DeadLetter, Deliveries
 from millpond.executor.pipeline.nodes import ComputationNode
 from millpond.executor.spark.task_plan import (

@@ -17,10 +17,9 @@ from pyspark.sql import types as T  # noqa: N812 - the name that every Spark use
 from pyspark.sql.functions import expr
 
 from millpond.executor.inputs.changes import CHANGE_ERROR, CHANGE_SIGN, image_names
-from millpond.executor.inputs.extraction import Rows, read_injected
-from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.extraction import InjectorNode, Rows, read_injected, rows_to_extract
 from millpond.executor.inputs.keys import KeyExtractor, KeyField, key_names
-from millpond.executor.inputs.payload import check_payload_column, rows_to_extract
+from millpond.executor.inputs.payload import check_payload_column
 from millpond.executor.inputs.reserved import refuse_reserved
 from millpond.executor.pipeline.checks import told_of_stream
 from millpond.executor.pipeline.topology import Topology

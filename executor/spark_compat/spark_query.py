@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.inputs.injector import FieldExtractor
+from millpond.executor.inputs.extraction import FieldExtractor
 from millpond.executor.pipeline.nodes import OnError
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.sinks.columns import TYPED_FIELD

@@ -146,7 +146,7 @@ def keyed_productions(
         part = productions.filter(_is_for(node, subscription.stream, streams)).combine_chunks()
         if part.num_rows:
             values = JsonValues(_only(part, "value"), _only(part, "value_bytes"))
-            yield subscription.stream, part, extract_keys(subscription.key, _only(part, "key"), values)
+            yield subscription.stream, part, extract_keys(subscription.key, _only(part, "key"), values.value)
 
 
 def deliveries_in(keyed: pa.Table, stream: str) -> Deliveries:

@@ -21,10 +21,9 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 import orjson
 
-from millpond.executor.inputs.extraction import read_injected
-from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.extraction import InjectorNode, read_injected, rows_to_extract
 from millpond.executor.inputs.keys import extract_key
-from millpond.executor.inputs.payload import rows_to_extract, value_of_row
+from millpond.executor.inputs.payload import value_of_row
 from millpond.executor.interval.letters import (
     RetriedLetter,
     check_types_kept,

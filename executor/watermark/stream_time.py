@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from millpond.executor.inputs.injector import InjectorNode
+from millpond.executor.inputs.extraction import InjectorNode
 from millpond.executor.time.clocks import EXACT, PercentileTimes
 from millpond.executor.time.observations import (
     DEFAULT_MEMBER,

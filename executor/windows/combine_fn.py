@@ -22,7 +22,6 @@ def check_extractor(of: object) -> None:
 
 
 def extract(of: ValueExtractor, value: Any) -> Any:
-    """Return the part of ``value`` that ``of`` selects."""
     if of is None:
         return value
     if callable(of):

@@ -249,7 +249,6 @@ class Min(Max):
 
 
 def canonical_text(of: ValueExtractor, value: Any) -> str:
-    """Return the part of a value as JSON with sorted keys, equal for equal values."""
     return orjson.dumps(extract(of, value), option=orjson.OPT_SORT_KEYS).decode()
 
 

@@ -164,17 +164,10 @@ class ResultIs(_OnFlag):
         if not callable(self.condition):
             raise InvalidError("a condition is a function of the combined value", condition=self.condition)
 
-    def on_element(self, context: TriggerContext, element: Element) -> None:  # noqa: ARG002 - any element
-        self._evaluate(context)
-
-    def on_elements(self, context: TriggerContext, elements: Sequence[Element]) -> None:  # noqa: ARG002 - any elements
-        self._evaluate(context)
-
-    def on_merge(self, context: TriggerContext) -> None:
-        self._evaluate(context)
-
-    def _evaluate(self, context: TriggerContext) -> None:
+    def on_merge(self, context: TriggerContext, *_: object, **__: object) -> None:
         context.set(self._flag, value=bool(self.condition(context.peek_value())))
+
+    on_element = on_elements = on_merge
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,6 @@ class WindowStates:
         heapify(self._owed)
 
     def begin_hook(self, on_open: OnOpen | None) -> None:
-        """Begin another hook, which has touched no window yet."""
         self._record_owed()
         self._touched.clear()
         self._on_open = on_open
@@ -130,7 +129,6 @@ class WindowStates:
         return order[first:last]
 
     def touched(self) -> list[WindowState]:
-        """Return the windows that the hook has touched and not removed."""
         states = self._open
         return [states[window] for window in self._touched if window in states]
 
@@ -182,7 +180,6 @@ class Wanted(NamedTuple):
 def add_wanted(
     wanted: dict[str, Wanted], strategy: WindowingStrategy, state: WindowState, watermark: int
 ) -> None:
-    """Add the window's trigger timers and expiry timer to ``wanted``, by tag."""
     window = state.window
     expires_at = strategy.expires_at(window)
     # The global window ends beyond any time that a record can carry.
@@ -298,8 +295,6 @@ class KeyWindows:
         self.counts: dict[str, int] = dict.fromkeys(WINDOW_COUNTERS, 0)
         self.output: list[WindowedValue] = []
 
-    # -- elements --------------------------------------------------------------------------
-
     def add(self, elements: Iterable[Element]) -> None:
         """Add a bundle of elements: assign, drop late ones, merge, combine, and ask each trigger.
 
@@ -398,8 +393,6 @@ class KeyWindows:
                     accumulator = combine.uncombine(accumulator, element.value)
         return accumulator, without_effect
 
-    # -- merging ---------------------------------------------------------------------------
-
     def _merge_all(self, assigned: dict[Window, list[Element]]) -> dict[Window, list[Element]]:
         if self._strategy.window_fn.merges_overlapping_only:
             known = {near for window in assigned for near in self.windows.overlapping(window)}
@@ -444,8 +437,6 @@ class KeyWindows:
             result.output_at = combined(self._strategy.timestamp_combiner, result.output_at, source.output_at)
             result.emitted += source.emitted
 
-    # -- signals ---------------------------------------------------------------------------
-
     def signal(self, name: str, window: Window | None) -> None:
         """Deliver a signal from outside to the triggers of ``window``, and ask them.
 
@@ -468,10 +459,7 @@ class KeyWindows:
             return sorted(filter(window.overlaps, self.windows.keys()))
         return [window]
 
-    # -- timers ----------------------------------------------------------------------------
-
     def on_timer(self, window: Window, timer: TriggerTimer) -> None:
-        """Deliver a trigger's timer to its owner, if it is still pending, then ask the window's trigger."""
         state = self.windows.get(window)
         at = None if state is None else state.timers.pop(timer.to_text(), None)
         if state is None or at is None:
@@ -505,7 +493,6 @@ class KeyWindows:
                     yield at, timer.domain, timer.percentile, tag_of(state.window, text), state.window, text
 
     def expire(self, window: Window) -> None:
-        """Emit the window's last pane if the strategy asks for one, and drop the window."""
         state = self.windows.get(window)
         if state is None:
             return
@@ -513,8 +500,6 @@ class KeyWindows:
         if not state.is_closed and (closing == "always" or (closing == "if_non_empty" and state.news)):
             self._show(state, Firing(), is_last=True, by_event_timer=True, even_empty=True)
         self.windows.pop(window)
-
-    # -- firing ----------------------------------------------------------------------------
 
     def _context(self, state: WindowState, sources: tuple[WindowState, ...] = ()) -> TriggerContext:
         return TriggerContext(

@@ -223,8 +223,6 @@ class TriggerContext:
         context._sources = tuple(source._state for source in sources)  # noqa: SLF001 - of the same class
         return context
 
-    # -- state -----------------------------------------------------------------------------
-
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value of the trigger's state; ``default`` if it is not set."""
         return self._state.trigger.get(self.path, {}).get(name, default)
@@ -238,8 +236,6 @@ class TriggerContext:
         self._state.trigger.pop(self.path, None)
         for text in [text for text in self._state.timers if parse_timer(text).path == self.path]:
             del self._state.timers[text]
-
-    # -- timers ----------------------------------------------------------------------------
 
     def set_timer(
         self, at: int, domain: TimeDomain = TimeDomain.EVENT, tag: str = "", *, percentile: float = EXACT
@@ -262,8 +258,6 @@ class TriggerContext:
     ) -> int | None:
         """Return the time of a pending timer, in microseconds; ``None`` if it is not set."""
         return self._state.timers.get(TriggerTimer(self.path, tag, domain, percentile).to_text())
-
-    # -- firing ----------------------------------------------------------------------------
 
     def ask(self, contents: Contents) -> None:
         """Ask to keep or clear the contents, from `Trigger.on_fire`; only the ``…_BY_DEFAULT`` modes comply."""
@@ -330,8 +324,6 @@ class Trigger:
         """True if nothing fires before a watermark passes the window's end, so that a bundle may be added at once."""
         return False
 
-    # -- notifications ----------------------------------------------------------------------
-
     def on_arm(self, context: TriggerContext) -> None:
         """Start to listen: a composite has advanced to this trigger or restarts it, and no element may follow."""
 
@@ -363,8 +355,6 @@ class Trigger:
         name = below.partition("/")[0]
         if child := self.children.get(name):
             child.on_child_timer(context.child(name), timer)
-
-    # -- decisions --------------------------------------------------------------------------
 
     def should_fire(self, context: TriggerContext) -> bool:
         """Return True if the window is to emit its contents now. Must be overridden, and must not change state."""

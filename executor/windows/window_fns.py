@@ -16,7 +16,6 @@ from millpond.statestore.errors import InvalidError
 
 
 def positive_us(name: str, duration: Duration) -> int:
-    """Return a positive duration in microseconds; an error names it ``name``."""
     micros = duration_us(duration)
     if micros <= 0:
         raise InvalidError(f"{name} must be positive", value=duration)

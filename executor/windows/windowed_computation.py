@@ -40,7 +40,6 @@ from millpond.statestore.rows.row import TimeDomain, is_envelope
 
 
 def element_of(record: Record, of: ValueExtractor = None) -> Element:
-    """Return the element of a record: value and time of the record, or of the envelope in it."""
     value = record.value
     if not is_envelope(value):
         return Element(value if of is None else extract(of, value), record.at, record.key)
@@ -159,7 +158,6 @@ class PaneKey:
 
     @classmethod
     def of(cls, extractor: KeyExtractor) -> KeyExtractor:
-        """Wrap an extractor; ``None``, for the record's key, stays ``None``."""
         return extractor if extractor is None else cls(settled_key(extractor))
 
 

@@ -82,21 +82,23 @@ class TestMany:
         """Without an extractor no value is looked at."""
         values = Decoded(1, 2)
 
-        extracted = extract_keys(None, pa.array(["a", "b"]), values)
+        extracted = extract_keys(None, pa.array(["a", "b"]), values.value)
 
         assert extracted.keys.to_pylist() == ["a", "b"]
         assert values.reads == 0
 
     def test_a_failing_record_does_not_disturb_the_others(self):
         """Keys are null exactly where there is an error."""
-        extracted = extract_keys("k", pa.array(["a", "b", "c"]), Decoded({"k": "x"}, {"k": []}, {"k": "z"}))
+        extracted = extract_keys(
+            "k", pa.array(["a", "b", "c"]), Decoded({"k": "x"}, {"k": []}, {"k": "z"}).value
+        )
 
         assert extracted.keys.to_pylist() == ["x", None, "z"]
         assert list(extracted.errors) == [1]
 
     def test_null_own_keys_are_errors(self):
         """A record without a key of its own needs an extractor."""
-        assert list(extract_keys(None, pa.array(["a", None]), Decoded(1, 2)).errors) == [1]
+        assert list(extract_keys(None, pa.array(["a", None]), Decoded(1, 2).value).errors) == [1]
 
     @given(st.data())
     def test_rows_at_once_are_as_rows_one_by_one(self, data):
@@ -106,9 +108,9 @@ class TestMany:
         row = st.fixed_dictionaries({"a": cells[0]}, optional={"b": cells[1]})
         rows = data.draw(st.lists(row, max_size=5))
 
-        together = extract_keys(("a", "b"), pa.nulls(len(rows), pa.string()), Decoded(*rows))
+        together = extract_keys(("a", "b"), pa.nulls(len(rows), pa.string()), Decoded(*rows).value)
 
-        alone = [extract_keys(("a", "b"), pa.nulls(1, pa.string()), Decoded(row)) for row in rows]
+        alone = [extract_keys(("a", "b"), pa.nulls(1, pa.string()), Decoded(row).value) for row in rows]
         assert together.keys.to_pylist() == [one.keys[0].as_py() for one in alone]
         assert together.errors == {row: one.errors[0] for row, one in enumerate(alone) if one.errors}
 
@@ -152,7 +154,7 @@ class TestColumn:
 
         for extractor in ("k", "t", ("k", "t"), ("t",)):
             by_column = extract_key_column(extractor, rows)
-            by_row = extract_keys(extractor, pa.nulls(3, pa.string()), Decoded(*rows.to_pylist()))
+            by_row = extract_keys(extractor, pa.nulls(3, pa.string()), Decoded(*rows.to_pylist()).value)
 
             assert by_column.keys.to_pylist() == by_row.keys.to_pylist()
             assert by_column.errors == dict.fromkeys(by_row.errors, "the key is null")

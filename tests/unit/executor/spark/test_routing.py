@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from millpond.executor.computation.computation import Computation
-from millpond.executor.inputs.extraction import read_injected
-from millpond.executor.inputs.injector import FieldExtractor, InjectorNode
+from millpond.executor.inputs.extraction import FieldExtractor, InjectorNode, read_injected
 from millpond.executor.inputs.keys import KeyExtractor
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.routing import Routed, Router, check_frame, slot_of_row
