@@ -149,7 +149,7 @@ def measure(
     ):
         started_us = SystemClock().monotonic_us()
         count = _inject_evenly(run, int(seconds * rate), rate)
-        run.run_until_quiet(timeout_ms=60_000)
+        run.run_until_quiet(timeout="1m")
         supersteps = run.summary().supersteps
     return _figures(started_us + WARM_UP_SHARE * seconds * 1e6, count, rate, supersteps)
 

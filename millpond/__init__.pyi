@@ -39,7 +39,6 @@ from .executor.spark_compat.spark_query import transform_with_state as transform
 from .executor.superstep.dead_letters import DeadLetterLimit as DeadLetterLimit
 from .executor.superstep.letter_retries import drop_dead_letters as drop_dead_letters
 from .executor.superstep.letter_retries import retry_dead_letters as retry_dead_letters
-from .executor.time.instants import Duration as Duration
 from .executor.time.instants import Instant as Instant
 from .executor.time.watermark_policies import BoundedDisorder as BoundedDisorder
 from .executor.time.watermark_policies import IngressTime as IngressTime
@@ -82,6 +81,7 @@ from .executor.windows.window_fns import GlobalWindows as GlobalWindows
 from .executor.windows.window_fns import Sessions as Sessions
 from .executor.windows.window_fns import SlidingWindows as SlidingWindows
 from .gc.compaction import CompactionPolicy as CompactionPolicy
+from .statestore.durations import Duration as Duration
 from .statestore.errors import ConflictError as ConflictError
 from .statestore.errors import DataError as DataError
 from .statestore.errors import FencedError as FencedError

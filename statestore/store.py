@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from millpond.statestore.catalog.catalog import Catalog, pinned_snapshot
 from millpond.statestore.catalog.engine import default_catalog_url
+from millpond.statestore.durations import accepts_old_durations, duration_ms
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.history.lineage import (
     ROWS_FOLDER,
@@ -35,7 +37,6 @@ from millpond.statestore.history.savepoint import Savepoint, drop_savepoint, mak
 from millpond.statestore.leases.lease import Leases
 from millpond.statestore.leases.memory import MemoryLeases, MemoryRegistry
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity, security_of
-from millpond.statestore.leases.zookeeper_lease import SESSION_TIMEOUT_MS
 from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.loading.load import Load, LoadBeginning, Loaded, LoadProgress
 from millpond.statestore.loading.source import LoadSource
@@ -138,6 +139,7 @@ class Store(Closeable):
             )
 
     @classmethod
+    @accepts_old_durations
     def open(
         cls,
         path: str | Path,
@@ -146,7 +148,7 @@ class Store(Closeable):
         *,
         zookeeper_security: ZooKeeperSecurity | None = None,
         storage_options: Mapping[str, str] | None = None,
-        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        session_timeout: str | timedelta = "10s",
         create: bool = True,
         read_only: bool = False,
         check_mark: bool = True,
@@ -167,7 +169,7 @@ class Store(Closeable):
                 (`ZooKeeperSecurity.from_environment`).
             storage_options: credentials and endpoints of an object store under the names that ``deltalake``
                 uses; missing values come from the environment (``AWS_…`` and so on).
-            session_timeout_ms: after which ZooKeeper ends the session of a silent process.
+            session_timeout: after which ZooKeeper ends the session of a silent process.
             create: create a missing store.
             read_only: only read; needs no ZooKeeper and no lease. The log is compared with the high-water mark
                 in the store's folder, and with ZooKeeper's if an ensemble is given or the store's own server is running.
@@ -202,6 +204,7 @@ class Store(Closeable):
         clock, rng = clock or SystemClock(), rng or SystemRng()
         local = local_folder(path)
         options = dict(storage_options or {})
+        session_ms = int(duration_ms("session_timeout", session_timeout))
         security = security_of(zookeeper, zookeeper_security)
         check_location(local, path, create=create and not read_only)
         root = place_of(path)
@@ -219,7 +222,7 @@ class Store(Closeable):
             if not read_only and leases is None:
                 if zookeeper is None:
                     server = EmbeddedZooKeeper(Path(root) / "zookeeper", clock, rng)
-                leases = zookeeper_leases(zookeeper, security, server, clock, session_timeout_ms, resources)
+                leases = zookeeper_leases(zookeeper, security, server, clock, session_ms, resources)
             if adopt is not None and leases is not None:
                 adopt_store(Log(objects), root, adopt, leases, clock, rng, marks=marks)
             store = cls(

@@ -40,6 +40,7 @@ from millpond.executor.interval.row_update import (
 )
 from millpond.executor.interval.time_sorted import TimeSortedExecutor
 from millpond.executor.time.clocks import slack_us
+from millpond.statestore.durations import duration_ms
 from millpond.statestore.errors import check
 from millpond.statestore.rows.row import ROW_SCHEMA, TimeDomain
 from millpond.statestore.types import EventTimeMicros, WallTimeMicros
@@ -66,8 +67,12 @@ class IntervalProcessor:
         soft_state: SoftState,
         on_stuck: OnStuck | None = None,
     ) -> None:
-        timeout_ms = node.user_code_timeout_ms
-        self._limit = None if timeout_ms is None else UserCodeWatchdog(node.name, timeout_ms, on_stuck)
+        timeout = node.user_code_timeout
+        self._limit = (
+            None
+            if timeout is None
+            else UserCodeWatchdog(node.name, duration_ms("user_code_timeout", timeout), on_stuck)
+        )
         self._node = node
         self._interval = interval
         self._soft_state = soft_state

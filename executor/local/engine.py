@@ -39,6 +39,7 @@ from millpond.executor.superstep.delivery import (
 from millpond.executor.superstep.plan import SuperstepPlan
 from millpond.executor.superstep.superstep import Batch, Engine, Inputs, Results
 from millpond.executor.time.observations import InputObservation, Watch
+from millpond.statestore.durations import duration_ms
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
@@ -117,7 +118,9 @@ class LocalEngine(Engine[LocalBatch, LocalInputs, LocalResults]):
             self._worker_of,
             self._files_of,
             clock=self._options.clock,
-            checkpoint_after_ms=self._options.checkpoint_weak_after_ms,
+            checkpoint_after_ms=duration_ms(
+                "checkpoint_weak_after", self._options.checkpoint_weak_after, least=None
+            ),
             helper=self._helper,
         )
 

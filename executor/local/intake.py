@@ -11,6 +11,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -40,6 +41,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.run import WatermarkUpdate
 from millpond.executor.superstep.delivery import take
 from millpond.executor.time.observations import InputObservation, Watch, observe_times
+from millpond.statestore.durations import accepts_old_durations, timeout_ms
 from millpond.statestore.errors import InvalidError, UnavailableError
 from millpond.statestore.types import EventTimeMicros
 
@@ -94,11 +96,12 @@ class Receipt:
         """True once all pieces have been committed."""
         return self._done.is_set() and self._failure is None
 
-    def wait(self, timeout_ms: float | None = None) -> bool:
+    @accepts_old_durations
+    def wait(self, timeout: str | timedelta | None = None) -> bool:
         """Wait until all pieces have been committed.
 
         Args:
-            timeout_ms: longest wait; ``None`` waits as long as the run lives.
+            timeout: longest wait; ``None`` waits as long as the run lives.
 
         Returns:
             True if all pieces were committed in time.
@@ -106,7 +109,8 @@ class Receipt:
         Raises:
             MillpondError: the error that ended the run; pieces may or may not be durable.
         """
-        if not self._done.wait(None if timeout_ms is None else timeout_ms / 1_000):
+        wait_ms = timeout_ms(timeout)
+        if not self._done.wait(None if wait_ms is None else wait_ms / 1_000):
             return False
         if self._failure is not None:
             raise self._failure

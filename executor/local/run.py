@@ -8,6 +8,7 @@ thread, and supersteps run only in `LocalRun.step`: tests and the simulation run
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
 
 import pyarrow as pa
 
@@ -26,6 +27,7 @@ from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.plan import InputPosition
 from millpond.executor.time.clocks import PercentileTimes
 from millpond.executor.watermark.authority import Conditions
+from millpond.statestore.durations import accepts_old_durations, timeout_ms
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, Clock, EventTimeMicros
 
@@ -44,7 +46,8 @@ class LocalRun(Run[Receipt]):
         # One value, so that no thread reads the topology of one time and the checked streams of another.
         self._gate: tuple[Topology, set[str]] = self._topology, set()
 
-    def inject(self, stream: str, rows: RowsLike, *, timeout_ms: float | None = None) -> Receipt:
+    @accepts_old_durations
+    def inject(self, stream: str, rows: RowsLike, *, timeout: str | timedelta | None = None) -> Receipt:
         """Inject rows into a stream; they are processed in the order of the calls.
 
         Waits while the intake is full. An unreadable row becomes a dead letter and does not
@@ -53,7 +56,7 @@ class LocalRun(Run[Receipt]):
         Args:
             stream: an injected stream.
             rows: a table (Arrow, pandas, anything with Arrow's C stream), or mappings of fields.
-            timeout_ms: longest wait for room; ``None`` waits as long as the run lives. In
+            timeout: longest wait for room; ``None`` waits as long as the run lives. In
                 stepping mode no room can become free meanwhile, so it never waits.
 
         Returns:
@@ -73,10 +76,11 @@ class LocalRun(Run[Receipt]):
         self._refuse_if_ended(stream)
         # Pieces are committed one by one, so that a large table does not become one large superstep.
         cut = list(pieces(given, BUNDLE_RECORDS_MAX))
+        wait_ms = timeout_ms(timeout)
         receipt = Receipt(len(cut))
         for count, piece in cut:
             arrival = Arrival(stream=stream, rows=piece, count=count, receipt=receipt, checked=topology)
-            self._put(arrival, timeout_ms)
+            self._put(arrival, wait_ms)
         return receipt
 
     def inject_durably(self, stream: str, rows: RowsLike) -> None:
@@ -120,9 +124,9 @@ class LocalRun(Run[Receipt]):
         """
         check_fit(self._topology, stream, rows)
 
-    def _put(self, entry: Arrival | UpdateEntry, timeout_ms: float | None = None) -> None:
+    def _put(self, entry: Arrival | UpdateEntry, wait_ms: float | None = None) -> None:
         self._lifecycle.check_phase(Phase.RUNNING)
-        self._worker.intake.put(entry, timeout_ms=timeout_ms if self._worker.is_threaded else 0)
+        self._worker.intake.put(entry, timeout_ms=wait_ms if self._worker.is_threaded else 0)
 
     def _refuse_if_ended(self, stream: str) -> None:
         if stream in self._worker.coordinator.inputs.closed:
@@ -253,20 +257,23 @@ class LocalRun(Run[Receipt]):
         self._lifecycle.check_phase(Phase.RUNNING)
         return self._worker.step()
 
-    def run_until_quiet(self, *, supersteps_max: int = 1_000_000, timeout_ms: float | None = None) -> bool:
+    @accepts_old_durations
+    def run_until_quiet(
+        self, *, supersteps_max: int = 1_000_000, timeout: str | timedelta | None = None
+    ) -> bool:
         """Wait until all input and productions are processed, no timer is due and all sinks are written.
 
         In stepping mode this runs the supersteps; otherwise it waits for the worker.
 
         Args:
             supersteps_max: bound for stepping mode, as a cycle may never come to rest.
-            timeout_ms: longest wait for the worker; ``None`` waits as long as the run lives.
+            timeout: longest wait for the worker; ``None`` waits as long as the run lives.
 
         Returns:
             True if the pipeline came to rest in time.
         """
         if self._worker.is_threaded:
-            return self._worker.intake.wait_until_idle(timeout_ms)
+            return self._worker.intake.wait_until_idle(timeout_ms(timeout))
         return any(self.step() is None for _ in range(supersteps_max))
 
     def _accept(self, update: WatermarkUpdate) -> Receipt:

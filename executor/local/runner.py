@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +21,11 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.options import CHECKPOINT_AFTER_MS, RunnerOptions
+from millpond.executor.run.options import CHECKPOINT_AFTER, RunnerOptions
 from millpond.executor.run.run import RunSummary
 from millpond.executor.superstep.dead_letters import DeadLetterLimit
 from millpond.gc.compaction import CompactionPolicy
+from millpond.statestore.durations import accepts_old_durations
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
@@ -55,11 +57,11 @@ class LocalRunner:
         disk_folder: folder for these files; ``None`` takes ``millpond-UID`` in the system's temporary folder. No
             other user may write to it.
         intake_records_max: injected records that may wait before `LocalRun.inject` waits.
-        pause_timeout_ms: longest wait for ZooKeeper or the object store to come back.
+        pause_timeout: longest wait for ZooKeeper or the object store to come back.
         on_held: reaction to another process that holds the pipeline: ``take`` it over (the next commit
             of the other process fails), ``wait`` as a standby, or ``refuse``.
         accept_ended: accept records of a stream whose input an earlier run has ended, as late records.
-        checkpoint_weak_after_ms: longest wait of a weak production for its consumer before it is
+        checkpoint_weak_after: longest wait of a weak production for its consumer before it is
             checkpointed, so that the sender of its cause is acknowledged (MillWheel §6.1.3).
         upkeep: when the store is compacted and its garbage collected; ``None`` leaves that to
             ``millpond gc``.
@@ -83,6 +85,7 @@ class LocalRunner:
             run.inject("queries", {"query": "cat", "time": 5}).wait()
     """
 
+    @accepts_old_durations
     def __init__(
         self,
         store: Store | str | Path,
@@ -96,10 +99,10 @@ class LocalRunner:
         disk_mib: int | None = None,
         disk_folder: str | Path | None = None,
         intake_records_max: int = 100_000,
-        pause_timeout_ms: float = 300_000,
+        pause_timeout: str | timedelta = "5m",
         on_held: OnHeld = "take",
         accept_ended: bool = False,
-        checkpoint_weak_after_ms: float = CHECKPOINT_AFTER_MS,
+        checkpoint_weak_after: str | timedelta = CHECKPOINT_AFTER,
         upkeep: UpkeepPolicy | None = _UPKEEP,
         balance: BalancePolicy | None = None,
         progress: bool = True,
@@ -122,8 +125,8 @@ class LocalRunner:
             disk_mib=disk_mib,
             disk_folder=disk_folder,
             intake_records_max=intake_records_max,
-            checkpoint_weak_after_ms=checkpoint_weak_after_ms,
-            pause_timeout_ms=pause_timeout_ms,
+            checkpoint_weak_after=checkpoint_weak_after,
+            pause_timeout=pause_timeout,
             on_held=on_held,
             accept_ended=accept_ended,
             upkeep=upkeep,

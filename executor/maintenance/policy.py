@@ -10,10 +10,10 @@ from functools import partial
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from millpond.executor.maintenance.helpers import INLINE, HelperProcess
-from millpond.executor.time.instants import Duration, duration_us
 from millpond.gc.collectors import Owned
 from millpond.gc.compaction import Compacted, CompactionPolicy
 from millpond.gc.round import CollectionRound, Retention, collect_garbage, collect_garbage_at
+from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.objects.local import LocalObjects

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from math import ceil
 from statistics import median
 from typing import Final
@@ -19,6 +20,7 @@ import pyarrow as pa
 from millpond.executor.interval.row_update import Manifest
 from millpond.executor.ownership.cuts import Cut, boundaries_of, middle_of, waiting_requests
 from millpond.executor.ownership.ownership import Ownership
+from millpond.statestore.durations import accepts_old_durations, duration_ms
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.interval import Interval
 from millpond.statestore.log.action import JsonValue
@@ -129,7 +131,7 @@ class BalancePolicy:
         every: supersteps between two looks at the load; the median of that many counts.
         hot: an interval with more than this many fair shares is split into parts of about one.
         cold: neighbours that have less than this part of a fair share together are merged.
-        least_ms: a computation that takes less work a superstep than this, in milliseconds, is left alone.
+        least_work: a computation that takes less work a superstep than this is left alone.
         intervals_max: the most intervals of a computation; ``None``: eight times the tasks that run at once.
 
     Raises:
@@ -142,15 +144,19 @@ class BalancePolicy:
     every: int = 4
     hot: float = 2.0
     cold: float = 0.25
-    least_ms: float = 50.0
+    least_work: str | timedelta = "50ms"
     intervals_max: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse bounds without a gap between hot and cold."""
-        if self.every < 1 or not 0 <= self.cold <= 0.5 or self.hot < 1.5 or self.least_ms < 0:
+        duration_ms("least_work", self.least_work)
+        if self.every < 1 or not 0 <= self.cold <= 0.5 or self.hot < 1.5:
             raise InvalidError("a balancer cannot work with these bounds", policy=self)
         if self.intervals_max is not None and self.intervals_max < 1:
             raise InvalidError("a computation has at least one interval", intervals_max=self.intervals_max)
+
+
+BalancePolicy.__init__ = accepts_old_durations(BalancePolicy.__init__)  # type: ignore[method-assign]
 
 
 def cuts_for(
@@ -189,7 +195,11 @@ def _fair_share(
 ) -> float | None:
     """Return the fair share of an interval in milliseconds, or ``None`` if the computation is left alone."""
     total = sum(load.work_ms for load in loads.values())
-    return total / max(len(loads), parallelism) if loads and total >= policy.least_ms else None
+    return (
+        total / max(len(loads), parallelism)
+        if loads and total >= duration_ms("least_work", policy.least_work)
+        else None
+    )
 
 
 def _splits(

@@ -28,8 +28,8 @@ from millpond.executor.pipeline.topology import (
     holding_edges,
     is_in_cycle,
 )
-from millpond.executor.time.instants import Duration, duration_us
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
+from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.rows.codec import Codec
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from millpond.executor.computation.computation import Computation
@@ -91,7 +92,7 @@ class ComputationNode:
     intervals: int | None = None
     on_late: OnLate | Mapping[str, OnLate] = "process"
     productions: ProductionMode = "strong"
-    user_code_timeout_ms: float | None = None
+    user_code_timeout: str | timedelta | None = None
     renamed_from: str | None = None
     prefix: str = ""
     time_sorted: bool = False
@@ -218,8 +219,8 @@ class ComputationOptions(TypedDict, total=False):
     superstep that made it (MillWheel §6.1.3).
     """
 
-    user_code_timeout_ms: float | None
-    """The time limit, in milliseconds, for the code's work on one key of a bundle. Code that exceeds the
+    user_code_timeout: str | timedelta | None
+    """The time limit, as ``"30s"``, for the code's work on one key of a bundle. Code that exceeds the
     limit is interrupted, which counts as an exception. ``None``, the default, sets no limit.
     """
 

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, Unpack, get_args
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, Unpack, cast, get_args
 
 from typing_extensions import TypeVar
 
@@ -49,8 +49,9 @@ from millpond.executor.pipeline.nodes import (
 from millpond.executor.pipeline.topology import Topology, cycle_of, holding_edges
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.time.clocks import declared_percentiles, horizon_us
-from millpond.executor.time.instants import Duration, TimeReading, TimeUnit
+from millpond.executor.time.instants import TimeReading, TimeUnit
 from millpond.executor.time.watermark_policies import BoundedDisorder, IngressTime, WatermarkPolicy
+from millpond.statestore.durations import Duration, duration_ms, with_new_names
 from millpond.statestore.errors import InvalidError, did_you_mean
 
 _NO_DISORDER: Final = BoundedDisorder("0s")
@@ -535,6 +536,7 @@ def _check_order(name: str, computation: Computation) -> None:
 
 
 def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
+    options = cast(ComputationOptions, with_new_names(options))
     for option in options:
         if option not in _OPTIONS:
             raise InvalidError(
@@ -552,9 +554,9 @@ def _checked_options(name: str, options: ComputationOptions) -> dict[str, Any]:
             raise InvalidError(
                 f"{option} must be {' or '.join(words)}", computation=name, **{option: given[option]}
             )
-    timeout_ms = options.get("user_code_timeout_ms")
-    if timeout_ms is not None and not (isinstance(timeout_ms, int | float) and timeout_ms > 0):
-        raise InvalidError("user_code_timeout_ms must be positive", computation=name, value=timeout_ms)
+    timeout = options.get("user_code_timeout")
+    if timeout is not None:
+        duration_ms("user_code_timeout", timeout, least="1us")
     if options.get("renamed_from") is not None:
         check_name("computation", options["renamed_from"])
     _check_count(name, "retries", options.get("retries", 0), least=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -13,6 +14,7 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.run.progress import Progress
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.options import PipelineOptions, check_at_least
+from millpond.statestore.durations import duration_ms
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
 from millpond.statestore.objects.disk_tier import DiskOptions
@@ -26,10 +28,10 @@ _Run = TypeVar("_Run")
 
 _MIB: Final = 1 << 20
 
-CHECKPOINT_AFTER_MS: Final = 1_000.0
+CHECKPOINT_AFTER: Final = "1s"
 """A weak production that its consumer has not processed by then is checkpointed (MillWheel §6.1.3)."""
 
-TICK_MS: Final = 250.0
+TICK: Final = "250ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +46,9 @@ class RunnerOptions(PipelineOptions):
         disk_mib: budget of a machine's disk for row files of an object store, in MiB; 0 for none, ``None`` for the
             default of `DiskOptions`.
         intake_records_max: injected records that may wait; local runner only.
-        checkpoint_weak_after_ms: time that a weak production may wait for its consumer; local runner only.
+        checkpoint_weak_after: time that a weak production may wait for its consumer; local runner only.
         spark: the session; ``None`` takes the active session or creates one; Spark only.
-        tick_ms: silence of the input after which due work runs without it; Spark only.
+        tick: silence of the input after which due work runs without it; Spark only.
     """
 
     store: Store | str | Path
@@ -59,9 +61,9 @@ class RunnerOptions(PipelineOptions):
     disk_folder: str | Path | None = None
     progress: bool = True
     intake_records_max: int = 100_000
-    checkpoint_weak_after_ms: float = CHECKPOINT_AFTER_MS
+    checkpoint_weak_after: str | timedelta = CHECKPOINT_AFTER
     spark: SparkSession | None = None
-    tick_ms: float = TICK_MS
+    tick: str | timedelta = TICK
 
     def __post_init__(self) -> None:
         """Refuse options with which no pipeline can run."""
@@ -69,6 +71,9 @@ class RunnerOptions(PipelineOptions):
         PipelineOptions.__post_init__(self)
         check_at_least("cache_mib", self.cache_mib, 0)
         check_at_least("intake_records_max", self.intake_records_max, 1)
+        duration_ms("tick", self.tick)
+        # A negative one checkpoints at once.
+        duration_ms("checkpoint_weak_after", self.checkpoint_weak_after, least=None)
         if self.disk_mib is not None:
             check_at_least("disk_mib", self.disk_mib, 0)
         if self.disk_folder is not None and not Path(self.disk_folder).is_absolute():

@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from inspect import signature
 from pathlib import Path
 from types import TracebackType
@@ -35,13 +36,15 @@ from millpond.executor.pipeline.nodes import (
     ProductionMode,
 )
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.run.options import TICK
 from millpond.executor.sinks.sink import Sink
 from millpond.executor.spark.micro_batches import QueryStart
 from millpond.executor.spark.run import SparkRun
 from millpond.executor.spark.runner import SparkRunner, SparkRunnerOptions
 from millpond.executor.spark.session import refuse_connect, refuse_pickle
-from millpond.executor.time.instants import Duration, TimeUnit
+from millpond.executor.time.instants import TimeUnit
 from millpond.executor.time.watermark_policies import IngressTime, WatermarkPolicy
+from millpond.statestore.durations import Duration, accepts_old_durations, with_new_names
 from millpond.statestore.errors import (
     InternalError,
     InvalidError,
@@ -390,9 +393,9 @@ class ForeachBatch:
 
 
 class PipelineBatchOptions(SparkRunnerOptions, total=False):
-    """The options of `Pipeline.foreach_batch`: the options of `SparkRunner`, which explains each, and ``tick_ms``."""
+    """The options of `Pipeline.foreach_batch`: the options of `SparkRunner`, which explains each, and ``tick``."""
 
-    tick_ms: float
+    tick: str | timedelta
 
 
 def stream_function(
@@ -410,6 +413,7 @@ def stream_function(
             into=stream,
             injected=streams,
         )
+    options = with_new_names(options)
     known = PipelineBatchOptions.__annotations__.keys()
     for option in sorted(options.keys() - known):
         raise InvalidError(
@@ -442,13 +446,14 @@ class ForeachBatchOptions(SparkRunnerOptions, total=False):
     retries: int
     on_late: OnLate | Mapping[str, OnLate]
     productions: ProductionMode
-    user_code_timeout_ms: float | None
+    user_code_timeout: str | timedelta | None
     feedback: Collection[str]
     renamed_from: str | None
     time_sorted: bool
     backfill: Backfill | None
 
 
+@accepts_old_durations
 def foreach_batch(
     store: Store | str | Path,
     computation: Computation,
@@ -461,7 +466,7 @@ def foreach_batch(
     name: str | None = None,
     produces: str | Sequence[str] | None = None,
     sink: Sink | Mapping[str, Sink] | None = None,
-    tick_ms: float = 250,
+    tick: str | timedelta = TICK,
     pipeline: str | None = None,
     drop: Sequence[str] = (),
     **options: Unpack[ForeachBatchOptions],
@@ -483,7 +488,7 @@ def foreach_batch(
         produces: the stream or streams of the computation's productions; by default one stream with its name.
         sink: one sink for the first of these streams, or a mapping of streams to sinks. `DEAD_LETTERS` is a
             stream, too.
-        tick_ms: silence of the query after which due timers fire without a batch.
+        tick: silence of the query after which due timers fire without a batch.
         pipeline: name under which the store keeps the consumed position of the query: the name of the
             computation at the query's first start. By default ``renamed_from``, or else the computation's name.
             Keep ``renamed_from`` or ``pipeline`` in the code, because the query keeps its first name.
@@ -513,7 +518,7 @@ def foreach_batch(
     for produced, target in sinks.items():
         # A store keeps the sink of the first stream under the computation's name.
         graph.add_sink(first if produced == output.name else f"{first}.{produced}", produced, target)
-    return stream_function(graph, store, INPUT, {**of_runner, "tick_ms": tick_ms})
+    return stream_function(graph, store, INPUT, {**of_runner, "tick": tick})
 
 
 _STREAM_OPTIONS: Final = frozenset(signature(EnginePipeline.inject).parameters)

@@ -40,8 +40,8 @@ from millpond.executor.spark.worker_process import check_importable
 from millpond.executor.superstep.backfills import backfill_position
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
-from millpond.executor.time.instants import duration_text
 from millpond.executor.time.watermark_policies import BoundedDisorder
+from millpond.statestore.durations import duration_text
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MIN_US
 

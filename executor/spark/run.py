@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -36,6 +37,7 @@ from millpond.executor.spark.session import spark_calls, worker_calls
 from millpond.executor.superstep.commit import SuperstepReport
 from millpond.executor.superstep.coordinator import Coordinator
 from millpond.executor.superstep.plan import InputPosition
+from millpond.statestore.durations import accepts_old_durations, duration_ms, timeout_ms
 from millpond.statestore.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("millpond")
 _SKEW_POLL_MS = 50.0
+_SUPERSTEPS_MAX = 1_000_000
 
 
 class SparkRun(Run[None]):
@@ -64,7 +67,7 @@ class SparkRun(Run[None]):
         lifecycle = Lifecycle()
         first = RunStatus.of(coordinator)
         super().__init__(coordinator.topology, lifecycle, options.clock, first=first, release=release)
-        self._tick_ms = options.tick_ms
+        self._tick_ms = duration_ms("tick", options.tick)
         self._engine = engine
         self._frames = frames
         self._coordinator = coordinator
@@ -200,17 +203,22 @@ class SparkRun(Run[None]):
             self._reported(self._engine.advance())
         self.run_until_quiet()
 
-    def run_until_quiet(self, *, supersteps_max: int = 1_000_000, timeout_ms: float | None = None) -> bool:
+    @accepts_old_durations
+    def run_until_quiet(
+        self, *, supersteps_max: int = _SUPERSTEPS_MAX, timeout: str | timedelta | None = None
+    ) -> bool:
         """Run supersteps without outside input until no work is due and all sinks are written.
 
         Args:
             supersteps_max: bound, as a cycle may never come to rest.
-            timeout_ms: longest time to work; ``None`` for no limit.
+            timeout: longest time to work; ``None`` for no limit.
 
         Returns:
             True if the pipeline came to rest in time, before the run was stopped.
         """
-        deadline = Deadline.after(self._clock, timeout_ms)
+        return self._run_until_quiet(supersteps_max, Deadline.after(self._clock, timeout_ms(timeout)))
+
+    def _run_until_quiet(self, supersteps_max: int, deadline: Deadline) -> bool:
         for _ in range(supersteps_max):
             with self._lock:
                 self._lifecycle.raise_failure()
@@ -277,14 +285,15 @@ class SparkRun(Run[None]):
             self._lifecycle.fail(failure)
             return False
 
-    def await_termination(self, timeout_ms: float | None = None) -> bool:
+    @accepts_old_durations
+    def await_termination(self, timeout: str | timedelta | None = None) -> bool:
         """Wait until every query has ended, and do all the work that their input has made due.
 
         With ``trigger={"availableNow": True}`` that is a whole run: afterwards all productions are
         delivered, all timers that the watermarks have passed have fired, and all sinks are written.
 
         Args:
-            timeout_ms: longest wait; ``None`` waits as long as a query runs.
+            timeout: longest wait; ``None`` waits as long as a query runs.
 
         Returns:
             True if all queries ended, and no work was left, in time.
@@ -294,11 +303,11 @@ class SparkRun(Run[None]):
             UnavailableError: Spark's JVM has ended.
             MillpondError: the error that ended the run, as the superstep raised it.
         """
-        deadline = Deadline.after(self._clock, timeout_ms)
+        deadline = Deadline.after(self._clock, timeout_ms(timeout))
         if not self._await_queries(deadline):
             return False
         is_stopping = self._lifecycle.phase is not Phase.RUNNING
-        has_ended = is_stopping or self.run_until_quiet(timeout_ms=deadline.left_ms)
+        has_ended = is_stopping or self._run_until_quiet(_SUPERSTEPS_MAX, deadline)
         if has_ended and self._is_bounded:
             self.note_unfed(self._queries.streams)
         return has_ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -12,7 +13,7 @@ from millpond.executor.maintenance.policy import CompactionWorkers, UpkeepPolicy
 from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.pipeline.topology import Topology
-from millpond.executor.run.options import TICK_MS, RunnerOptions
+from millpond.executor.run.options import TICK, RunnerOptions
 from millpond.executor.run.run import RunSummary
 from millpond.executor.spark.compactions import SparkCompactions
 from millpond.executor.spark.engine import SparkEngine
@@ -27,6 +28,7 @@ from millpond.executor.spark.session import (
     worker_calls,
 )
 from millpond.executor.superstep.dead_letters import DeadLetterLimit
+from millpond.statestore.durations import accepts_old_durations
 from millpond.statestore.history.lineage import local_folder, place_of
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.leases.zookeeper_client import ZooKeeperSecurity
@@ -59,7 +61,7 @@ class SparkRunnerOptions(TypedDict, total=False):
     disk_folder: str | Path | None
     on_held: OnHeld
     accept_ended: bool
-    pause_timeout_ms: float
+    pause_timeout: str | timedelta
     accept_checkpoint: bool
     upkeep: UpkeepPolicy | None
     balance: BalancePolicy | None
@@ -87,10 +89,10 @@ class SparkRunner:
             none. ``None`` takes 8 GiB, or a tenth of the free space, and nothing for a store in a local folder.
         disk_folder: folder for these files on each machine; ``None`` takes ``millpond-UID`` in its temporary folder.
             No other user may write to it.
-        tick_ms: silence of the input after which undelivered work runs without it.
+        tick: silence of the input after which undelivered work runs without it.
         on_held: reaction to another process that holds the pipeline: ``take`` it over (the next commit
             of the other process fails), ``wait`` as a standby, or ``refuse``.
-        pause_timeout_ms: longest wait for ZooKeeper or the object store to come back.
+        pause_timeout: longest wait for ZooKeeper or the object store to come back.
         accept_checkpoint: continue with a streaming checkpoint that is unknown to this store.
         accept_ended: accept records of a stream whose input an earlier run has ended, as late records.
         upkeep: when the store is compacted and its garbage collected; ``None`` leaves that to
@@ -114,6 +116,7 @@ class SparkRunner:
         run = runner.start(pipeline, {"queries": stream})            # until run.stop()
     """
 
+    @accepts_old_durations
     def __init__(
         self,
         store: Store | str | Path,
@@ -127,9 +130,9 @@ class SparkRunner:
         cache_mib: int = 512,
         disk_mib: int | None = None,
         disk_folder: str | Path | None = None,
-        tick_ms: float = TICK_MS,
+        tick: str | timedelta = TICK,
         on_held: OnHeld = "take",
-        pause_timeout_ms: float = 300_000,
+        pause_timeout: str | timedelta = "5m",
         accept_checkpoint: bool = False,
         accept_ended: bool = False,
         upkeep: UpkeepPolicy | None = _UPKEEP,
@@ -150,9 +153,9 @@ class SparkRunner:
             disk_mib=disk_mib,
             disk_folder=disk_folder,
             spark=spark,
-            tick_ms=tick_ms,
+            tick=tick,
             accept_checkpoint=accept_checkpoint,
-            pause_timeout_ms=pause_timeout_ms,
+            pause_timeout=pause_timeout,
             on_held=on_held,
             accept_ended=accept_ended,
             upkeep=upkeep,

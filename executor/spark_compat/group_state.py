@@ -16,7 +16,7 @@ from millpond.executor.computation.timers import Timer
 from millpond.executor.spark_compat.schema import StructCodec, parse_schema
 from millpond.executor.spark_compat.transform_with_state import ComputationOfRows, YieldedAs, YieldedRows
 from millpond.executor.spark_compat.variables import EXPIRY_TAG, columns_of_fields
-from millpond.executor.time.instants import Duration, duration_us
+from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.view_columns import StateColumn
 

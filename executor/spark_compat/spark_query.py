@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
@@ -16,6 +17,7 @@ from millpond.executor.computation.computation import Computation
 from millpond.executor.inputs.extraction import FieldExtractor
 from millpond.executor.pipeline.nodes import OnError
 from millpond.executor.pipeline.pipeline import EnginePipeline
+from millpond.executor.run.options import TICK
 from millpond.executor.sinks.columns import TYPED_FIELD
 from millpond.executor.sinks.sink import DeltaSink, Sink
 from millpond.executor.spark.frames import watermark_column, watermark_delay_us
@@ -32,6 +34,7 @@ from millpond.executor.spark_compat.group_state import (
 from millpond.executor.spark_compat.schema import parse_schema
 from millpond.executor.spark_compat.transform_with_state import INITIAL_STATE, RowsAs, TransformWithState
 from millpond.executor.time.watermark_policies import IngressTime
+from millpond.statestore.durations import accepts_old_durations
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.store import Store
 
@@ -41,11 +44,11 @@ if TYPE_CHECKING:
 
 INPUT: Final = "input"
 
-_TICK_MS: Final = 250
-_NO_TICK_MS: Final = 86_400_000
+_NO_TICK: Final = "1d"
 _OUTPUT_MODES: Final = ("append", "update")
 
 
+@accepts_old_durations
 def transform_with_state(
     frame: DataFrame,
     *,
@@ -62,7 +65,7 @@ def transform_with_state(
     name: str | None = None,
     id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
     on_error: OnError = "stop",
-    tick_ms: float | None = None,
+    tick: str | timedelta | None = None,
     event_time_column_name: str | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
@@ -89,8 +92,7 @@ def transform_with_state(
         id: column with the record's id. Records with the same id count once.
         on_error: the fate of rows whose code fails. ``"stop"`` ends the run, as Spark ends a query. ``"dead_letter"``
             keeps all rows of the key in the micro-batch as dead letters.
-        tick_ms: how long the input must be silent before due timers fire without it, in milliseconds. The default is
-            250. As in Spark, timers do not fire between the micro-batches of ``availableNow``.
+        tick: how long the input must be silent before due timers fire without it; ``"250ms"`` by default. As in Spark, timers do not fire between the micro-batches of ``availableNow``.
         event_time_column_name: the output's column with the event time for sinks. As in Spark, a row at or before the
             watermark fails. In a pipeline, pass it to `TransformWithState` for the computations that follow.
         options: all other options of `SparkRunner`.
@@ -132,12 +134,13 @@ def transform_with_state(
     inputs = (
         {INPUT: frame} if initial_state is None else {INPUT: frame, INITIAL_STATE: _ungrouped(initial_state)}
     )
-    runner, table = _runner(store, trigger, tick_ms, options), _table(sink, output_schema)
+    runner, table = _runner(store, trigger, tick, options), _table(sink, output_schema)
     return _start(
         runner, inputs, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
     )
 
 
+@accepts_old_durations
 def apply_in_pandas_with_state(
     frame: DataFrame,
     *,
@@ -153,7 +156,7 @@ def apply_in_pandas_with_state(
     name: str | None = None,
     id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
     on_error: OnError = "stop",
-    tick_ms: float | None = None,
+    tick: str | timedelta | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
     """Run a function written for ``applyInPandasWithState`` over a streaming frame, with its state in a store.
@@ -175,7 +178,7 @@ def apply_in_pandas_with_state(
         name: the computation's name in the store, by default the function's name.
         id: column with the record's id. Records with the same id count once.
         on_error: the fate of rows whose code fails; see `transform_with_state`.
-        tick_ms: how long the input must be silent before due timeouts fire without it; see `transform_with_state`.
+        tick: how long the input must be silent before due timeouts fire without it; see `transform_with_state`.
         options: all other options of `SparkRunner`.
 
     Returns:
@@ -190,12 +193,13 @@ def apply_in_pandas_with_state(
         function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
     )
     name = name or str(getattr(function, "__name__", "function"))
-    runner, table = _runner(store, trigger, tick_ms, options), _table(sink, output_schema)
+    runner, table = _runner(store, trigger, tick, options), _table(sink, output_schema)
     return _start(
         runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
     )
 
 
+@accepts_old_durations
 def apply_in_arrow_with_state(
     frame: DataFrame,
     *,
@@ -211,7 +215,7 @@ def apply_in_arrow_with_state(
     name: str | None = None,
     id: FieldExtractor | None = None,  # noqa: A002 - the word of the paper and of the users
     on_error: OnError = "stop",
-    tick_ms: float | None = None,
+    tick: str | timedelta | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
     """Run a function over a streaming frame like `apply_in_pandas_with_state`, but with Arrow in and out.
@@ -226,12 +230,13 @@ def apply_in_arrow_with_state(
         function, output_schema, state_schema, timeout, has_watermark=_has_watermark(frame, timeout)
     )
     name = name or str(getattr(function, "__name__", "function"))
-    runner, table = _runner(store, trigger, tick_ms, options), _table(sink, output_schema)
+    runner, table = _runner(store, trigger, tick, options), _table(sink, output_schema)
     return _start(
         runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=id, on_error=on_error
     )
 
 
+@accepts_old_durations
 def drop_duplicates(
     frame: DataFrame,
     keys: str | Sequence[str],
@@ -242,7 +247,7 @@ def drop_duplicates(
     trigger: Mapping[str, Any] | None = None,
     name: str = "drop_duplicates",
     on_error: OnError = "stop",
-    tick_ms: float | None = None,
+    tick: str | timedelta | None = None,
     **options: Unpack[SparkRunnerOptions],
 ) -> SparkRun:
     """Drop duplicates from a streaming frame, with the known keys in a store.
@@ -260,7 +265,7 @@ def drop_duplicates(
         trigger: arguments of Spark's ``DataStreamWriter.trigger``. ``None`` starts each batch when the last one ends.
         name: the computation's name in the store.
         on_error: the fate of rows whose code fails; see `transform_with_state`.
-        tick_ms: how long the input must be silent before keys expire without it; see `transform_with_state`.
+        tick: how long the input must be silent before keys expire without it; see `transform_with_state`.
         options: all other options of `SparkRunner`.
 
     Returns:
@@ -280,7 +285,7 @@ def drop_duplicates(
         raise InvalidError("to drop duplicates within the watermark, the frame needs a withWatermark")
     has_time = watermark_column(frame.schema) in columns
     computation = DropDuplicates(frame.schema, delay_us if within_watermark else 0 if has_time else None)
-    runner, table = _runner(store, trigger, tick_ms, options), _table(sink, frame.schema)
+    runner, table = _runner(store, trigger, tick, options), _table(sink, frame.schema)
     return _start(
         runner, {INPUT: frame}, computation, columns, name, table, trigger=trigger, id=None, on_error=on_error
     )
@@ -353,13 +358,13 @@ def _start(
 def _runner(
     store: Store | str | Path,
     trigger: Mapping[str, Any] | None,
-    tick_ms: float | None,
+    tick: str | timedelta | None,
     options: SparkRunnerOptions,
 ) -> SparkRunner:
-    if tick_ms is None:
+    if tick is None:
         is_bounded = trigger is not None and bool({"availableNow", "once"} & trigger.keys())
-        tick_ms = _NO_TICK_MS if is_bounded else _TICK_MS
-    return SparkRunner(store, tick_ms=tick_ms, **options)
+        tick = _NO_TICK if is_bounded else TICK
+    return SparkRunner(store, tick=tick, **options)
 
 
 def _table(sink: Sink | str | Path | None, schema: StructType | str) -> Sink | None:

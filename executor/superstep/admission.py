@@ -23,11 +23,11 @@ from millpond.executor.pipeline.topology import Topology
 from millpond.executor.superstep.commit import Totals
 from millpond.executor.superstep.options import PipelineOptions
 from millpond.executor.superstep.plan import InputPosition
-from millpond.executor.time.instants import duration_text
 from millpond.executor.time.observations import InputObservation
 from millpond.executor.time.watermark_policies import IngressTime
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import AppId
+from millpond.statestore.durations import duration_text
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.log.snapshot import Snapshot
 from millpond.statestore.rows.key_columns import (

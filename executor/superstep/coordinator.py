@@ -44,6 +44,7 @@ from millpond.executor.superstep.plan import SuperstepPlan, interval_plans
 from millpond.executor.superstep.sink_delivery import SinkDelivery
 from millpond.executor.watermark.pipeline_watermarks import PipelineWatermarks
 from millpond.statestore.app_ids import AppId
+from millpond.statestore.durations import duration_ms
 from millpond.statestore.failpoint import reach
 from millpond.statestore.interval import Interval
 from millpond.statestore.store import Store
@@ -103,7 +104,7 @@ class Coordinator:
             clock=options.clock,
             intervals=options.intervals or 1,
             on_held=options.on_held,
-            pause_timeout_ms=options.pause_timeout_ms,
+            pause_timeout_ms=duration_ms("pause_timeout", options.pause_timeout),
             on_taken=self.journal.record,
             keep_undelivered=lambda computations, fence: keep_undelivered(
                 store, topology.name, computations, fence=fence, token=self.names.token()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import get_args
 
 from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.ownership.balancer import BalancePolicy
 from millpond.executor.superstep.dead_letters import DeadLetterLimit
+from millpond.statestore.durations import duration_ms
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.lease import OnHeld
 from millpond.statestore.system import SystemClock, SystemRng
@@ -22,7 +24,7 @@ class PipelineOptions:
         intervals: key intervals of a computation that declares no number; ``None`` leaves the number to the runner.
         accept_checkpoint: accept an outside source that the store does not know.
         accept_ended: accept records of a stream that an earlier run has ended, as late records.
-        pause_timeout_ms: how long to wait for ZooKeeper or the object store to come back.
+        pause_timeout: how long to wait for ZooKeeper or the object store to come back.
         on_held: reaction to another process that holds the pipeline: ``take``, ``wait`` or ``refuse``.
         upkeep: when the store is compacted and its garbage collected; ``None``: never.
         balance: when intervals are split and merged by load; ``None``: only on request.
@@ -34,7 +36,7 @@ class PipelineOptions:
     intervals: int | None = None
     accept_checkpoint: bool = False
     accept_ended: bool = False
-    pause_timeout_ms: float = 300_000
+    pause_timeout: str | timedelta = "5m"
     on_held: OnHeld = "take"
     upkeep: UpkeepPolicy | None = None
     balance: BalancePolicy | None = None
@@ -46,7 +48,7 @@ class PipelineOptions:
         """Refuse options with which no pipeline can run."""
         if self.intervals is not None:
             check_at_least("intervals", self.intervals, 1)
-        check_at_least("pause_timeout_ms", self.pause_timeout_ms, 0)
+        duration_ms("pause_timeout", self.pause_timeout)
         if not isinstance(self.dead_letter_limit, DeadLetterLimit | None):
             raise InvalidError(
                 "dead_letter_limit is a DeadLetterLimit or None", type=type(self.dead_letter_limit).__name__

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
-from millpond.executor.time.instants import Duration, duration_us
 from millpond.executor.time.observations import check_percentile
+from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import DataError, InvalidError
 from millpond.statestore.rows.row import TimeDomain
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros

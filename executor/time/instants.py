@@ -1,7 +1,7 @@
-"""Durations and instants: every form that users write, converted to microseconds.
+"""Instants: every form that users write, converted to microseconds.
 
-Inside Millpond a time is an ``int`` of microseconds since 1970 UTC. Users write ``"30s"``, a `timedelta`, an
-aware `datetime` or ISO 8601 text. Nothing is guessed: a time without a zone, or a number that looks like a
+Inside Millpond a time is an ``int`` of microseconds since 1970 UTC. Users write an aware `datetime` or
+ISO 8601 text. Nothing is guessed: a time without a zone, or a number that looks like a
 date in milliseconds, is refused unless the injector declares zone or unit (`TimeReading`). `INSTANT_TEXT`
 defines the accepted text for both runners.
 """
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpond.statestore.durations import INT64_MAX, MICROSECOND, whole_number
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros
 
@@ -99,33 +100,17 @@ DEFAULT_READING: Final = TimeReading(is_unit_given=False)
 """The reading of an injector that declares neither unit nor zone."""
 
 
-Duration: TypeAlias = int | str | timedelta
-"""A length of time: microseconds, text such as ``"250ms"`` or ``"1h30m"``, or a `timedelta`."""
-
 Instant: TypeAlias = int | datetime
 """A point in time: microseconds since 1970 UTC, or a `datetime` with a time zone."""
 
 _PARSED_TYPES: Final = frozenset({pa.string(), pa.large_string(), pa.string_view(), pa.null(), pa.uint64()})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
-_INT64_MAX: Final = 2**63 - 1
 
-_UNITS_US: Final[Mapping[str, int]] = {
-    "us": 1,
-    "ms": 1_000,
-    "s": 1_000_000,
-    "m": 60_000_000,
-    "min": 60_000_000,
-    "h": 3_600_000_000,
-    "d": 86_400_000_000,
-}
-_TERM: Final = re.compile(r"(\d+)(?:\.(\d+))?\s*(us|ms|min|s|m|h|d)\s*")
-
-INSTANT_MIN_US: Final = EventTimeMicros((datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND)
+INSTANT_MIN_US: Final = EventTimeMicros((datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // MICROSECOND)
 """The earliest event time of a record: the beginning of year 1."""
 
 INSTANT_MAX_US: Final = EventTimeMicros(
-    (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+    (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // MICROSECOND
 )
 """The latest event time of a record: the end of year 9999, the last that SQL engines can show."""
 
@@ -155,84 +140,22 @@ _INSTANT: Final = re.compile(
 )
 
 
-def duration_us(value: Duration) -> int:
-    """Convert a duration to microseconds: text has numbers with units ``us ms s m min h d``, in any order."""
-    match value:
-        case bool():
-            raise InvalidError("a duration cannot be a bool", value=value)
-        case timedelta():
-            return _bounded_duration(value // _MICROSECOND, value)
-        case str():
-            return _bounded_duration(_parse_duration_us(value), value)
-    return _bounded_duration(
-        _integer(value, "a duration must be microseconds, text such as '30s' or a timedelta"), value
-    )
-
-
-def duration_text(duration: int) -> str:
-    """Return a duration in microseconds as text that `duration_us` reads."""
-    text, rest = "", abs(duration)
-    for unit, size in sorted(_UNITS_US.items(), key=lambda item: -item[1]):
-        count, rest = divmod(rest, size)
-        text += f"{count}{unit}" if count else ""
-    return ("-" if duration < 0 else "") + (text or "0s")
-
-
-def _bounded_duration(duration: int, value: Duration) -> int:
-    if abs(duration) > _INT64_MAX:
-        raise InvalidError("the duration is too long", value=value)
-    return duration
-
-
-def _parse_duration_us(text: str) -> int:
-    body = text.strip()
-    sign = -1 if body.startswith("-") else 1
-    body = body.removeprefix("-").strip()
-    total, position = 0, 0
-    while position < len(body):
-        term = _TERM.match(body, position)
-        if term is None:
-            break
-        total += _term_us(term, text)
-        position = term.end()
-    if not body or position < len(body):
-        raise InvalidError("not a duration: write a number and a unit of us, ms, s, m, h, d", value=text)
-    return sign * total
-
-
-def _term_us(term: re.Match[str], text: str) -> int:
-    unit = _UNITS_US[term[3]]
-    fraction = term[2] or ""
-    numerator = unit * int(term[1] + fraction)
-    scale: int = 10 ** len(fraction)
-    if numerator % scale:
-        raise InvalidError("a duration must be a whole number of microseconds", value=text)
-    return numerator // scale
-
-
-def _integer(value: object, message: str) -> int:
-    if type(value) is int:
-        # Runs for every record; the protocol check takes ten times as long.
-        return value
-    if isinstance(value, SupportsIndex):
-        return value.__index__()
-    raise InvalidError(message, value=value, type=type(value).__name__)
-
-
 def instant_us(value: Instant) -> EventTimeMicros:
     """Convert a point in time within the years 1 to 9999 to microseconds since 1970 UTC."""
     if isinstance(value, bool):
         raise InvalidError("a time cannot be a bool", value=value)
     if isinstance(value, datetime):
         return _bounded_instant(datetime_us(value), value)
-    return _bounded_instant(_integer(value, "a time must be microseconds or a datetime with a zone"), value)
+    return _bounded_instant(
+        whole_number(value, "a time must be microseconds or a datetime with a zone"), value
+    )
 
 
 def datetime_us(value: datetime) -> int:
     """Convert a `datetime` with a time zone to microseconds since 1970 UTC."""
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidError(NO_ZONE, value=value.isoformat())
-    return (value - _EPOCH) // _MICROSECOND
+    return (value - _EPOCH) // MICROSECOND
 
 
 def _bounded_instant(instant: int, value: object) -> EventTimeMicros:
@@ -251,7 +174,7 @@ def parse_instant_us(value: Any, reading: TimeReading = PLAIN) -> EventTimeMicro
         return instant_us(_with_zone(value, reading))
     if isinstance(value, bool):
         return instant_us(value)
-    number = _integer(value, "a time must be a whole number, a datetime with a zone or ISO 8601 text")
+    number = whole_number(value, "a time must be a whole number, a datetime with a zone or ISO 8601 text")
     return _bounded_instant(reading.number_us(number), value)
 
 
@@ -312,7 +235,7 @@ def instant_column_us(
 def _scaled(array: pa.Array, multiplier: int, divisor: int) -> npt.NDArray[np.int64]:
     ticks = _integer_values(array)
     # Room for an offset of a day: what is out of range stays so.
-    bound = (_INT64_MAX - 86_400_000_000) // multiplier
+    bound = (INT64_MAX - 86_400_000_000) // multiplier
     return np.clip(ticks, -bound, bound) * multiplier // divisor
 
 

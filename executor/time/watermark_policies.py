@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from millpond.executor.time.instants import Duration, Instant, duration_us, instant_us
+from millpond.executor.time.instants import Instant, instant_us
 from millpond.executor.time.observations import RecentDelays, TimesSeen, check_percentile
+from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.types import TIME_MAX_US, TIME_MIN_US, EventTimeMicros, WallTimeMicros
 

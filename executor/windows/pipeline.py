@@ -71,7 +71,7 @@ class Pipeline(EnginePipeline[DataflowStream]):
         Args:
             store: path of the store, created if it does not exist, or an open store, which stays open.
             into: the injected stream.
-            options: the options of `SparkRunner`, ``tick_ms`` among them. Give each once, or the same in each call.
+            options: the options of `SparkRunner`, ``tick`` among them. Give each once, or the same in each call.
 
         Example::
 

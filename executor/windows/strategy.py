@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from millpond.executor.time.instants import Duration, duration_us
 from millpond.executor.windows.time_triggers import Default
 from millpond.executor.windows.trigger import Contents, Trigger
 from millpond.executor.windows.window import TimestampCombiner, Window, WindowFn
 from millpond.executor.windows.window_fns import GlobalWindows
+from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError, did_you_mean
 from millpond.statestore.types import TIME_MAX_US
 

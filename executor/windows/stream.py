@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from millpond.executor.computation.records import Record
@@ -24,12 +25,14 @@ from millpond.executor.windows.windowed_computation import (
     WindowedComputation,
     element_of,
 )
+from millpond.statestore.durations import accepts_old_durations
 from millpond.statestore.errors import InvalidError
 
 if TYPE_CHECKING:
     from millpond.executor.pipeline.nodes import OnError, OnLate, ProductionMode
     from millpond.executor.time.clocks import LateDataHorizon
-    from millpond.executor.time.instants import Duration, Instant
+    from millpond.executor.time.instants import Instant
+    from millpond.statestore.durations import Duration
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -230,7 +233,7 @@ class WindowedStream:
         intervals: int | None = None,
         on_late: OnLate | Mapping[str, OnLate] = "process",
         productions: ProductionMode = "strong",
-        user_code_timeout_ms: float | None = None,
+        user_code_timeout: str | timedelta | None = None,
         time_sorted: bool = False,
         feedback: Collection[str] = (),
         renamed_from: str | None = None,
@@ -238,6 +241,7 @@ class WindowedStream:
         **fields: CombineFn,
     ) -> DataflowStream: ...
 
+    @accepts_old_durations
     def combine(
         self,
         combine: CombineFn | Mapping[str, CombineFn] | None = None,

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import ClassVar, Final, Literal, Self, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from millpond.executor.time.instants import Duration, duration_us
 from millpond.executor.windows.window import GLOBAL_WINDOW, Element, Merge, Window, WindowFn
+from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 
 

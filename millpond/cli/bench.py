@@ -42,7 +42,7 @@ _WARM_UP_SHARE: Final = 0.2
 _WARM_UP_RECORDS: Final = 20_000
 _COMMIT_RECORDS: Final = 100
 _WARM_UP_COMMITS: Final = 20
-_QUIET_MS: Final = 60_000
+_QUIET: Final = "60s"
 
 
 @click.command(
@@ -226,7 +226,7 @@ def _measure_latency(
             }
             run.inject("people", row)
             on_progress(number + 1, count)
-        run.run_until_quiet(timeout_ms=_QUIET_MS)
+        run.run_until_quiet(timeout=_QUIET)
     measured_from_us = started_us + _WARM_UP_SHARE * seconds * 1_000_000
     latencies_us = [latency for injected, latency in last.seen if injected >= measured_from_us]
     p50, p95, p99 = _percentiles_ms([latency / 1_000 for latency in latencies_us], (50, 95, 99))

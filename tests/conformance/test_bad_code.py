@@ -61,7 +61,7 @@ def bad(on_error: OnError = "dead_letter") -> Callable[[], EnginePipeline]:
     def make() -> EnginePipeline:
         pipeline = EnginePipeline("bad")
         stream = pipeline.inject("in", key="k", at="n", id="n").apply(
-            Bad(), name="bad", produces="out", retries=RETRIES, on_error=on_error, user_code_timeout_ms=200
+            Bad(), name="bad", produces="out", retries=RETRIES, on_error=on_error, user_code_timeout="200ms"
         )
         stream.apply(Pairs(), name="pairs")
         return pipeline

@@ -100,7 +100,7 @@ def _in_millpond(start: Callable[..., SparkRun], spark: SparkSession, folder: Pa
         sink=seen,
         spark=spark,
         progress=False,
-        tick_ms=50,
+        tick="50ms",
     )
     try:
         return seen.all()

@@ -171,7 +171,7 @@ def test_a_thread_that_injects_waits_and_loses_nothing() -> None:
         inject("slow")
         fast.join(WAIT_MS / 1_000)
 
-        assert run.run_until_quiet(timeout_ms=WAIT_MS)
+        assert run.run_until_quiet(timeout=f"{WAIT_MS}ms")
         assert run.summary().totals.injected == 122
     assert kept(store) == 0
 
@@ -225,7 +225,7 @@ def test_state_is_bounded_on_spark_with_one_source_an_hour_behind(
     for minute in range(10, 70, 10):
         write("fast", minute * MINUTE_US)
     write("slow", 0)
-    runner = SparkRunner(store, spark=spark, progress=False, tick_ms=50, intervals=1)
+    runner = SparkRunner(store, spark=spark, progress=False, tick="50ms", intervals=1)
     run = runner.start(joined("10m"), frames)
 
     def injected() -> int:

@@ -193,7 +193,7 @@ def test_a_runner_opens_a_url(s3_bucket: str, s3_server: Any, zookeeper_hosts: s
     url, options = f"{s3_bucket}/pond", s3_server.options
     runner = LocalRunner(url, zookeeper=zookeeper_hosts, storage_options=options, progress=False)
     with runner.start(ledger_pipeline()) as run:
-        run.inject(ROWS, numbered(range(10))).wait(60_000)
+        run.inject(ROWS, numbered(range(10))).wait("60s")
     with Store.open(url, storage_options=options, read_only=True) as store:
         assert ledger_of(store) == written(numbered(range(10)))
         assert store.catalog is None

@@ -340,7 +340,7 @@ def _chained_in_millpond(job: Job, first: StatefulProcessor, second: StatefulPro
         mp.spark.TransformWithState(second, "seen string", "EventTime"), name="last", on_error="stop"
     )
     last.sink("out", mp.DeltaSink(str(job.folder / "millpond"), pa.schema([("seen", pa.string())])))
-    runner = mp.SparkRunner(job.folder / "pond", spark=job.spark, progress=False, tick_ms=86_400_000)
+    runner = mp.SparkRunner(job.folder / "pond", spark=job.spark, progress=False, tick="1d")
     run = runner.start(pipeline, {"rows": job.frame()}, trigger={"availableNow": True})
     return job.run(run)
 

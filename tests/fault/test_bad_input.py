@@ -177,7 +177,7 @@ def test_stopping_at_an_error_writes_nothing(store: Store, tmp_path: Path, failu
     with pytest.raises(
         InvalidError, match=r"user code failed, and on_error says to stop.*key=`k0`"
     ) as raised:
-        receipt.wait(60_000)
+        receipt.wait("60s")
     assert raised.value.details["computation"] == LEDGER
     assert raised.value.__cause__ is not None
     run.abandon()
@@ -186,7 +186,7 @@ def test_stopping_at_an_error_writes_nothing(store: Store, tmp_path: Path, failu
     assert ledger_of(store) == written(GOOD[:3])
     assert letters_in(store) == []
     with LocalRunner(store, progress=False).start(ledger_pipeline()) as again:
-        again.inject(ROWS, GOOD[3:]).wait(60_000)
+        again.inject(ROWS, GOOD[3:]).wait("60s")
     assert ledger_of(store) == written(GOOD)
 
 
@@ -248,7 +248,7 @@ def test_a_missing_column_is_refused_by_name(store: Store) -> None:
     with LocalRunner(store, progress=False).start(fragile_pipeline()) as run:
         with pytest.raises(InvalidError, match=r"no such key column column=`k`"):
             run.inject(ROWS, pa.table({"t": [1], "id": ["a"], "n": [1]}))
-        run.inject(ROWS, GOOD).wait(60_000)
+        run.inject(ROWS, GOOD).wait("60s")
     assert ledger_of(store) == written(GOOD)
 
 

@@ -46,7 +46,7 @@ DAMAGES: dict[str, Damage] = {
 def run_on(store: Store, *numbers: int) -> None:
     with LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
         for number in numbers:
-            run.inject(ROWS, numbered([number])).wait(60_000)
+            run.inject(ROWS, numbered([number])).wait("60s")
 
 
 def last_commit(path: Path) -> Path:

@@ -271,7 +271,7 @@ def test_a_flipped_bit_of_the_mark_is_no_older_table(
     client.start()
     with Store.open(tmp_path / "pond", zookeeper=zookeeper_hosts) as store:
         with LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
-            run.inject(ROWS, numbered(range(10))).wait(60_000)
+            run.inject(ROWS, numbered(range(10))).wait("60s")
         node = f"/millpond/{store.store_id}/high_water"
     whole, _ = client.get(node)
     refused = 0

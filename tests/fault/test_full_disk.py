@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.fault
 
 CLOCK = SystemClock()
-PATIENCE_MS = 60_000
+PATIENCE = "60s"
 ALWAYS = 1_000_000
 BLOCK = bytes(4_096)
 
@@ -168,16 +168,16 @@ def letters(store: Store) -> int:
 def test_a_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
     """While the disk is full nothing is acknowledged; once there is room everything is, once."""
     with disk.open() as store, LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
-        write(run, 0, 1).wait(PATIENCE_MS)
+        write(run, 0, 1).wait(PATIENCE)
         version = store.snapshot().version
         disk.fill()
         fault_report.fault("R14")
         receipts = [write(run, number, number + 1) for number in range(2, 12, 2)]
-        assert not receipts[0].wait(500)
+        assert not receipts[0].wait("500ms")
         assert store.snapshot().version == version
         assert run.is_active
         disk.free()
-        assert all(receipt.wait(PATIENCE_MS) for receipt in receipts)
+        assert all(receipt.wait(PATIENCE) for receipt in receipts)
         assert ledger_of(store) == written(numbered(range(12)))
         assert letters(store) == 6
 
@@ -185,20 +185,20 @@ def test_a_run_waits_for_room(disk: Disk, fault_report: FaultReport) -> None:
 def test_a_run_that_may_not_wait_says_why(disk: Disk, fault_report: FaultReport) -> None:
     """After its timeout the run ends in an error about the store, nothing is half written, and a restart continues."""
     with disk.open() as store:
-        run = LocalRunner(store, progress=False, pause_timeout_ms=200).start(ledger_pipeline())
-        write(run, 0, 1).wait(PATIENCE_MS)
+        run = LocalRunner(store, progress=False, pause_timeout="200ms").start(ledger_pipeline())
+        write(run, 0, 1).wait(PATIENCE)
         version = store.snapshot().version
         disk.fill()
         fault_report.fault("R14")
         with pytest.raises((UnavailableError, OutcomeUnknownError)):
-            write(run, 2, 3).wait(PATIENCE_MS)
+            write(run, 2, 3).wait(PATIENCE)
         assert store.snapshot().version == version
         assert ledger_of(store) == written(numbered(range(2)))
         disk.free()
         run.abandon()
     with disk.open() as store:
         with LocalRunner(store, progress=False).start(ledger_pipeline()) as again:
-            write(again, 0, 1, 2, 3).wait(PATIENCE_MS)
+            write(again, 0, 1, 2, 3).wait(PATIENCE)
         assert ledger_of(store) == written(numbered(range(4)))
 
 
@@ -227,7 +227,7 @@ def test_a_full_sink_stops_the_run_and_gets_the_rest_later(
         run.abandon()
         small.free()
         with LocalRunner(store, progress=False).start(ledger_pipeline(DeltaSink(str(sink)))) as again:
-            again.inject(ROWS, numbered([4])).wait(PATIENCE_MS)
+            again.inject(ROWS, numbered([4])).wait(PATIENCE)
         values = DeltaTable(sink).to_pyarrow_table().column("value").to_pylist()
         assert sorted(orjson.loads(value)["n"] for value in values) == [0, 1, 2, 3, 4]
         assert ledger_of(store) == written(numbered(range(5)))

@@ -33,7 +33,7 @@ CLOCK: Final = SystemClock()
 LOST: Final = 50
 LATE: Final = 50
 WRITES_IN_A_STORM: Final = 12
-PATIENCE_MS: Final = 120_000
+PATIENCE: Final = "120s"
 LOG: Final = "_delta_log/"
 
 SCENARIOS: Final = {
@@ -206,13 +206,13 @@ def test_a_store_that_is_cut_off_is_waited_for(pond: Pond, proxy: S3Proxy, fault
     """While no request passes nothing is acknowledged; once the network is back everything is, once."""
     with pond.open() as store:
         run = LocalRunner(store, progress=False).start(ledger_pipeline())
-        run.inject(ROWS, numbered([0])).wait(PATIENCE_MS)
+        run.inject(ROWS, numbered([0])).wait(PATIENCE)
         for round_number in range(1, 4):
             proxy.cut()
             receipt = run.inject(ROWS, numbered([round_number]))
-            assert not receipt.wait(300)
+            assert not receipt.wait("300ms")
             proxy.mend()
-            assert receipt.wait(PATIENCE_MS)
+            assert receipt.wait(PATIENCE)
         run.stop()
     fault_report.fault("R10", 3)
     pond.assert_holds(range(4))

@@ -69,7 +69,7 @@ security = mp.ZooKeeperSecurity(
 rows = {"clicks": [{"k": "a", "at": 1}, {"k": "b", "at": 2}]}
 
 def opened(zookeeper=hosts, at=path, security=security, **changes):
-    return mp.Store.open(at, zookeeper, zookeeper_security=security, session_timeout_ms=2000, **changes)
+    return mp.Store.open(at, zookeeper, zookeeper_security=security, session_timeout="2s", **changes)
 
 def show(*things):
     for thing in things:

@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.zookeeper]
 
 CLOCK = SystemClock()
 PATIENCE_MS = 60_000
+PATIENCE = "60s"
 SHORT_SESSION_MS = 3_000
 
 
@@ -77,13 +78,13 @@ def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
     """Within its session a run pauses while ZooKeeper is away, killed or hanging, and goes on by itself."""
     server = EmbeddedZooKeeper(tmp_path / "zookeeper", CLOCK, SystemRng(), is_open=True)
     with (
-        Store.open(tmp_path / "one", zookeeper=server.start_or_join(), session_timeout_ms=30_000) as killed,
-        Store.open(tmp_path / "other", session_timeout_ms=30_000) as hanging,
+        Store.open(tmp_path / "one", zookeeper=server.start_or_join(), session_timeout="30s") as killed,
+        Store.open(tmp_path / "other", session_timeout="30s") as hanging,
         start(killed) as one,
         start(hanging) as other,
     ):
         for run in (one, other):
-            write(run, range(10)).wait(PATIENCE_MS)
+            write(run, range(10)).wait(PATIENCE)
         probe = probe_of(killed)
         server_of(tmp_path).kill(CLOCK)
         go_on = stop(tmp_path / "other")
@@ -97,7 +98,7 @@ def test_ten_seconds_without_zookeeper_lose_nothing(tmp_path: Path) -> None:
         assert not receipts[0].is_durable
         server.start_or_join()
         go_on()
-        assert all(receipt.wait(PATIENCE_MS) for receipt in receipts)
+        assert all(receipt.wait(PATIENCE) for receipt in receipts)
         expected = written(numbered(range(30)))
         assert (ledger_of(killed), ledger_of(hanging)) == (expected, expected)
         for store in (killed, hanging):
@@ -111,11 +112,11 @@ def test_a_store_starts_its_own_server_again(tmp_path: Path) -> None:
     """When the store's own server is killed, the waiting run starts it again and continues."""
     path = tmp_path / "pond"
     with Store.open(path) as store, start(store) as run:
-        write(run, range(10)).wait(PATIENCE_MS)
+        write(run, range(10)).wait(PATIENCE)
         probe, before = probe_of(store), server_of(path)
         before.kill(CLOCK)
         assert notices(probe)
-        assert write(run, range(10, 20)).wait(PATIENCE_MS)
+        assert write(run, range(10, 20)).wait(PATIENCE)
         after = server_of(path)
         assert after.port == before.port
         assert after.process_id != before.process_id
@@ -127,9 +128,9 @@ def test_away_for_longer_than_the_session_ends_the_run(
 ) -> None:
     """When the servers have given the session up the run is fenced, and its successor goes on where it was."""
     path = tmp_path / "pond"
-    with Store.open(path, zookeeper=proxy.address, session_timeout_ms=SHORT_SESSION_MS) as store:
+    with Store.open(path, zookeeper=proxy.address, session_timeout=f"{SHORT_SESSION_MS}ms") as store:
         run = start(store)
-        write(run, range(10)).wait(PATIENCE_MS)
+        write(run, range(10)).wait(PATIENCE)
         probe = probe_of(store)
         proxy.cut()
         assert notices(probe)
@@ -140,7 +141,7 @@ def test_away_for_longer_than_the_session_ends_the_run(
         proxy.mend()
 
         with pytest.raises(FencedError, match="the lease has ended"):
-            late.wait(PATIENCE_MS)
+            late.wait(PATIENCE)
         with pytest.raises(FencedError):
             write(run, [99])
         assert not run.is_active
@@ -148,7 +149,7 @@ def test_away_for_longer_than_the_session_ends_the_run(
         assert ledger_of(store) == written(numbered(range(10)))
     with Store.open(path, zookeeper=zookeeper_hosts) as store, start(store) as run:
         # Records have ids, so the second run need not know how far the first one came.
-        write(run, range(20)).wait(PATIENCE_MS)
+        write(run, range(20)).wait(PATIENCE)
         assert ledger_of(store) == written(numbered(range(20)))
 
 
@@ -158,18 +159,18 @@ def test_a_successor_may_come_while_zookeeper_is_out_of_reach(
     """A standby follows an owner that is cut off, and the owner is fenced when it is back."""
     path = tmp_path / "pond"
     with (
-        Store.open(path, zookeeper=proxy.address, session_timeout_ms=SHORT_SESSION_MS) as store,
+        Store.open(path, zookeeper=proxy.address, session_timeout=f"{SHORT_SESSION_MS}ms") as store,
         Store.open(path, zookeeper=zookeeper_hosts) as standby,
     ):
         run = start(store)
-        write(run, range(10)).wait(PATIENCE_MS)
+        write(run, range(10)).wait(PATIENCE)
         proxy.cut()
         late = write(run, range(10, 20))
         with LocalRunner(standby, on_held="wait", progress=False).start(ledger_pipeline()) as follower:
-            write(follower, range(20, 30)).wait(PATIENCE_MS)
+            write(follower, range(20, 30)).wait(PATIENCE)
             proxy.mend()
             with pytest.raises(FencedError):
-                late.wait(PATIENCE_MS)
+                late.wait(PATIENCE)
             run.abandon()
             assert ledger_of(standby) == written(numbered([*range(10), *range(20, 30)]))
 
@@ -177,30 +178,30 @@ def test_a_successor_may_come_while_zookeeper_is_out_of_reach(
 def test_a_run_waits_no_longer_than_it_was_told(tmp_path: Path, proxy: TcpProxy) -> None:
     """A pause that lasts too long ends the run with a clear error, and nothing is half written."""
     with Store.open(tmp_path / "pond", zookeeper=proxy.address) as store:
-        run = start(store, pause_timeout_ms=300)
-        write(run, range(10)).wait(PATIENCE_MS)
+        run = start(store, pause_timeout="300ms")
+        write(run, range(10)).wait(PATIENCE)
         version = store.snapshot().version
         probe = probe_of(store)
         proxy.cut()
         assert notices(probe)
 
         with pytest.raises(UnavailableError, match="the lease service is unavailable"):
-            write(run, range(10, 20)).wait(PATIENCE_MS)
+            write(run, range(10, 20)).wait(PATIENCE)
         assert store.snapshot().version == version
         proxy.mend()
         assert store.leases.wait_until_settled(PATIENCE_MS)
         run.abandon()
         with start(store) as again:
-            write(again, range(20)).wait(PATIENCE_MS)
+            write(again, range(20)).wait(PATIENCE)
         assert ledger_of(store) == written(numbered(range(20)))
 
 
 def test_a_server_that_hangs_for_longer_than_the_session(tmp_path: Path) -> None:
     """A hanging server gives a session up or takes it back; either way nothing is lost and a restart goes on."""
     path = tmp_path / "pond"
-    with Store.open(path, session_timeout_ms=SHORT_SESSION_MS) as store:
+    with Store.open(path, session_timeout=f"{SHORT_SESSION_MS}ms") as store:
         run = start(store)
-        write(run, range(10)).wait(PATIENCE_MS)
+        write(run, range(10)).wait(PATIENCE)
         go_on = stop(path)
         receipt = write(run, range(10, 20))
         CLOCK.sleep_ms(2 * SHORT_SESSION_MS)
@@ -211,12 +212,12 @@ def test_a_server_that_hangs_for_longer_than_the_session(tmp_path: Path) -> None
         kept = [*range(10), *(n for n in range(10, 30) if durable[n // 10 - 1])]
         assert ledger_of(store) == written(numbered(kept))
     with Store.open(path) as store, start(store) as again:
-        write(again, range(30)).wait(PATIENCE_MS)
+        write(again, range(30)).wait(PATIENCE)
         assert ledger_of(store) == written(numbered(kept + [n for n in range(30) if n not in kept]))
 
 
 def _is_durable(receipt: Receipt) -> bool:
     try:
-        return receipt.wait(PATIENCE_MS)
+        return receipt.wait(PATIENCE)
     except FencedError:
         return False

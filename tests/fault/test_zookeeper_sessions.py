@@ -32,6 +32,7 @@ EXPIRIES: Final = 15
 LOSSES: Final = 20
 UNKNOWN: Final = 15
 PATIENCE_MS: Final = 60_000
+PATIENCE: Final = "60s"
 REQUEST_OF_A_TAKING: Final = b"writer_id"
 
 
@@ -62,9 +63,9 @@ def test_runs_whose_sessions_expire_are_fenced_and_followed(
     path = tmp_path / "pond"
     durable = 0
     for _ in range(EXPIRIES):
-        with Store.open(path, zookeeper=zookeeper_hosts, session_timeout_ms=SHORT_SESSION_MS) as store:
+        with Store.open(path, zookeeper=zookeeper_hosts, session_timeout=f"{SHORT_SESSION_MS}ms") as store:
             run = LocalRunner(store, progress=False).start(ledger_pipeline())
-            run.inject(ROWS, numbered([durable])).wait(PATIENCE_MS)
+            run.inject(ROWS, numbered([durable])).wait(PATIENCE)
             durable += 1
             expire(store, zookeeper_hosts)
             fault_report.fault("R8", zombies=1)
@@ -83,12 +84,12 @@ def test_runs_whose_sessions_expire_are_fenced_and_followed(
 def write_on(run: LocalRun, number: int) -> None:
     """Write numbers until it fails."""
     for at_most in range(number, number + 10_000):
-        run.inject(ROWS, numbered([at_most])).wait(PATIENCE_MS)
+        run.inject(ROWS, numbered([at_most])).wait(PATIENCE)
 
 
 def test_a_run_outlives_lost_connections(tmp_path: Path, proxy: TcpProxy, fault_report: FaultReport) -> None:
     """Within its session a run goes on after every lost connection, and repeats nothing."""
-    with Store.open(tmp_path / "pond", zookeeper=proxy.address, session_timeout_ms=60_000) as store:
+    with Store.open(tmp_path / "pond", zookeeper=proxy.address, session_timeout="1m") as store:
         with LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
             for number in range(LOSSES):
                 proxy.cut()
@@ -96,7 +97,7 @@ def test_a_run_outlives_lost_connections(tmp_path: Path, proxy: TcpProxy, fault_
                 proxy.mend()
                 fault_report.fault("R8")
                 fault_report.fault("R10")
-                assert receipt.wait(PATIENCE_MS)
+                assert receipt.wait(PATIENCE)
         assert ledger_of(store) == written(numbered(range(LOSSES)))
 
 

@@ -115,7 +115,7 @@ def test_a_full_disk(told: Told, tmp_path: Path) -> None:
     """A run waits for room as long as it was told to; `tests/fault/test_full_disk.py` fills a real disk."""
     files = Refusing(tmp_path / "rows", errno.ENOSPC, is_refusing=False)
     with mp.Store.in_memory(objects=LocalObjects(tmp_path / "rows", files=files)) as store:
-        runner = mp.LocalRunner(store, progress=False, upkeep=None, pause_timeout_ms=0)
+        runner = mp.LocalRunner(store, progress=False, upkeep=None, pause_timeout="0s")
         running = runner.start(counting(), stepping=True)
         files.is_refusing = True
         with told.by_error(tmp_path, "No space left"):

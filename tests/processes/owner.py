@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 _CLOCK: Final = SystemClock()
-_WAIT_MS: Final = 60_000
+_WAIT: Final = "60s"
 
 Write = Callable[[int], None]
 
@@ -58,7 +58,7 @@ def _threaded(store: Store) -> Write:
     run = LocalRunner(store, progress=False).start(ledger_pipeline())
 
     def write(number: int) -> None:
-        run.inject(ROWS, numbered([number])).wait(_WAIT_MS)
+        run.inject(ROWS, numbered([number])).wait(_WAIT)
 
     return write
 

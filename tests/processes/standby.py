@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     path, hosts, session_timeout_ms, first = arguments
     clock, ended = SystemClock(), threading.Event()
     threading.Thread(target=_wait_for_end_of_input, args=(ended,), daemon=True).start()
-    store = Store.open(path, zookeeper=hosts, session_timeout_ms=int(session_timeout_ms))
+    store = Store.open(path, zookeeper=hosts, session_timeout=f"{session_timeout_ms}ms")
     _say("standing by")
     run = LocalRunner(store, on_held="wait", progress=False).start(ledger_pipeline())
     _say("at work")

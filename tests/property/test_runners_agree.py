@@ -111,9 +111,7 @@ def _with_sinks(case: Case, sinks: Path) -> EnginePipeline:
     return pipeline
 
 
-def _by_local_runner(
-    case: Case, folder: Path, *, restart: bool, checkpoint_weak_after_ms: float = 1_000
-) -> Answer:
+def _by_local_runner(case: Case, folder: Path, *, restart: bool, checkpoint_weak_after: str = "1s") -> Answer:
     clock = ManualClock(_WALL_US)
     disk, registry = MemoryObjects(), MemoryRegistry()
 
@@ -125,7 +123,7 @@ def _by_local_runner(
             rng=SeededRng(2),
             progress=False,
             dead_letter_limit=None,
-            checkpoint_weak_after_ms=checkpoint_weak_after_ms,
+            checkpoint_weak_after=checkpoint_weak_after,
         )
         return store, runner.start(_with_sinks(case, folder), stepping=True)
 
@@ -201,7 +199,7 @@ def test_weak_productions_that_are_all_late_are_strong(
 ) -> None:
     """If every weak production is checkpointed before it is consumed, the answer is that of a strong pipeline."""
     result = _by_local_runner(
-        case, tmp_path_factory.mktemp("late"), restart=True, checkpoint_weak_after_ms=-1
+        case, tmp_path_factory.mktemp("late"), restart=True, checkpoint_weak_after="-1ms"
     )
 
     assert result == _by_model(case, weak=False)

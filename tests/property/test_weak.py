@@ -109,7 +109,7 @@ class Pond:
             progress=False,
             dead_letter_limit=None,
             intervals=self.intervals,
-            pause_timeout_ms=0,
+            pause_timeout="0s",
             upkeep=None,
         )
         return runner.start(self.made, stepping=True)

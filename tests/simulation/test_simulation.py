@@ -35,7 +35,7 @@ _TWICE = 100
 _TWICE_STEPS = 40
 _SEEDS = Path(__file__).parent / "seeds"
 _SETTINGS = Settings(
-    intervals=1, upkeep=UpkeepPolicy(), cache_mib=1, pause_timeout_ms=300, row_format=PARQUET
+    intervals=1, upkeep=UpkeepPolicy(), cache_mib=1, pause_timeout="300ms", row_format=PARQUET
 )
 _SEED_COUNT = int(os.environ.get("SIMULATED_SEEDS", "8"))
 

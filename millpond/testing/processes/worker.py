@@ -172,7 +172,7 @@ def _open(options: WorkerOptions) -> Store:
         options.path,
         options.hosts,
         storage_options=options.storage_options,
-        session_timeout_ms=options.session_timeout_ms,
+        session_timeout=f"{options.session_timeout_ms}ms",
     )
 
 

@@ -74,7 +74,7 @@ class Settings:
         intervals: key intervals per computation.
         upkeep: compactions and garbage collection.
         cache_mib: row cache, in MiB.
-        pause_timeout_ms: how long a process waits for an unavailable service.
+        pause_timeout: how long a process waits for an unavailable service.
         row_format: the encoding of row files.
         id_slack_ms: how long publishers may repeat a record.
     """
@@ -82,7 +82,7 @@ class Settings:
     intervals: int
     upkeep: UpkeepPolicy
     cache_mib: int
-    pause_timeout_ms: float
+    pause_timeout: str
     row_format: RowFormat
     id_slack_ms: int = 60_000
 
@@ -317,7 +317,7 @@ class SimulatedProcess:
             self._store,
             intervals=self._settings.intervals,
             cache_mib=self._settings.cache_mib,
-            pause_timeout_ms=self._settings.pause_timeout_ms,
+            pause_timeout=self._settings.pause_timeout,
             on_held=self._on_held,
             upkeep=self._settings.upkeep,
             progress=False,

@@ -143,7 +143,7 @@ class Simulation:
             intervals=draw.choice((1, 1, 2)),
             upkeep=upkeep,
             cache_mib=0 if knows("no_cache") else 1,
-            pause_timeout_ms=draw.choice((300, 60_000)),
+            pause_timeout=draw.choice(("300ms", "60s")),
             # Parquet would double the cost, and its encoding is tested on files, not on schedules.
             row_format=PARQUET if Draw(f"{world.seed}/format").chance(_PARQUET) else IpcRowFormat(),
             id_slack_ms=ID_SLACK_MS_LATE if self._workload.has_late_records else ID_SLACK_MS,

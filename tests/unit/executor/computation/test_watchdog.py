@@ -193,7 +193,7 @@ def start(way: str, **options: Any) -> tuple[Store, Any]:
     )
     pipeline = EnginePipeline("p")
     pipeline.inject("in", key="k", at="t").apply(
-        Slow(way), name="c", produces="out", user_code_timeout_ms=LIMIT_MS, **options
+        Slow(way), name="c", produces="out", user_code_timeout=f"{LIMIT_MS}ms", **options
     )
     return store, LocalRunner(store, progress=False, upkeep=None).start(pipeline)
 
@@ -206,7 +206,7 @@ def rows(*numbers: int) -> list[dict[str, Any]]:
 def test_a_record_that_hangs_becomes_a_dead_letter():
     """Its effects are rolled back, the letter names it and shows where it hung, the others count once."""
     store, run = start("spins")
-    run.inject("in", rows(1, 13, 2)).wait(60_000)
+    run.inject("in", rows(1, 13, 2)).wait("60s")
     run.stop()
 
     states = {row["key"]: row["state"] for row in store.rows_view("c").to_arrow().to_pylist()}
@@ -222,7 +222,7 @@ def test_a_record_that_hangs_may_stop_the_pipeline():
     store, run = start("spins", on_error="stop")
     receipt = run.inject("in", rows(1, 13))
     with pytest.raises(InvalidError, match=r"user code failed.*`c`.*`k13`.*exceeds its time limit"):
-        receipt.wait(60_000)
+        receipt.wait("60s")
     run.abandon()
 
     assert store.rows_view("c").to_arrow().num_rows == 0
@@ -234,7 +234,7 @@ def test_code_that_cannot_be_interrupted_ends_the_run():
     store, run = start("blocks")
     receipt = run.inject("in", rows(1, 13))
     with pytest.raises(InvalidError, match=r"exceeds its time limit.*`c`.*`k13`"):
-        receipt.wait(60_000)
+        receipt.wait("60s")
     with pytest.raises(InvalidError, match="exceeds its"):
         run.inject("in", rows(2))
     run.abandon()
@@ -251,5 +251,5 @@ def test_code_that_cannot_be_interrupted_ends_the_run():
 def test_no_limit_of_nothing():
     """The limit is longer than nothing."""
     pipeline = EnginePipeline("p")
-    with pytest.raises(InvalidError, match="user_code_timeout_ms"):
-        pipeline.inject("in", key="k", at="t").apply(Computation(), name="c", user_code_timeout_ms=0)
+    with pytest.raises(InvalidError, match="user_code_timeout"):
+        pipeline.inject("in", key="k", at="t").apply(Computation(), name="c", user_code_timeout="0s")

@@ -169,7 +169,7 @@ def test_a_run_with_a_thread_gives_history_too(store: mp.Store) -> None:
     """Without a call."""
     with runner(store).start(pipeline(ROWS[:11])) as run:
         run.inject("s", ROWS[11:]).wait()
-        assert run.run_until_quiet(timeout_ms=60_000)
+        assert run.run_until_quiet(timeout="1m")
 
     assert states(store, "new") == WHOLE
 

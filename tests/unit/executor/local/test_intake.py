@@ -67,7 +67,7 @@ class TestHoldingBack:
         intake.end(FencedError("over"))
 
         with pytest.raises(FencedError):
-            waiting.receipt.wait(0)
+            waiting.receipt.wait("0s")
 
 
 class TestOrder:
@@ -142,10 +142,10 @@ class TestReceipt:
         """It is durable once the last piece has been committed."""
         receipt = Receipt(2)
         receipt.settle()
-        assert not receipt.wait(timeout_ms=0)
+        assert not receipt.wait(timeout="0s")
         receipt.settle()
 
-        assert receipt.wait(timeout_ms=0)
+        assert receipt.wait(timeout="0s")
         assert receipt.is_durable
 
     def test_nothing_is_durable_at_once(self):

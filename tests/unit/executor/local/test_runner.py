@@ -221,7 +221,7 @@ class TestSupersteps:
 
         receipt = run.inject("in", rows(1))
 
-        assert not receipt.wait(timeout_ms=0)
+        assert not receipt.wait(timeout="0s")
         run.step()
         assert receipt.is_durable
 
@@ -692,9 +692,9 @@ class TestFailures:
 
     def test_it_gives_up_when_the_lease_service_stays_away(self):
         """The pause has a bound."""
-        pond = Pond(pause_timeout_ms=1_000)
+        pond = Pond(pause_timeout="1s")
         store = pond.store()
-        runner = LocalRunner(store, clock=pond.clock, rng=pond.rng, progress=False, pause_timeout_ms=1_000)
+        runner = LocalRunner(store, clock=pond.clock, rng=pond.rng, progress=False, pause_timeout="1s")
         run = runner.start(a_chain(), stepping=True)
         run.inject("in", rows(1))
         store.leases.suspend()
@@ -820,9 +820,9 @@ class TestThread:
         pond = Pond(intake_records_max=3)
         with pond.runner().start(a_chain()) as run:
             for number in range(20):
-                run.inject("in", rows(number), timeout_ms=60_000)
-            assert run.inject("in", rows(20)).wait(timeout_ms=60_000)
-            assert run.run_until_quiet(timeout_ms=60_000)
+                run.inject("in", rows(number), timeout="1m")
+            assert run.inject("in", rows(20)).wait(timeout="1m")
+            assert run.run_until_quiet(timeout="1m")
 
             assert pond.states("second") == {"a": list(range(21))}
             with pytest.raises(InvalidError, match="stepping"):
@@ -836,7 +836,7 @@ class TestThread:
         stream.apply(Alarm("wall"), name="alarm").apply(Ring(), name="ring")
         with pond.runner().start(pipeline) as run:
             run.inject("in", rows(1))
-            run.run_until_quiet(timeout_ms=60_000)
+            run.run_until_quiet(timeout="1m")
             assert not RUNG.is_set()
 
             pond.clock.advance_ms(1)

@@ -104,8 +104,8 @@ def test_nothing_is_lost_or_counted_twice_under_a_steady_inject(
             run.update(pipeline(generation, productions=productions)) for generation in range(1, UPDATES + 1)
         ]
         feeder.join()
-        assert all(receipt.wait(60_000) for receipt in receipts)
-        assert run.run_until_quiet(timeout_ms=60_000)
+        assert all(receipt.wait("60s") for receipt in receipts)
+        assert run.run_until_quiet(timeout="1m")
 
     assert states(store, "sum") == {"k": str(sum(range(RECORDS)))}
     assert states(store, "last") == {"k": str(RECORDS)}
@@ -322,7 +322,7 @@ def test_an_update_does_not_wait_for_code_that_hangs(store: Store) -> None:
             return Last, ()
 
     made = EnginePipeline("p")
-    made.inject("s", key="k", at="n").apply(Hangs(), name="hangs", user_code_timeout_ms=200)
+    made.inject("s", key="k", at="n").apply(Hangs(), name="hangs", user_code_timeout="200ms")
     run = started(store, made)
     try:
         run.inject("s", {"k": "k", "n": 2})

@@ -90,7 +90,7 @@ def chain(
     *,
     b_takes_ms: float = 0,
     c_waits: bool = False,
-    c_timeout_ms: float | None = None,
+    c_timeout: str | None = None,
     sink: str | None = None,
     modes: tuple[str, str] = ("weak", "weak"),
 ) -> Callable[[], EnginePipeline]:
@@ -104,7 +104,7 @@ def chain(
         stream = stream.apply(Pass("m", b_takes_ms), name="b", produces="m", productions=modes[1])
         if sink is not None:
             stream.sink("out", DeltaSink(sink))
-        stream.apply(Pass(waits=c_waits), name="c", user_code_timeout_ms=c_timeout_ms)
+        stream.apply(Pass(waits=c_waits), name="c", user_code_timeout=c_timeout)
         return pipeline
 
     return make
@@ -200,13 +200,13 @@ def test_a_slow_consumer_does_not_keep_the_sender_waiting():
     pond = Pond(chain(c_waits=True))
     clock = SystemClock()
     with Store.in_memory(objects=pond.disk, registry=pond.registry, clock=clock, rng=pond.rng) as store:
-        runner = LocalRunner(store, progress=False, checkpoint_weak_after_ms=50)
+        runner = LocalRunner(store, progress=False, checkpoint_weak_after="50ms")
         with runner.start(pond.pipeline()) as run:
             receipt = run.inject("in", rows(5))
-            assert receipt.wait(60_000)
+            assert receipt.wait("60s")
             assert not GATE.is_set()
             GATE.set()
-            assert run.run_until_quiet(timeout_ms=60_000)
+            assert run.run_until_quiet(timeout="1m")
             assert run.summary().superstep == 2
 
     assert pond.counts("c") == {"k5": 5}
@@ -216,11 +216,11 @@ def test_a_slow_consumer_does_not_keep_the_sender_waiting():
 
 def test_a_consumer_that_blocks_for_ever_ends_the_run():
     """It was left behind in a thread that nothing can interrupt: the run's error names it, and no process waits for it."""
-    pond = Pond(chain(c_waits=True, c_timeout_ms=100))
+    pond = Pond(chain(c_waits=True, c_timeout="100ms"))
     with Store.in_memory(
         objects=pond.disk, registry=pond.registry, clock=SystemClock(), rng=pond.rng
     ) as store:
-        runner = LocalRunner(store, progress=False, upkeep=None, checkpoint_weak_after_ms=50)
+        runner = LocalRunner(store, progress=False, upkeep=None, checkpoint_weak_after="50ms")
         with pytest.raises(InvalidError, match=r"exceeds its time limit.*`c`.*`k5`"):
             runner.run(pond.pipeline(), {"in": rows(5)})
     left = [thread for thread in threading.enumerate() if thread.name.startswith("millpond-weak")]
@@ -246,7 +246,7 @@ def test_sinks_get_weak_productions_once(tmp_path):
 
 def test_what_is_not_committed_has_not_happened():
     """A commit that fails takes back what consumers made of weak productions, though their code has run."""
-    pond = Pond(chain(), pause_timeout_ms=0)
+    pond = Pond(chain(), pause_timeout="0s")
     run = pond.start()
     run.inject("in", rows(9))
     run.step()

@@ -16,9 +16,9 @@ from millpond.executor.maintenance.policy import UpkeepPolicy
 from millpond.executor.pipeline.nodes import OnLate
 from millpond.executor.pipeline.pipeline import EnginePipeline
 from millpond.executor.spark.foreach_batch import foreach_batch
-from millpond.executor.time.instants import Duration, duration_us
 from millpond.executor.time.watermark_policies import ManualWatermark
 from millpond.gc.compaction import CompactionPolicy
+from millpond.statestore.durations import Duration, duration_us
 from millpond.statestore.errors import InvalidError
 from millpond.statestore.leases.memory import MemoryRegistry
 from millpond.statestore.objects.memory import MemoryObjects

@@ -22,7 +22,7 @@ from millpond.statestore.objects.memory import MemoryObjects
 from millpond.statestore.store import Store
 from millpond.testing.fixtures.determinism import ManualClock, SeededRng
 
-POLICY = BalancePolicy(every=3, least_ms=1)
+POLICY = BalancePolicy(every=3, least_work="1ms")
 CLOCK = ManualClock()
 
 

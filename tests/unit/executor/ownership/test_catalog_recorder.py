@@ -31,7 +31,7 @@ def test_a_locked_catalog_delays_no_pipeline(tmp_path: Path) -> None:
         stopped.execute("UPDATE computations SET code_hash = 'older', code_version = 7")
         stopped.execute("BEGIN IMMEDIATE")
         with opened() as store, LocalRunner(store, progress=False).start(ledger_pipeline()) as run:
-            assert run.inject(ROWS, numbered([1])).wait(60_000)
+            assert run.inject(ROWS, numbered([1])).wait("60s")
             catalog = store.catalog
             assert catalog is not None
             assert {each.code_version for each in catalog.computations()} == {7}

@@ -12,7 +12,7 @@ from millpond.statestore.errors import InvalidError
 
 @pytest.mark.parametrize(
     "bounds",
-    [{"every": 0}, {"hot": 1.0}, {"cold": 0.6}, {"cold": -1}, {"least_ms": -1}, {"intervals_max": 0}],
+    [{"every": 0}, {"hot": 1.0}, {"cold": 0.6}, {"cold": -1}, {"least_work": "-1ms"}, {"intervals_max": 0}],
 )
 def test_bounds_without_a_gap_are_refused(bounds: dict[str, Any]) -> None:
     """Parts of a split have about one fair share each: neither hot nor, two together, cold."""

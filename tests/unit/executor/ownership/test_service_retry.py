@@ -84,12 +84,12 @@ def test_a_run_that_waits_can_be_stopped():
     store = Store.in_memory(objects=MemoryObjects(), registry=MemoryRegistry(), clock=clock, rng=SeededRng(1))
     pipeline = EnginePipeline("p")
     pipeline.inject("in", key="k", at="t").apply(Computation(), name="c")
-    run = LocalRunner(store, clock=clock, progress=False, pause_timeout_ms=3_600_000).start(pipeline)
+    run = LocalRunner(store, clock=clock, progress=False, pause_timeout="60m").start(pipeline)
     store.leases.suspend()
     receipt = run.inject("in", {"k": "a", "t": 1})
     assert clock.slept.wait(60)
     run.stop()
 
     with pytest.raises((UnavailableError, OutcomeUnknownError)):
-        receipt.wait(60_000)
+        receipt.wait("60s")
     store.close()

@@ -25,7 +25,7 @@ from millpond.testing.fixtures.determinism import ManualClock, SeededRng
         ("cache_mib", -1),
         ("disk_mib", -1),
         ("disk_folder", "millpond"),
-        ("pause_timeout_ms", -1),
+        ("pause_timeout", "-1ms"),
         ("on_held", "steal"),
         ("durability", "tape"),
     ],

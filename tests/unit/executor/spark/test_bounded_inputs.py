@@ -109,7 +109,7 @@ def test_work_that_is_due_is_done_when_all_queries_have_ended(store: Store, cloc
     assert run.has_work()
     clock.advance_ms(1)
 
-    assert not run.await_termination(timeout_ms=-1)
+    assert not run.await_termination(timeout="-1ms")
     assert run.has_work()
     assert run.await_termination()
     assert not run.has_work()

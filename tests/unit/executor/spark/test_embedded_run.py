@@ -245,7 +245,7 @@ def test_at_the_end_of_the_process_no_batch_opens_the_run_again(bench: Bench) ->
 
 def test_functions_agree_on_the_options_of_their_run(bench: Bench) -> None:
     """Said once or twice, but not in two ways, nor when it is too late; once the run has ended, they may change."""
-    left = bench.function("left", intervals=2, tick_ms=50)
+    left = bench.function("left", intervals=2, tick="50ms")
     bench.function("right")
     bench.function("right", intervals=2, cache_mib=64)
     with pytest.raises(InvalidError, match=r"share one run.*option=`intervals` given=`3` before=`2`"):

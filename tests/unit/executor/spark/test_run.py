@@ -80,7 +80,7 @@ def store(tmp_path: Path, leases: LeaseFactory) -> Iterator[Store]:
 
 @pytest.fixture
 def runner(store: Store, spark: SparkSession) -> SparkRunner:
-    return SparkRunner(store, spark=spark, intervals=1, progress=False, tick_ms=50)
+    return SparkRunner(store, spark=spark, intervals=1, progress=False, tick="50ms")
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_wall_timers_fire_on_an_idle_stream(
 
     assert wait_until(lambda: states("wakings_seen") == ["1", "1"], CLOCK, 60_000)
     assert states("sleeper") == ['{"woken":1}'] * 2
-    assert not run.await_termination(timeout_ms=10)
+    assert not run.await_termination(timeout="10ms")
     assert run.is_active
     summary = run.stop()
     assert (summary.run.timers, summary.run.records) == (2, 4)
@@ -134,7 +134,7 @@ def test_user_code_that_stops_the_run_is_named(
     run = runner.start(pipeline, {ROWS: stream})
 
     with pytest.raises(InvalidError, match=r"on_error says to stop computation=`ledger` key=`k0`") as raised:
-        run.await_termination(60_000)
+        run.await_termination("60s")
     with pytest.raises(InvalidError) as again:
         run.advance()
     assert again.value is raised.value
@@ -151,10 +151,10 @@ def test_a_run_that_was_replaced_is_told_so(
     assert wait_until(lambda: ledger_of(store) == {"k0": [0]}, CLOCK, 60_000)
     with Store.open(tmp_path / "pond", leases=leases) as other:
         with LocalRunner(other, progress=False).start(ledger_pipeline()) as successor:
-            successor.inject(ROWS, numbered([5])).wait(60_000)
+            successor.inject(ROWS, numbered([5])).wait("60s")
             bring(tmp_path, 10)
             with pytest.raises(FencedError):
-                run.await_termination(60_000)
+                run.await_termination("60s")
         run.abandon()
         assert ledger_of(other) == {"k0": [0, 5]}
 

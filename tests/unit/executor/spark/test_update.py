@@ -94,7 +94,7 @@ def records(run: SparkRun) -> int:
 
 def test_a_streaming_query_goes_on_through_updates(store: Store, spark: SparkSession, tmp_path: Path) -> None:
     """Each record counts once, by the code of the pipeline that ran when it came; the query is the same one."""
-    runner = SparkRunner(store, spark=spark, intervals=1, progress=False, tick_ms=50)
+    runner = SparkRunner(store, spark=spark, intervals=1, progress=False, tick="50ms")
     folder = tmp_path / "s"
     with runner.start(pipeline(1), {"s": stream(spark, folder)}) as run:
         query = run.queries[0].id
@@ -118,7 +118,7 @@ def test_the_query_of_a_stream_that_goes_is_stopped_and_the_run_goes_on(
     store: Store, spark: SparkSession, tmp_path: Path
 ) -> None:
     """What it had taken stays, and what is injected by hand is refused in the call."""
-    runner = SparkRunner(store, spark=spark, intervals=1, progress=False, tick_ms=50)
+    runner = SparkRunner(store, spark=spark, intervals=1, progress=False, tick="50ms")
     inputs = {name: stream(spark, tmp_path / name) for name in ("s", "more")}
     with runner.start(pipeline(1, streams=("s", "more")), inputs) as run:
         for name in inputs:

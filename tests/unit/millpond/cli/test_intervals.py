@@ -35,7 +35,7 @@ def pond(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(folder: Path) -> Path:
     """A store whose keys were split while the pipeline ran, and which balances its load."""
-    runner = mp.LocalRunner(folder, progress=False, balance=mp.BalancePolicy(every=1, least_ms=10**6))
+    runner = mp.LocalRunner(folder, progress=False, balance=mp.BalancePolicy(every=1, least_work="1000s"))
     run = runner.start(pipeline(), stepping=True)
     for at in range(3):
         run.inject("in", [{"k": key, "at": at} for key in "axz"])

@@ -1,10 +1,9 @@
-"""Durations and instants in every form that users write."""
+"""Instants in every form that users write."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -13,49 +12,11 @@ from millpond.executor.time.instants import (
     INSTANT_MAX_US,
     INSTANT_MIN_US,
     TimeReading,
-    duration_us,
     instant_column_us,
     instant_us,
     parse_instant_us,
 )
 from millpond.statestore.errors import InvalidError
-
-
-class TestDuration:
-    @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            ("30s", 30_000_000),
-            ("5m", 300_000_000),
-            ("5min", 300_000_000),
-            ("1h", 3_600_000_000),
-            ("250ms", 250_000),
-            ("7us", 7),
-            ("2d", 172_800_000_000),
-            ("1h30m", 5_400_000_000),
-            (" 1 h 30 m ", 5_400_000_000),
-            ("1.5s", 1_500_000),
-            ("0s", 0),
-            ("-2s", -2_000_000),
-        ],
-    )
-    def test_text_with_units_is_read(self, text, expected):
-        """Numbers with units, alone or in a row, are added up."""
-        assert duration_us(text) == expected
-
-    def test_integers_are_microseconds_and_timedeltas_are_exact(self):
-        """An integer of any integer type is microseconds; a timedelta keeps its last microsecond."""
-        assert duration_us(5) == 5
-        assert duration_us(np.int64(5)) == 5
-        assert duration_us(timedelta(days=1, microseconds=1)) == 86_400_000_001
-
-    @pytest.mark.parametrize(
-        "value", ["", "-", "30", "s", "3 weeks", "1s x", "0.0000001s", 1.5, True, None, 2**70]
-    )
-    def test_everything_else_is_refused(self, value):
-        """What is no duration is refused with the value in the error."""
-        with pytest.raises(InvalidError, match="duration"):
-            duration_us(value)
 
 
 class TestInstant:

@@ -1,0 +1,104 @@
+"""Durations of options in every form that users write, and under the names that were milliseconds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millpond as mp
+from millpond.statestore.durations import duration_ms, duration_us, timeout_ms
+from millpond.statestore.errors import InvalidError
+
+
+def apply(**options: Any) -> Any:
+    return mp.Pipeline("p").inject("in", key="k", at="t").apply(mp.Computation(), name="c", **options)
+
+
+def combine(**options: Any) -> Any:
+    windows = mp.Pipeline("p").inject("in", key="k", at="t").window(mp.FixedWindows("1h"))
+    return windows.combine(mp.Count(), name="c", **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("30s", 30_000_000),
+        ("5m", 300_000_000),
+        ("5min", 300_000_000),
+        ("1h", 3_600_000_000),
+        ("250ms", 250_000),
+        ("7us", 7),
+        ("2d", 172_800_000_000),
+        ("1h30m", 5_400_000_000),
+        (" 1 h 30 m ", 5_400_000_000),
+        ("1.5s", 1_500_000),
+        ("0s", 0),
+        ("-2s", -2_000_000),
+    ],
+)
+def test_text_with_units_is_read(text, expected):
+    """Numbers with units, alone or in a row, are added up."""
+    assert duration_us(text) == expected
+
+
+def test_integers_are_microseconds_and_timedeltas_are_exact():
+    """An integer of any integer type is microseconds; a timedelta keeps its last microsecond."""
+    assert duration_us(5) == 5
+    assert duration_us(np.int64(5)) == 5
+    assert duration_us(timedelta(days=1, microseconds=1)) == 86_400_000_001
+
+
+@pytest.mark.parametrize(
+    "value", ["", "-", "30", "s", "3 weeks", "1s x", "0.0000001s", 1.5, True, None, 2**70]
+)
+def test_everything_else_is_refused(value):
+    """What is no duration is refused with the value in the error."""
+    with pytest.raises(InvalidError, match="duration"):
+        duration_us(value)
+
+
+def test_option_is_text_or_timedelta() -> None:
+    assert duration_ms("tick", "250ms") == duration_ms("tick", timedelta(milliseconds=250)) == 250.0
+    assert timeout_ms(None) is None
+    assert timeout_ms("-1ms") == -1.0
+
+
+@pytest.mark.parametrize("value", [30, 0, 1.5, None, True])
+def test_number_as_option_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(InvalidError, match="tick must be text such as '30s' or a timedelta"):
+        duration_ms("tick", value)
+
+
+@pytest.mark.parametrize("make", [mp.LocalRunner, mp.SparkRunner])
+def test_runner_refuses_a_number_of_no_unit(make: Any) -> None:
+    with pytest.raises(InvalidError, match="pause_timeout must be text such as '30s' or a timedelta"):
+        make("nowhere", pause_timeout=300_000)
+
+
+@pytest.mark.parametrize(
+    ("call", "old", "new"),
+    [
+        (mp.BalancePolicy, "least_ms", "least_work"),
+        (lambda **given: mp.LocalRunner("nowhere", **given), "pause_timeout_ms", "pause_timeout"),
+        (lambda **given: mp.SparkRunner("nowhere", **given), "tick_ms", "tick"),
+        (apply, "user_code_timeout_ms", "user_code_timeout"),
+        (combine, "user_code_timeout_ms", "user_code_timeout"),
+    ],
+)
+def test_old_name_in_milliseconds_warns_and_is_checked(call: Any, old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
+        call(**{old: 30})
+    with (
+        pytest.warns(DeprecationWarning, match=old),
+        pytest.raises(InvalidError, match=f"{new} must be at least"),
+    ):
+        call(**{old: -1})
+
+
+def test_field_with_an_old_name_stays_a_field() -> None:
+    windows = mp.Pipeline("p").inject("in", key="k", at="t").window(mp.FixedWindows("1h"))
+
+    assert windows.combine(tick_ms=mp.Max("tick"), name="c").name == "c"
