@@ -139,7 +139,7 @@ def find(plant: Plant) -> Finding:
     """Plant it in a copy of the tree, and look for it."""
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         tree = Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, symlinks=True, ignore=_LEFT_OUT)
+        shutil.copytree(ROOT, tree, symlinks=True, ignore=_LEFT_OUT, copy_function=_link)
         error = _git_apply(plant, tree)
         if error:
             return Finding(plant=plant, found="", output=error)
@@ -155,6 +155,15 @@ def find(plant: Plant) -> Finding:
         )
     output = ended.stdout + ended.stderr
     return Finding(plant=plant, found=_how(plant, ended.returncode, ended.stdout), output=output)
+
+
+def _link(source: str, target: str) -> None:
+    """Link a file: git replaces the files that it patches, and nothing else writes to one."""
+    try:
+        os.link(source, target)
+    except OSError:
+        # The temporary folder lies on another file system.
+        shutil.copy2(source, target)
 
 
 def _how(plant: Plant, code: int, output: str) -> str:
