@@ -1,6 +1,7 @@
 """The demo is killed, its workers are killed and its tasks fail; the answer stays the same.
 
-The demo runs as a user runs it, in processes of its own, on the weeks of the blizzard.
+The demo runs as a user runs it, in processes of its own, on the weeks of the blizzard. One run takes all faults: each
+start of Spark costs more than the rest of the demo.
 """
 
 from __future__ import annotations
@@ -75,16 +76,22 @@ def _replaying(output: Path, number: int) -> bool:
     return len(list((output / "what_if/rows/_delta_log").glob("*.json"))) >= number
 
 
-KILLS: Final[tuple[tuple[Moment, int], ...]] = (
-    (_planned, 1),
-    (_written, 2),
-    (_done, 2),
-    (_delivered, 4),
-    (_committed, 9),
-    (_forked, 0),
-    (_replaying, 3),
+DRIVER: Final = "driver"
+WORKERS: Final = "workers"
+KILLS: Final[tuple[tuple[Moment, int, str], ...]] = (
+    (_planned, 1, DRIVER),
+    (_written, 2, DRIVER),
+    (_done, 2, DRIVER),
+    (_delivered, 4, DRIVER),
+    # The driver lives on for some supersteps, so that Spark itself repeats the tasks of killed workers.
+    (_committed, 6, WORKERS),
+    (_committed, 9, DRIVER),
+    (_committed, 11, WORKERS),
+    (_committed, 13, WORKERS),
+    (_forked, 0, DRIVER),
+    (_replaying, 3, DRIVER),
 )
-"""Points at which the driver is killed, one after another, in one run."""
+"""Who is killed at which points, one after another, in one run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +169,16 @@ class Demo:
         self.process.kill()
         self.process.wait()
 
-    def workers(self) -> list[int]:
-        """Spark's Python workers: children of the daemon that the JVM has started."""
-        return [
+    def kill_workers(self) -> int:
+        """``kill -9`` Spark's Python workers, the children of the daemon that the JVM has started; return how many."""
+        workers = [
             child
             for child, parent in descendants_of(self.process.pid).items()
             if "pyspark.worker" in command_of(child) and "pyspark.worker" in command_of(parent)
         ]
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+        return len(workers)
 
 
 @pytest.fixture(scope="module")
@@ -183,17 +193,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Outcome.of(output)
 
 
-Start = Callable[..., Demo]
-"""Starts a demo in the test's folder, with these arguments."""
-
-
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Demos that do not outlive the test."""
+def start(tmp_path: Path) -> Iterator[Callable[[], Demo]]:
+    """Start demos with failing tasks in the test's folder, none of which outlives the test."""
     with ExitStack() as kills:
 
-        def started(*arguments: str, module: str = "examples.zeitgeist") -> Demo:
-            demo = Demo(tmp_path, *arguments, module=module)
+        def started() -> Demo:
+            demo = Demo(tmp_path, "--master", "local[2,4]", module="tests.fault.failing_demo")
             kills.callback(demo.kill)
             return demo
 
@@ -201,31 +207,22 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.timeout(600)  # eight starts of Spark, and the undisturbed run that the fixture makes
-def test_a_driver_killed_at_seven_points_comes_to_the_same_answer(
-    undisturbed: Outcome, start: Start, tmp_path: Path
+def test_killed_drivers_killed_workers_and_failed_tasks_change_nothing(
+    undisturbed: Outcome, start: Callable[[], Demo], tmp_path: Path
 ) -> None:
-    """After kill -9 of the driver between any two steps of a superstep, the next start continues with the same answer."""
-    for moment, number in KILLS:
-        demo = start()
-        demo.wait_for(moment, number)
-        demo.kill()
-    start().finish()
-    Outcome.of(tmp_path).assert_same(undisturbed)
+    """After kill -9 of the driver between any two steps of a superstep, the next start continues with the same answer.
 
-
-def test_killed_workers_and_failed_tasks_change_nothing(
-    undisturbed: Outcome, start: Start, tmp_path: Path
-) -> None:
-    """Spark retries the task of a killed Python worker, whose partial work does not count; of a task that fails after
+    Spark retries the task of a killed Python worker, whose partial work does not count; of a task that fails after
     writing its files, only the second attempt's files count.
     """
-    demo = start("--master", "local[2,4]", module="tests.fault.failing_demo")
-    killed = 0
-    for number in (4, 8, 12):
-        demo.wait_for(_committed, number)
-        for worker in demo.workers():
-            os.kill(worker, signal.SIGKILL)
-            killed += 1
+    demo, killed = start(), 0
+    for moment, number, victim in KILLS:
+        demo.wait_for(moment, number)
+        if victim == WORKERS:
+            killed += demo.kill_workers()
+        else:
+            demo.kill()
+            demo = start()
     demo.finish()
     assert killed > 0
     assert len(list(tmp_path.glob("failed-*"))) > 1
