@@ -14,21 +14,27 @@ import contextlib
 import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
 
 from click.testing import CliRunner
 
 import millpond as mp
 from millpond.cli.main import main
 from millpond.statestore.leases.zookeeper_process import recorded_server
+from millpond.statestore.leases.zookeeper_server import EmbeddedZooKeeper
 from millpond.statestore.system import SystemClock
 from tests.documents import Block, Document
 from tests.short_lived import SHORT_LIVED_JAVA
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _ASK: Final = "echo $?"
 _QUOTED: Final = re.compile(r"\"[^\"$`]*\"|'[^']*'")
@@ -46,9 +52,20 @@ class PageRun:
     Args:
         document: the page.
         folder: an empty folder that the reader works in.
+        spark: the session of the page's programs, which then run in this process; without it each program is a process
+            of its own.
+        zookeeper: ``host:port`` of a server for all stores of the page, in place of one for each.
     """
 
-    def __init__(self, document: Document, folder: Path) -> None:
+    def __init__(
+        self,
+        document: Document,
+        folder: Path,
+        spark: SparkSession | None = None,
+        zookeeper: str | None = None,
+    ) -> None:
+        self._spark = spark
+        self._zookeeper = zookeeper
         self._name = document.path.name
         self._blocks = document.all_blocks()
         self._folder = folder
@@ -65,7 +82,7 @@ class PageRun:
             PageError: a block is not to be run, fails, or prints something else.
         """
         try:
-            with contextlib.chdir(self._folder), _imports_from(self._folder):
+            with contextlib.chdir(self._folder), _imports_from(self._folder), _served_by(self._zookeeper):
                 return sum(self._do(block) for block in self._blocks)
         finally:
             self._clean_up()
@@ -114,6 +131,8 @@ class PageRun:
         for number, (command, shown) in enumerate(commands):
             if command == _ASK:
                 printed, said, status = f"{status}\n", "", 0
+            elif self._spark is not None and command.startswith("python "):
+                printed, said, status = _run_here(command, self._folder, self._spark), "", 0
             else:
                 printed, said, status = _run(command, self._folder)
             is_asked = number + 1 < len(commands) and commands[number + 1][0] == _ASK
@@ -147,6 +166,13 @@ def _imports_from(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
+def _served_by(hosts: str | None) -> contextlib.AbstractContextManager[object]:
+    """Let stores without a ZooKeeper of their own use this one."""
+    if hosts is None:
+        return contextlib.nullcontext()
+    return patch.object(EmbeddedZooKeeper, "start_or_join", lambda _: hosts)
+
+
 def _run(command: str, folder: Path) -> tuple[str, str, int]:
     """What a command prints, what it says on standard error, and how it ends.
 
@@ -165,6 +191,36 @@ def _run(command: str, folder: Path) -> tuple[str, str, int]:
     )
     # What a signal ends is told by a shell as 128 and the signal's number.
     return ran.stdout, ran.stderr, ran.returncode if ran.returncode >= 0 else 128 - ran.returncode
+
+
+def _run_here(command: str, folder: Path, spark: SparkSession) -> str:
+    """Return what a program prints that runs in this process: its `spark_session` returns the session given here."""
+    printed = io.StringIO()
+    arguments = shlex.split(command)[1:]
+    with (
+        _working_folder(spark, folder),
+        patch.object(sys, "argv", arguments),
+        contextlib.redirect_stdout(printed),
+    ):
+        runpy.run_path(arguments[0], run_name="__main__")
+    return printed.getvalue()
+
+
+@contextlib.contextmanager
+def _working_folder(spark: SparkSession, folder: Path) -> Iterator[None]:
+    """Let Spark read relative paths from this folder, as a JVM does that is started in it."""
+    jvm: Any = spark._jvm
+    local = jvm.org.apache.hadoop.fs.FileSystem.get(spark._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
+    before = local.getWorkingDirectory()
+    local.setWorkingDirectory(jvm.org.apache.hadoop.fs.Path(str(folder)))
+    context = spark.sparkContext
+    add = context.addPyFile
+    try:
+        # Java's own idea of the folder, which this call asks for, cannot change.
+        with patch.object(context, "addPyFile", lambda path: add(str(folder / path))):
+            yield
+    finally:
+        local.setWorkingDirectory(before)
 
 
 def _commands(text: str) -> Iterator[tuple[str, str]]:

@@ -13,13 +13,16 @@ from tests.page_run import PageError, PageRun
 pytestmark = pytest.mark.slow
 
 LOCAL = [page for page in pages_to_run() if not page.uses_spark]
+# It restores the folder of a store together with that of its server.
+_WITH_THEIR_OWN_SERVER = {"docs/how-to/backups.md"}
 
 
 @pytest.mark.zookeeper
 @pytest.mark.parametrize("page", LOCAL, ids=lambda page: page.name)
-def test_page_does_what_it_shows(page: Document, tmp_path: Path) -> None:
+def test_page_does_what_it_shows(page: Document, tmp_path: Path, zookeeper_hosts: str) -> None:
     """Every block of the page runs, and prints what the page says."""
-    PageRun(page, tmp_path).run()
+    shared = None if page.name in _WITH_THEIR_OWN_SERVER else zookeeper_hosts
+    PageRun(page, tmp_path, zookeeper=shared).run()
 
 
 def _page(folder: Path, text: str) -> PageRun:
