@@ -41,11 +41,11 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 
 @pytest.fixture
-def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
+def rocksdb(spark_as_reader: SparkSession) -> Iterator[SparkSession]:
     """The session with the state store that Spark's operator needs."""
-    spark.conf.set(_STATE_STORE, _ROCKSDB)
-    yield spark
-    spark.conf.unset(_STATE_STORE)
+    spark_as_reader.conf.set(_STATE_STORE, _ROCKSDB)
+    yield spark_as_reader
+    spark_as_reader.conf.unset(_STATE_STORE)
 
 
 @dataclass(frozen=True)
