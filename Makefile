@@ -8,8 +8,8 @@ INSTALLED := $(VENV)/.installed
 JARS      := $(VENV)/.jars
 CLASSES   := build/spark-classes.jsa build/zookeeper-classes.jsa
 PYTEST_ARGS ?=
-# Of tests, one of them with the run's Spark session: half of the time of a test is waiting.
-PROCESSES ?= 3
+# Of tests, two of them with a Spark session: half of the time of a test is waiting.
+PROCESSES ?= 4
 MINUTES   ?= 30
 
 # Spark's workers run the environment's interpreter, and no other Spark or Python of the machine interferes.

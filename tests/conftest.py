@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from millpond.statestore.leases.zookeeper_process import OPTIONS_VARIABLE
 from millpond.testing.faults.report import FaultReport
-from tests.distribution import SPARK, Distribution, group_of
+from tests.distribution import SPARK, Distribution, group_of, rank_of
 from tests.short_lived import (
     COMPILED_PLANS,
     INTERPRETED_PLANS,
@@ -46,10 +46,10 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by the expensive fixtures it requests, so that ``-m "not spark"`` is exact.
 
-    Long groups of tests come first, so that no process is left with one at the end: Spark, then faults and what is slow.
+    What takes long comes first, so that no process is left with it at the end.
     """
     for item in items:
         names = getattr(item, "fixturenames", ())
@@ -58,12 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "zookeeper_hosts" in names or "secured_zookeeper" in names:
             item.add_marker(pytest.mark.zookeeper)
 
-    def rank(item: pytest.Item) -> int:
-        if group_of(config.rootpath, item.nodeid) == SPARK:
-            return 0
-        return 1 if item.get_closest_marker("fault") or item.get_closest_marker("slow") else 2
-
-    items.sort(key=rank)
+    items.sort(key=rank_of)
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,8 @@
-"""Distribution of tests over processes: module by module, with the users of a Spark session in one process.
+"""Distribution of tests over processes: module by module, the longest first, and few processes with a Spark session.
 
-A Spark session costs seconds and a gigabyte, and its tests wait for half of their time: one process has it, or two
-where there are three. The tests of a module that do without it are as free as those that start programs with a
-Spark of their own: else the processes with Spark work longer than all others. Shares of a test's generated examples go to any process.
+A Spark session costs ten seconds of a processor and a gigabyte, and its tests wait for half of their time: one process has
+it, or two where there are three. Those take modules' users of the session one after another, then whatever is left; the
+tests of such a module that do without it go to any process, as do shares of a test's generated examples.
 """
 
 from __future__ import annotations
@@ -14,16 +14,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from zlib import crc32
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 SPARK: Final = "spark"
-"""The group of the tests that use a Spark session."""
+"""The group of the tests that use a Spark session, and how the scopes of that group begin."""
 
 _PROCESSES_WITH_TWO_SESSIONS: Final = 3
+LONGEST: Final = (
+    "tests/conformance/test_import_checkpoint.py",
+    "tests/conformance/test_transform_with_state.py",
+    "tests/fault/test_demo_kills.py",
+    "tests/simulation/test_simulation.py",
+    "tests/test_pages.py",
+    "tests/transcripts/test_transcripts.py",
+    "tests/fault/test_processes.py",
+    "tests/unit/millpond/cli/test_help.py",
+    "tests/fault/test_spark_cluster.py",
+    "tests/test_planted.py",
+    "tests/fault/test_s3_faults.py",
+    "tests/fault/test_flips_and_cuts.py",
+    "tests/property/test_interleavings.py",
+    "tests/conformance/test_table_readers.py",
+    "tests/conformance/test_daily.py",
+    "tests/conformance/test_backfill.py",
+    "tests/conformance/test_changes.py",
+)
+"""Modules that take longest, in this order: one that began last would keep a process when the others have ended."""
+
 _SHARE: Final = re.compile(r"\[share \d+\]$")
 _SESSIONS: Final = frozenset({"spark", "spark_as_reader"})
 _ASKS: Final = re.compile(r'\bspark(?:_as_reader)?: SparkSession\b|getfixturevalue\("spark"\)')
@@ -36,23 +57,52 @@ class Distribution(LoadFileScheduling):  # type: ignore[misc] - xdist.scheduler 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
         super().__init__(config, log)
         self._root = config.rootpath
+        self._with_session: set[WorkerController] = set()
 
     def _split_scope(self, nodeid: str) -> str:
-        return scope_of(group_of(self._root, nodeid), nodeid, self.numnodes)
+        return scope_of(group_of(self._root, nodeid), nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        self._with_session.discard(node)
+        crashed: str | None = super().remove_node(node)
+        return crashed
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        scope = self._next_for(node)
+        if scope is None:
+            # All that is left needs a session, and enough processes have one.
+            node.shutdown()
+            return
+        if scope.startswith(SPARK):
+            self._with_session.add(node)
+        self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
+
+    def _next_for(self, node: WorkerController) -> str | None:
+        """Return the scope that a process takes next; only those with a session take its users, before all others."""
+        sessions_max = sessions_of(self.numnodes)
+        may_have_one = node in self._with_session or len(self._with_session) < sessions_max
+        with_session = [scope for scope in self.workqueue if scope.startswith(SPARK)]
+        if with_session and may_have_one:
+            return with_session[0]
+        return next((scope for scope in self.workqueue if not scope.startswith(SPARK)), None)
 
 
-def scope_of(group: str, nodeid: str, processes: int) -> str:
-    """What one process takes as a whole: a group, or with three processes or more one of two parts of `SPARK`.
+def sessions_of(processes: int) -> int:
+    """Return how many of the processes have a Spark session."""
+    return 1 if processes < _PROCESSES_WITH_TWO_SESSIONS else 2
 
-    Args:
-        group: the test's group.
-        nodeid: the test's node id; a module's users of Spark stay together.
-        processes: how many there are.
-    """
-    if group != SPARK or processes < _PROCESSES_WITH_TWO_SESSIONS:
-        return group
-    module = nodeid.partition("::")[0]
-    return f"{SPARK} {crc32(module.encode()) % 2}"
+
+def scope_of(group: str, nodeid: str) -> str:
+    """Return what one process takes as a whole: a group, or of `SPARK` the users of a session in one module."""
+    return f"{SPARK} {nodeid.partition('::')[0]}" if group == SPARK else group
+
+
+def rank_of(item: pytest.Item) -> tuple[int, int]:
+    """Return a key that sorts tests by how long they and those taken together with them take, the longest first."""
+    module = item.nodeid.partition("::")[0]
+    is_long = item.get_closest_marker("fault") or item.get_closest_marker("slow")
+    return (LONGEST.index(module) if module in LONGEST else len(LONGEST), 0 if is_long else 1)
 
 
 @functools.cache

@@ -1,6 +1,11 @@
 """Distribution of tests over processes."""
 
-from tests.distribution import SPARK, group_of, scope_of
+from types import SimpleNamespace
+
+import pytest
+from xdist.remote import Producer
+
+from tests.distribution import LONGEST, SPARK, Distribution, group_of, rank_of, scope_of
 from tests.tidy import ROOT
 
 ORACLE = "tests/property/test_window_oracle.py"
@@ -24,17 +29,65 @@ def test_all_users_of_the_shared_session_are_in_one_group(request):
     assert group_of(ROOT, "tests/conformance/test_table_readers.py::test_with_spark") == SPARK
 
 
-def test_two_processes_of_three_share_the_users_by_module():
-    """With fewer processes one has them all; tests without Spark stay as they are."""
-    modules = [f"tests/test_{number}.py" for number in range(20)]
+def test_users_of_a_module_stay_together():
+    assert (
+        scope_of(SPARK, f"{TIME}::TestSpark::test_it[a]")
+        == scope_of(SPARK, f"{TIME}::test_it")
+        == f"{SPARK} {TIME}"
+    )
+    assert scope_of(TIME, f"{TIME}::test_it") == TIME
 
-    assert {scope_of(SPARK, f"{module}::test_it", 2) for module in modules} == {SPARK}
-    assert {scope_of(SPARK, f"{module}::test_it", 3) for module in modules} == {"spark 0", "spark 1"}
-    for module in modules:
-        assert scope_of(SPARK, f"{module}::test_it", 3) == scope_of(
-            SPARK, f"{module}::TestOther::test_it[a]", 3
-        )
-    assert scope_of(TIME, f"{TIME}::test_it", 3) == TIME
+
+class Process:
+    """A process of tests that is given tests and runs none."""
+
+    def __init__(self, number) -> None:
+        self.gateway = SimpleNamespace(id=f"gw{number}")
+        self.given = []
+        self.shutting_down = False
+
+    def send_runtest_some(self, indices):
+        self.given += indices
+
+    def shutdown(self):
+        self.shutting_down = True
+
+
+@pytest.mark.parametrize(("processes", "sessions"), [(1, 1), (2, 1), (3, 2), (4, 2)])
+def test_few_processes_have_a_session(processes, sessions):
+    """They take its users before all others, and the users that are left go to no other process."""
+    users = [f"{TIME}::TestSpark::test_{number}" for number in range(3)]
+    users += [
+        f"tests/conformance/test_{name}.py::TestSpark::test_it" for name in ("cycles", "changes", "evolution")
+    ]
+    users = [user for user in users if group_of(ROOT, user) == SPARK]
+    others = [
+        f"{module}::test_it"
+        for module in (TIME, LETTERS, WINDOWS, "tests/test_docs.py", "tests/test_site.py")
+    ]
+    tests = [*others, *users]
+    config = SimpleNamespace(
+        rootpath=ROOT, getvalue=lambda _: ["popen"] * processes, option=SimpleNamespace()
+    )
+    config.option.loadscopereorder = False
+    schedule = Distribution(config, Producer("test"))
+    nodes = [Process(number) for number in range(processes)]
+    for node in nodes:
+        schedule.add_node(node)
+        schedule.add_node_collection(node, tests)
+    schedule.schedule()
+    done = [0] * processes
+    while schedule.has_pending:
+        for number, node in enumerate(nodes):
+            for index in node.given[done[number] :]:
+                done[number] += 1
+                schedule.mark_test_complete(node, index)
+
+    assert len(users) >= 4
+    assert sorted(index for node in nodes for index in node.given) == list(range(len(tests)))
+    with_session = [node for node in nodes if any(tests[index] in users for index in node.given)]
+    assert len(with_session) == sessions
+    assert all(tests[node.given[0]] in users for node in with_session)
 
 
 def test_users_are_found_however_they_ask_for_the_session():
@@ -58,11 +111,10 @@ def test_tests_without_the_session_are_free_though_their_module_has_one_with_it(
 
 def test_what_takes_long_begins_first(request):
     """Else one process has a long group left when the others have ended."""
-    ranks = [
-        0
-        if group_of(ROOT, item.nodeid) == SPARK
-        else 1 + (not any(map(item.get_closest_marker, ("fault", "slow"))))
-        for item in request.session.items
-    ]
+    ranks = list(map(rank_of, request.session.items))
 
     assert ranks == sorted(ranks)
+
+
+def test_modules_that_take_long_exist():
+    assert [module for module in LONGEST if not (ROOT / module).exists()] == []
